@@ -1,0 +1,105 @@
+"""Every error that prepare raises on purpose, as one tree.
+
+    PrepareError
+    ├── ConfigError               what was asked for is wrong; the command line exits with 2
+    │   ├── UnknownStepError      no step of that name
+    │   ├── PatternError          a pattern cannot be read, or matches nothing
+    │   ├── NothingMatchesError   a memory format was asked for and no tensor can take it
+    │   ├── ConflictError         two steps want different things of one tensor
+    │   └── RecipeError           a recipe that cannot be read
+    ├── RefusedError              this model cannot be prepared as it is now
+    ├── StepError                 a step broke its contract or raised; the step is at fault
+    ├── AuditError                a file that is not an audit
+    └── FileError                 a file could not be written or read
+
+Anything else that escapes is a bug of ours and keeps its traceback.
+"""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake: where it is, what is wrong, and what to do about it."""
+
+    where: str
+    wrong: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.wrong}" if self.where else self.wrong
+        return f"{text}; {self.remedy}" if self.remedy else text
+
+
+class PrepareError(Exception):
+    """The root; holds its mistakes as data in `problems`, one `Problem` each."""
+
+    def __init__(self, where: str, wrong: str, remedy: str = "") -> None:
+        self.problems: tuple[Problem, ...] = (Problem(where, wrong, remedy),)
+        super().__init__(str(self.problems[0]))
+
+    @classmethod
+    def of(cls, problems: Iterable[Problem]) -> "PrepareError":
+        """One error that holds all of `problems`."""
+        first, *rest = problems
+        error = cls(first.where, first.wrong, first.remedy)
+        error.problems = (first, *rest)
+        error.args = ("\n".join(map(str, error.problems)),)
+        return error
+
+
+class ConfigError(PrepareError):
+    """What was asked for is wrong."""
+
+
+class UnknownStepError(ConfigError):
+    """No step of that name is registered."""
+
+
+class PatternError(ConfigError):
+    """A pattern cannot be read, or matches nothing."""
+
+
+class NothingMatchesError(ConfigError):
+    """A memory format was asked for, and no tensor of the model can take it."""
+
+
+class ConflictError(ConfigError):
+    """Two steps want different things of one tensor."""
+
+
+class RecipeError(ConfigError):
+    """A recipe that cannot be read."""
+
+
+class RefusedError(PrepareError):
+    """This model cannot be prepared as it is now; the remedy says what to do first."""
+
+
+class StepError(PrepareError):
+    """A step broke its contract, or raised; the step is at fault, not its user."""
+
+
+class AuditError(PrepareError):
+    """A file that is not an audit."""
+
+
+class FileError(PrepareError):
+    """A file could not be written or read."""
+
+
+def nearest(word: str, allowed: Iterable[str], *, cutoff: float = 0.5) -> list[str]:
+    """Up to three of `allowed` that `word` may have been meant to be, best first."""
+    choices = {str(choice).lower(): str(choice) for choice in allowed}
+    found = difflib.get_close_matches(str(word).lower(), choices, n=3, cutoff=cutoff)
+    return [choices[name] for name in found]
+
+
+def choose(word: str, allowed: Iterable[str], *, noun: str = "allowed") -> str:
+    """The remedy for a wrong word: the nearest match, then all that is allowed."""
+    allowed = list(allowed)
+    close = nearest(word, allowed)
+    everything = f"{noun}: {', '.join(allowed)}" if allowed else f"{noun}: none"
+    return f"did you mean {close[0]!r}? {everything}" if close else everything

@@ -1,0 +1,200 @@
+"""Reading files and writing them whole or not at all, with errors that a user can act on.
+
+A write goes to a temporary file in the same folder, which is flushed to the disk and then takes
+the place of the old file in one operation. A failure, an interrupt or a kill at any moment leaves
+the old file or the new one, never a part of either. Only a kill can leave the temporary behind;
+its name ends in `.prepare-tmp`.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import stat
+from itertools import islice
+from pathlib import Path
+
+from prepare.errors import FileError, nearest
+
+TEMPORARY = ".prepare-tmp"
+
+REMEDIES = {
+    errno.ENOSPC: "free some space or choose another folder",
+    errno.EDQUOT: "free some space or choose another folder",
+    errno.EACCES: "choose another folder, or ask for its permissions",
+    errno.EPERM: "choose another folder, or ask for its permissions",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+def write_bytes(path: str | os.PathLike, data: bytes) -> None:
+    """Make `data` the whole content of the file at `path`, or change nothing.
+
+    The file gets the permissions that `open(path, "w")` would give: those of the file it replaces,
+    else what the umask leaves. A symbolic link is followed. Raises FileError.
+    """
+    try:
+        _put(_target(path), data)
+    except (OSError, ValueError) as error:
+        raise _file_error(path, "written", error) from error
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    r"""Make `text`, in UTF-8 and with its line ends as they are, the whole content of `path`.
+
+    A module may be named by any string, so lone surrogates are let through ("surrogatepass") and
+    `read_text` gives them back. Strict readers refuse such bytes: formats that can escape (JSON,
+    recipes, pages) do so before they come here. Raises FileError.
+    """
+    write_bytes(path, text.encode("utf-8", "surrogatepass"))
+
+
+def write_json(path: str | os.PathLike, data: object, *, lines: bool = False) -> None:
+    """Write `data` as ASCII JSON, keys in the order given; NaN and infinities are a ValueError.
+
+    With `lines`, each top-level key and each item of a top-level list is on one line of its own:
+    made for tables, where it is many times faster and compares well. Raises FileError.
+    """
+    if lines and isinstance(data, dict):
+        text = _json_lines(data)
+    else:
+        text = json.dumps(data, indent=1, allow_nan=False)
+    write_text(path, text + "\n")
+
+
+def read_bytes(path: str | os.PathLike, *, limit: int | None = None) -> bytes:
+    """The content of the file at `path`; raises FileError, also if it has more than `limit` bytes.
+
+    No more than `limit` bytes and one are ever read, so a huge or endless file does no harm.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read() if limit is None else file.read(limit + 1)
+    except (OSError, ValueError) as error:
+        raise _file_error(path, "read", error) from error
+    if limit is not None and len(data) > limit:
+        raise FileError(shown(path), f"is larger than {limit:,} bytes", "give a smaller file")
+    return data
+
+
+def read_text(path: str | os.PathLike, *, limit: int | None = None) -> str:
+    """The text of the UTF-8 file at `path`, as `write_text` wrote it; raises FileError."""
+    data = read_bytes(path, limit=limit)
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        wrong = f"is not UTF-8 text (byte {error.start:,})"
+        raise FileError(shown(path), wrong, "save it as UTF-8") from error
+
+
+def shown(path: str | os.PathLike) -> str:
+    """A path as it can be printed on one line of any terminal."""
+    text = os.fsdecode(path)
+    return text if text.isprintable() and text else ascii(text)
+
+
+def _json_lines(data: dict) -> str:
+    members = []
+    for key, value in data.items():
+        if isinstance(value, list) and value:
+            text = "[\n" + ",\n".join(json.dumps(item, allow_nan=False) for item in value) + "\n]"
+        else:
+            text = json.dumps(value, allow_nan=False)
+        members.append(f"{json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(members) + "\n}"
+
+
+def _target(path: str | os.PathLike) -> str:
+    """The file itself where `path` is a link to it: replacing the link would strand the file."""
+    target = os.fsdecode(path)
+    if os.path.islink(target):
+        target = os.path.realpath(target)
+        if os.path.islink(target):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return target
+
+
+def _put(target: str, data: bytes) -> None:
+    mode = _mode(target)
+    folder = os.path.dirname(target) or os.curdir
+    # The name is known before the file exists, so an interrupt at any moment can remove it.
+    temporary = os.path.join(folder, f".{secrets.token_hex(8)}{TEMPORARY}")
+    try:
+        _write_new(temporary, data)
+        if mode is not None:
+            os.chmod(temporary, mode)
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(folder)
+
+
+def _mode(target: str) -> int | None:
+    """The permissions of the file to be replaced; an OSError where open() would refuse it."""
+    try:
+        found = os.stat(target)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    # To replace a device (/dev/null) or a pipe by a file would break it for everyone.
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "Not a regular file")
+    # rename asks only the folder; a file that its owner has locked is to stay.
+    if not os.access(target, os.W_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    return stat.S_IMODE(found.st_mode)
+
+
+def _write_new(path: str, data: bytes) -> None:
+    # os.open and not tempfile: mkstemp makes files that nobody but their owner can read.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags, 0o666)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync_folder(folder: str) -> None:
+    # The file is in place by now. A platform or file system that cannot sync a folder only loses
+    # the promise that the new name outlives a power cut, which is no reason to report a failure.
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _file_error(path: str | os.PathLike, done: str, error: OSError | ValueError) -> FileError:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    wrong = f"cannot be {done}: {' '.join(reason.split())}"
+    return FileError(shown(path), wrong, _remedy(os.fsdecode(path), error))
+
+
+def _remedy(path: str, error: OSError | ValueError) -> str:
+    code = getattr(error, "errno", None)
+    folder, name = os.path.split(path)
+    if code == errno.ENOENT and not os.path.isdir(folder or os.curdir):
+        return f"there is no folder {shown(folder)}"
+    if code == errno.ENOENT:
+        close = nearest(name, _names(folder or os.curdir))
+        return f"did you mean {shown(Path(folder, close[0]))}?" if close else "no such name there"
+    return REMEDIES.get(code, "")
+
+
+def _names(folder: str) -> list[str]:
+    """Some names in the folder; a limit, because a close match is looked for among all of them."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in islice(entries, 1000)]
+    except OSError:
+        return []

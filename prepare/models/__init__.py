@@ -1,0 +1,1 @@
+"""The example networks that come with prepare; they need nothing but torch."""

@@ -1,0 +1,34 @@
+"""The normalisations that the built-in networks offer, by name and by dimension."""
+
+import math
+
+from torch import nn
+
+from prepare.errors import choose
+
+NORMS = ("batch", "group", "instance")
+
+# Wu and He 2018 (arXiv:1803.08494) take 32 groups; these networks are narrower than theirs.
+_GROUPS = 8
+
+
+def build_norm(name: str, *, channels: int, dims: int) -> nn.Module:
+    """The normalisation called `name` over `channels` channels of a `dims`-d image.
+
+    Group norm has 8 groups, or as many fewer as divide the channels evenly. Instance norm is
+    affine, as nnU-Net uses it. Raises ValueError when `name` is none of `NORMS`.
+    """
+    if name not in NORMS:
+        raise ValueError(f"norm: {name!r} is no normalisation; {choose(name, NORMS)}")
+    if name == "group":
+        return nn.GroupNorm(math.gcd(_GROUPS, channels), channels)
+    if name == "instance":
+        return getattr(nn, f"InstanceNorm{dims}d")(channels, affine=True)
+    return getattr(nn, f"BatchNorm{dims}d")(channels)
+
+
+def check_positive(**counts: int) -> None:
+    """Raise ValueError naming the first of `counts` that is not a whole number above zero."""
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name}: {count!r} is no such count; give a whole number from 1 up")

@@ -1,0 +1,133 @@
+"""From the plain values of a configuration to the fields of a step, with every mistake named."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Union
+
+from prepare.errors import ConfigError, Problem, choose
+
+# Other words that people use for the same thing; accepted wherever the word on the right is allowed.
+ALIASES = {
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "float": "float32",
+    "nhwc": "channels_last",
+    "cl": "channels_last",
+    "channels_last_2d": "channels_last",
+    "ndhwc": "channels_last_3d",
+    "cl3": "channels_last_3d",
+    "nchw": "contiguous",
+    "ncdhw": "contiguous",
+    "contiguous_format": "contiguous",
+}
+
+
+def plain(value: Any) -> Any:
+    """The same value as dicts, lists and scalars only; torch's dtypes, devices and formats by their name."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(item) for item in value]
+    if type(value).__module__ == "torch":
+        return str(value).removeprefix("torch.")
+    return value
+
+
+def read_options(cls: type, options: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Keyword arguments for the dataclass `cls`, checked against the types of its fields.
+
+    Raises:
+        ConfigError: with one problem for every unknown, missing or ill-typed option.
+    """
+    hints = typing.get_type_hints(cls, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    problems, read = [], {}
+    for key, value in options.items():
+        if key not in fields:
+            problems.append(Problem(f"{where}.{key}", "no such option", choose(key, fields, noun="options")))
+            continue
+        try:
+            read[key] = convert(plain(value), hints[key])
+        except ValueError as error:
+            problems.append(Problem(f"{where}.{key}", *error.args))
+    for key, field in fields.items():
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if required and key not in options:
+            problems.append(Problem(f"{where}.{key}", "is missing", f"give {describe(hints[key])}"))
+    if problems:
+        raise ConfigError.of(problems)
+    return read
+
+
+def convert(value: Any, hint: Any) -> Any:
+    """`value` as the type `hint` says; ValueError(what is wrong, what to do) where it cannot be."""
+    origin = typing.get_origin(hint)
+    if origin is Annotated:
+        inner, *checks = typing.get_args(hint)
+        result = convert(value, inner)
+        for check in checks:
+            check(result)
+        return result
+    if origin in (Union, types.UnionType):
+        return _convert_union(value, hint)
+    if origin is Literal:
+        return _convert_literal(value, hint)
+    if origin is tuple:
+        items = [value] if isinstance(value, str) else value
+        if isinstance(items, list):
+            return tuple(convert(item, typing.get_args(hint)[0]) for item in items)
+    elif origin in (dict, Mapping):
+        if isinstance(value, dict):
+            return value
+    elif hint is Any:
+        return value
+    elif hint is float and type(value) in (int, float):
+        return float(value)
+    elif type(value) is hint:
+        return value
+    raise ValueError(f"{value!r} is not {describe(hint)}", f"give {describe(hint)}")
+
+
+def describe(hint: Any) -> str:
+    """A type in a user's words."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return describe(args[0])
+    if origin in (Union, types.UnionType):
+        return " or ".join("null" if arg is type(None) else describe(arg) for arg in args)
+    if origin is Literal:
+        return " or ".join(map(str, args)) if len(args) < 3 else f"one of {', '.join(map(str, args))}"
+    if origin is tuple:
+        return "a list of texts" if args[0] is str else f"a list, each {describe(args[0])}"
+    if origin in (dict, Mapping):
+        return "a mapping"
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Any: "a value"}
+    return words.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _convert_union(value: Any, hint: Any) -> Any:
+    args = typing.get_args(hint)
+    if value is None and type(None) in args:
+        return None
+    problems = []
+    for arg in args:
+        if arg is not type(None):
+            try:
+                return convert(value, arg)
+            except ValueError as error:
+                problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    raise ValueError(f"{value!r} is not {describe(hint)}", f"give {describe(hint)}")
+
+
+def _convert_literal(value: Any, hint: Any) -> Any:
+    allowed = typing.get_args(hint)
+    for word in (value, ALIASES.get(value.lower()) if isinstance(value, str) else None):
+        if any(word == choice and type(word) is type(choice) for choice in allowed):
+            return word
+    raise ValueError(f"{value!r} is not allowed", choose(str(value), map(str, allowed)))

@@ -1,0 +1,74 @@
+"""Which modules a user means: a glob on the dotted name, `type:` and a class, or `re:` and a full match."""
+
+import fnmatch
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any
+
+from prepare.errors import nearest
+
+NORMS = "norms"
+
+
+def matches(pattern: str, name: str, module: Any) -> bool:
+    """Whether `pattern` means this module, known by its dotted `name` ("" for the model itself).
+
+    `encoder.*` is a glob over the whole dotted name (`*` crosses dots, case counts), `type:Conv3d`
+    names the class or any base class, `re:...` has to match the whole name. The word `norms` means
+    batch and instance norm of every rank.
+    """
+    return _matcher(pattern)(name, module)
+
+
+def readable(patterns: tuple[str, ...]) -> None:
+    """Raises ValueError, saying why, for a pattern that cannot be read."""
+    for pattern in patterns:
+        _matcher(pattern)
+
+
+def near_misses(pattern: str, candidates: Mapping[str, Any]) -> str:
+    """What a pattern that matched nothing may have meant, among `{dotted name: module}`."""
+    if not candidates:
+        return "there is no such module at all"
+    if ":" not in pattern and any(matches(f"{pattern}.*", n, m) for n, m in candidates.items()):
+        return f"did you mean {pattern + '.*'!r}?"
+    if pattern.startswith("type:"):
+        types = {base.__name__ for module in candidates.values() for base in type(module).__mro__}
+        return _meant([f"type:{name}" for name in sorted(types - {"object"})], pattern)
+    return _meant(sorted(candidates), pattern)
+
+
+def _meant(allowed: list[str], pattern: str) -> str:
+    close = nearest(pattern, allowed)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"modules: {', '.join(allowed[:8])}{', ...' if len(allowed) > 8 else ''}"
+
+
+Patterns = Annotated[tuple[str, ...], readable]
+
+
+@cache
+def _matcher(pattern: str) -> Callable[[str, Any], bool]:
+    kind, _, rest = pattern.partition(":")
+    if pattern == NORMS:
+        # The common base of torch's batch and instance norms; torch itself is not imported here.
+        return lambda _, module: _has_base(module, "_NormBase".__eq__)
+    if kind == "type" and rest:
+        named = re.compile(fnmatch.translate(rest))
+        return lambda _, module: _has_base(module, named.match)
+    if kind == "re" and rest:
+        try:
+            regex = re.compile(rest)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return lambda name, _: regex.fullmatch(name) is not None
+    if not pattern or not rest and pattern.endswith(":"):
+        raise ValueError(f"{pattern!r} is an empty pattern")
+    glob = re.compile(fnmatch.translate(pattern))
+    return lambda name, _: glob.match(name) is not None
+
+
+def _has_base(module: Any, accepts: Callable[[str], Any]) -> bool:
+    return any(accepts(base.__name__) for base in type(module).__mro__)

@@ -1,0 +1,199 @@
+"""Declare how a model is to be, see what that would change, and make it so: the import for training code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from prepare import recipe
+from prepare.errors import ConfigError, PrepareError, Problem, RefusedError, StepError
+from prepare.options import plain
+from prepare.plan import Action, Plan, tensor_plans
+from prepare.registry import STEPS
+from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
+from prepare.transfer import Transfer
+from prepare.tree import Snapshot, copy_tree
+from prepare.wants import Table, make_table
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+class Pipeline:
+    """An ordered mapping of steps, ready to plan, apply and format.
+
+    >>> pipeline = Pipeline.from_config({"half": {"dtype": "bfloat16"}})
+    >>> model = pipeline.apply(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
+    >>> model[0].weight.dtype
+    torch.bfloat16
+    >>> bool(pipeline.plan(model))
+    False
+    """
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        self.steps: dict[str, Step] = {step.name: step.settle() for step in steps}
+        bound = [step.bind(self.steps.values()) for step in self.steps.values()]
+        self._phases = {
+            phase: [step for step in bound if step.phase == phase] for phase in PHASES
+        }
+
+    @classmethod
+    def from_config(cls, steps: Mapping[str, Mapping[str, Any] | None]) -> Pipeline:
+        """The pipeline that `{name: options}` declares; `{name: null}` drops that step.
+
+        Any mapping will do, one of OmegaConf's too; nothing of it is kept.
+
+        Raises:
+            ConfigError: with one problem for every mistake in it.
+        """
+        if not isinstance(steps, Mapping):
+            raise ConfigError("steps", f"{type(steps).__name__} is no mapping", "give {name: options}")
+        built, problems = [], []
+        for name, options in steps.items():
+            try:
+                if (options := _options(name, options)) is not None:
+                    built.append(STEPS[name].from_options(options))
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError.of(problems)
+        return cls(built)
+
+    def to_config(self) -> dict[str, dict[str, Any]]:
+        """`{name: options}` with every option spelt out, as plain data."""
+        return {name: step.options() for name, step in self.steps.items()}
+
+    @classmethod
+    def load(cls, path: str | Path, device: str | None = None) -> Pipeline:
+        """The pipeline of a recipe; `device` takes the place of the one that the recipe names.
+
+        Raises:
+            RecipeError: the file is no recipe.
+            ConfigError: it names steps or options that do not exist.
+        """
+        steps = recipe.load(path)
+        if device is not None:
+            steps["device"] = {**(steps.get("device") or {}), "device": device}
+        return cls.from_config(steps)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the recipe: plain YAML, fully resolved, whole or not at all."""
+        recipe.save(path, self.to_config())
+
+    def plan(self, model: nn.Module) -> Plan:
+        """What `apply` would do to `model`; touches nothing, and works on the meta device too.
+
+        Raises:
+            ConflictError: two tensor steps want different things of one tensor.
+        """
+        return self._plan(model)[0]
+
+    def apply(self, model: _Model, strict: bool = True) -> _Model:  # noqa: FBT001, FBT002
+        """Prepares `model` in place and gives it back: the same object, the same Parameters.
+
+        With `strict`, a request that has no effect and a pattern that matches nothing are errors;
+        else they are left in `plan(model).errors`. On any failure the model is as it was.
+
+        Raises:
+            ConfigError: the request comes to nothing, or contradicts itself.
+            RefusedError: this model cannot be prepared as it is now.
+            StepError: a step raised, or did not bring about what it wants.
+        """
+        plan, table = self._plan(model)
+        if strict and plan.errors:
+            raise _as_one(plan.errors)
+        if not plan:
+            return model
+        self._refuse(model)
+        snapshot = Snapshot(model) if plan.actions else None
+        transfer = Transfer([])
+        try:
+            if any(action.phase == "structure" for action in plan.actions):
+                _rewrite(model, self._phases["structure"])
+                table = make_table(model, self._phases["tensors"])
+            transfer = Transfer(table.moves())
+            transfer.run()
+            for step in (*self._phases["runtime"], *self._phases["inputs"]):
+                if list(step.targets(model)):
+                    step.act(model)
+            _nothing_left(self.plan(model))
+        except BaseException:
+            transfer.undo()
+            if snapshot:
+                snapshot.restore()
+            raise
+        return model
+
+    def format(self, batch: Any) -> Any:
+        """The batch as the prepared model wants it; without an input step, the same object."""
+        for step in self._phases["inputs"]:
+            batch = step.format(batch)
+        return batch
+
+    def __repr__(self) -> str:
+        return f"Pipeline.from_config({self.to_config()!r})"
+
+    def _plan(self, model: nn.Module) -> tuple[Plan, Table]:
+        actions = []
+        seen = model
+        if self._phases["structure"]:
+            seen = copy_tree(model)
+            actions = _rewrite(seen, self._phases["structure"])
+        table = make_table(seen, self._phases["tensors"])
+        for step in (*self._phases["runtime"], *self._phases["inputs"]):
+            if names := tuple(step.targets(seen)):
+                actions.append(Action(step.name, step.phase, names))
+        return Plan(self.to_config(), tensor_plans(table), actions, table.errors), table
+
+    def _refuse(self, model: nn.Module) -> None:
+        problems = [p for step in self.steps.values() for p in step.obstacles(model)]
+        if problems:
+            raise RefusedError.of(problems)
+
+
+def _options(name: str, options: Any) -> dict[str, Any] | None:
+    try:
+        options = plain(options)
+    except Exception as error:  # a foreign mapping (OmegaConf's) resolves here, and says what is wrong
+        raise ConfigError(f"steps.{name}", str(error).splitlines()[0]) from error
+    if options is not None and not isinstance(options, dict):
+        raise ConfigError(f"steps.{name}", f"{options!r} is no mapping of options", "give {} or null")
+    return options
+
+
+def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> list[Action]:
+    """Runs the structure steps on `model`, in their order; what each of them did."""
+    actions = []
+    for step in steps:
+        names = tuple(step.targets(model))
+        for name in names:
+            for path, module in step.rewrite(model, name).items():
+                if not path and module is not model:
+                    raise StepError(f"steps.{step.name}", "the model itself cannot be replaced")
+                if path:
+                    model.set_submodule(path, module)
+        if names:
+            actions.append(Action(step.name, step.phase, names))
+    return actions
+
+
+def _nothing_left(plan: Plan) -> None:
+    """The postcondition: after `apply`, nothing is to be done any more."""
+    for action in plan.actions:
+        raise StepError(f"steps.{action.step}", f"still has to do with {', '.join(action.modules[:3])}")
+    for tensor in plan.tensors:
+        if tensor.changes:
+            wrong = f"{tensor.module}.{tensor.tensor} is {tensor.old}, and should be {tensor.new}"
+            raise StepError(f"steps.{', '.join(tensor.steps)}", wrong)
+
+
+def _as_one(errors: list[ConfigError]) -> PrepareError:
+    if len(errors) == 1:
+        return errors[0]
+    problems: list[Problem] = [problem for error in errors for problem in error.problems]
+    return ConfigError.of(problems)
+
+
+__all__ = ["InputStep", "ModelStep", "ModuleStep", "Pipeline", "Plan", "Step", "TensorStep"]

@@ -1,0 +1,170 @@
+"""The step contract: the four kinds of step, what a step wants of a tensor, and how options become a step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from prepare import patterns
+from prepare.errors import Problem
+from prepare.options import plain, read_options
+
+if TYPE_CHECKING:
+    import torch
+
+    from prepare.tensors import NamedTensor
+
+PHASES = ("structure", "tensors", "runtime", "inputs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Want:
+    """What one tensor should have; a None leaves that side of it alone.
+
+    Each may be given as torch's object or by its name (`torch.float16` or "float16"), and is kept
+    by name, so that a plan is plain data.
+    """
+
+    device: str | torch.device | None = None
+    dtype: str | torch.dtype | None = None
+    memory_format: str | torch.memory_format | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("device", "dtype", "memory_format"):
+            value = getattr(self, field)
+            if value is not None and not isinstance(value, str):
+                object.__setattr__(self, field, plain(value))
+        if self.memory_format == "contiguous_format":
+            object.__setattr__(self, "memory_format", "contiguous")
+
+    def sides(self) -> dict[str, str]:
+        """What is wanted, without what is not: `{"dtype": "float16"}`."""
+        named = (("device", self.device), ("dtype", self.dtype), ("memory_format", self.memory_format))
+        return {side: value for side, value in named if value is not None}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """One preparation. A step is a frozen, keyword-only dataclass: its fields are its options."""
+
+    name: ClassVar[str] = ""
+    phase: ClassVar[str] = ""
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """The step with these options.
+
+        Raises:
+            ConfigError: with one problem for every option that is unknown, missing or ill-typed.
+        """
+        return cls(**read_options(cls, options, where=f"steps.{cls.name}"))
+
+    def options(self) -> dict[str, Any]:
+        """Every field as plain data; `from_options` of it gives an equal step."""
+        return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    def settle(self) -> Self:
+        """This step with what depends on this machine decided (`device: auto`); recipes hold that."""
+        return self
+
+    def bind(self, steps: Iterable[Step]) -> Self:
+        """This step in a pipeline of `steps`: options left null may follow the others."""
+        return self
+
+    def obstacles(self, model: torch.nn.Module) -> Iterable[Problem]:
+        """What makes this step impossible on this machine or model, each with the way out."""
+        return ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorStep(Step):
+    """Says what one tensor should have. An author writes `want`, and nothing else.
+
+    Fields named `include`, `exclude` and `keep` take patterns and are honoured by the pipeline:
+    `want` need not look at them.
+    """
+
+    phase: ClassVar[str] = "tensors"
+
+    def want(self, tensor: NamedTensor) -> Want | None:
+        """What this tensor should have, or None. Pure: looks, and touches nothing."""
+        raise NotImplementedError
+
+    def nothing_matched(self, model: torch.nn.Module) -> str:
+        """What it likely means that this step found nothing in `model`."""
+        return f"no tensor of {type(model).__name__} is one that {self.name} prepares"
+
+    def chosen(self, field: str) -> tuple[str, ...]:
+        """The patterns in the option `field`; none where this step has no such option."""
+        value = getattr(self, field, ())
+        return (value,) if isinstance(value, str) else value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModuleStep(Step):
+    """Replaces or changes modules."""
+
+    phase: ClassVar[str] = "structure"
+
+    def targets(self, model: torch.nn.Module) -> Iterable[str]:
+        """The dotted names of the modules that are not yet as wanted. Pure."""
+        raise NotImplementedError
+
+    def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
+        """Makes `name` as wanted: `{dotted name: module}` of what is to stand there.
+
+        Gives the same object back wherever a change of its class or of an attribute is enough, so
+        that hooks and references survive. Never writes into a tensor: a plan runs this on a copy
+        of the module tree that shares the model's tensors.
+        """
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelStep(Step):
+    """Acts on the model as a whole, in place, after its tensors are as wanted."""
+
+    phase: ClassVar[str] = "runtime"
+
+    def targets(self, model: torch.nn.Module) -> Iterable[str]:
+        """The dotted names of the modules that are not yet as wanted. Pure."""
+        raise NotImplementedError
+
+    def act(self, model: torch.nn.Module) -> None:
+        """Makes them so."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InputStep(Step):
+    """Formats a batch of inputs; may also install itself on the model."""
+
+    phase: ClassVar[str] = "inputs"
+
+    def format(self, batch: Any) -> Any:
+        """The batch as the prepared model wants it; the same object where nothing differs."""
+        raise NotImplementedError
+
+    def targets(self, model: torch.nn.Module) -> Iterable[str]:
+        """Where this step is yet to install itself; nowhere, unless a step says otherwise."""
+        return ()
+
+    def act(self, model: torch.nn.Module) -> None:
+        """Installs it."""
+
+
+def kept_off(step: TensorStep, tensor: NamedTensor, used: set[tuple[str, str]]) -> str | None:
+    """Why a pattern of `step` keeps it off this tensor, or None; notes in `used` what matched."""
+    found = {}
+    for field in ("include", "exclude", "keep"):
+        for pattern in step.chosen(field):
+            if patterns.matches(pattern, tensor.module_name, tensor.module):
+                used.add((field, pattern))
+                found.setdefault(field, pattern)
+    for field in ("exclude", "keep"):
+        if field in found:
+            return f"{field}: {found[field]}"
+    if step.chosen("include") and "include" not in found:
+        return "include: no pattern matches"
+    return None

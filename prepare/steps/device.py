@@ -1,0 +1,74 @@
+"""Moves every parameter and buffer to one device."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Self
+
+from prepare.errors import Problem, choose
+from prepare.registry import register
+from prepare.step import TensorStep, Want
+
+if TYPE_CHECKING:
+    import torch
+
+    from prepare.tensors import NamedTensor
+
+_KINDS = ("auto", "cpu", "cuda", "mps", "xpu", "meta")
+
+
+def readable_device(device: str) -> None:
+    """Raises ValueError, saying what is allowed, for a text that names no device."""
+    if not re.fullmatch(rf"({'|'.join(_KINDS)})(:\d+)?", device) or device.startswith("auto:"):
+        raise ValueError(f"{device!r} is no device", choose(device, _KINDS))
+
+
+@register("device")
+class Device(TensorStep):
+    """Moves every parameter and buffer to one device.
+
+    Helps: always, when the model is to run on an accelerator; together with the other tensor steps
+    each tensor is allocated there once, in its final precision and layout.
+    Hurts: nothing; a model that is there already is left alone.
+    Source: `torch.nn.Module.to(device)`.
+    """
+
+    device: Annotated[str, readable_device] = "auto"
+    """`auto` is the first of cuda, mps and cpu that this machine has."""
+
+    def settle(self) -> Self:
+        import torch
+
+        if self.device != "auto":
+            return self
+        found = "cuda" if torch.cuda.is_available() else None
+        found = found or ("mps" if torch.backends.mps.is_available() else "cpu")
+        return dataclasses.replace(self, device=found)
+
+    def want(self, tensor: NamedTensor) -> Want:
+        return Want(device=self.device)
+
+    def obstacles(self, model: torch.nn.Module) -> Iterable[Problem]:
+        kind, _, index = self.device.partition(":")
+        where = f"steps.{self.name}.device"
+        if kind == "meta":
+            yield Problem(where, "meta holds no data", "to load a model from meta, use prepare.checkpoint")
+        elif int(index or 0) >= _count(kind):
+            available = [found for found in _KINDS[1:-1] if _count(found)]
+            yield Problem(
+                where, f"{self.device} is not available here", f"available: {', '.join(available)}"
+            )
+
+
+def _count(kind: str) -> int:
+    """How many devices of this kind this machine has."""
+    import torch
+
+    if kind == "cpu":
+        return 1
+    if kind == "mps":
+        return int(torch.backends.mps.is_available())
+    backend = getattr(torch, kind)
+    return backend.device_count() if backend.is_available() else 0

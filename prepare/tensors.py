@@ -1,0 +1,114 @@
+"""Every tensor of a model by name, and the tensors that stand behind a computed weight."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+_HOOK_PARTS = ("g", "v", "u", "orig", "mask")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTensor:
+    """One place of a model that holds a tensor, as a step is offered it.
+
+    `owner` is the dotted name of the module that holds it under `name`. `module_name` and `module`
+    are the same, but for a tensor behind a computed weight: there they are those of the module
+    that computes the weight called `computes`.
+    """
+
+    module_name: str
+    module: nn.Module
+    name: str
+    kind: str
+    tensor: Tensor
+    owner: str
+    computes: str | None = None
+
+    @property
+    def path(self) -> str:
+        """The dotted name, as in `state_dict`."""
+        return f"{self.owner}.{self.name}" if self.owner else self.name
+
+
+def named_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Every module under every name it has; torch's own iterator gives a shared one only once."""
+    stack = [(name, model, frozenset[int]())]
+    while stack:
+        name, module, above = stack.pop()
+        if id(module) in above:
+            continue
+        yield name, module
+        children = [(k, m) for k, m in module._modules.items() if m is not None]
+        if children:
+            above = above | {id(module)}
+            prefix = name + "." if name else ""
+            stack.extend((prefix + key, child, above) for key, child in reversed(children))
+
+
+def named_tensors(model: nn.Module) -> list[NamedTensor]:
+    """Every parameter and buffer of every module, each under every name it has."""
+    found: list[NamedTensor] = []
+    behind: dict[str, tuple[str, nn.Module, str]] = {}
+    for owner, module in named_modules(model):
+        computed = computed_names(module)
+        for name in computed:
+            if parametrize.is_parametrized(module, name):
+                prefix = f"{owner}." if owner else ""
+                behind[f"{prefix}parametrizations.{name}"] = (owner, module, name)
+        place = _behind(owner, behind) if behind else None
+        module_name, seen, target = place or (owner, module, None)
+        for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    computes = target or _hooked(name, computed)
+                    found.append(
+                        NamedTensor(module_name, seen, name, kind, tensor, owner, computes)
+                    )
+    return found
+
+
+def computed_names(module: nn.Module) -> tuple[str, ...]:
+    """The tensors that `module` computes before each forward: parametrized, or by torch's older hooks."""
+    names = list(getattr(module, "parametrizations", None) or ()) if _parametrized(module) else []
+    return (*names, *(name for _, name in weight_hooks(module))) if _hooks(module) else tuple(names)
+
+
+def weight_hooks(module: nn.Module) -> list[tuple[Any, str]]:
+    """The hooks of weight_norm, spectral_norm (both legacy) and pruning, with the tensor each computes."""
+    found = []
+    for hook in module._forward_pre_hooks.values():
+        name = getattr(hook, "name", getattr(hook, "_tensor_name", None))
+        if type(hook).__module__.startswith("torch.nn.utils.") and isinstance(name, str):
+            found.append((hook, name))
+    return found
+
+
+def is_strided(tensor: Tensor) -> bool:
+    """Whether the tensor has strides to speak of (not sparse, nested, mkldnn, or still lazy)."""
+    return not nn.parameter.is_lazy(tensor) and str(tensor.layout) == "torch.strided"
+
+
+def _hooks(module: nn.Module) -> bool:
+    return bool(module._forward_pre_hooks)
+
+
+def _parametrized(module: nn.Module) -> bool:
+    return "parametrizations" in module._modules and parametrize.is_parametrized(module)
+
+
+def _behind(
+    owner: str, behind: dict[str, tuple[str, nn.Module, str]]
+) -> tuple[str, nn.Module, str] | None:
+    while owner:
+        if owner in behind:
+            return behind[owner]
+        owner = owner.rpartition(".")[0]
+    return None
+
+
+def _hooked(name: str, computed: tuple[str, ...]) -> str | None:
+    base, _, part = name.rpartition("_")
+    return base if base in computed and part in _HOOK_PARTS else None

@@ -1,0 +1,68 @@
+"""A model's module tree apart from its tensors: a shallow copy of it, and a way back to how it was."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+_CONTAINERS = (dict, list, set)
+
+
+def copy_tree(
+    module: nn.Module,
+    tensor: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    *,
+    _copied: dict[int, nn.Module] | None = None,
+) -> nn.Module:
+    """A copy of every module, with `tensor` applied to every parameter and buffer; shares all the rest.
+
+    The copy may be rewritten module by module, and its hooks changed, while the original keeps
+    its own. By default it holds the very same tensors.
+    """
+    copied = {} if _copied is None else _copied
+    if id(module) in copied:
+        return copied[id(module)]
+    copied[id(module)] = clone = object.__new__(type(module))
+    clone.__dict__.update(
+        (key, value.copy() if isinstance(value, _CONTAINERS) else value)
+        for key, value in vars(module).items()
+    )
+    for table in (clone._parameters, clone._buffers):
+        table.update((name, tensor(held)) for name, held in table.items() if held is not None)
+    for name, child in module._modules.items():
+        if child is not None:
+            clone._modules[name] = copy_tree(child, tensor, _copied=copied)
+    return clone
+
+
+class Snapshot:
+    """Every module's class, attributes, children and hooks, as they are now; not the values of tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [(module, type(module), _attributes(module)) for module in model.modules()]
+
+    def restore(self) -> None:
+        """Makes every module that was there as it was, keeping the identity of its tables of hooks."""
+        for module, cls, attributes in self._modules:
+            if type(module) is not cls:
+                module.__class__ = cls
+            vars(module).clear()
+            for key, (value, content) in attributes.items():
+                if content is not None:
+                    _refill(value, content)
+                vars(module)[key] = value
+
+
+def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    return {
+        key: (value, value.copy() if isinstance(value, _CONTAINERS) else None)
+        for key, value in vars(module).items()
+    }
+
+
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    if isinstance(container, list):
+        container.extend(content)
+    else:
+        container.update(content)
