@@ -25,6 +25,9 @@ REMEDIES = {
     errno.EACCES: "choose another folder, or ask for its permissions",
     errno.EPERM: "choose another folder, or ask for its permissions",
     errno.EROFS: "choose a folder that can be written to",
+    errno.ENOTDIR: "one of its folders is a file: give another path",
+    errno.EISDIR: "give the path of a file",
+    errno.EINVAL: "give the path of a file",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 
@@ -54,13 +57,10 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 def write_json(path: str | os.PathLike, data: object, *, lines: bool = False) -> None:
     """Write `data` as ASCII JSON, keys in the order given; NaN and infinities are a ValueError.
 
-    With `lines`, each top-level key and each item of a top-level list is on one line of its own:
-    made for tables, where it is many times faster and compares well. Raises FileError.
+    With `lines`, `data` is a dict, and each of its keys and each item of a list right under a key
+    is on one line of its own: for tables, where that is faster and compares well. Raises FileError.
     """
-    if lines and isinstance(data, dict):
-        text = _json_lines(data)
-    else:
-        text = json.dumps(data, indent=1, allow_nan=False)
+    text = _json_lines(data) if lines else json.dumps(data, indent=1, allow_nan=False)
     write_text(path, text + "\n")
 
 
@@ -98,11 +98,11 @@ def shown(path: str | os.PathLike) -> str:
 def _json_lines(data: dict) -> str:
     members = []
     for key, value in data.items():
-        if isinstance(value, list) and value:
+        if isinstance(value, (list, tuple)) and value:
             text = "[\n" + ",\n".join(json.dumps(item, allow_nan=False) for item in value) + "\n]"
         else:
             text = json.dumps(value, allow_nan=False)
-        members.append(f"{json.dumps(key)}: {text}")
+        members.append(f"{json.dumps(str(key))}: {text}")
     return "{\n" + ",\n".join(members) + "\n}"
 
 
@@ -187,7 +187,7 @@ def _remedy(path: str, error: OSError | ValueError) -> str:
         return f"there is no folder {shown(folder)}"
     if code == errno.ENOENT:
         close = nearest(name, _names(folder or os.curdir))
-        return f"did you mean {shown(Path(folder, close[0]))}?" if close else "no such name there"
+        return f"did you mean {shown(Path(folder, close[0]))}?" if close else ""
     return REMEDIES.get(code, "")
 
 

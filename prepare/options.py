@@ -26,6 +26,10 @@ ALIASES = {
 }
 
 
+class _CheckFailed(ValueError):
+    """A value of the right type that its own check refused."""
+
+
 def plain(value: Any) -> Any:
     """The same value as dicts, lists and scalars only; torch's dtypes, devices and formats by their name."""
     if isinstance(value, Mapping):
@@ -69,8 +73,11 @@ def convert(value: Any, hint: Any) -> Any:
     if origin is Annotated:
         inner, *checks = typing.get_args(hint)
         result = convert(value, inner)
-        for check in checks:
-            check(result)
+        try:
+            for check in checks:
+                check(result)
+        except ValueError as error:
+            raise _CheckFailed(*error.args) from None
         return result
     if origin in (Union, types.UnionType):
         return _convert_union(value, hint)
@@ -120,8 +127,10 @@ def _convert_union(value: Any, hint: Any) -> Any:
                 return convert(value, arg)
             except ValueError as error:
                 problems.append(error)
-    if len(problems) == 1:
-        raise problems[0]
+    # The type was right and the value was not: that says more than the list of types.
+    for error in problems:
+        if isinstance(error, _CheckFailed) or len(problems) == 1:
+            raise error
     raise ValueError(f"{value!r} is not {describe(hint)}", f"give {describe(hint)}")
 
 

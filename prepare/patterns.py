@@ -31,17 +31,14 @@ def near_misses(pattern: str, candidates: Mapping[str, Any]) -> str:
     """What a pattern that matched nothing may have meant, among `{dotted name: module}`."""
     if not candidates:
         return "there is no such module at all"
-    if ":" not in pattern and any(matches(f"{pattern}.*", n, m) for n, m in candidates.items()):
-        return f"did you mean {pattern + '.*'!r}?"
     if pattern.startswith("type:"):
-        types = {base.__name__ for module in candidates.values() for base in type(module).__mro__}
-        return _meant([f"type:{name}" for name in sorted(types - {"object"})], pattern)
-    return _meant(sorted(candidates), pattern)
-
-
-def _meant(allowed: list[str], pattern: str) -> str:
-    close = nearest(pattern, allowed)
-    if close:
+        bases = {base.__name__ for module in candidates.values() for base in type(module).__mro__}
+        allowed = [f"type:{name}" for name in sorted(bases - {"object"})]
+    else:
+        above = {name.rpartition(".")[0] for name in candidates} - {""}
+        above |= {name.split(".")[0] for name in above}
+        allowed = [*(f"{name}.*" for name in sorted(above)), *sorted(candidates)]
+    if close := nearest(pattern, allowed):
         return f"did you mean {close[0]!r}?"
     return f"modules: {', '.join(allowed[:8])}{', ...' if len(allowed) > 8 else ''}"
 

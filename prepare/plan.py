@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 from torch import Tensor
@@ -14,8 +14,7 @@ from prepare.tensors import NamedTensor, is_strided
 from prepare.wants import Table, Wanted
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """How a tensor lies: strides in elements (None where it has none), dtype and device by name."""
 
     stride: tuple[int, ...] | None
@@ -23,8 +22,7 @@ class State:
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class TensorPlan:
+class TensorPlan(NamedTuple):
     """One place of one tensor: how it is, how it is to be, and who wants that or was kept off.
 
     `kind` is parameter, buffer, or computed (the weight that forward would use, which is looked at
@@ -99,7 +97,10 @@ class Plan:
             "steps": self.steps,
             "actions": [asdict(action) for action in self.actions],
             "problems": [str(problem) for error in self.errors for problem in error.problems],
-            "tensors": [asdict(tensor) for tensor in self.tensors],
+            "tensors": [
+                tensor._asdict() | {"old": tensor.old._asdict(), "new": tensor.new._asdict()}
+                for tensor in self.tensors
+            ],
         }
 
 

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from prepare import patterns
 from prepare.errors import Problem
 from prepare.options import plain, read_options
 
@@ -37,11 +36,6 @@ class Want:
                 object.__setattr__(self, field, plain(value))
         if self.memory_format == "contiguous_format":
             object.__setattr__(self, "memory_format", "contiguous")
-
-    def sides(self) -> dict[str, str]:
-        """What is wanted, without what is not: `{"dtype": "float16"}`."""
-        named = (("device", self.device), ("dtype", self.dtype), ("memory_format", self.memory_format))
-        return {side: value for side, value in named if value is not None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,19 +146,3 @@ class InputStep(Step):
 
     def act(self, model: torch.nn.Module) -> None:
         """Installs it."""
-
-
-def kept_off(step: TensorStep, tensor: NamedTensor, used: set[tuple[str, str]]) -> str | None:
-    """Why a pattern of `step` keeps it off this tensor, or None; notes in `used` what matched."""
-    found = {}
-    for field in ("include", "exclude", "keep"):
-        for pattern in step.chosen(field):
-            if patterns.matches(pattern, tensor.module_name, tensor.module):
-                used.add((field, pattern))
-                found.setdefault(field, pattern)
-    for field in ("exclude", "keep"):
-        if field in found:
-            return f"{field}: {found[field]}"
-    if step.chosen("include") and "include" not in found:
-        return "include: no pattern matches"
-    return None

@@ -1,17 +1,16 @@
 """Every tensor of a model by name, and the tensors that stand behind a computed weight."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 _HOOK_PARTS = ("g", "v", "u", "orig", "mask")
 
 
-@dataclass(frozen=True, slots=True)
-class NamedTensor:
+class NamedTensor(NamedTuple):
     """One place of a model that holds a tensor, as a step is offered it.
 
     `owner` is the dotted name of the module that holds it under `name`. `module_name` and `module`
@@ -88,7 +87,7 @@ def weight_hooks(module: nn.Module) -> list[tuple[Any, str]]:
 
 def is_strided(tensor: Tensor) -> bool:
     """Whether the tensor has strides to speak of (not sparse, nested, mkldnn, or still lazy)."""
-    return not nn.parameter.is_lazy(tensor) and str(tensor.layout) == "torch.strided"
+    return tensor.layout is torch.strided and not nn.parameter.is_lazy(tensor)
 
 
 def _hooks(module: nn.Module) -> bool:

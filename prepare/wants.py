@@ -16,10 +16,12 @@ from prepare.errors import (
     StepError,
 )
 from prepare.layout import FORMATS, canonical_stride, satisfied, takes
-from prepare.patterns import NORMS, near_misses
-from prepare.step import TensorStep, Want, kept_off
+from prepare.patterns import NORMS, matches, near_misses
+from prepare.step import TensorStep, Want
 from prepare.tensors import NamedTensor, is_strided, named_tensors
 from prepare.transfer import Move
+
+_OPTIONS = ("include", "exclude", "keep")
 
 
 @dataclass(slots=True)
@@ -77,13 +79,40 @@ class Table:
         return [move for wanted in self.tensors if (move := wanted.move())]
 
 
-@dataclass(slots=True)
 class _Asked:
     """What came of asking one step: which modules it has to do with, and which patterns matched."""
 
-    step: TensorStep
-    candidates: dict[str, nn.Module] = field(default_factory=dict)
-    used: set[tuple[str, str]] = field(default_factory=set)
+    def __init__(self, step: TensorStep) -> None:
+        self.step = step
+        self.candidates: dict[str, nn.Module] = {}
+        self.patterns = {option: step.chosen(option) for option in _OPTIONS if step.chosen(option)}
+        self.used: set[tuple[str, str]] = set()
+
+    def kept_off(self, place: NamedTensor) -> str | None:
+        """Why a pattern keeps the step off this tensor, or None."""
+        if not self.patterns:
+            return None
+        found: dict[str, str] = {}
+        for option, chosen in self.patterns.items():
+            for pattern in chosen:
+                if matches(pattern, place.module_name, place.module):
+                    self.used.add((option, pattern))
+                    found.setdefault(option, pattern)
+        for option in ("exclude", "keep"):
+            if option in found:
+                return f"{option}: {found[option]}"
+        if "include" in self.patterns and "include" not in found:
+            return "include: no pattern matches"
+        return None
+
+    def dead_patterns(self) -> Iterable[ConfigError]:
+        """An error for every pattern that matched nothing; `norms` may match nothing."""
+        for option, chosen in self.patterns.items():
+            for pattern in chosen:
+                if pattern != NORMS and (option, pattern) not in self.used:
+                    wrong = f"{pattern!r} matches no module that {self.step.name} prepares"
+                    where = f"steps.{self.step.name}.{option}"
+                    yield PatternError(where, wrong, near_misses(pattern, self.candidates))
 
 
 def make_table(model: nn.Module, steps: Sequence[TensorStep]) -> Table:
@@ -107,7 +136,8 @@ def make_table(model: nn.Module, steps: Sequence[TensorStep]) -> Table:
     if conflicts:
         raise ConflictError.of(conflicts)
     found = list(tensors.values())
-    return Table(found, [*_dead_patterns(asked), *_without_effect(model, steps, found)])
+    dead = (error for one in asked for error in one.dead_patterns())
+    return Table(found, [*dead, *_without_effect(model, steps, found)])
 
 
 def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
@@ -119,18 +149,20 @@ def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
 
 def _ask(asked: _Asked, wanted: Wanted, conflicts: list[Problem]) -> None:
     step = asked.step
-    wants = [(place, want) for place in wanted.places if (want := _want(step, place))]
-    for place, _ in wants:
-        asked.candidates[place.module_name] = place.module
-    reasons = [(place, why) for place, _ in wants if (why := kept_off(step, place, asked.used))]
-    if reasons:
-        # An exclusion in one place holds in all: the tensor is one and the same.
-        place, reason = reasons[0]
-        shared = len(wanted.places) > 1
-        wanted.off[step.name] = f"{reason} (as {place.path})" if shared else reason
+    wants = []
+    off = None
+    for place in wanted.places:
+        if sides := _sides(step, place):
+            wants.append((place, sides))
+            asked.candidates[place.module_name] = place.module
+            if why := asked.kept_off(place):
+                # An exclusion in one place holds in all: the tensor is one and the same.
+                off = f"{why} (as {place.path})" if len(wanted.places) > 1 else why
+    if off:
+        wanted.off[step.name] = off
         return
-    for place, want in wants:
-        for side, value in want.sides().items():
+    for place, sides in wants:
+        for side, value in sides:
             had, steps = wanted.wants.setdefault(side, (value, []))
             if had != value:
                 wrong = f"{steps[0]} wants {had}, and {step.name} wants {value}"
@@ -139,31 +171,35 @@ def _ask(asked: _Asked, wanted: Wanted, conflicts: list[Problem]) -> None:
                 steps.append(step.name)
 
 
-def _want(step: TensorStep, place: NamedTensor) -> Want | None:
+def _sides(step: TensorStep, place: NamedTensor) -> tuple[tuple[str, str], ...]:
+    """What `step` wants of this tensor, side by side, checked."""
     try:
         want = step.want(place)
     except Exception as error:
         wrong = f"want() raised on {place.path}: {type(error).__name__}: {error}"
         raise StepError(f"steps.{step.name}", wrong) from error
-    if want is None or not want.sides():
-        return None
+    if want is None:
+        return ()
     if not isinstance(want, Want):
         raise StepError(f"steps.{step.name}", f"want() gave {want!r}", "give a Want or None")
-    _possible(step, place, want)
-    return want
+    try:
+        return _checked(want.device, want.dtype, want.memory_format, place.tensor.dim())
+    except ValueError as error:
+        raise StepError(f"steps.{step.name}", f"of {place.path} it {error}") from None
 
 
-def _possible(step: TensorStep, place: NamedTensor, want: Want) -> None:
-    wrong = None
-    if want.memory_format is not None:
-        if want.memory_format not in FORMATS:
-            wrong = f"wants the memory format {want.memory_format!r}, which is none of {FORMATS}"
-        elif not takes(want.memory_format, place.tensor.dim()):
-            wrong = f"wants {want.memory_format} of {place.path}, which has {place.tensor.dim()} dimensions"
-    if want.dtype is not None and not isinstance(getattr(torch, want.dtype, None), torch.dtype):
-        wrong = f"wants the dtype {want.dtype!r}, which torch does not have"
-    if wrong:
-        raise StepError(f"steps.{step.name}", wrong)
+@cache
+def _checked(
+    device: str | None, dtype: str | None, memory_format: str | None, rank: int
+) -> tuple[tuple[str, str], ...]:
+    if memory_format is not None and memory_format not in FORMATS:
+        raise ValueError(f"wants the memory format {memory_format!r}, which is none of {FORMATS}")
+    if memory_format is not None and not takes(memory_format, rank):
+        raise ValueError(f"wants {memory_format}, and it has {rank} dimensions")
+    if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ValueError(f"wants the dtype {dtype!r}, which torch does not have")
+    sides = (("device", device), ("dtype", dtype), ("memory_format", memory_format))
+    return tuple((side, value) for side, value in sides if value is not None)
 
 
 @cache
@@ -177,18 +213,6 @@ def _device(name: str | None, now: torch.device) -> torch.device:
         return now
     wanted = _parsed_device(name)
     return now if wanted.index is None and wanted.type == now.type else wanted
-
-
-def _dead_patterns(asked: Iterable[_Asked]) -> Iterable[ConfigError]:
-    for one in asked:
-        for option in ("include", "exclude", "keep"):
-            for pattern in one.step.chosen(option):
-                if pattern != NORMS and (option, pattern) not in one.used:
-                    yield PatternError(
-                        f"steps.{one.step.name}.{option}",
-                        f"{pattern!r} matches no module that {one.step.name} prepares",
-                        near_misses(pattern, one.candidates),
-                    )
 
 
 def _without_effect(
