@@ -142,7 +142,7 @@ def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
     """
     from prepare.tensors import named_modules, named_tensors
 
-    planned = {(t.module, t.tensor, t.kind): t for t in plan.tensors} if plan else {}
+    planned = {(t.module, t.tensor, t.kind): t for t in plan.tensors} if plan is not None else {}
     places = named_tensors(model)
     modules = dict(named_modules(model))
     shared: dict[int, list[str]] = {}
@@ -161,7 +161,11 @@ def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
 
 
 def _read(
-    tensor: Tensor, type_: str, key: tuple[str, str, str], plan: TensorPlan | None, shared: tuple = ()
+    tensor: Tensor,
+    type_: str,
+    key: tuple[str, str, str],
+    plan: TensorPlan | None,
+    shared: tuple = (),
 ) -> Row:
     from prepare.tensors import is_strided
 
@@ -172,7 +176,7 @@ def _read(
     dtype = str(tensor.dtype).removeprefix("torch.")
     layouts = satisfied(shape, stride) if strided else ()
     before, status, steps, reason = None, "untouched", (), None
-    if plan:
+    if plan is not None:
         before = plan.old._asdict()
         now = {"stride": stride, "dtype": dtype, "device": str(tensor.device)}
         steps = plan.steps
@@ -213,7 +217,9 @@ def _lacks(
         return f"{' and '.join(layouts) or 'none'} with strides {now['stride']}"
     have = now[side]
     # Wanting `cuda` is content with any of them; wanting `cuda:1` is not.
-    same = have == wanted or (side == "device" and ":" not in wanted and have.split(":")[0] == wanted)
+    same = have == wanted or (
+        side == "device" and ":" not in wanted and have.split(":")[0] == wanted
+    )
     return None if same else have
 
 
@@ -267,7 +273,9 @@ def _summary(rows: list[Row], weights: dict[str, set[tuple[str, str, str]]]) -> 
         "tensors": len(once),
         "status": _count((row.status for row in rows), STATUSES),
         "convolutions": _count(worst, STATUSES),
-        "bytes_before": sum(_bytes(row, (row.before or {}).get("dtype", row.dtype)) for row in once),
+        "bytes_before": sum(
+            _bytes(row, (row.before or {}).get("dtype", row.dtype)) for row in once
+        ),
         "bytes_after": sum(_bytes(row, row.dtype) for row in once),
         "dtypes": dict(sorted(Counter(row.dtype for row in once).items())),
         "devices": dict(sorted(Counter(row.device for row in once).items())),

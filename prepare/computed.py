@@ -36,7 +36,7 @@ def computed_tensors(module: nn.Module) -> dict[str, Tensor | str]:
                     found["weight"] = used
         except Exception as error:  # the module's own code runs here, and may raise anything
             reason = f"cannot be evaluated: {type(error).__name__}: {error}"
-            return {name: reason for name in names or ("weight",)}
+            return dict.fromkeys(names or ("weight",), reason)
     return found
 
 
@@ -58,8 +58,11 @@ def _like(tensor: Tensor, copy: Tensor) -> Tensor:
 
 
 def _has_own_forward(module: nn.Module) -> bool:
-    methods = (getattr(module, name).__func__ for name in ("forward", "_conv_forward") if
-               hasattr(getattr(module, name), "__func__"))
+    methods = (
+        getattr(module, name).__func__
+        for name in ("forward", "_conv_forward")
+        if hasattr(getattr(module, name), "__func__")
+    )
     return len(found := list(methods)) < 2 or any(
         not method.__module__.startswith("torch.nn.modules.") for method in found
     )
@@ -68,7 +71,9 @@ def _has_own_forward(module: nn.Module) -> bool:
 def _weight_in_forward(module: nn.Module) -> Tensor:
     """The weight of the first convolution in a forward over the smallest input that fits."""
     weight = next(chain(module.parameters(), module.buffers()))
-    padding = module.padding if isinstance(module.padding, tuple) else (0,) * len(module.kernel_size)
+    padding = (
+        module.padding if isinstance(module.padding, tuple) else (0,) * len(module.kernel_size)
+    )
     sizes = (
         dilation * (kernel - 1) + 1 + pad
         for kernel, dilation, pad in zip(module.kernel_size, module.dilation, padding, strict=True)
@@ -85,7 +90,9 @@ def _is_held(module: nn.Module, used: Tensor) -> bool:
     """Whether the weight used is a tensor the module holds, as it lies there."""
     held = chain(module.parameters(), module.buffers())
     return any(
-        is_strided(tensor) and tensor.data_ptr() == used.data_ptr() and tensor.stride() == used.stride()
+        is_strided(tensor)
+        and tensor.data_ptr() == used.data_ptr()
+        and tensor.stride() == used.stride()
         for tensor in held
     )
 

@@ -21,7 +21,9 @@ def canonical_stride(shape: Sequence[int], memory_format: str) -> tuple[int, ...
         ValueError: `memory_format` does not exist for this number of dimensions.
     """
     if not takes(memory_format, len(shape)):
-        raise ValueError(f"{memory_format} needs {_RANK[memory_format]} dimensions, got {len(shape)}")
+        raise ValueError(
+            f"{memory_format} needs {_RANK[memory_format]} dimensions, got {len(shape)}"
+        )
     contiguous = memory_format == "contiguous"
     order = range(len(shape)) if contiguous else _ORDER[memory_format]
     stride = [0] * len(shape)

@@ -26,7 +26,7 @@ ALIASES = {
 }
 
 
-class _CheckFailed(ValueError):
+class _CheckError(ValueError):
     """A value of the right type that its own check refused."""
 
 
@@ -52,7 +52,9 @@ def read_options(cls: type, options: Mapping[str, Any], *, where: str) -> dict[s
     problems, read = [], {}
     for key, value in options.items():
         if key not in fields:
-            problems.append(Problem(f"{where}.{key}", "no such option", choose(key, fields, noun="options")))
+            problems.append(
+                Problem(f"{where}.{key}", "no such option", choose(key, fields, noun="options"))
+            )
             continue
         try:
             read[key] = convert(plain(value), hints[key])
@@ -77,7 +79,7 @@ def convert(value: Any, hint: Any) -> Any:
             for check in checks:
                 check(result)
         except ValueError as error:
-            raise _CheckFailed(*error.args) from None
+            raise _CheckError(*error.args) from None
         return result
     if origin in (Union, types.UnionType):
         return _convert_union(value, hint)
@@ -107,12 +109,20 @@ def describe(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join("null" if arg is type(None) else describe(arg) for arg in args)
     if origin is Literal:
-        return " or ".join(map(str, args)) if len(args) < 3 else f"one of {', '.join(map(str, args))}"
+        return (
+            " or ".join(map(str, args)) if len(args) < 3 else f"one of {', '.join(map(str, args))}"
+        )
     if origin is tuple:
         return "a list of texts" if args[0] is str else f"a list, each {describe(args[0])}"
     if origin in (dict, Mapping):
         return "a mapping"
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Any: "a value"}
+    words = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        Any: "a value",
+    }
     return words.get(hint, getattr(hint, "__name__", str(hint)))
 
 
@@ -129,14 +139,18 @@ def _convert_union(value: Any, hint: Any) -> Any:
                 problems.append(error)
     # The type was right and the value was not: that says more than the list of types.
     for error in problems:
-        if isinstance(error, _CheckFailed) or len(problems) == 1:
+        if isinstance(error, _CheckError) or len(problems) == 1:
             raise error
     raise ValueError(f"{value!r} is not {describe(hint)}", f"give {describe(hint)}")
 
 
 def _convert_literal(value: Any, hint: Any) -> Any:
     allowed = typing.get_args(hint)
-    for word in (value, ALIASES.get(value.lower()) if isinstance(value, str) else None):
+    words = [value]
+    if isinstance(value, str):
+        word = value.removeprefix("torch.")
+        words += [word, ALIASES.get(word.lower())]
+    for word in words:
         if any(word == choice and type(word) is type(choice) for choice in allowed):
             return word
     raise ValueError(f"{value!r} is not allowed", choose(str(value), map(str, allowed)))

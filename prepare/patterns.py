@@ -38,6 +38,8 @@ def near_misses(pattern: str, candidates: Mapping[str, Any]) -> str:
         above = {name.rpartition(".")[0] for name in candidates} - {""}
         above |= {name.split(".")[0] for name in above}
         allowed = [*(f"{name}.*" for name in sorted(above)), *sorted(candidates)]
+    if f"{pattern}.*" in allowed:
+        return f"did you mean {pattern + '.*'!r}?"
     if close := nearest(pattern, allowed):
         return f"did you mean {close[0]!r}?"
     return f"modules: {', '.join(allowed[:8])}{', ...' if len(allowed) > 8 else ''}"

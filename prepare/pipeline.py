@@ -35,9 +35,7 @@ class Pipeline:
     def __init__(self, steps: Iterable[Step]) -> None:
         self.steps: dict[str, Step] = {step.name: step.settle() for step in steps}
         bound = [step.bind(self.steps.values()) for step in self.steps.values()]
-        self._phases = {
-            phase: [step for step in bound if step.phase == phase] for phase in PHASES
-        }
+        self._phases = {phase: [step for step in bound if step.phase == phase] for phase in PHASES}
 
     @classmethod
     def from_config(cls, steps: Mapping[str, Mapping[str, Any] | None]) -> Pipeline:
@@ -49,7 +47,9 @@ class Pipeline:
             ConfigError: with one problem for every mistake in it.
         """
         if not isinstance(steps, Mapping):
-            raise ConfigError("steps", f"{type(steps).__name__} is no mapping", "give {name: options}")
+            raise ConfigError(
+                "steps", f"{type(steps).__name__} is no mapping", "give {name: options}"
+            )
         built, problems = [], []
         for name, options in steps.items():
             try:
@@ -156,10 +156,14 @@ class Pipeline:
 def _options(name: str, options: Any) -> dict[str, Any] | None:
     try:
         options = plain(options)
-    except Exception as error:  # a foreign mapping (OmegaConf's) resolves here, and says what is wrong
+    except (
+        Exception
+    ) as error:  # a foreign mapping (OmegaConf's) resolves here, and says what is wrong
         raise ConfigError(f"steps.{name}", str(error).splitlines()[0]) from error
     if options is not None and not isinstance(options, dict):
-        raise ConfigError(f"steps.{name}", f"{options!r} is no mapping of options", "give {} or null")
+        raise ConfigError(
+            f"steps.{name}", f"{options!r} is no mapping of options", "give {} or null"
+        )
     return options
 
 
@@ -182,7 +186,9 @@ def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> list[Action]:
 def _nothing_left(plan: Plan) -> None:
     """The postcondition: after `apply`, nothing is to be done any more."""
     for action in plan.actions:
-        raise StepError(f"steps.{action.step}", f"still has to do with {', '.join(action.modules[:3])}")
+        raise StepError(
+            f"steps.{action.step}", f"still has to do with {', '.join(action.modules[:3])}"
+        )
     for tensor in plan.tensors:
         if tensor.changes:
             wrong = f"{tensor.module}.{tensor.tensor} is {tensor.old}, and should be {tensor.new}"

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-
 from torch import Tensor
 
 from prepare.computed import computed_tensors
@@ -141,7 +140,9 @@ def _places(wanted: Wanted) -> Iterable[TensorPlan]:
             wants={side: value for side, (value, _) in wanted.wants.items()},
             steps=tuple(wanted.steps()),
             off=dict(wanted.off),
-            shared_with=tuple(path for path in paths if path != place.path) if len(paths) > 1 else (),
+            shared_with=tuple(path for path in paths if path != place.path)
+            if len(paths) > 1
+            else (),
             bytes_old=numel * tensor.element_size(),
             bytes_new=numel * (move.dtype if move else tensor.dtype).itemsize,
         )
@@ -181,5 +182,3 @@ def _computed_plan(
         steps=tuple(dict.fromkeys(step for wanted, _ in behind for step in wanted.steps())),
         off={step: why for wanted, _ in behind for step, why in wanted.off.items()},
     )
-
-

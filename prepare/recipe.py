@@ -10,7 +10,7 @@ that the command line would take for another type (`010`, `1_000`, `nan`, `nUll`
 `0x1f` and `0o17` are integers here and text there. Numbers are finite, integers have at most 64
 bits. Which steps and options exist is for the Pipeline to say.
 
-Limits: 1 MiB, 32 levels, 10,000 keys and values. PyYAML's own parser is slow, so 64 KiB where it
+Limits: 1 MiB, 32 levels, 5,000 keys and values. PyYAML's own parser is slow, so 64 KiB where it
 has to be used: where libyaml is missing, and for escaped surrogates, which libyaml does not take.
 """
 
@@ -33,13 +33,13 @@ _KEYS = {"format": FORMAT, "version": VERSION, "steps": "{name: {option: value}}
 MAX_BYTES = 1 << 20
 MAX_BYTES_SLOW = 1 << 16
 MAX_DEPTH = 32
-MAX_VALUES = 10_000
+MAX_VALUES = 5_000
 SHORTER = "use patterns in place of lists of names"
 INTEGERS = range(-(1 << 63), 1 << 64)
 
 # Loaders are only asked for their events here; none of their constructors ever runs.
 _FAST, _SLOW = getattr(yaml, "CSafeLoader", None), yaml.SafeLoader
-_SURROGATE = re.compile(r"(?<!\\)(?:\\\\)*\\(?:u|U0000)[dD][89a-fA-F]")
+_SURROGATE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
 # The breaks of YAML 1.1 that are none in 1.2 (U+0085, U+2028, U+2029) count as unprintable.
 _UNPRINTABLE = re.compile(
     "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
@@ -267,7 +267,8 @@ def _decoded(text: str | bytes, where: str) -> str:
 def _checked_size(text: str, where: str) -> tuple[type, int]:
     """The parser for this text and the bytes that it may be given; RecipeError if it has more."""
     loader, limit, remedy = _FAST, MAX_BYTES, SHORTER
-    if _FAST is None or _SURROGATE.search(text):
+    # An escaped backslash escapes nothing; without those, every backslash that is left does.
+    if _FAST is None or _SURROGATE.search(text.replace(r"\\", "")):
         loader, limit = _SLOW, MAX_BYTES_SLOW
         remedy = "remove the escaped surrogates" if _FAST else "install PyYAML with libyaml"
     if len(text.encode()) > limit:

@@ -55,7 +55,9 @@ class Registry(Mapping[str, type[Step]]):
         if name not in self._classes and name in declared:
             self._load(declared[name])
         if name not in self._classes:
-            raise UnknownStepError(f"steps.{name}", "no such step", choose(name, self, noun="steps"))
+            raise UnknownStepError(
+                f"steps.{name}", "no such step", choose(name, self, noun="steps")
+            )
         return self._classes[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -92,7 +94,9 @@ class Registry(Mapping[str, type[Step]]):
             loaded = point.load()
         except Exception as error:
             wrong = f"the plugin {point.value} failed to import: {type(error).__name__}: {error}"
-            raise StepError(f"steps.{point.name}", wrong, "mend or uninstall that package") from error
+            raise StepError(
+                f"steps.{point.name}", wrong, "mend or uninstall that package"
+            ) from error
         if point.name not in self._classes:
             if not (isinstance(loaded, type) and issubclass(loaded, _KINDS)):
                 raise StepError(f"steps.{point.name}", f"{point.value} is no step")
@@ -105,7 +109,9 @@ def owner(cls: type[Step]) -> str:
 
 
 def _name_taken(name: str, first: str, second: str) -> ConfigError:
-    return ConfigError(f"steps.{name}", f"the name is taken twice, by {first} and by {second}", "rename one")
+    return ConfigError(
+        f"steps.{name}", f"the name is taken twice, by {first} and by {second}", "rename one"
+    )
 
 
 STEPS = Registry()

@@ -44,7 +44,9 @@ class ConvolutionFormat(TensorStep):
         other = 5 - self.spatial
         known = f"{type(model).__name__} has no Conv{self.spatial}d"
         if counts[self.spatial]:
-            return f"every one of {counts[self.spatial]} Conv{self.spatial}d is kept off by a pattern"
+            return (
+                f"every one of {counts[self.spatial]} Conv{self.spatial}d is kept off by a pattern"
+            )
         if counts[other]:
             formats = {2: "channels_last", 3: "channels_last_3d"}
             meant = f"memfmt={formats[other]} (the step conv{other}d_memory_format)"

@@ -54,7 +54,9 @@ class Device(TensorStep):
         kind, _, index = self.device.partition(":")
         where = f"steps.{self.name}.device"
         if kind == "meta":
-            yield Problem(where, "meta holds no data", "to load a model from meta, use prepare.checkpoint")
+            yield Problem(
+                where, "meta holds no data", "to load a model from meta, use prepare.checkpoint"
+            )
         elif int(index or 0) >= _count(kind):
             available = [found for found in _KINDS[1:-1] if _count(found)]
             yield Problem(

@@ -42,7 +42,9 @@ class InputFormat(InputStep):
     """null follows the pipeline's `device` step."""
     dtype: Literal["float16", "bfloat16", "float32", "float64"] | None = None
     """null follows the pipeline's `half` step."""
-    memory_format: Literal["contiguous", "channels_last", "channels_last_3d", "by_rank"] | None = None
+    memory_format: Literal["contiguous", "channels_last", "channels_last_3d", "by_rank"] | None = (
+        None
+    )
     """null follows the formats that the pipeline asks for."""
     attach: bool = False
     """Installs the formatting on the model, so that callers change nothing."""

@@ -1,0 +1,182 @@
+"""Feeds bytes of all kinds to the recipe reader and reports what happened as one line of JSON.
+
+    python tests/fuzz_recipe.py --cases 100000 --seed 1 [--slow-parser]
+
+A case is right if it is a RecipeError of printable lines, or a recipe that is written and read back
+as the same; and if nothing was opened, imported or executed meanwhile. The first case that is not
+right ends the run with its traceback.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from prepare import recipe
+from prepare.errors import RecipeError
+
+HEAD = "format: prepare.recipe\nversion: 1\nsteps:\n"
+SEEDS = [
+    HEAD + "  device: {device: cpu}\n  half: {dtype: bfloat16, keep: [norms, 'type:Conv3d']}\n",
+    HEAD + "  half:\n    keep:\n    - norms\n    - re:.*\\d\n    -  - 1\n       - x: [2.5, -1e-3]\n",
+    HEAD + "  a: null\n  b: {}\n  ? c\n  : d: ~\n  'e f': {g: \"\\u00e9\\n\\x41\\\n     z\"}\n",
+    HEAD + "  a: # comment\n    text: |+2\n        two\n\n      one\n    fold: >-\n      x\n      y\n",
+    "---\n{format: prepare.recipe, 'version': 1, \"steps\": {a: {b: [1, {c: [[]]}, 0x1f]}}}\n...\n",
+    HEAD + "  a: {n: [0, -1, 18446744073709551615, 0o17, 1.5, .5, 1e5, true, on, 1:30, ü, 日本]}\n",
+    HEAD + '  a: {s: "\\ud800 \\U0001f600 \\0\\a\\e\\N\\_\\L\\P", t: \'\\ud800\', u: "\\\\ud800"}\n',
+]
+TOKENS = [
+    "&a ", "*a", "!!python/name:os.system ", "!!python/object/apply:os.system ['true']", "! ",
+    "!<x> ", "<<: ", "${oc.env:HOME}", "_target_: os.system", "- ", "[", "]", "{", "}", ",", ":",
+    ": ", "? ", '"', "'", "|\n", ">\n", "|2-\n", "%YAML 1.2\n", "%TAG ! x\n", "---\n", "...\n", "\t",
+    "\n", "\r", "\r\n", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\ufeff", "\\ud800", "\\", "#",
+    " #", "0x", "010", "1_0", "1e999", ".nan", "~", "null", "@", "`", "=", "  ", "\\U00110000",
+    "\\UFFFFFFFF", "9" * 30, "9" * 5000, "k" * 1100, "a: b\n", "  a: {b: c}\n", "steps", "'' : ",
+]  # fmt: skip
+# Each is repeated up to 1 MiB, and begins a file or the value of an option.
+REPEATED = [
+    "[", "{", "- ", "? ", "-\n", "[{", "{[", "{a: ", "[a: ", "[? ", "{? ", "a,", "1,", "a: b,", "?",
+    "a", "a ", "a\n", "a\n\n", "1", "1.", "0x1", "_1", "-1", ".5", "1e", ": ", ":", "\\", "\\\\",
+    "\\x00", "\\ud800", "\\\\ud800", "\\n", "\n", " ", "\t", "#\n", "# ", "&a ", "*a ", "!a ", "!",
+    "%a\n", "---\n", "...\n", "'", '"', "''", '""', "|\n", ">\n", "\x00", "\x85", "\xe9", "日", "😀",
+    "${", "_a: ", "<<: ", "a: b\n", "\r", "\r\n", "- - ", "- a: ", "'a': ", '"a": ', "]", "}", ",",
+]  # fmt: skip
+OPENINGS = ["", "[", "{", '"', "'", "|\n", ">\n", "'a', [", "\\"]
+
+WATCHED = ("import", "open", "exec", "compile", "os.", "subprocess.", "socket.", "shutil.", "ctypes.")
+seen: list[str] = []
+watching = False
+
+
+def watch(event: str, _: tuple) -> None:
+    if watching and event.startswith(WATCHED):
+        seen.append(event)
+
+
+def big_cases(size: int) -> Iterator[bytes]:
+    """Every repetition after every opening, alone and as an option: `size` bytes each."""
+    for token in REPEATED:
+        for opening in OPENINGS:
+            for before in ("", HEAD + "  a:\n    b: "):
+                start = (before + opening).encode()
+                unit = token.encode()
+                yield start + unit * ((size - len(start)) // len(unit))
+    for width in (10, 100, 1000):
+        row = f"    {'k' * width}%06d: {'v' * width}\n"
+        rows = (row % index for index in range((size - 60) // len(row % 0)))
+        yield (HEAD + "  a:\n" + "".join(rows)).encode()
+    yield (HEAD + "  a: {b: " + "[" * 27 + "1," * 4900 + "]" * 27 + "}\n").encode()
+
+
+def small_cases(seed: int, count: int) -> Iterator[bytes]:
+    """Arbitrary bytes, bytes that YAML gives a meaning, and recipes mutated up to eight times."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        kind = rng.random()
+        if kind < 0.1:
+            yield rng.randbytes(rng.randrange(200))
+        elif kind < 0.25:
+            yield "".join(rng.choices(TOKENS, k=rng.randrange(40))).encode()
+        elif kind < 0.35:
+            yield (HEAD + "  a:\n    b: " + "".join(rng.choices(TOKENS, k=rng.randrange(6)))).encode()
+        elif kind < 0.5:
+            yield recipe.dumps({"a": {"b": any_value(rng, 4)}}).encode()
+        else:
+            yield mutated(rng)
+
+
+def any_value(rng: random.Random, depth: int) -> object:
+    kind = rng.randrange(9 if depth else 7)
+    if kind == 7:
+        return [any_value(rng, depth - 1) for _ in range(rng.randrange(4))]
+    if kind == 8:
+        return {f"k{any_text(rng)}": any_value(rng, depth - 1) for _ in range(rng.randrange(4))}
+    scalars = (None, True, False, rng.getrandbits(63) >> rng.randrange(64), -rng.getrandbits(60))
+    return (*scalars, rng.gauss(0, 10.0 ** rng.randrange(-20, 20)), any_text(rng))[kind]
+
+
+def any_text(rng: random.Random) -> str:
+    if rng.random() < 0.5:
+        return "".join(rng.choices(TOKENS, k=rng.randrange(4))).replace("${", "$")
+    return "".join(chr(rng.randrange(1 << rng.choice((7, 8, 16, 20)))) for _ in range(rng.randrange(9)))
+
+
+def mutated(rng: random.Random) -> bytes:
+    data = rng.choice(SEEDS).encode()
+    for _ in range(rng.randrange(9)):
+        start = rng.randrange(len(data) + 1)
+        end = min(len(data), start + rng.randrange(12))
+        piece = rng.choice(
+            (b"", rng.choice(TOKENS).encode(), rng.choice(TOKENS).encode(), data[start:end] * 2,
+             rng.choice(SEEDS).encode()[start:], rng.randbytes(1))
+        )  # fmt: skip
+        data = data[:start] + piece + data[end:]
+    return data
+
+
+def outcome(data: bytes) -> str:
+    """What became of one case; an exception is a finding."""
+    try:
+        steps = recipe.loads(data)
+    except RecipeError as error:
+        assert all(line.isprintable() for line in str(error).split("\n")), error
+        assert len(error.problems) == len(str(error).split("\n")), error
+        return "refused"
+    text = recipe.dumps(steps)
+    again = recipe.loads(text)
+    # repr tells 1 from 1.0 and True, and shows the order of keys.
+    assert repr(again) == repr(steps), data
+    assert recipe.dumps(again) == text, data
+    return "accepted"
+
+
+def timed(data: bytes) -> tuple[float, str]:
+    global watching
+    begin = time.perf_counter()
+    watching = True
+    try:
+        found = outcome(data)
+    finally:
+        watching = False
+    assert not seen, (seen, data[:500])
+    return time.perf_counter() - begin, found
+
+
+def peak() -> float:
+    """The most memory this process ever had, in MB; 0 where the platform does not say."""
+    try:
+        import resource
+    except ImportError:
+        return 0.0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=3000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--big", type=int, default=1, help="take every n-th of the largest cases")
+    parser.add_argument("--slow-parser", action="store_true", help="as if libyaml were missing")
+    options = parser.parse_args()
+    if options.slow_parser:
+        recipe._FAST = None
+    sys.addaudithook(watch)
+    recipe.loads(SEEDS[0])
+    found, slowest = Counter(), (0.0, b"")
+    size = recipe.MAX_BYTES_SLOW if options.slow_parser else recipe.MAX_BYTES
+    big = [data for i, data in enumerate(big_cases(size)) if i % options.big == 0]
+    before = peak()
+    for data in [*big, *small_cases(options.seed, options.cases)]:
+        seconds, what = timed(data)
+        found[what] += 1
+        slowest = max(slowest, (seconds, data[:80]))
+    result = {"cases": found.total(), "big": len(big), **found, "slowest_s": round(slowest[0], 4)}
+    result |= {"slowest": repr(slowest[1]), "extra_mb": round(peak() - before, 1)}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
