@@ -8,6 +8,7 @@
     │   ├── ConflictError         two steps want different things of one tensor
     │   └── RecipeError           a recipe that cannot be read
     ├── RefusedError              this model cannot be prepared as it is now
+    ├── PartialError              a failure midway, where the old tensors had been given up
     ├── StepError                 a step broke its contract or raised; the step is at fault
     ├── AuditError                a file that is not an audit
     └── FileError                 a file could not be written or read
@@ -76,6 +77,21 @@ class RecipeError(ConfigError):
 
 class RefusedError(PrepareError):
     """This model cannot be prepared as it is now; the remedy says what to do first."""
+
+
+class PartialError(PrepareError):
+    """A failure midway, where the old tensors had been given up to save memory.
+
+    `changed` and `unchanged` hold the names of the tensors; every one of them is whole.
+    """
+
+    def __init__(self, cause: BaseException, changed: list[str], unchanged: list[str]) -> None:
+        self.changed, self.unchanged = changed, unchanged
+        super().__init__(
+            "low_memory",
+            f"{type(cause).__name__} after {len(changed)} of {len(changed) + len(unchanged)} tensors: {cause}",
+            f"changed: {', '.join(changed)}; as before: {', '.join(unchanged)}; apply again to finish",
+        )
 
 
 class StepError(PrepareError):

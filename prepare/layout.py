@@ -1,6 +1,7 @@
 """Facts about one tensor: which memory formats its strides satisfy, and the canonical strides of each."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 FORMATS = ("contiguous", "channels_last", "channels_last_3d")
 
@@ -35,6 +36,7 @@ def canonical_stride(shape: Sequence[int], memory_format: str) -> tuple[int, ...
     return tuple(stride)
 
 
+@lru_cache(maxsize=65536)  # networks repeat few shapes many times
 def satisfied(shape: Sequence[int], stride: Sequence[int]) -> tuple[str, ...]:
     """Every format of `FORMATS` that these strides satisfy, in that order.
 

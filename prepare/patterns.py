@@ -53,21 +53,28 @@ def _matcher(pattern: str) -> Callable[[str, Any], bool]:
     kind, _, rest = pattern.partition(":")
     if pattern == NORMS:
         # The common base of torch's batch and instance norms; torch itself is not imported here.
-        return lambda _, module: _has_base(module, "_NormBase".__eq__)
+        return _by_class("_NormBase".__eq__)
     if kind == "type" and rest:
-        named = re.compile(fnmatch.translate(rest))
-        return lambda _, module: _has_base(module, named.match)
+        return _by_class(re.compile(fnmatch.translate(rest)).match)
     if kind == "re" and rest:
         try:
             regex = re.compile(rest)
         except re.error as error:
             raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
         return lambda name, _: regex.fullmatch(name) is not None
-    if not pattern or not rest and pattern.endswith(":"):
+    if not pattern or pattern in ("type:", "re:"):
         raise ValueError(f"{pattern!r} is an empty pattern")
     glob = re.compile(fnmatch.translate(pattern))
     return lambda name, _: glob.match(name) is not None
 
 
-def _has_base(module: Any, accepts: Callable[[str], Any]) -> bool:
-    return any(accepts(base.__name__) for base in type(module).__mro__)
+def _by_class(accepts: Callable[[str], Any]) -> Callable[[str, Any], bool]:
+    known: dict[type, bool] = {}
+
+    def matcher(_: str, module: Any) -> bool:
+        cls = type(module)
+        if cls not in known:
+            known[cls] = any(accepts(base.__name__) for base in cls.__mro__)
+        return known[cls]
+
+    return matcher

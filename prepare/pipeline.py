@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from prepare import recipe
 from prepare.errors import ConfigError, PrepareError, Problem, RefusedError, StepError
+from prepare.optimizer import KeepInLine, state_moves, trains_in_float16
 from prepare.options import plain
 from prepare.plan import Action, Plan, tensor_plans
+from prepare.refusals import lazy, refusals
 from prepare.registry import STEPS
 from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
-from prepare.transfer import Transfer
+from prepare.transfer import FlatMove, Move, Transfer, held_interrupts
 from prepare.tree import Snapshot, copy_tree
 from prepare.wants import Table, make_table
 
@@ -36,6 +41,7 @@ class Pipeline:
         self.steps: dict[str, Step] = {step.name: step.settle() for step in steps}
         bound = [step.bind(self.steps.values()) for step in self.steps.values()]
         self._phases = {phase: [step for step in bound if step.phase == phase] for phase in PHASES}
+        self._acting = (*self._phases["runtime"], *self._phases["inputs"])
 
     @classmethod
     def from_config(cls, steps: Mapping[str, Mapping[str, Any] | None]) -> Pipeline:
@@ -88,42 +94,41 @@ class Pipeline:
         Raises:
             ConflictError: two tensor steps want different things of one tensor.
         """
-        return self._plan(model)[0]
+        actions, table = self._survey(model)
+        return Plan(self.to_config(), tensor_plans(table), actions, table.errors)
 
-    def apply(self, model: _Model, strict: bool = True) -> _Model:  # noqa: FBT001, FBT002
+    def apply(
+        self,
+        model: _Model,
+        strict: bool = True,  # noqa: FBT001, FBT002
+        *,
+        optimizer: Optimizer | None = None,
+        low_memory: bool = False,
+    ) -> _Model:
         """Prepares `model` in place and gives it back: the same object, the same Parameters.
 
         With `strict`, a request that has no effect and a pattern that matches nothing are errors;
-        else they are left in `plan(model).errors`. On any failure the model is as it was.
+        else they are left in `plan(model).errors`. The state of `optimizer` is moved along, and is
+        kept in line when a checkpoint is loaded into it later. On any failure all is as it was;
+        with `low_memory`, which gives each old tensor up at once, the error says what has changed.
 
         Raises:
             ConfigError: the request comes to nothing, or contradicts itself.
             RefusedError: this model cannot be prepared as it is now.
             StepError: a step raised, or did not bring about what it wants.
+            PartialError: a failure midway, with `low_memory`.
         """
-        plan, table = self._plan(model)
-        if strict and plan.errors:
-            raise _as_one(plan.errors)
-        if not plan:
-            return model
-        self._refuse(model)
-        snapshot = Snapshot(model) if plan.actions else None
-        transfer = Transfer([])
-        try:
-            if any(action.phase == "structure" for action in plan.actions):
-                _rewrite(model, self._phases["structure"])
-                table = make_table(model, self._phases["tensors"])
-            transfer = Transfer(table.moves())
-            transfer.run()
-            for step in (*self._phases["runtime"], *self._phases["inputs"]):
-                if list(step.targets(model)):
-                    step.act(model)
-            _nothing_left(self.plan(model))
-        except BaseException:
-            transfer.undo()
-            if snapshot:
-                snapshot.restore()
-            raise
+        actions, table = self._survey(model)
+        _raise(RefusedError, lazy(table))
+        if strict and table.errors:
+            raise _as_one(table.errors)
+        moves = _moves(table, optimizer)
+        if actions or moves:
+            problems = [p for step in self.steps.values() for p in step.obstacles(model)]
+            _raise(RefusedError, [*problems, *refusals(model, table)])
+            self._act(model, actions, table, moves, optimizer=optimizer, low_memory=low_memory)
+        if optimizer is not None:
+            KeepInLine().install(optimizer)
         return model
 
     def format(self, batch: Any) -> Any:
@@ -135,22 +140,86 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"Pipeline.from_config({self.to_config()!r})"
 
-    def _plan(self, model: nn.Module) -> tuple[Plan, Table]:
+    def _survey(self, model: nn.Module) -> tuple[list[Action], Table]:
+        """What is to be done: by the steps that act on modules, and to which tensors."""
         actions = []
-        seen = model
         if self._phases["structure"]:
-            seen = copy_tree(model)
-            actions = _rewrite(seen, self._phases["structure"])
-        table = make_table(seen, self._phases["tensors"])
-        for step in (*self._phases["runtime"], *self._phases["inputs"]):
-            if names := tuple(step.targets(seen)):
+            model = copy_tree(model)
+            actions = _rewrite(model, self._phases["structure"])
+        for step in self._acting:
+            if names := tuple(step.targets(model)):
                 actions.append(Action(step.name, step.phase, names))
-        return Plan(self.to_config(), tensor_plans(table), actions, table.errors), table
+        return actions, make_table(model, self._phases["tensors"])
 
-    def _refuse(self, model: nn.Module) -> None:
-        problems = [p for step in self.steps.values() for p in step.obstacles(model)]
-        if problems:
-            raise RefusedError.of(problems)
+    def _act(
+        self,
+        model: nn.Module,
+        actions: list[Action],
+        table: Table,
+        moves: list[Move | FlatMove],
+        *,
+        optimizer: Optimizer | None,
+        low_memory: bool,
+    ) -> None:
+        undo = _Undo(Snapshot(model) if actions else None)
+        done = False
+        try:
+            try:
+                if any(action.phase == "structure" for action in actions):
+                    _rewrite(model, self._phases["structure"])
+                    moves = _moves(make_table(model, self._phases["tensors"]), optimizer)
+                undo.transfer = Transfer(moves, low_memory=low_memory)
+                undo.transfer.run()
+                for step in self._acting:
+                    if list(step.targets(model)):
+                        step.act(model)
+                _nothing_left(*self._survey(model))
+                # Casts that autocast has cached are of the old weights.
+                torch.clear_autocast_cache()
+                done = True
+            finally:
+                if not done:
+                    undo.run()
+        except KeyboardInterrupt:
+            # One that arrived between the failure and the undoing of it.
+            if not done:
+                undo.run()
+            raise
+
+
+@dataclass
+class _Undo:
+    """The way back for tensors and for the module tree; may be run again."""
+
+    snapshot: Snapshot | None
+    transfer: Transfer | None = None
+
+    def run(self) -> None:
+        with held_interrupts():
+            if self.transfer:
+                self.transfer.undo()
+            if self.snapshot:
+                self.snapshot.restore()
+
+
+def _moves(table: Table, optimizer: Optimizer | None) -> list[Move | FlatMove]:
+    """What is to be done to the tensors of the model, and of the optimizer's state along with them."""
+    moves = table.moves()
+    if optimizer is None:
+        return moves
+    by_tensor = {id(tensor): move for move in moves for tensor in move.tensors}
+    if moves and trains_in_float16(optimizer, by_tensor):
+        raise RefusedError(
+            "optimizer",
+            "its parameters would be float16: GradScaler refuses those, and Adam divides by zero",
+            "keep float32 parameters and use torch.autocast, or take dtype: bfloat16",
+        )
+    return [*moves, *state_moves(optimizer, by_tensor)]
+
+
+def _raise(kind: type[PrepareError], problems: Iterable[Problem]) -> None:
+    if problems := list(problems):
+        raise kind.of(problems)
 
 
 def _options(name: str, options: Any) -> dict[str, Any] | None:
@@ -183,16 +252,15 @@ def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> list[Action]:
     return actions
 
 
-def _nothing_left(plan: Plan) -> None:
+def _nothing_left(actions: list[Action], table: Table) -> None:
     """The postcondition: after `apply`, nothing is to be done any more."""
-    for action in plan.actions:
-        raise StepError(
-            f"steps.{action.step}", f"still has to do with {', '.join(action.modules[:3])}"
-        )
-    for tensor in plan.tensors:
-        if tensor.changes:
-            wrong = f"{tensor.module}.{tensor.tensor} is {tensor.old}, and should be {tensor.new}"
-            raise StepError(f"steps.{', '.join(tensor.steps)}", wrong)
+    for action in actions:
+        names = ", ".join(action.modules[:3]) or "the model"
+        raise StepError(f"steps.{action.step}", f"still has to do with {names} after it has run")
+    for wanted in table.tensors:
+        if wanted.move():
+            wrong = f"{wanted.places[0].path} did not take {dict(wanted.wants)}"
+            raise StepError(f"steps.{', '.join(wanted.steps)}", wrong)
 
 
 def _as_one(errors: list[ConfigError]) -> PrepareError:

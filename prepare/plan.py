@@ -1,11 +1,11 @@
 """What a pipeline would do to a model, tensor by tensor, as plain data."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from prepare.computed import computed_tensors
 from prepare.errors import ConfigError
@@ -35,9 +35,9 @@ class TensorPlan(NamedTuple):
     shape: tuple[int, ...] | None
     old: State
     new: State
-    wants: dict[str, str]
+    wants: Mapping[str, str]
     steps: tuple[str, ...]
-    off: dict[str, str]
+    off: Mapping[str, str]
     shared_with: tuple[str, ...] = ()
     bytes_old: int = 0
     bytes_new: int = 0
@@ -113,7 +113,7 @@ def tensor_plans(table: Table) -> list[TensorPlan]:
 def state(tensor: Tensor) -> State:
     """How a tensor lies now."""
     stride = tensor.stride() if is_strided(tensor) else None
-    return State(stride, str(tensor.dtype).removeprefix("torch."), str(tensor.device))
+    return State(stride, str(tensor.dtype)[6:], str(tensor.device))
 
 
 def _is_first_place(plan: TensorPlan) -> bool:
@@ -124,11 +124,12 @@ def _is_first_place(plan: TensorPlan) -> bool:
 def _places(wanted: Wanted) -> Iterable[TensorPlan]:
     tensor, move = wanted.tensor, wanted.move()
     old = new = state(tensor)
+    bytes_old = bytes_new = tensor.nbytes if old.stride is not None else 0
     if move:
         new = State(move.stride, str(move.dtype).removeprefix("torch."), str(move.device))
-    shape = tuple(tensor.shape) if is_strided(tensor) else None
-    numel = tensor.numel() if shape is not None else 0
-    paths = sorted(place.path for place in wanted.places)
+        bytes_new = tensor.numel() * move.dtype.itemsize if new.stride is not None else 0
+    shape = tuple(tensor.shape) if old.stride is not None else None
+    paths = sorted(place.path for place in wanted.places) if len(wanted.places) > 1 else []
     for place in wanted.places:
         yield TensorPlan(
             module=place.owner,
@@ -137,39 +138,36 @@ def _places(wanted: Wanted) -> Iterable[TensorPlan]:
             shape=shape,
             old=old,
             new=new,
-            wants={side: value for side, (value, _) in wanted.wants.items()},
-            steps=tuple(wanted.steps()),
-            off=dict(wanted.off),
-            shared_with=tuple(path for path in paths if path != place.path)
-            if len(paths) > 1
-            else (),
-            bytes_old=numel * tensor.element_size(),
-            bytes_new=numel * (move.dtype if move else tensor.dtype).itemsize,
+            wants=wanted.wants,
+            steps=wanted.steps,
+            off=wanted.off,
+            shared_with=tuple(path for path in paths if path != place.path),
+            bytes_old=bytes_old,
+            bytes_new=bytes_new,
         )
 
 
 def _computed(table: Table) -> Iterable[TensorPlan]:
-    behind: dict[tuple[str, str], list[tuple[Wanted, NamedTensor]]] = {}
-    modules = {}
+    """A row for every computed weight of every module that holds tensors."""
+    modules: dict[str, nn.Module] = {}
+    behind: dict[str, list[tuple[Wanted, NamedTensor]]] = {}
     for wanted in table.tensors:
         for place in wanted.places:
             modules[place.module_name] = place.module
-            key = (place.module_name, place.computes or place.name)
-            behind.setdefault(key, []).append((wanted, place))
+            behind.setdefault(place.module_name, []).append((wanted, place))
     for name, module in modules.items():
         for tensor_name, value in computed_tensors(module).items():
-            yield _computed_plan(name, tensor_name, value, behind.get((name, tensor_name), []))
+            parts = [w for w, at in behind[name] if tensor_name in (at.name, at.computes)]
+            yield _computed_plan(name, tensor_name, value, parts)
 
 
-def _computed_plan(
-    module: str, name: str, value: Tensor | str, behind: list[tuple[Wanted, NamedTensor]]
-) -> TensorPlan:
+def _computed_plan(module: str, name: str, value: Tensor | str, behind: list[Wanted]) -> TensorPlan:
     """A computed weight is expected to have what is wanted of the tensors it is computed from."""
     known = isinstance(value, Tensor)
     now = state(value) if known else State(None, "", "")
     wants = {}
-    for wanted, _ in behind:
-        for side, (want, _) in wanted.wants.items():
+    for wanted in behind:
+        for side, want in wanted.wants.items():
             wants.setdefault(side, want)
     return TensorPlan(
         module=module,
@@ -179,6 +177,6 @@ def _computed_plan(
         old=now,
         new=now,
         wants=wants,
-        steps=tuple(dict.fromkeys(step for wanted, _ in behind for step in wanted.steps())),
-        off={step: why for wanted, _ in behind for step, why in wanted.off.items()},
+        steps=tuple(dict.fromkeys(step for wanted in behind for step in wanted.steps)),
+        off={step: why for wanted in behind for step, why in wanted.off.items()},
     )

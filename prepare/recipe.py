@@ -34,6 +34,8 @@ MAX_BYTES = 1 << 20
 MAX_BYTES_SLOW = 1 << 16
 MAX_DEPTH = 32
 MAX_VALUES = 5_000
+MAX_PROBLEMS = 20
+AMBIGUOUS = "means one thing in YAML and another on the command line"
 SHORTER = "use patterns in place of lists of names"
 INTEGERS = range(-(1 << 63), 1 << 64)
 
@@ -50,7 +52,8 @@ _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _OTHER_WORDS = re.compile(r"null|true|false|[-+]?\.?(?:inf|nan)", re.IGNORECASE)
 _BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
-_NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9_]+)?")
+_DIGITS = r"[0-9]+(?:_[0-9]+)*"
+_NUMBER = re.compile(rf"[-+]?(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:[eE][-+]?{_DIGITS})?")
 _ODD_NUMBER = re.compile(r"[-+]?0[0-9]|.*_", re.DOTALL)
 
 # What is written without quotes: only what every version of YAML reads as a string.
@@ -93,7 +96,7 @@ def dumps(steps: dict) -> str:
     Raises RecipeError, which names the path of what is not plain data: `steps.half.keep[1]`.
     """
     if problems := _step_problems(steps, _dotted):
-        raise RecipeError.of(problems)
+        raise RecipeError.of(problems[:MAX_PROBLEMS])
     return _text(steps, "steps")
 
 
@@ -105,7 +108,7 @@ class _Reader:
         self.count = 0
         self.lines: dict[tuple, int] = {}
 
-    def at(self, keys: tuple = ()) -> str:
+    def at(self, keys: tuple) -> str:
         """Where a key of the document, or of its steps, stands."""
         return f"{self.where}:{self.lines[keys]}" if keys in self.lines else self.where
 
@@ -245,7 +248,7 @@ def _text(steps: dict, where: str) -> str:
     writer = _Writer()
     writer.value({"format": FORMAT, "version": VERSION, "steps": steps}, (), head="", pad="")
     text = "\n".join(writer.lines) + "\n"
-    _checked_size(text, where)
+    _checked_size(text, where, verb="would be")
     return text
 
 
@@ -264,7 +267,7 @@ def _decoded(text: str | bytes, where: str) -> str:
     return text
 
 
-def _checked_size(text: str, where: str) -> tuple[type, int]:
+def _checked_size(text: str, where: str, *, verb: str = "is") -> tuple[type, int]:
     """The parser for this text and the bytes that it may be given; RecipeError if it has more."""
     loader, limit, remedy = _FAST, MAX_BYTES, SHORTER
     # An escaped backslash escapes nothing; without those, every backslash that is left does.
@@ -272,7 +275,7 @@ def _checked_size(text: str, where: str) -> tuple[type, int]:
         loader, limit = _SLOW, MAX_BYTES_SLOW
         remedy = "remove the escaped surrogates" if _FAST else "install PyYAML with libyaml"
     if len(text.encode()) > limit:
-        raise RecipeError(where, f"is larger than {limit:,} bytes when written out", remedy)
+        raise RecipeError(where, f"{verb} larger than {limit:,} bytes", remedy)
     return loader, limit
 
 
@@ -281,13 +284,13 @@ def _plain(text: str) -> object:
     if text in _WORDS:
         return _WORDS[text]
     if _OTHER_WORDS.fullmatch(text):
-        raise ValueError("is neither a finite number nor clearly a string")
+        raise ValueError(AMBIGUOUS)
     if _BASED.fullmatch(text):
         return _integer(text)
     if not _NUMBER.fullmatch(text):
         return text
     if _ODD_NUMBER.match(text):
-        raise ValueError("some readers take for a number and some for a string")
+        raise ValueError(AMBIGUOUS)
     if text.lstrip("+-").isdecimal():
         return _integer(text)
     if not math.isfinite(number := float(text)):
@@ -316,13 +319,13 @@ def _steps(tree: object, at: Callable[[tuple], str]) -> dict:
     if "steps" in tree:
         problems += _step_problems(tree["steps"], at)
     if problems:
-        raise RecipeError.of(problems)
+        raise RecipeError.of(problems[:MAX_PROBLEMS])
     return tree["steps"]
 
 
 def _header_problems(tree: dict, at: Callable[[tuple], str]) -> list[Problem]:
     """Unknown, missing and wrong top-level keys; a misspelt key is not also a missing one."""
-    unknown = [key for key in tree if key not in _KEYS]
+    unknown = [key for key in tree if key not in _KEYS][:MAX_PROBLEMS]
     missing = [key for key in _KEYS if key not in tree]
     guesses = [guess for key in unknown for guess in nearest(key, missing)[:1]]
     problems = [
@@ -362,22 +365,27 @@ def _key_trouble(key: str) -> str:
 
 def _scalar(value: object, path: tuple) -> str:
     """The text of a value that is written on one line."""
-    if value is None or type(value) is bool or type(value) in (dict, list):
+    kind = type(value)
+    if value is None or kind in (bool, dict, list):
         return json.dumps(value)
-    if type(value) is int and value in INTEGERS:
-        return str(value)
-    if type(value) is float and math.isfinite(value):
-        # YAML 1.1 reads 1e-05 as a string.
-        return repr(value) if "." in repr(value) else repr(value).replace("e", ".0e")
-    if type(value) is str and "${" not in value:
+    if kind is str and "${" not in value:
         plain = _PLAIN.fullmatch(value) and value.lower() not in _QUOTED
         return value if plain else _quoted(value)
-    if type(value) is str:
-        _unfit(path, f"holds '${{' in {_short(value)}", "write the value itself")
-    if type(value) is int:
-        _unfit(path, "has more than 64 bits", "write a smaller number")
+    if kind is int and value in INTEGERS:
+        return str(value)
+    if kind is float and math.isfinite(value):
+        # YAML 1.1 reads 1e-05 as a string.
+        return repr(value) if "." in repr(value) else repr(value).replace("e", ".0e")
     remedy = "use null, true, false, finite numbers, strings, lists and dicts"
-    _unfit(path, f"is {_kind(value)}", remedy)
+    raise RecipeError(_dotted(path), _why_unfit(value), remedy)
+
+
+def _why_unfit(value: object) -> str:
+    if type(value) is str:
+        return f"holds '${{' in {_short(value)}"
+    if type(value) is int:
+        return "has more than 64 bits"
+    return "is not finite" if type(value) is float else f"is {_kind(value)}"
 
 
 def _quoted(text: str) -> str:
@@ -415,5 +423,4 @@ def _kind(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     kinds = {int: "a number", float: "a number", str: "a string", list: "a list", dict: "a mapping"}
-    name = type(value).__name__
-    return kinds.get(type(value)) or f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    return kinds.get(type(value)) or f"of type {type(value).__name__}"

@@ -1,12 +1,15 @@
 """Every tensor of a model by name, and the tensors that stand behind a computed weight."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+_NO_DISPATCH = Tensor.__torch_dispatch__
 _HOOK_PARTS = ("g", "v", "u", "orig", "mask")
 
 
@@ -85,9 +88,34 @@ def weight_hooks(module: nn.Module) -> list[tuple[Any, str]]:
     return found
 
 
+def identity(tensor: Tensor) -> Hashable:
+    """What makes two tensors one and the same: the object, or the same view of the same storage."""
+    if is_plain(tensor) and tensor.numel():
+        storage = tensor.untyped_storage()._cdata
+        return storage, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+    return id(tensor)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether this is a Tensor, Parameter or Buffer of torch's own, with strides."""
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether several elements lie in one place, as `Tensor.expand` makes it."""
+    return 0 in tensor.stride() and any(
+        size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether this is a tensor subclass that decides for itself what dtype and strides mean (DTensor)."""
+    return type(tensor).__torch_dispatch__ is not _NO_DISPATCH
+
+
 def is_strided(tensor: Tensor) -> bool:
     """Whether the tensor has strides to speak of (not sparse, nested, mkldnn, or still lazy)."""
-    return tensor.layout is torch.strided and not nn.parameter.is_lazy(tensor)
+    return tensor.layout is torch.strided and not is_lazy(tensor)
 
 
 def _hooks(module: nn.Module) -> bool:

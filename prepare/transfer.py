@@ -1,55 +1,168 @@
-"""Realises a table of wants: each tensor is allocated once and copied once; undone on failure."""
+"""Realises what is wanted of tensors: each is allocated once and copied once; undone on failure."""
 
-from collections.abc import Iterable
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from prepare.errors import PartialError, RefusedError
+from prepare.layout import span
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One tensor and how it is to be: its device, dtype and strides (in elements).
+    """Tensors that are one and the same view, and how they are to be: device, dtype, strides in elements.
 
-    A tensor without strides (sparse, mkldnn) has None for them.
+    A tensor without strides (sparse, mkldnn) has None for them. `path` is a name for messages.
     """
 
-    tensor: Tensor
+    path: str
+    tensors: Sequence[Tensor]
     device: torch.device
     dtype: torch.dtype
     stride: tuple[int, ...] | None
+
+    def realise(self) -> list[tuple[Tensor, Tensor]]:
+        """The new data of each tensor; one allocation, one copy."""
+        tensor = self.tensors[0]
+        if self.stride is None:
+            fresh = tensor.detach().to(self.device, self.dtype)
+        else:
+            fresh = torch.empty_strided(
+                tensor.shape, self.stride, dtype=self.dtype, device=self.device
+            )
+            fresh.copy_(tensor, non_blocking=True)
+        _check_cast(self.path, tensor, fresh)
+        return [(each, fresh) for each in self.tensors]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMove:
+    """Views of one storage that stay views of one storage: cast or moved as one, strides kept."""
+
+    path: str
+    tensors: Sequence[Tensor]
+    device: torch.device
+    dtype: torch.dtype
+
+    def realise(self) -> list[tuple[Tensor, Tensor]]:
+        """The new data of each tensor; one allocation, one copy."""
+        first = min(tensor.storage_offset() for tensor in self.tensors)
+        last = max(t.storage_offset() + span(t.shape, t.stride()) for t in self.tensors)
+        source = self.tensors[0].detach().as_strided((last - first,), (1,), first)
+        fresh = torch.empty(last - first, dtype=self.dtype, device=self.device)
+        fresh.copy_(source, non_blocking=True)
+        _check_cast(self.path, source, fresh)
+        return [
+            (t, fresh.as_strided(t.shape, t.stride(), t.storage_offset() - first))
+            for t in self.tensors
+        ]
 
 
 class Transfer:
     """Moves tensors in place: the objects stay the same, their data is exchanged.
 
     Everything is allocated and copied before the first tensor is touched, so a failure there has
-    nothing to undo; `undo` takes back what was exchanged.
+    nothing to undo; `undo` takes back what was exchanged. With `low_memory` each tensor is
+    exchanged at once and its old data given up: that cannot be undone.
     """
 
-    def __init__(self, moves: Iterable[Move]) -> None:
-        self._moves = list(moves)
+    def __init__(self, moves: Sequence[Move | FlatMove], *, low_memory: bool = False) -> None:
+        self._moves = moves
+        self._low_memory = low_memory
         self._old: list[tuple[Tensor, Tensor]] = []
 
     def run(self) -> None:
-        """Allocates, copies, then exchanges."""
-        with torch.no_grad():
-            fresh = [_realise(move) for move in self._moves]
-            for move, data in zip(self._moves, fresh, strict=True):
-                self._old.append((move.tensor, move.tensor.data))
-                move.tensor.data = data
+        """Allocates, copies, then exchanges.
+
+        Raises:
+            RefusedError: a value does not fit the dtype that is wanted.
+            PartialError: with `low_memory`, after a failure midway.
+        """
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            if self._low_memory:
+                self._one_by_one()
+                return
+            fresh = [pair for move in self._moves for pair in move.realise()]
+            _settle(self._moves)
+            with held_interrupts():
+                for tensor, data in fresh:
+                    self._old.append((tensor, tensor.data))
+                    tensor.data = data
 
     def undo(self) -> None:
-        """Gives every tensor its old data back."""
-        while self._old:
-            tensor, data = self._old.pop()
-            tensor.data = data
+        """Gives every tensor its old data back; may be called again."""
+        with held_interrupts():
+            while self._old:
+                tensor, data = self._old[-1]
+                tensor.data = data
+                self._old.pop()
+
+    def _one_by_one(self) -> None:
+        done: list[str] = []
+        try:
+            for move in self._moves:
+                fresh = move.realise()
+                with held_interrupts():
+                    for tensor, data in fresh:
+                        tensor.data = data
+                    done.append(move.path)
+        except BaseException as error:
+            if not done:
+                raise
+            left = [move.path for move in self._moves[len(done) :]]
+            raise PartialError(error, done, left) from error
+        _settle(self._moves)
 
 
-def _realise(move: Move) -> Tensor:
-    if move.stride is None:
-        return move.tensor.detach().to(move.device, move.dtype)
-    fresh = torch.empty_strided(
-        move.tensor.shape, move.stride, dtype=move.dtype, device=move.device
-    )
-    return fresh.copy_(move.tensor)
+@contextmanager
+def held_interrupts() -> Iterator[None]:
+    """Holds Ctrl-C back until the block ends; only the main thread ever receives one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[tuple[int, Any]] = []
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held and callable(before):
+            before(*held[0])
+
+
+def _settle(moves: Sequence[Move | FlatMove]) -> None:
+    """Waits for copies to an accelerator, so that no tensor is exchanged before its data is there."""
+    for device in {move.device for move in moves}:
+        if device.type in ("cuda", "xpu", "mps"):
+            getattr(torch, device.type).synchronize()
+
+
+def _check_cast(path: str, old: Tensor, new: Tensor) -> None:
+    """Refuses a cast to float16 that makes infinity of a number."""
+    if new.dtype is not torch.float16 or old.dtype is new.dtype or old.is_meta or not old.numel():
+        return
+    if old.layout is not torch.strided:
+        return
+    largest = torch.finfo(new.dtype).max
+    low, high = (bound.item() for bound in torch.aminmax(old))
+    if -largest <= low and high <= largest:
+        return
+    lost = old.isfinite() & ~new.isfinite().to(old.device)
+    if lost.any():
+        worst = old[lost].abs().max().item()
+        wrong = f"holds {worst:.6g}, and the largest float16 is {largest:.0f}"
+        remedy = f"steps.half.dtype=bfloat16, or keep it: steps.half.keep=[norms,{_module(path)}]"
+        raise RefusedError(
+            path, f"{int(lost.sum())} of its values would become inf: it {wrong}", remedy
+        )
+
+
+def _module(path: str) -> str:
+    return path.rpartition(".")[0] or "'*'"

@@ -1,8 +1,8 @@
 """What all tensor steps of a pipeline want of each tensor of a model, merged into one table."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -17,54 +17,93 @@ from prepare.errors import (
 )
 from prepare.layout import FORMATS, canonical_stride, satisfied, takes
 from prepare.patterns import NORMS, matches, near_misses
+from prepare.protected import Protected
 from prepare.step import TensorStep, Want
-from prepare.tensors import NamedTensor, is_strided, named_tensors
-from prepare.transfer import Move
+from prepare.tensors import (
+    NamedTensor,
+    identity,
+    is_expanded,
+    is_lazy,
+    is_plain,
+    is_strided,
+    named_tensors,
+)
+from prepare.transfer import FlatMove, Move
 
 _OPTIONS = ("include", "exclude", "keep")
+
+
+@cache
+def _nothing() -> Mapping[str, str]:
+    """One empty mapping that all tensors share of which nothing is wanted; nobody writes into it."""
+    return {}
 
 
 @dataclass(slots=True)
 class Wanted:
     """One tensor, everywhere it stands in the model, and what is wanted of it.
 
-    `wants` maps each side (device, dtype, memory_format) to what is wanted and the steps that want
-    it; `off` maps a step that a pattern keeps off this tensor to the reason.
+    `wants` maps each side (device, dtype, memory_format) to what is wanted; `steps` are those that
+    want it, in their order; `off` maps a step that a pattern keeps off this tensor to the reason.
     """
 
     tensor: Tensor
     places: list[NamedTensor]
-    wants: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
-    off: dict[str, str] = field(default_factory=dict)
+    wants: Mapping[str, str] = field(default_factory=_nothing)
+    steps: tuple[str, ...] = ()
+    off: Mapping[str, str] = field(default_factory=_nothing)
 
-    def steps(self) -> list[str]:
-        """The steps that want something of this tensor, in their order, each once."""
-        return list(dict.fromkeys(step for _, steps in self.wants.values() for step in steps))
-
-    def target(self) -> Move:
-        """How this tensor is to be: its device, dtype and strides, those it has where nothing is wanted."""
-        tensor = self.tensor
-        device, dtype, memory_format = (
-            self.wants.get(side, (None,))[0] for side in ("device", "dtype", "memory_format")
-        )
-        to_device = _device(device, tensor.device)
-        to_dtype = getattr(torch, dtype) if dtype else tensor.dtype
-        if not is_strided(tensor):
-            stride = None
-        elif memory_format:
-            stride = canonical_stride(tensor.shape, memory_format)
-        elif (to_device, to_dtype) == (tensor.device, tensor.dtype):
-            stride = tensor.stride()
-        else:
-            stride = preserved_stride(tensor)
-        return Move(tensor, to_device, to_dtype, stride)
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The objects that are this tensor: one, or several Parameters over one storage."""
+        return list({id(place.tensor): place.tensor for place in self.places}.values())
 
     def move(self) -> Move | None:
         """What is to be done, or None where the tensor is as wanted."""
-        move, tensor = self.target(), self.tensor
-        moved = (move.device, move.dtype) != (tensor.device, tensor.dtype)
-        restrided = move.stride is not None and move.stride != tensor.stride()
-        return move if moved or restrided else None
+        wants, tensor = self.wants, self.tensor
+        if not wants:
+            return None
+        device = _device(wants["device"], tensor.device) if "device" in wants else tensor.device
+        dtype = getattr(torch, wants["dtype"]) if "dtype" in wants else tensor.dtype
+        same = device == tensor.device and dtype == tensor.dtype
+        if not is_strided(tensor):
+            stride = None
+        elif "memory_format" in wants:
+            stride = canonical_stride(tensor.shape, wants["memory_format"])
+            same = same and stride == tensor.stride()
+        else:
+            stride = None if same else preserved_stride(tensor)
+        return None if same else Move(self.places[0].path, self.tensors, device, dtype, stride)
+
+
+@dataclass(frozen=True)
+class Views:
+    """Tensors that are different views of one storage, or one that is expanded over its own."""
+
+    tensors: list[Wanted]
+
+    def must_separate(self) -> bool:
+        """Whether what is wanted cannot be had without tearing them apart."""
+        moves = [wanted.move() for wanted in self.tensors]
+        if len(moves) == 1 or not any(moves):
+            return False
+        together = len({move and (move.device, move.dtype) for move in moves}) == 1
+        one_type = len({wanted.tensor.dtype for wanted in self.tensors}) == 1
+        return not (together and one_type) or any(
+            m.stride != w.tensor.stride() for m, w in self._moving()
+        )
+
+    def move(self) -> Move | FlatMove | None:
+        """All of them moved as one, or None where there is nothing to do."""
+        for move, wanted in self._moving():
+            if move.stride != wanted.tensor.stride():
+                return move  # an expanded tensor that is to be laid out anew
+            tensors = [tensor for each in self.tensors for tensor in each.tensors]
+            return FlatMove(move.path, tensors, move.device, move.dtype)
+        return None
+
+    def _moving(self) -> list[tuple[Move, Wanted]]:
+        return [(move, wanted) for wanted in self.tensors if (move := wanted.move())]
 
 
 @dataclass(frozen=True)
@@ -74,9 +113,25 @@ class Table:
     tensors: list[Wanted]
     errors: list[ConfigError]
 
-    def moves(self) -> list[Move]:
-        """What is to be done, tensor by tensor."""
-        return [move for wanted in self.tensors if (move := wanted.move())]
+    def views(self) -> list[Views]:
+        """The tensors that share storage with others, or overlap themselves, grouped."""
+        by_storage: dict[int, list[Wanted]] = {}
+        for wanted in self.tensors:
+            if is_plain(wanted.tensor) and wanted.tensor.numel():
+                storage = wanted.tensor.untyped_storage()._cdata
+                by_storage.setdefault(storage, []).append(wanted)
+        return [
+            Views(group)
+            for group in by_storage.values()
+            if len(group) > 1 or is_expanded(group[0].tensor)
+        ]
+
+    def moves(self) -> list[Move | FlatMove]:
+        """What is to be done: tensor by tensor, but views of one storage together."""
+        views = self.views()
+        together = {id(wanted) for group in views for wanted in group.tensors}
+        alone = (w.move() for w in self.tensors if id(w) not in together)
+        return [move for move in (*alone, *(group.move() for group in views)) if move]
 
 
 class _Asked:
@@ -88,10 +143,21 @@ class _Asked:
         self.patterns = {option: step.chosen(option) for option in _OPTIONS if step.chosen(option)}
         self.used: set[tuple[str, str]] = set()
 
-    def kept_off(self, place: NamedTensor) -> str | None:
-        """Why a pattern keeps the step off this tensor, or None."""
+    def kept_off(self, places: Sequence[NamedTensor]) -> str | None:
+        """Why a pattern keeps the step off this tensor, or None.
+
+        An exclusion in one of its places holds in all: the tensor is one and the same.
+        """
         if not self.patterns:
             return None
+        self.candidates.update((place.module_name, place.module) for place in places)
+        reasons = [(place, why) for place in places if (why := self._kept_off(place))]
+        if not reasons:
+            return None
+        place, why = reasons[0]
+        return f"{why} (as {place.path})" if len(places) > 1 else why
+
+    def _kept_off(self, place: NamedTensor) -> str | None:
         found: dict[str, str] = {}
         for option, chosen in self.patterns.items():
             for pattern in chosen:
@@ -122,17 +188,17 @@ def make_table(model: nn.Module, steps: Sequence[TensorStep]) -> Table:
         ConflictError: two steps want different things of one tensor; all such pairs at once.
         StepError: a step raised, or wants what a tensor cannot have.
     """
-    tensors: dict[int, Wanted] = {}
+    tensors: dict[Hashable, Wanted] = {}
     for place in named_tensors(model):
-        key = id(place.tensor)
+        key = identity(place.tensor)
         if key not in tensors:
             tensors[key] = Wanted(place.tensor, [])
         tensors[key].places.append(place)
     asked = [_Asked(step) for step in steps]
-    conflicts: list[Problem] = []
-    for wanted in tensors.values():
-        for one in asked:
-            _ask(one, wanted, conflicts)
+    protected = Protected(model)
+    conflicts = [
+        problem for wanted in tensors.values() for problem in _ask(asked, wanted, protected)
+    ]
     if conflicts:
         raise ConflictError.of(conflicts)
     found = list(tensors.values())
@@ -141,34 +207,50 @@ def make_table(model: nn.Module, steps: Sequence[TensorStep]) -> Table:
 
 
 def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
-    """The strides a cast or a move keeps, as `Tensor.to` does: its own where it is dense."""
-    if satisfied(tensor.shape, tensor.stride()):
+    """The strides a cast or a move keeps, as `Tensor.to` does: its own where it is dense.
+
+    Where `Tensor.to` would write an expanded tensor out in full, it stays expanded.
+    """
+    if satisfied(tensor.shape, tensor.stride()) or is_expanded(tensor):
         return tensor.stride()
     return torch.empty_like(tensor, device="meta").stride()
 
 
-def _ask(asked: _Asked, wanted: Wanted, conflicts: list[Problem]) -> None:
-    step = asked.step
-    wants = []
-    off = None
-    for place in wanted.places:
-        if sides := _sides(step, place):
-            wants.append((place, sides))
-            asked.candidates[place.module_name] = place.module
-            if why := asked.kept_off(place):
-                # An exclusion in one place holds in all: the tensor is one and the same.
-                off = f"{why} (as {place.path})" if len(wanted.places) > 1 else why
-    if off:
-        wanted.off[step.name] = off
+def _ask(asked: list[_Asked], wanted: Wanted, protected: Protected) -> Iterable[Problem]:
+    """Fills in what the steps want of one tensor; gives what they disagree about."""
+    if is_lazy(wanted.tensor):
         return
-    for place, sides in wants:
-        for side, value in sides:
-            had, steps = wanted.wants.setdefault(side, (value, []))
-            if had != value:
-                wrong = f"{steps[0]} wants {had}, and {step.name} wants {value}"
-                conflicts.append(Problem(place.path, wrong, "drop one step, or exclude the module"))
-            elif step.name not in steps:
-                steps.append(step.name)
+    claims = []
+    for one in asked:
+        said = [(place, sides) for place in wanted.places if (sides := _sides(one.step, place))]
+        why = one.kept_off([place for place, _ in said]) if said else None
+        for place, sides in said if why is None else ():
+            for side, value in sides:
+                if side == "dtype" and (kept := protected.reason(place.tensor, value)):
+                    why = kept
+                else:
+                    claims.append((one.step.name, side, value))
+        if why:
+            wanted.off = {**wanted.off, one.step.name: why}
+    wanted.wants, wanted.steps, disagreements = _merge(tuple(claims))
+    for wrong in disagreements:
+        remedy = "drop one step, or exclude the module"
+        yield Problem(wanted.places[0].path, wrong, remedy)
+
+
+@lru_cache(maxsize=4096)  # nearly all tensors of a model are wanted in one of a few ways
+def _merge(
+    claims: tuple[tuple[str, str, str], ...],
+) -> tuple[Mapping[str, str], tuple[str, ...], tuple[str, ...]]:
+    """What is wanted by all together, the steps that want it, and what they disagree about."""
+    wants: dict[str, tuple[str, str]] = {}
+    wrong = []
+    for step, side, value in claims:
+        first, had = wants.setdefault(side, (step, value))
+        if had != value:
+            wrong.append(f"{first} wants {had}, and {step} wants {value}")
+    steps = tuple(dict.fromkeys(step for step, _, _ in claims))
+    return {side: value for side, (_, value) in wants.items()}, steps, tuple(wrong)
 
 
 def _sides(step: TensorStep, place: NamedTensor) -> tuple[tuple[str, str], ...]:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Self
 
 from prepare import recipe
 from prepare.errors import RecipeError
@@ -21,12 +22,15 @@ from prepare.errors import RecipeError
 HEAD = "format: prepare.recipe\nversion: 1\nsteps:\n"
 SEEDS = [
     HEAD + "  device: {device: cpu}\n  half: {dtype: bfloat16, keep: [norms, 'type:Conv3d']}\n",
-    HEAD + "  half:\n    keep:\n    - norms\n    - re:.*\\d\n    -  - 1\n       - x: [2.5, -1e-3]\n",
+    HEAD
+    + "  half:\n    keep:\n    - norms\n    - re:.*\\d\n    -  - 1\n       - x: [2.5, -1e-3]\n",
     HEAD + "  a: null\n  b: {}\n  ? c\n  : d: ~\n  'e f': {g: \"\\u00e9\\n\\x41\\\n     z\"}\n",
-    HEAD + "  a: # comment\n    text: |+2\n        two\n\n      one\n    fold: >-\n      x\n      y\n",
+    HEAD
+    + "  a: # comment\n    text: |+2\n        two\n\n      one\n    fold: >-\n      x\n      y\n",
     "---\n{format: prepare.recipe, 'version': 1, \"steps\": {a: {b: [1, {c: [[]]}, 0x1f]}}}\n...\n",
     HEAD + "  a: {n: [0, -1, 18446744073709551615, 0o17, 1.5, .5, 1e5, true, on, 1:30, ü, 日本]}\n",
-    HEAD + '  a: {s: "\\ud800 \\U0001f600 \\0\\a\\e\\N\\_\\L\\P", t: \'\\ud800\', u: "\\\\ud800"}\n',
+    HEAD
+    + '  a: {s: "\\ud800 \\U0001f600 \\0\\a\\e\\N\\_\\L\\P", t: \'\\ud800\', u: "\\\\ud800"}\n',
 ]
 TOKENS = [
     "&a ", "*a", "!!python/name:os.system ", "!!python/object/apply:os.system ['true']", "! ",
@@ -46,14 +50,36 @@ REPEATED = [
 ]  # fmt: skip
 OPENINGS = ["", "[", "{", '"', "'", "|\n", ">\n", "'a', [", "\\"]
 
-WATCHED = ("import", "open", "exec", "compile", "os.", "subprocess.", "socket.", "shutil.", "ctypes.")
-seen: list[str] = []
-watching = False
+WATCHED = (
+    "import",
+    "open",
+    "exec",
+    "compile",
+    "os.",
+    "subprocess.",
+    "socket.",
+    "shutil.",
+    "ctypes.",
+)
 
 
-def watch(event: str, _: tuple) -> None:
-    if watching and event.startswith(WATCHED):
-        seen.append(event)
+class Watch:
+    """Notes what Python's audit events show to have been opened, imported or run while it is on."""
+
+    def __init__(self) -> None:
+        self.on, self.seen = False, []
+        sys.addaudithook(self.note)  # cannot be taken away again, hence the switch
+
+    def note(self, event: str, args: tuple) -> None:
+        if self.on and event.startswith(WATCHED):
+            self.seen.append((event, repr(args)[:200]))
+
+    def __enter__(self) -> Self:
+        self.on, self.seen = True, []
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.on = False
 
 
 def big_cases(size: int) -> Iterator[bytes]:
@@ -68,6 +94,9 @@ def big_cases(size: int) -> Iterator[bytes]:
         row = f"    {'k' * width}%06d: {'v' * width}\n"
         rows = (row % index for index in range((size - 60) // len(row % 0)))
         yield (HEAD + "  a:\n" + "".join(rows)).encode()
+    yield "".join(f"formt{index}: 1\n" for index in range(2000)).encode()
+    yield ("format" * (size // 7) + ": 1\n").encode()
+    yield ("steps: {" + ", ".join(f"a{index}: []" for index in range(2000)) + "}").encode()
     yield (HEAD + "  a: {b: " + "[" * 27 + "1," * 4900 + "]" * 27 + "}\n").encode()
 
 
@@ -81,7 +110,9 @@ def small_cases(seed: int, count: int) -> Iterator[bytes]:
         elif kind < 0.25:
             yield "".join(rng.choices(TOKENS, k=rng.randrange(40))).encode()
         elif kind < 0.35:
-            yield (HEAD + "  a:\n    b: " + "".join(rng.choices(TOKENS, k=rng.randrange(6)))).encode()
+            yield (
+                HEAD + "  a:\n    b: " + "".join(rng.choices(TOKENS, k=rng.randrange(6)))
+            ).encode()
         elif kind < 0.5:
             yield recipe.dumps({"a": {"b": any_value(rng, 4)}}).encode()
         else:
@@ -101,7 +132,9 @@ def any_value(rng: random.Random, depth: int) -> object:
 def any_text(rng: random.Random) -> str:
     if rng.random() < 0.5:
         return "".join(rng.choices(TOKENS, k=rng.randrange(4))).replace("${", "$")
-    return "".join(chr(rng.randrange(1 << rng.choice((7, 8, 16, 20)))) for _ in range(rng.randrange(9)))
+    return "".join(
+        chr(rng.randrange(1 << rng.choice((7, 8, 16, 20)))) for _ in range(rng.randrange(9))
+    )
 
 
 def mutated(rng: random.Random) -> bytes:
@@ -119,11 +152,11 @@ def mutated(rng: random.Random) -> bytes:
 
 def outcome(data: bytes) -> str:
     """What became of one case; an exception is a finding."""
-    try:
-        steps = recipe.loads(data)
-    except RecipeError as error:
-        assert all(line.isprintable() for line in str(error).split("\n")), error
-        assert len(error.problems) == len(str(error).split("\n")), error
+    steps = read(data)
+    if isinstance(steps, RecipeError):
+        lines = str(steps).split("\n")
+        assert len(lines) == len(steps.problems), lines
+        assert all(map(str.isprintable, lines)), lines
         return "refused"
     text = recipe.dumps(steps)
     again = recipe.loads(text)
@@ -133,15 +166,30 @@ def outcome(data: bytes) -> str:
     return "accepted"
 
 
-def timed(data: bytes) -> tuple[float, str]:
-    global watching
-    begin = time.perf_counter()
-    watching = True
+def read(data: bytes) -> dict | RecipeError:
     try:
-        found = outcome(data)
+        return recipe.loads(data)
+    except RecipeError as error:
+        return error
+
+
+def same_by_both_parsers(data: bytes) -> None:
+    """Wherever libyaml and PyYAML's own parser both take a recipe, they find the same in it."""
+    fast, slow = read(data), None
+    libyaml, recipe._FAST = recipe._FAST, None
+    try:
+        slow = read(data)
     finally:
-        watching = False
-    assert not seen, (seen, data[:500])
+        recipe._FAST = libyaml
+    if isinstance(fast, dict) and isinstance(slow, dict):
+        assert repr(fast) == repr(slow), data
+
+
+def timed(data: bytes, watch: Watch) -> tuple[float, str]:
+    begin = time.perf_counter()
+    with watch:
+        found = outcome(data)
+    assert not watch.seen, (watch.seen, data[:500])
     return time.perf_counter() - begin, found
 
 
@@ -151,7 +199,9 @@ def peak() -> float:
         import resource
     except ImportError:
         return 0.0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        1e6 if sys.platform == "darwin" else 1e3
+    )
 
 
 def main() -> None:
@@ -162,20 +212,21 @@ def main() -> None:
     parser.add_argument("--slow-parser", action="store_true", help="as if libyaml were missing")
     options = parser.parse_args()
     if options.slow_parser:
+        for data in small_cases(options.seed + 1, options.cases // 4):
+            same_by_both_parsers(data)
         recipe._FAST = None
-    sys.addaudithook(watch)
     recipe.loads(SEEDS[0])
-    found, slowest = Counter(), (0.0, b"")
+    watch, found, slowest = Watch(), Counter(), (0.0, b"")
     size = recipe.MAX_BYTES_SLOW if options.slow_parser else recipe.MAX_BYTES
     big = [data for i, data in enumerate(big_cases(size)) if i % options.big == 0]
     before = peak()
     for data in [*big, *small_cases(options.seed, options.cases)]:
-        seconds, what = timed(data)
+        seconds, what = timed(data, watch)
         found[what] += 1
         slowest = max(slowest, (seconds, data[:80]))
     result = {"cases": found.total(), "big": len(big), **found, "slowest_s": round(slowest[0], 4)}
     result |= {"slowest": repr(slowest[1]), "extra_mb": round(peak() - before, 1)}
-    print(json.dumps(result))
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

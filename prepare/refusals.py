@@ -1,0 +1,94 @@
+"""What makes it wrong to prepare a model now: each with its reason and the way out."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from prepare.errors import Problem
+from prepare.tensors import is_lazy, is_wrapper
+from prepare.wants import Table, Wanted
+
+_SHOWN = 3
+
+
+def refusals(model: nn.Module, table: Table) -> Iterator[Problem]:
+    """Every reason not to touch `model` now; only asked where there is something to do."""
+    yield from _surroundings()
+    yield from _modules(model)
+    yield from _tensors(table)
+
+
+def _surroundings() -> Iterator[Problem]:
+    if torch.is_inference_mode_enabled():
+        wrong = "tensors made in inference_mode can never be trained"
+        yield Problem("torch.inference_mode", wrong, "prepare outside it; torch.no_grad is fine")
+    for kind in ("cpu", "cuda", "mps", "xpu"):
+        if torch.is_autocast_enabled(kind):
+            wrong = "its cache would go on serving the old weights"
+            yield Problem(f"torch.autocast({kind!r})", wrong, "prepare before the autocast region")
+
+
+def _modules(model: nn.Module) -> Iterator[Problem]:
+    for name, module in model.named_modules():
+        where = name or type(model).__name__
+        if isinstance(module, DistributedDataParallel):
+            wrong = "is in DistributedDataParallel, whose buckets have the old strides"
+            yield Problem(where, wrong, "prepare the module first, then wrap it")
+        elif _is_fsdp(module):
+            yield Problem(where, "is sharded by FSDP", "prepare the module first, then shard it")
+        elif isinstance(module, torch.jit.ScriptModule):
+            wrong = f"is a {type(module).__name__}: its modules cannot be seen or changed"
+            yield Problem(where, wrong, "prepare the model first, then script or trace it")
+            return
+        elif isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl:
+            wrong = "is compiled already, for the layout and type it has now"
+            yield Problem(where, wrong, "prepare first, then compile")
+
+
+def _is_fsdp(module: nn.Module) -> bool:
+    # By name: importing torch.distributed.fsdp costs a second, and the class is there only if loaded.
+    names = {"FullyShardedDataParallel", "FSDPModule"}
+    return any(base.__name__ in names for base in type(module).__mro__)
+
+
+def _tensors(table: Table) -> Iterator[Problem]:
+    moving = [(wanted, move) for wanted in table.tensors if (move := wanted.move())]
+    wrapped = [w for w, _ in moving if is_wrapper(w.tensor)]
+    inference = [w for w, _ in moving if w.tensor.is_inference()]
+    with_grad = [w for w, _ in moving if w.tensor.is_leaf and w.tensor.grad is not None]
+    from_meta = [w for w, move in moving if w.tensor.is_meta and move.device.type != "meta"]
+    if wrapped:
+        kinds = ", ".join(sorted({type(w.tensor).__name__ for w in wrapped}))
+        wrong = f"{kinds} decides for itself what dtype and strides mean"
+        yield Problem(
+            _paths(wrapped), wrong, "prepare before sharding or quantizing, or exclude it"
+        )
+    if inference:
+        wrong = "made in torch.inference_mode, so it can never be trained"
+        yield Problem(_paths(inference), wrong, "build the model outside inference_mode")
+    if with_grad:
+        wrong = "holds a .grad, which would keep the old layout and type"
+        yield Problem(_paths(with_grad), wrong, "call zero_grad(set_to_none=True) first")
+    if from_meta:
+        yield Problem(_paths(from_meta), "meta holds no data", "load it with prepare.checkpoint")
+    for views in table.views():
+        if views.must_separate():
+            wrong = "share one storage, and what is wanted would separate them"
+            remedy = "prepare before they are made views of it, or exclude them"
+            yield Problem(_paths(views.tensors), wrong, remedy)
+
+
+def lazy(table: Table) -> Iterator[Problem]:
+    """Parameters that have no shape yet; nothing can be planned for them."""
+    waiting = [wanted for wanted in table.tensors if is_lazy(wanted.tensor)]
+    if waiting:
+        wrong = "not initialised yet (a lazy module)"
+        yield Problem(_paths(waiting), wrong, "run one forward pass first")
+
+
+def _paths(tensors: Iterable[Wanted]) -> str:
+    paths = [wanted.places[0].path for wanted in tensors]
+    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    return ", ".join(paths[:_SHOWN]) + more
