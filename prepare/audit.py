@@ -140,24 +140,30 @@ def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
     steps wanted something of it, and what came of that. The judgement rests on the strides, dtypes
     and devices read here, never on what a step says it did.
     """
-    from prepare.tensors import named_modules, named_tensors
+    from prepare.tensors import identity, named_modules, named_tensors, unregistered_tensors
 
     planned = {(t.module, t.tensor, t.kind): t for t in plan.tensors} if plan is not None else {}
     places = named_tensors(model)
     modules = dict(named_modules(model))
-    shared: dict[int, list[str]] = {}
+    shared: dict[Any, list[str]] = {}
     for place in places:
-        shared.setdefault(id(place.tensor), []).append(place.path)
+        shared.setdefault(identity(place.tensor), []).append(place.path)
     rows = []
     for place in places:
         key = (place.owner, place.name, place.kind)
-        others = tuple(sorted(p for p in shared[id(place.tensor)] if p != place.path))
+        others = tuple(sorted(p for p in shared[identity(place.tensor)] if p != place.path))
         kind = type(modules[place.owner]).__name__
         rows.append(_read(place.tensor, kind, key, planned.get(key), others))
     for name, module in modules.items():
         rows += _computed_rows(name, module, planned)
     rows.sort(key=lambda row: (row.module, row.tensor, row.kind))
-    return Audit(rows, _summary(rows, _weights(places)))
+    summary = _summary(rows, _weights(places))
+    summary["unregistered"] = [
+        f"{path}: {str(tensor.dtype)[6:]} {tensor.device}"
+        for path, tensor in unregistered_tensors(model)
+    ]
+    summary["unregistered"].sort()
+    return Audit(rows, summary)
 
 
 def _read(

@@ -133,7 +133,7 @@ class _Reader:
         start = self.next()
         if isinstance(start, yaml.StreamEndEvent):
             raise RecipeError(self.where, "is empty", f"a recipe begins with 'format: {FORMAT}'")
-        if start.version or start.tags or _DIRECTIVE.search(self.text[: start.end_mark.index]):
+        if _DIRECTIVE.search(self.text[: start.end_mark.index]):
             self.refuse(start, "holds a directive (%)", "remove it")
         value = self.value(self.next(), ())
         self.next()

@@ -10,6 +10,8 @@ from torch.nn.utils import parametrize
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _NO_DISPATCH = Tensor.__torch_dispatch__
+# What every module has; none of it holds a tensor of the author's.
+_OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
 _HOOK_PARTS = ("g", "v", "u", "orig", "mask")
 
 
@@ -70,6 +72,26 @@ def named_tensors(model: nn.Module) -> list[NamedTensor]:
                         NamedTensor(module_name, seen, name, kind, tensor, owner, computes)
                     )
     return found
+
+
+def unregistered_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that are plain attributes, in lists and dicts too: `Module.to` moves and casts none of them."""
+    for name, module in named_modules(model):
+        computed = computed_names(module)
+        for key, value in vars(module).items():
+            if key not in _OWN_ATTRIBUTES and key not in computed:
+                yield from _tensors_in(f"{name}.{key}" if name else key, value)
+
+
+def _tensors_in(path: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield path, value
+    elif depth and isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tensors_in(f"{path}.{key}", item, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _tensors_in(f"{path}[{index}]", item, depth - 1)
 
 
 def computed_names(module: nn.Module) -> tuple[str, ...]:

@@ -3,9 +3,20 @@
 import pytest
 import torch
 
+from prepare.registry import STEPS, register
+
 torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def plugin():
+    """`register`, for steps of one test only."""
+    before = {name: STEPS[name] for name in STEPS}
+    yield register
+    STEPS._classes.clear()
+    STEPS._classes.update(before)

@@ -1,6 +1,6 @@
 """Feeds bytes of all kinds to the recipe reader and reports what happened as one line of JSON.
 
-    python tests/fuzz_recipe.py --cases 100000 --seed 1 [--slow-parser]
+    PYTHONPATH=. python tests/fuzz_recipe.py --cases 100000 --seed 1 [--slow-parser]
 
 A case is right if it is a RecipeError of printable lines, or a recipe that is written and read back
 as the same; and if nothing was opened, imported or executed meanwhile. The first case that is not

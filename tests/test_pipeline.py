@@ -15,19 +15,10 @@ from prepare.errors import (
     UnknownStepError,
 )
 from prepare.pipeline import Pipeline
-from prepare.registry import STEPS, register
+from prepare.registry import STEPS
 from prepare.step import ModelStep, ModuleStep, TensorStep, Want
 
 BOTH = {"half": {}, "conv2d_memory_format": {}}
-
-
-@pytest.fixture
-def plugin():
-    """Registers steps for one test only."""
-    before = dict(STEPS._classes)
-    yield register
-    STEPS._classes.clear()
-    STEPS._classes.update(before)
 
 
 # Declaring

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -35,23 +34,36 @@ class ConvolutionFormat(TensorStep):
         return None
 
     def nothing_matched(self, model: torch.nn.Module) -> str:
-        counts = Counter(
-            spatial
-            for module in model.modules()
-            for spatial in (2, 3)
-            if isinstance(module, _classes(spatial))
-        )
         other = 5 - self.spatial
-        known = f"{type(model).__name__} has no Conv{self.spatial}d"
+        counts = {
+            spatial: sum(isinstance(module, _classes(spatial)) for module in model.modules())
+            for spatial in (2, 3)
+        }
+        name = type(model).__name__
         if counts[self.spatial]:
-            return (
-                f"every one of {counts[self.spatial]} Conv{self.spatial}d is kept off by a pattern"
-            )
+            return f"{name} has {counts[self.spatial]} Conv{self.spatial}d, and patterns keep it off all"
         if counts[other]:
             formats = {2: "channels_last", 3: "channels_last_3d"}
             meant = f"memfmt={formats[other]} (the step conv{other}d_memory_format)"
-            return f"{known} and {counts[other]} Conv{other}d; did you mean {meant}?"
-        return f"{known} and no Conv{other}d"
+            known = f"{name} has no Conv{self.spatial}d and {counts[other]} Conv{other}d"
+            return f"{known}; did you mean {meant}?"
+        return f"{name} has no Conv2d and no Conv3d{_outside(model)}"
+
+
+def _outside(model: torch.nn.Module) -> str:
+    """Parameters that may be weights of convolutions which no module of torch's own holds."""
+    from torch.nn.parameter import is_lazy
+
+    named = model.named_parameters()
+    found = [name for name, held in named if not is_lazy(held) and held.dim() in (4, 5)]
+    if not found:
+        return ""
+    count = f"{len(found)} 4-d or 5-d parameters" if len(found) > 1 else "one 4-d or 5-d parameter"
+    names = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+    return (
+        f", but {count} ({names}): prepare a model before it is exported or quantized; "
+        "a weight that forward hands to F.conv2d itself needs a step of your own"
+    )
 
 
 def _classes(spatial: int) -> tuple[type, type]:
