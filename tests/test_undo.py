@@ -157,10 +157,11 @@ def interrupted(make, lines):
 
 
 def lines_of(make):
-    Pipeline.from_config(STEPS_USED).apply(make())  # so that what is cached is cached
+    pipeline = Pipeline.from_config(STEPS_USED)
+    pipeline.apply(make())  # so that what is cached is cached
     model = make()
     with interrupt_at(-1) as count:
-        Pipeline.from_config(STEPS_USED).apply(model)
+        pipeline.apply(model)
     return count()
 
 
@@ -190,10 +191,12 @@ def exchange_lines(make):
                 found.append(count)
         return local
 
+    pipeline = Pipeline.from_config(STEPS_USED)
+    pipeline.apply(make())
     model = make()
     sys.settrace(lambda f, e, a: local if f.f_code.co_filename.startswith(SOURCES) else None)
     try:
-        Pipeline.from_config(STEPS_USED).apply(model)
+        pipeline.apply(model)
     finally:
         sys.settrace(None)
     return found

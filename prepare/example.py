@@ -1,0 +1,201 @@
+"""The example input of a model, from plain configuration: random tensors and plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from prepare.errors import ConfigError, Problem, choose
+from prepare.options import ALIASES
+
+if TYPE_CHECKING:
+    import torch
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
+DTYPES = (*FLOATS, *INTEGERS, "bool", "complex64", "complex128")
+KEYS = ("shape", "dtype", "low", "high", "args", "kwargs")
+_TENSOR_KEYS = KEYS[:4]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One random tensor.
+
+    Floats are standard normal, or uniform in [low, high) where either is given; integers are
+    uniform in [low, high); booleans are either.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    low: float | None = None
+    high: float | None = None
+
+    def draw(self, generator: torch.Generator) -> torch.Tensor:
+        """The tensor; drawn in float32, so that every precision gets the same values, rounded."""
+        import torch
+
+        dtype = getattr(torch, self.dtype)
+        if self.dtype in INTEGERS or self.dtype == "bool":
+            low, high = (0, 2) if self.dtype == "bool" else (int(self.low or 0), int(self.high))
+            return torch.randint(low, high, self.shape, generator=generator).to(dtype)
+        if dtype.is_complex:
+            return torch.randn(self.shape, dtype=dtype, generator=generator)
+        if self.low is None and self.high is None:
+            return torch.randn(self.shape, generator=generator).to(dtype)
+        low, high = self.bounds()
+        return (torch.rand(self.shape, generator=generator) * (high - low) + low).to(dtype)
+
+    def bounds(self) -> tuple[float, float]:
+        """low and high, as they are where one of them is not given: 0 and 1."""
+        return (0.0 if self.low is None else self.low, 1.0 if self.high is None else self.high)
+
+
+@dataclass(frozen=True)
+class Example:
+    """What to call a model with: `model(*args, **kwargs)`; empty where none was declared."""
+
+    args: tuple = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.args or self.kwargs)
+
+
+def read_example(config: Mapping[str, Any] | None) -> Example:
+    """The example with a TensorSpec in the place of every tensor; torch is not needed.
+
+    Raises:
+        ConfigError: with one problem for every mistake in it.
+    """
+    problems: list[Problem] = []
+    example = _read(config or {}, problems)
+    if problems:
+        raise ConfigError.of(problems)
+    return example
+
+
+def build_example(config: Mapping[str, Any] | None, seed: int = 0) -> Example:
+    """The example input that `config` declares, on the CPU; the same seed gives the same values.
+
+    `shape`, `dtype`, `low` and `high` are short for one tensor, the first positional argument.
+    `args` is a list and `kwargs` a mapping, whose items are such mappings or plain values.
+
+    Raises:
+        ConfigError: with one problem for every mistake in it.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    example = read_example(config)
+
+    def draw(value: Any) -> Any:
+        return value.draw(generator) if isinstance(value, TensorSpec) else value
+
+    return Example(
+        tuple(map(draw, example.args)), {key: draw(value) for key, value in example.kwargs.items()}
+    )
+
+
+def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
+    for key in config:
+        if key not in KEYS:
+            problems.append(Problem(f"input.{key}", "no such key", choose(key, KEYS, noun="keys")))
+    args, kwargs = config.get("args"), config.get("kwargs")
+    if args is not None and not isinstance(args, list):
+        problems.append(Problem("input.args", f"{args!r} is no list", "give [item, ...]"))
+        args = None
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        problems.append(Problem("input.kwargs", f"{kwargs!r} is no mapping", "give {name: item}"))
+        kwargs = None
+    single = config.get("shape") is not None
+    if single and args:
+        remedy = "change input.args, or drop them with input.args=null"
+        problems.append(Problem("input.shape", "this model takes input.args", remedy))
+    items = [_tensor(config, "input", _TENSOR_KEYS, problems)] if single else []
+    items += [_item(item, f"input.args[{i}]", problems) for i, item in enumerate(args or [])]
+    named = {
+        str(key): _item(item, f"input.kwargs.{key}", problems)
+        for key, item in (kwargs or {}).items()
+    }
+    return Example(tuple(items), named)
+
+
+def _item(item: Any, where: str, problems: list[Problem]) -> Any:
+    """A tensor where the item is a mapping, else the plain value itself."""
+    if not isinstance(item, Mapping):
+        return item
+    for key in item:
+        if key not in _TENSOR_KEYS:
+            remedy = choose(str(key), _TENSOR_KEYS, noun="keys")
+            problems.append(Problem(f"{where}.{key}", "no such key", remedy))
+    return _tensor(item, where, tuple(item), problems)
+
+
+def _tensor(
+    item: Mapping[str, Any], where: str, keys: tuple[str, ...], problems: list[Problem]
+) -> TensorSpec:
+    before = len(problems)
+    values = {"shape": None, "dtype": None, "low": None, "high": None}
+    values |= {key: item.get(key) for key in keys if key in values}
+    for key, check in _CHECKS.items():
+        problems += (Problem(f"{where}.{key}", *found) for found in check(values[key]))
+    dtype = _dtype(values["dtype"])
+    if len(problems) == before:
+        problems += (
+            Problem(f"{where}.{key}", *found)
+            for key, *found in _range(dtype, values["low"], values["high"])
+        )
+    if len(problems) > before:
+        return TensorSpec(())
+    return TensorSpec(tuple(values["shape"]), dtype, values["low"], values["high"])
+
+
+def _dtype(value: Any) -> Any:
+    word = str(value or "float32").removeprefix("torch.")
+    return word if word in DTYPES else ALIASES.get(word.lower(), word)
+
+
+def _check_shape(value: Any) -> Iterator[tuple[str, str]]:
+    remedy = "give a list of sizes, as in [2,3,64,64]"
+    if value is None:
+        yield "is missing", remedy
+    elif not isinstance(value, list) or any(type(size) is not int for size in value):
+        yield f"{value!r} is no list of whole numbers", remedy
+    elif any(size < 1 for size in value):
+        yield f"{value!r} holds a size below 1", remedy
+
+
+def _check_dtype(value: Any) -> Iterator[tuple[str, str]]:
+    if _dtype(value) not in DTYPES:
+        yield f"{value!r} is no dtype", choose(str(value), DTYPES)
+
+
+def _check_bound(value: Any) -> Iterator[tuple[str, str]]:
+    if value is not None and type(value) not in (int, float) or value != value:
+        yield f"{value!r} is no number", "give a number or null"
+    elif value is not None and math.isinf(value):
+        yield f"{value!r} is not finite", "give a number or null"
+
+
+def _range(dtype: str, low: Any, high: Any) -> Iterator[tuple[str, str, str]]:
+    whole = dtype in INTEGERS
+    if whole and high is None:
+        yield "high", f"is missing for {dtype}", "give how many values there are, as in high: 1000"
+    for key, bound in (("low", low), ("high", high)):
+        if whole and isinstance(bound, float) and not bound.is_integer():
+            yield key, f"{bound!r} is no whole number", f"the dtype is {dtype}"
+    if high is not None or low is not None:
+        first, last = TensorSpec((), dtype, low, high).bounds()
+        if not (whole and high is None) and first >= last:
+            yield "high", f"{last:g} is not above low, which is {first:g}", "values are in [low, high)"
+
+
+_CHECKS: dict[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
+    "shape": _check_shape,
+    "dtype": _check_dtype,
+    "low": _check_bound,
+    "high": _check_bound,
+}

@@ -1,0 +1,118 @@
+"""What a run is asked to do: the composed configuration as plain data, checked as a whole, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_type_hints
+
+from prepare.errors import ConfigError, PrepareError, Problem, choose
+from prepare.example import read_example
+from prepare.options import convert
+from prepare.registry import STEPS
+
+TASKS = ("prepare", "plan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run, as plain data; `choices` maps each config group to the option chosen, or None."""
+
+    model: dict[str, Any]
+    steps: dict[str, Any]
+    input: dict[str, Any]
+    task: Literal["prepare", "plan"] = "prepare"
+    mode: Literal["eval", "train"] = "eval"
+    strict: bool = True
+    plugins: tuple[str, ...] = ()
+    seed: int = 0
+    choices: dict[str, Any]
+
+
+def read_settings(
+    config: Mapping[str, Any], *, choices: Mapping[str, Any], models: Iterable[str] = ()
+) -> Settings:
+    """The settings in a resolved configuration.
+
+    `models` are the options of the group `model`, for the message of a run that names none.
+
+    Raises:
+        ConfigError: with one problem for every mistake in it.
+    """
+    problems: list[Problem] = []
+    read: dict[str, Any] = {"choices": dict(choices)}
+    hints = get_type_hints(Settings)
+    known = [field.name for field in fields(Settings) if field.name != "choices"]
+    for key in config:
+        if key not in known:
+            groups = [group for group in choices if not group.startswith("hydra")]
+            remedy = choose(str(key), dict.fromkeys([*groups, *known]), noun="keys and groups")
+            problems.append(Problem(str(key), "no such key", remedy))
+    for key in ("task", "mode", "strict", "plugins", "seed"):
+        if key in config:
+            try:
+                read[key] = convert(config[key], hints[key])
+            except ValueError as error:
+                problems.append(Problem(key, *error.args))
+    checks: dict[str, Callable[[dict[str, Any]], Iterable[Problem]]] = {
+        "model": lambda model: _check_model(model, list(models)),
+        "input": _check_input,
+        "steps": lambda steps: _check_steps(steps, plugins=bool(config.get("plugins"))),
+    }
+    for key, check in checks.items():
+        read[key] = config.get(key, {})
+        if read[key] is None and key == "steps":
+            read[key] = {}
+        if isinstance(read[key], dict):
+            problems += check(read[key])
+        else:
+            problems.append(_not_a_mapping(key, read[key]))
+    if problems:
+        raise ConfigError.of(problems)
+    return Settings(**read)
+
+
+def no_model(models: Iterable[str]) -> Problem:
+    """The problem of a run that names no model; says which there are."""
+    listed = ", ".join(models)
+    remedy = "choose model=NAME, or give your own as model._target_=package.module.name"
+    return Problem("model", "none is chosen", f"{remedy}; models: {listed}" if listed else remedy)
+
+
+def _not_a_mapping(key: str, value: Any) -> Problem:
+    wrong = f"{value!r} is no mapping"
+    return Problem(key, wrong, f"choose an option of the group, or set its keys as {key}.KEY=value")
+
+
+def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
+    target = model.get("_target_")
+    if target is None:
+        yield no_model(models)
+    elif not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")):
+        remedy = "give the dotted name of a class or function, as in my_package.nets.build"
+        yield Problem("model._target_", f"{target!r} is no dotted name", remedy)
+
+
+def _check_input(config: dict[str, Any]) -> Iterable[Problem]:
+    try:
+        read_example(config)
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+def _check_steps(steps: dict[str, Any], *, plugins: bool) -> Iterable[Problem]:
+    for name, options in steps.items():
+        if options is None:
+            continue
+        if not isinstance(options, dict):
+            yield Problem(f"steps.{name}", f"{options!r} is no mapping of options", "give {} or null")
+            continue
+        if plugins and name not in STEPS:
+            continue  # A plugin may register it, and those are imported in the job only.
+        try:
+            STEPS[name].from_options(options)
+        except ConfigError as error:
+            yield from error.problems
+        except PrepareError:
+            continue  # An installed plugin that fails to import fails its job, with its traceback.
