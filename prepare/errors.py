@@ -9,6 +9,7 @@
     │   └── RecipeError           a recipe that cannot be read
     ├── RefusedError              this model cannot be prepared as it is now
     ├── PartialError              a failure midway, where the old tensors had been given up
+    ├── ModelError                the model's own code raised while it was built or run
     ├── StepError                 a step broke its contract or raised; the step is at fault
     ├── AuditError                a file that is not an audit
     └── FileError                 a file could not be written or read
@@ -92,6 +93,10 @@ class PartialError(PrepareError):
             f"{type(cause).__name__} after {len(changed)} of {len(changed) + len(unchanged)} tensors: {cause}",
             f"changed: {', '.join(changed)}; as before: {', '.join(unchanged)}; apply again to finish",
         )
+
+
+class ModelError(PrepareError):
+    """The model's own code raised while it was built or run; what it raised is the cause."""
 
 
 class StepError(PrepareError):

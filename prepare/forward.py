@@ -1,0 +1,113 @@
+"""Runs the example input through a model, and says what a failure there likely means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, ValuesView
+from dataclasses import dataclass, fields, is_dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prepare.effect import Call, watch
+from prepare.errors import ModelError
+from prepare.example import Example
+
+# What torch says, and what a user can do about it.
+_HINTS = (
+    (
+        r"Input type .* and (?:bias|weight) type|expected .* same dtype|expected scalar type"
+        r"|must have the same dtype",
+        "inputs and weights differ in precision: an input that is formatted (the example is, unless "
+        "steps.input_format says otherwise) becomes what the weights are; a tensor that the model "
+        "makes itself, or a module that `keep` leaves in float32, does not",
+    ),
+    (
+        r"view size is not compatible",
+        "this module calls .view on a tensor that is no longer contiguous: use .reshape or "
+        ".flatten there, or exclude the convolutions before it",
+    ),
+    (
+        r"not implemented for '(?:Half|BFloat16)'",
+        "this operation does not exist in 16-bit precision on this device: keep the module in "
+        "float32 with steps.half.keep=[NAME], or take the other 16-bit precision",
+    ),
+    (
+        r"missing \d+ required positional|unexpected keyword|takes .* positional",
+        "forward takes other arguments: give them in input.args and input.kwargs",
+    ),
+    (
+        r"Expected .*(?:input|tensor)|mat1 and mat2|shapes? .* (?:mismatch|cannot be multiplied)"
+        r"|must match|to have \d+ channels|Sizes of tensors|Given groups",
+        "the example input may not fit this model: change input.shape",
+    ),
+    (r"index out of range", "the example input may hold too large integers: change input.high"),
+)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What went in and what came out, in words, and the calls of the convolutions on the way."""
+
+    given: str
+    gave: str
+    calls: list[Call]
+
+
+def run_example(model: nn.Module, example: Example) -> Forward:
+    """One forward without gradients, watched.
+
+    Raises:
+        ModelError: the forward raised; names the innermost module, and what it likely means.
+    """
+    given = describe([*example.args, *example.kwargs.values()])
+    with watch(model) as calls:
+        try:
+            with torch.no_grad():
+                output = model(*example.args, **example.kwargs)
+        except Exception as error:
+            if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+                raise
+            raise _explained(model, error) from error
+    return Forward(given, describe(output), calls)
+
+
+def describe(value: Any) -> str:
+    """The tensors anywhere in `value`, in words: `[2, 1, 32, 32] float32`, several with commas."""
+    found = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in _tensors(value)]
+    more = f", and {len(found) - 3} more" if len(found) > 3 else ""
+    return ", ".join(found[:3]) + more or type(value).__name__
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+        return
+    if is_dataclass(value) and not isinstance(value, (type, Mapping)):
+        value = [getattr(value, field.name, None) for field in fields(value)]
+    items = value.values() if isinstance(value, Mapping) else value
+    if isinstance(items, list | tuple | ValuesView):
+        for item in items:
+            yield from _tensors(item)
+
+
+def _explained(model: nn.Module, error: Exception) -> ModelError:
+    said = str(error).strip().split("\n")[0]
+    hint = next((hint for pattern, hint in _HINTS if re.search(pattern, str(error))), "")
+    where = _innermost(model, error.__traceback__)
+    wrong = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return ModelError(f"forward of {where}", wrong, hint)
+
+
+def _innermost(model: nn.Module, trace: TracebackType | None) -> str:
+    """The dotted name and class of the module whose code was running."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found = type(model).__name__
+    while trace is not None:
+        module = trace.tb_frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and names.get(id(module)):
+            found = f"{names[id(module)]} ({type(module).__name__})"
+        trace = trace.tb_next
+    return found

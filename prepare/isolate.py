@@ -1,0 +1,77 @@
+"""Puts back what a job may change for the whole process, so that the next job of a sweep starts clean."""
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Restores torch's global settings, random states, the current folder and sys.path afterwards.
+
+    Within, the current folder is on sys.path, so that a user's own package is found.
+    """
+    path, folder = list(sys.path), os.getcwd()  # noqa: PTH109
+    settings = [(restore, read()) for read, restore in _SETTINGS]
+    device = torch.get_default_device()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        os.chdir(folder)
+        # To set it, even to what it was, costs every later call of a factory function.
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
+        for restore, value in settings:
+            restore(value)
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def _set_cudnn(value: tuple[bool, bool, bool]) -> None:
+    cudnn = torch.backends.cudnn
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = value
+
+
+def _cudnn() -> tuple[bool, bool, bool]:
+    cudnn = torch.backends.cudnn
+    return cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _device_states() -> list[torch.Tensor] | None:
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+
+
+def _set_device_states(states: list[torch.Tensor] | None) -> None:
+    if states is not None:
+        torch.cuda.set_rng_state_all(states)
+
+
+# How each is read, and how it is set back.
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (_deterministic, _set_deterministic),
+    (_cudnn, _set_cudnn),
+    (torch.get_rng_state, torch.set_rng_state),
+    (_device_states, _set_device_states),
+    (random.getstate, random.setstate),
+)

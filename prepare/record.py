@@ -1,0 +1,133 @@
+"""The folder one run leaves behind: every file of it is written and read here, and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prepare import files
+from prepare.errors import FileError
+
+if TYPE_CHECKING:
+    from prepare.audit import Audit
+    from prepare.pipeline import Pipeline
+    from prepare.plan import Plan
+
+STATUSES = (
+    *("ok", "no_effect", "skipped", "interrupted"),
+    *("verification_failed", "failed", "crashed"),
+)
+# Everything a run may leave; what an earlier run left in the same folder is removed first.
+FILES = (
+    *("recipe.yaml", "plan.json", "audit.json", "audit.csv"),
+    *("environment.json", "job.json", "result.json"),
+)
+_RESULT, _JOB = "prepare.result", "prepare.job"
+_VERSION = 1
+# More than any of these files needs; a summary reads what stands in the folders of others.
+_LIMIT = 1 << 24
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. `reason` is a word (`out of memory`), `error` says what happened in a line."""
+
+    status: str
+    reason: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a run was asked: its number in a sweep, its overrides, the options chosen in each group.
+
+    `sweep` tells the rows of one sweep from what an older one left in the same folder. `seen` is
+    what the example forward showed, once there was one.
+    """
+
+    number: int | None
+    sweep: str | None
+    overrides: list[str]
+    choices: dict[str, Any]
+    seen: dict[str, Any] | None = None
+
+
+class Record:
+    """One run's folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def clear(self) -> None:
+        """Makes the folder, and removes what an earlier run may have left in it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for name in FILES:
+                (self.folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
+
+    def write_job(self, job: Job) -> None:
+        """What was asked, in `job.json`."""
+        self._write("job.json", {"format": _JOB, "version": _VERSION, **asdict(job)})
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Where it ran, in `environment.json`."""
+        self._write("environment.json", environment)
+
+    def write_plan(self, plan: Plan) -> None:
+        """What was to be done, in `plan.json`."""
+        files.write_json(self.folder / "plan.json", plan.to_dict(), lines=True)
+
+    def write_prepared(self, pipeline: Pipeline, audit: Audit) -> None:
+        """The recipe and the audit; the same bytes for the same model and recipe."""
+        pipeline.save(self.folder / "recipe.yaml")
+        audit.save(self.folder / "audit.json")
+        audit.save(self.folder / "audit.csv")
+
+    def write_result(self, result: Result) -> None:
+        """How it ended, in `result.json`: the last file to be written."""
+        self._write("result.json", {"format": _RESULT, "version": _VERSION, **asdict(result)})
+
+    def result(self) -> Result | None:
+        """How it ended; None where the run has not come so far."""
+        data = _read(self.folder / "result.json", _RESULT)
+        return data and Result(**data)
+
+    def job(self) -> Job | None:
+        """What was asked; None where nothing was written."""
+        data = _read(self.folder / "job.json", _JOB)
+        return data and Job(**data)
+
+    def audit_summary(self) -> dict[str, Any] | None:
+        """The counts of the audit; None where there is none."""
+        from prepare.audit import Audit
+
+        path = self.folder / "audit.json"
+        return Audit.load(path).summary if path.is_file() else None
+
+    def _write(self, name: str, data: Any) -> None:
+        files.write_json(self.folder / name, data)
+
+
+def _read(path: Path, kind: str) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    with contextlib.suppress(ValueError, AttributeError, RecursionError):
+        data = json.loads(files.read_text(path, limit=_LIMIT))
+        if data.pop("format", None) == kind and data.pop("version", None) == _VERSION:
+            known = (Result if kind == _RESULT else Job).__dataclass_fields__
+            if data.keys() == set(known):
+                return data
+    raise FileError(files.shown(path), f"is no {kind} of version {_VERSION}", "")
+
+
+def _unusable(folder: Path, error: OSError) -> FileError:
+    remedy = files.REMEDIES.get(error.errno or 0, "choose another with hydra.run.dir=FOLDER")
+    return FileError(files.shown(folder), f"cannot be used: {error.strerror}", remedy)

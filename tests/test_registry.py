@@ -1,0 +1,117 @@
+"""Steps of third parties: found by entry point, imported when used, and never in another's way."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from prepare.errors import ConfigError, StepError
+from prepare.pipeline import Pipeline
+from prepare.registry import STEPS, Registry, owner, register
+from prepare.step import Step, TensorStep
+
+EXAMPLE = Path(__file__).parent / "example_plugin"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The example package, installed by pip into a folder of its own."""
+    source = tmp_path_factory.mktemp("source") / "example"
+    shutil.copytree(EXAMPLE, source)
+    target = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--target", str(target), str(source)], check=True)
+    return target
+
+
+def run(code, installed, *, check=True):
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=check,
+        env={"PYTHONPATH": f"{installed}:{root}", "PATH": "/usr/bin:/bin"},
+    )
+    return done
+
+
+def test_an_installed_step_is_listed_without_being_imported_and_works_when_used(installed):
+    code = """
+import json, sys
+from prepare.registry import STEPS
+names = list(STEPS)
+imported = "example_prepare_steps" in sys.modules
+from torch import nn
+from prepare.pipeline import Pipeline
+model = nn.Sequential(nn.Embedding(4, 4), nn.Embedding(4, 4), nn.Linear(4, 4))
+pipeline = Pipeline.from_config({"embeddings_in_bfloat16": {"exclude": ["1"]}})
+pipeline.apply(model)
+print(json.dumps([names, imported, [str(m.weight.dtype) for m in model], pipeline.to_config()]))
+"""
+    names, imported, dtypes, config = json.loads(run(code, installed).stdout)
+    assert {"embeddings_in_bfloat16", "broken_step", "half"} <= set(names)
+    assert names == sorted(names)
+    assert not imported
+    assert dtypes == ["torch.bfloat16", "torch.float32", "torch.float32"]
+    assert config == {"embeddings_in_bfloat16": {"exclude": ["1"]}}
+
+
+def test_a_plugin_that_fails_to_import_hurts_only_those_who_use_it(installed):
+    code = """
+from prepare.registry import STEPS
+STEPS["embeddings_in_bfloat16"]
+print("fine")
+STEPS["broken_step"]
+"""
+    done = run(code, installed, check=False)
+    assert done.stdout == "fine\n"
+    assert "a_package_that_is_not_installed" in done.stderr.splitlines()[-1]
+    assert "steps.broken_step: the plugin example_prepare_broken:Broken failed to import" in done.stderr
+    assert "import a_package_that_is_not_installed" in done.stderr, "the plugin's own traceback is kept"
+
+
+def test_a_taken_name_is_an_error_naming_both_owners(plugin):
+    class Other(TensorStep):
+        """Another one."""
+
+    with pytest.raises(ConfigError) as caught:
+        plugin("half")(Other)
+    said = str(caught.value)
+    assert "prepare.steps.half.Half" in said
+    assert owner(Other) in said
+    assert STEPS["half"].__name__ == "Half"
+
+
+def test_an_entry_point_with_a_taken_name_is_an_error_naming_both_owners(monkeypatch):
+    from importlib import metadata
+
+    point = metadata.EntryPoint("half", "someone.else:Half", "prepare.steps")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
+    registry = Registry()
+    registry._classes = {"half": STEPS["half"]}
+    with pytest.raises(ConfigError, match="prepare.steps.half.Half and by someone.else:Half"):
+        list(registry)
+
+
+def test_what_is_no_step_cannot_be_registered():
+    for wrong in (nn.Linear, Step, 3):
+        with pytest.raises(StepError, match="is no step; subclass one of TensorStep, ModuleStep"):
+            register("wrong")(wrong)
+    assert "wrong" not in STEPS
+
+
+def test_registering_the_same_class_again_is_no_clash(plugin):
+    plugin("half")(STEPS["half"])
+    assert Pipeline.from_config({"half": {}}).to_config() == {"half": {"dtype": "float16", "keep": "norms"}}
+
+
+def test_names_come_sorted_and_know_their_length():
+    assert list(STEPS) == sorted(STEPS)
+    assert len(STEPS) == len(list(STEPS)) >= 5
+    assert "half" in STEPS
+    assert "nothing" not in STEPS
