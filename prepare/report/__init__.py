@@ -1,0 +1,1 @@
+"""Tables and pages, made from records and plain data alone; nothing here imports torch."""

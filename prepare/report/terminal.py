@@ -1,0 +1,160 @@
+"""What a single run shows in the terminal: progress, a short table, and errors, one line each."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from prepare.report.text import counts, plural, printable, size
+from prepare.sweep import CONVOLUTIONS
+
+if TYPE_CHECKING:
+    from prepare.job import Facts
+
+_SHOWN = 10
+
+
+def console(*, errors: bool = False) -> Console:
+    """A console that takes names as they are: `[red]` in one is text, and no colour."""
+    file = sys.stderr if errors else sys.stdout
+    wide = None if file.isatty() or os.environ.get("COLUMNS") else 100
+    return Console(file=file, markup=False, highlight=False, emoji=False, width=wide)
+
+
+def line(text: str, *, errors: bool = False) -> None:
+    """One line, never folded: paths are to be copied from it."""
+    print(text, file=sys.stderr if errors else sys.stdout, flush=True)  # noqa: T201
+
+
+@contextmanager
+def stage(what: str, *, after: float = 1.0) -> Iterator[None]:
+    """Shows what is going on: a spinner in a terminal, else a line once it has taken `after` seconds."""
+    if sys.stderr.isatty():
+        # The spinner `line` is plain ASCII; others cannot be shown everywhere.
+        with console(errors=True).status(printable(what), spinner="line"):
+            yield
+        return
+    timer = threading.Timer(after, line, [f"{printable(what)} ..."], {"errors": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def show_prepared(facts: Facts, folder: str) -> None:
+    """The table of a finished run."""
+    audit = facts.audit or {}
+    rows = [("convolutions", counts(audit["convolutions"], CONVOLUTIONS))]
+    rows.append(("tensors", _tensors(audit)))
+    before, after = audit["bytes_before"], audit["bytes_after"]
+    rows.append(("memory", f"{size(before)} before, {size(after)} after"))
+    if facts.given is None:
+        rows.append(("example", "none was run; give one with input.shape=[...]"))
+    else:
+        rows.append(("example", f"{facts.given} -> {facts.gave}"))
+        rows += [("seen in it", _seen(one)) for one in facts.seen]
+    rows += [("note", problem) for problem in facts.problems]
+    rows += [("note", note) for note in _notes(facts.notable)]
+    rows.append(("files", folder))
+    line(f"{printable(facts.model)} is prepared: {_steps(facts.steps)}")
+    _show(rows)
+
+
+def show_plan(facts: Facts, folder: str) -> None:
+    """What a pipeline would do, and the first of the tensors it would do it to."""
+    plan = facts.plan
+    rows = [("to change", f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')}")]
+    rows += [("by step", f"{name}: {count}") for name, count in plan["by_step"].items()]
+    rows.append(("memory", f"{size(plan['bytes_before'])} now, {size(plan['bytes_after'])} then"))
+    rows.append(("written", size(plan["bytes_written"])))
+    rows += [("note", problem) for problem in facts.problems]
+    rows.append(("files", folder))
+    line(f"{printable(facts.model)} would be prepared: {_steps(facts.steps)}; nothing was touched")
+    _show(rows)
+    if facts.changes:
+        _show_changes(facts.changes)
+
+
+def show_problems(problems: Iterable[Any]) -> None:
+    """One line for each mistake, on stderr."""
+    for problem in problems:
+        line(printable(problem), errors=True)
+
+
+def _show_changes(changes: list[dict[str, Any]]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for title in ("tensor", "shape", "change", "step"):
+        table.add_column(title, overflow="fold")
+    for change in changes[:_SHOWN]:
+        sides = [f"{side} {_value(old)} -> {_value(new)}" for side, old, new in change["sides"]]
+        table.add_row(
+            printable(change["tensor"]),
+            _value(change["shape"]),
+            "\n".join(sides),
+            "\n".join(change["steps"]),
+        )
+    line("")
+    console().print(table)
+    if len(changes) > _SHOWN:
+        line(f"... and {plural(len(changes) - _SHOWN, 'tensor')} more; plan.json has them all")
+
+
+def _show(rows: list[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True, min_width=width + 2)
+    table.add_column(overflow="fold")
+    last = ""
+    for name, text in rows[:-1]:
+        table.add_row("  " + ("" if name == last else name), printable(text))
+        last = name
+    console().print(table)
+    # The folder is to be copied, so it is never folded.
+    line(f"  {rows[-1][0].ljust(width)}  {printable(rows[-1][1])}")
+
+
+def _tensors(audit: Mapping[str, Any]) -> str:
+    dtypes = ", ".join(f"{count} {name}" for name, count in audit["dtypes"].items())
+    return f"{plural(audit['tensors'], 'parameter and buffer').replace('buffers', 'buffers')}: {dtypes}"
+
+
+def _seen(one: Mapping[str, Any]) -> str:
+    text = f"{one['gave']} of {plural(one['of'], 'convolution')} gave {one['format']}"
+    also = one["ambiguous"]
+    return f"{text} ({also} of them can be read as another format as well)" if also else text
+
+
+def _steps(steps: Mapping[str, Mapping[str, Any]]) -> str:
+    """Each step in a word or two: its first option says what it does."""
+    if not steps:
+        return "no step"
+    return ", ".join(
+        f"{name} {next(iter(options.values()), '')}".strip() for name, options in steps.items()
+    )
+
+
+def _notes(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows that did not take part, one line for each reason; the ineffective ones first."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for row in sorted(rows, key=lambda row: row["status"]):
+        path = f"{row['module']}.{row['tensor']}" if row["module"] else row["tensor"]
+        by_reason.setdefault((row["status"], row["reason"] or ""), []).append(path)
+    lines = [
+        f"{status}: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {reason}"
+        for (status, reason), names in by_reason.items()
+    ]
+    hidden = len(lines) - 4
+    return [*lines[:4], *([f"{plural(hidden, 'more reason')}; see audit.csv"] if hidden > 0 else [])]
+
+
+def _value(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,37 @@
+"""Words for a terminal: sizes, counts, and names that can hold anything."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def size(count: int) -> str:
+    """A number of bytes as a person says it: `5.4 MiB`."""
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{count} bytes" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def printable(text: Any) -> str:
+    """One line that any terminal can show; what is not printable is escaped."""
+    text = str(text)
+    return text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode()
+
+
+def one_line(text: str | None) -> str:
+    """The first line, and how many more there are."""
+    first, *rest = (text or "").splitlines() or [""]
+    more = f" (and {len(rest)} more {'line' if len(rest) == 1 else 'lines'})" if rest else ""
+    return printable(first) + more
+
+
+def counts(found: Mapping[str, int], words: Iterable[str]) -> str:
+    """`18 converted, 0 already`: every word with its count."""
+    return ", ".join(f"{found.get(word, 0)} {word}" for word in words)
+
+
+def plural(count: int, word: str) -> str:
+    """`1 tensor`, `2 tensors`."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
