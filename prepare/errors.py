@@ -20,6 +20,7 @@ Anything else that escapes is a bug of ours and keeps its traceback.
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,18 @@ class PrepareError(Exception):
         error.problems = (first, *rest)
         error.args = ("\n".join(map(str, error.problems)),)
         return error
+
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Sweeps carry errors between processes; Exception's own way would call __init__ with the text.
+        return _restored, (type(self), self.args, vars(self))
+
+
+def _restored(cls: type[PrepareError], args: tuple, attributes: dict[str, Any]) -> PrepareError:
+    error = cls.__new__(cls)
+    error.args = args
+    vars(error).update(attributes)
+    return error
 
 
 class ConfigError(PrepareError):

@@ -1,0 +1,50 @@
+"""Errors hold their data, travel between processes, and guess what was meant."""
+
+import pickle
+
+import pytest
+
+from prepare import errors
+from prepare.errors import ConfigError, PartialError, PrepareError, Problem, choose, nearest
+
+
+def tree(cls=PrepareError):
+    yield cls
+    for sub in cls.__subclasses__():
+        yield from tree(sub)
+
+
+@pytest.mark.parametrize("cls", [cls for cls in tree() if cls is not PartialError])
+def test_every_error_travels_between_processes_with_its_data(cls):
+    error = cls.of([Problem("steps.half", "is wrong", "mend it"), Problem("", "so is this")])
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is cls
+    assert again.problems == error.problems
+    assert str(again) == "steps.half: is wrong; mend it\nso is this"
+
+
+def test_a_partial_failure_keeps_what_changed():
+    error = PartialError(RuntimeError("no"), ["a"], ["b", "c"])
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.changed, again.unchanged) == (["a"], ["b", "c"])
+    assert str(again) == (
+        "low_memory: RuntimeError after 1 of 3 tensors: no; changed: a; as before: b, c; apply again to finish"
+    )
+
+
+def test_every_error_stands_in_the_tree_at_the_top_of_the_file():
+    for cls in tree():
+        assert f" {cls.__name__} " in f" {errors.__doc__} ".replace("\n", " \n")
+
+
+def test_the_nearest_word_comes_first_and_case_does_not_count():
+    assert nearest("Chanels_Last", ["contiguous", "channels_last_3d", "channels_last"])[0] == "channels_last"
+    assert nearest("zzz", ["half", "device"]) == []
+    assert choose("haf", ["half", "device"]) == "did you mean 'half'? allowed: half, device"
+    assert choose("x", [], noun="steps") == "steps: none"
+
+
+def test_several_problems_are_one_error_a_line_each():
+    error = ConfigError.of([Problem("a", "1"), Problem("b", "2", "3")])
+    assert str(error) == "a: 1\nb: 2; 3"
+    assert len(error.problems) == 2
