@@ -140,7 +140,20 @@ def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
     steps wanted something of it, and what came of that. The judgement rests on the strides, dtypes
     and devices read here, never on what a step says it did.
     """
-    from prepare.tensors import identity, named_modules, named_tensors, unregistered_tensors
+    from prepare.collector import paused_collector
+
+    with paused_collector():
+        return _audit(model, plan)
+
+
+def _audit(model: nn.Module, plan: Plan | None) -> Audit:
+    from prepare.tensors import (
+        identity,
+        name_of,
+        named_modules,
+        named_tensors,
+        unregistered_tensors,
+    )
 
     planned = {(t.module, t.tensor, t.kind): t for t in plan.tensors} if plan is not None else {}
     places = named_tensors(model)
@@ -151,7 +164,8 @@ def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
     rows = []
     for place in places:
         key = (place.owner, place.name, place.kind)
-        others = tuple(sorted(p for p in shared[identity(place.tensor)] if p != place.path))
+        names = shared[identity(place.tensor)]
+        others = tuple(sorted(p for p in names if p != place.path)) if len(names) > 1 else ()
         kind = type(modules[place.owner]).__name__
         rows.append(_read(place.tensor, kind, key, planned.get(key), others))
     for name, module in modules.items():
@@ -159,7 +173,7 @@ def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
     rows.sort(key=lambda row: (row.module, row.tensor, row.kind))
     summary = _summary(rows, _weights(places))
     summary["unregistered"] = [
-        f"{path}: {str(tensor.dtype)[6:]} {tensor.device}"
+        f"{path}: {name_of(tensor.dtype)} {tensor.device}"
         for path, tensor in unregistered_tensors(model)
     ]
     summary["unregistered"].sort()
@@ -173,22 +187,22 @@ def _read(
     plan: TensorPlan | None,
     shared: tuple = (),
 ) -> Row:
-    from prepare.tensors import is_strided
+    from prepare.tensors import is_strided, name_of
 
     module, name, kind = key
     strided = is_strided(tensor)
     shape = tuple(tensor.shape) if strided else None
     stride = tensor.stride() if strided else None
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype, device = name_of(tensor.dtype), name_of(tensor.device)
     layouts = satisfied(shape, stride) if strided else ()
     before, status, steps, reason = None, "untouched", (), None
     if plan is not None:
         before = plan.old._asdict()
-        now = {"stride": stride, "dtype": dtype, "device": str(tensor.device)}
+        now = {"stride": stride, "dtype": dtype, "device": device}
         steps = plan.steps
         status, reason = _judge(plan, shape, now, layouts)
     return Row(
-        module, type_, name, kind, shape, stride, dtype, str(tensor.device), layouts, shared,
+        module, type_, name, kind, shape, stride, dtype, device, layouts, shared,
         before, status, steps, reason,
     )  # fmt: skip
 

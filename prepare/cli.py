@@ -12,15 +12,21 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from prepare.errors import ConfigError, PrepareError, Problem
+from prepare.report.text import plural, printable
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
+_WIDEST = 110
 _WITH_VALUE = (
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"),
     *("--config-dir", "-cd", "--experimental-rerun"),
 )
+_Read = TypeVar("_Read")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -43,15 +49,14 @@ def run(argv: list[str]) -> int:
         _complain([Problem("", "interrupted")])
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone (`| head`); there is nobody left to tell.
+        # Whoever read our output has gone (`| head`): what is left in the buffer must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
 
 
 def _answer(argv: list[str]) -> int:
-    word = argv[0] if argv else ""
-    if word in COMMANDS:
-        return COMMANDS[word](argv[1:])
+    if argv and argv[0] in COMMANDS:
+        return COMMANDS[argv[0]](argv[1:])
     if "--version" in argv:
         return _versions()
     try:
@@ -60,46 +65,34 @@ def _answer(argv: list[str]) -> int:
     except ImportError as error:
         remedy = "install the extra: pip install 'torch-prepare[cli]'"
         raise ConfigError("", f"the command line needs {error.name}", remedy) from error
-    if word and re.fullmatch(r"[^=~+-][^=]*", word):
-        return _unknown_word(word)
-    return _run_hydra(argv)
+    return _through_hydra(argv)
 
 
 def _steps(argv: list[str]) -> int:
     from prepare.report.steps import steps_text
 
     _takes(argv, 0, "steps")
-    print(steps_text(min(shutil.get_terminal_size((100, 24)).columns, 100)))
+    print(steps_text(_width()))
     return DONE
 
 
 def _diff(argv: list[str]) -> int:
     from prepare.audit import Audit
-    from prepare.report.text import plural, printable
 
-    _takes(argv, 2, "diff A B", "two audit.json files, or two folders of runs")
+    _takes(argv, 2, "diff A B", "two audit.json files, or the folders of two runs")
     paths = [Path(path) for path in argv]
-    ours, theirs = (
-        _wrong_if_unreadable(Audit.load, path / "audit.json" if path.is_dir() else path)
-        for path in paths
-    )
+    files = [path / "audit.json" if path.is_dir() else path for path in paths]
+    ours, theirs = (_named(Audit.load, path) for path in files)
     found = ours.diff(theirs)
     for difference in found:
         print(printable(difference))
-    print(f"{plural(len(found), 'tensor')} differ" if found else "no difference")
+    print(f"{plural(len(found), 'difference')}" if found else "no difference")
     return DONE
 
 
 def _summary(argv: list[str]) -> int:
-    from prepare.sweep import read_summary
-
     _takes(argv, 1, "summary FOLDER", "the folder of a sweep")
-    folder = Path(argv[0])
-    summary = _wrong_if_unreadable(read_summary, folder)
-    from prepare.report.sweep import show_summary, write_summary
-
-    write_summary(summary, folder)
-    show_summary(summary, folder)
+    _show_sweep(Path(argv[0]))
     return DONE
 
 
@@ -112,13 +105,12 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 def _takes(argv: list[str], count: int, usage: str, what: str = "") -> None:
     if len(argv) != count:
-        given = f"{len(argv)} given" if argv else "none given"
-        remedy = f"{usage}: {what}" if what else usage
-        raise ConfigError(usage.split()[0], f"takes {count or 'no'} arguments, {given}", remedy)
+        wrong = f"takes {plural(count, 'argument') if count else 'no argument'}, got {len(argv)}"
+        raise ConfigError(usage.split()[0], wrong, f"{usage}: {what}" if what else "")
 
 
-def _wrong_if_unreadable[T](read: Callable[[Path], T], path: Path) -> T:
-    """A file that was named on the command line and cannot be read is a mistake in the command."""
+def _named(read: Callable[[Path], _Read], path: Path) -> _Read:
+    """What is read from a file named on the command line: if it cannot be, the command is wrong."""
     try:
         return read(path)
     except PrepareError as error:
@@ -133,103 +125,99 @@ def _versions() -> int:
     return DONE
 
 
-def _unknown_word(word: str) -> int:
-    from prepare import hydra as ours
-    from prepare.mistakes import not_an_override
-
-    groups = ours.groups()
-    _complain([not_an_override(word, groups, COMMANDS)])
-    return WRONG
-
-
-def _run_hydra(argv: list[str]) -> int:
+def _through_hydra(argv: list[str]) -> int:
     from prepare import hydra as ours
 
-    flags, overrides = _sorted_arguments(argv)
-    if {"--help", "-h"} & set(flags):
-        return _help([*flags, *overrides])
-    multirun = bool({"--multirun", "-m"} & set(flags))
-    sweep = ours.Sweep()
-    token = ours.SWEEP.set(sweep)
+    asked = _parsed(argv)
+    if asked.help:
+        return _help(argv)
+    session = ours.Session()
+    token = ours.SESSION.set(session)
     code = FAILED
     try:
-        with _arguments([*flags, *overrides]):
-            code = _launched(ours, overrides, multirun=multirun)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-        _complain([Problem("", "interrupted")])
+        code = _launch(argv, asked, session)
     finally:
-        ours.SWEEP.reset(token)
-        if sweep.folder is not None:
-            found = _show_sweep(sweep.folder)
-            code = found if code == DONE else code
+        ours.SESSION.reset(token)
+        if session.sweep is not None:
+            found = _show_sweep(session.sweep)
+            code = code or found
     return code
 
 
-def _launched(ours, overrides: list[str], *, multirun: bool) -> int:
+def _launch(argv: list[str], asked: Namespace, session: ours.Session) -> int:
+    from prepare import hydra as ours
+
     try:
-        ours.launch(ours.task)
+        with _arguments(argv):
+            ours.launch()
+    except KeyboardInterrupt:
+        _complain([Problem("", "interrupted")])
+        return INTERRUPTED
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else FAILED if stop.code else DONE
-    except (*ours.ERRORS, ValueError) as error:
-        problems = ours.diagnose(overrides, multirun=multirun)
-        if not problems and not isinstance(error, ours.ERRORS):
+        return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
+    except ours.ERRORS as error:
+        if session.began:
             raise
-        _complain(problems or [ours.generic(error)])
+        with ours.composing(asked.config_dir) as composer:
+            problems = composer.diagnose(asked.overrides, multirun=asked.multirun)
+        if not problems and isinstance(error, ValueError):
+            raise
+        _complain(problems or [Problem("", ours.mistakes.first_sentence(str(error)))])
         return WRONG
     return DONE
 
 
 def _help(argv: list[str]) -> int:
-    """Hydra's help of our template, with the long lists of options folded to the terminal."""
+    """Hydra's help, from our template, with the long lists of options folded."""
     from prepare import hydra as ours
 
-    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     page = io.StringIO()
-    with _arguments(argv), contextlib.redirect_stdout(page):
-        code = _launched(ours, [], multirun=False)
+    with _arguments(argv), contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
+        ours.launch()
     for row in page.getvalue().rstrip().splitlines():
-        group = re.match(r"(\w+): \w+(, \w+)*$", row)
-        indent = " " * 13
-        folded = textwrap.wrap(row, width, subsequent_indent=indent) if group else [row]
-        print("\n".join(folded))
-    return code
+        is_group = re.match(r"(\w+): \w+(, \w+)*$", row)
+        print(textwrap.fill(row, _width(), subsequent_indent="    ") if is_group else row)
+    return DONE
 
 
 def _show_sweep(folder: Path) -> int:
-    from prepare.report.sweep import show_summary, write_summary
     from prepare.sweep import read_summary
 
-    summary = read_summary(folder)
+    summary = _named(read_summary, folder)
+    from prepare.report.sweep import show_summary, write_summary
+
     write_summary(summary, folder)
     show_summary(summary, folder)
     return summary.exit_code()
 
 
-def _sorted_arguments(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The flags, and the overrides: Hydra 1.3 takes no flag after an override."""
+def _parsed(argv: list[str]) -> Namespace:
+    """The arguments as Hydra reads them; sorts `argv` so that it can (1.3 wants the flags first).
+
+    Raises:
+        ConfigError: a flag that does not exist, or is given wrongly.
+    """
     from hydra._internal.utils import get_args_parser
 
-    from prepare.mistakes import unknown_flag
+    from prepare.errors import choose
 
-    known = [name for action in get_args_parser()._actions for name in action.option_strings]
-    flags, overrides, problems = [], [], []
-    rest = iter(argv)
-    for word in rest:
-        name = word.partition("=")[0]
-        if not word.startswith("-"):
-            overrides.append(word)
-        elif name not in known:
-            problems.append(unknown_flag(name, known))
-        else:
-            flags.append(word)
-            if word in _WITH_VALUE:
-                flags += [value for value in [next(rest, None)] if value is not None]
-            elif word in ("--info", "-i"):
-                flags += _info(argv, word)
-    if problems:
-        raise ConfigError.of(problems)
-    return flags, overrides
+    parser = get_args_parser()
+    known = [name for action in parser._actions for name in action.option_strings]
+    long = [name for name in known if name.startswith("--")]
+    unknown = [w for w in argv if w.startswith("-") and w.partition("=")[0] not in known]
+    if unknown:
+        raise ConfigError.of(
+            Problem(word, "no such flag", choose(word, long, noun="flags")) for word in unknown
+        )
+    takes_value = {index + 1 for index, word in enumerate(argv) if word in _WITH_VALUE}
+    is_flag = [word.startswith("-") or index in takes_value for index, word in enumerate(argv)]
+    argv[:] = [word for _, word in sorted(zip(is_flag, argv, strict=True), key=lambda x: not x[0])]
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError("", message, "see --help")
+
+    parser.error = refuse
+    return parser.parse_args(argv)
 
 
 @contextlib.contextmanager
@@ -248,8 +236,10 @@ def _arguments(argv: list[str]) -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = full
 
 
-def _complain(problems: Sequence[Problem]) -> None:
-    from prepare.report.text import printable
+def _width() -> int:
+    return min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
 
+
+def _complain(problems: Sequence[Problem]) -> None:
     for problem in problems:
         print(printable(problem), file=sys.stderr)

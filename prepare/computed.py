@@ -1,4 +1,4 @@
-"""The weight that a forward would really use, where a module computes it: evaluated on a copy, in eval mode."""
+"""The weight that a forward would really use, where a module computes it: evaluated on a copy."""
 
 from itertools import chain
 from typing import Any

@@ -52,7 +52,6 @@ class PrepareError(Exception):
         error.args = ("\n".join(map(str, error.problems)),)
         return error
 
-
     def __reduce__(self) -> tuple[Any, ...]:
         # Sweeps carry errors between processes; Exception's own way would call __init__ with the text.
         return _restored, (type(self), self.args, vars(self))

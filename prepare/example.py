@@ -190,7 +190,11 @@ def _range(dtype: str, low: Any, high: Any) -> Iterator[tuple[str, str, str]]:
     if high is not None or low is not None:
         first, last = TensorSpec((), dtype, low, high).bounds()
         if not (whole and high is None) and first >= last:
-            yield "high", f"{last:g} is not above low, which is {first:g}", "values are in [low, high)"
+            yield (
+                "high",
+                f"{last:g} is not above low, which is {first:g}",
+                "values are in [low, high)",
+            )
 
 
 _CHECKS: dict[str, Callable[[Any], Iterator[tuple[str, str]]]] = {

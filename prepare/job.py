@@ -102,7 +102,9 @@ def failure(error: BaseException) -> Outcome:
         reason = "refused" if isinstance(error, RefusedError) else "configuration"
         return Outcome(Result("failed", reason, said), WRONG)
     if isinstance(error, SystemExit):
-        return Outcome(Result("failed", "exit", f"the job called sys.exit({error.code!r})", trace), 1)
+        return Outcome(
+            Result("failed", "exit", f"the job called sys.exit({error.code!r})", trace), 1
+        )
     if _is_out_of_memory(error):
         return Outcome(Result("failed", "out of memory", line, trace), FAILED)
     reasons = {ModelError: "model", StepError: "step", FileError: "file"}
@@ -198,9 +200,13 @@ def _require_float32(model: nn.Module) -> None:
     }
     if low:
         first = ", ".join(list(low.values())[:3])
-        wrong = f"float32 adds no step, and the model holds {len(low)} tensors that are not: {first}"
+        wrong = (
+            f"float32 adds no step, and the model holds {len(low)} tensors that are not: {first}"
+        )
         wrong += ", ..." if len(low) > 3 else ""
-        remedy = "build it in float32, or choose precision=bfloat16 or half; ~precision asks nothing"
+        remedy = (
+            "build it in float32, or choose precision=bfloat16 or half; ~precision asks nothing"
+        )
         raise ConfigError("precision", wrong, remedy)
 
 
@@ -239,9 +245,7 @@ def _as_one(errors: list[ConfigError]) -> ConfigError:
     return (NothingMatchesError if nothing else ConfigError).of(problems)
 
 
-def _try(
-    settings: Settings, pipeline: Pipeline, model: nn.Module, stage: Stage
-) -> Forward | None:
+def _try(settings: Settings, pipeline: Pipeline, model: nn.Module, stage: Stage) -> Forward | None:
     """One forward with the example, formatted as the pipeline's steps say; None without an example."""
     from prepare.example import build_example
     from prepare.forward import run_example
@@ -250,7 +254,9 @@ def _try(
     example = build_example(settings.input, settings.seed)
     if not example:
         return None
-    formats = next((s for s in pipeline.steps.values() if isinstance(s, InputFormat)), InputFormat())
+    formats = next(
+        (s for s in pipeline.steps.values() if isinstance(s, InputFormat)), InputFormat()
+    )
     formats = formats.bind(pipeline.steps.values())
     example = replace(
         example, args=formats.format(example.args), kwargs=formats.format(example.kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from prepare.registry import STEPS
 # The keys that the choice in a group fills: where it failed, a missing key there says nothing.
 FILLS = {"model": ("model", "input"), "input": ("input",)}
 _STEP_GROUPS = ("steps",)
+# The bare words, which stand first and alone.
+COMMANDS = ("steps", "diff", "summary")
 
 
 @dataclass(frozen=True)
@@ -48,30 +50,16 @@ def explain(override: Override, menu: Menu, said: str) -> Problem:
     return Problem(override.key, first_sentence(said))
 
 
-def unreadable(text: str, menu: Menu) -> Problem:
+def unreadable(text: str, groups: Mapping[str, list[str]]) -> Problem:
     """The mistake in a word of the command line that is no override at all."""
     key, sign, value = text.partition("=")
     if not sign:
-        return not_an_override(text, menu.groups)
+        return _not_an_override(text, groups)
     if not key.strip("+~"):
         return Problem(text, "no key stands before the =", "write key=value, without spaces")
     quoted = value.replace("\\", "\\\\").replace('"', '\\"')
     remedy = f"""quote a value that holds special characters: '{key}="{quoted}"'"""
     return Problem(key.strip("+~"), f"the value {value!r} cannot be read", remedy)
-
-
-def not_an_override(word: str, groups: Mapping[str, list[str]], words: Iterable[str] = ()) -> Problem:
-    """The mistake in a word without a `=`."""
-    everything = {option: f"{group}={option}" for group in groups for option in groups[group]}
-    everything |= {name: name for name in words} | {group: f"{group}=NAME" for group in groups}
-    close = nearest(word, everything)
-    remedy = f"did you mean {everything[close[0]]!r}? " if close else ""
-    return Problem(word, "is neither key=value nor a command", f"{remedy}see --help")
-
-
-def unknown_flag(flag: str, flags: Iterable[str]) -> Problem:
-    """The mistake in a word that begins with a dash."""
-    return Problem(flag, "no such flag", choose(flag, [f for f in flags if f.startswith("--")]))
 
 
 def filled_by(group: str) -> tuple[str, ...]:
@@ -83,6 +71,14 @@ def first_sentence(said: str) -> str:
     """The first sentence of an error, on one line."""
     lines = [line.strip() for line in said.strip().splitlines() if line.strip()]
     return lines[0].rstrip(".:") if lines else "cannot be used"
+
+
+def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
+    meant = {option: f"{group}={option}" for group in groups for option in groups[group]}
+    meant |= {group: f"{group}=NAME" for group in groups} | {name: name for name in COMMANDS}
+    close = nearest(word, meant)
+    remedy = f"did you mean {meant[close[0]]}? " if close else ""
+    return Problem(word, "is neither key=value nor a command", f"{remedy}see --help")
 
 
 def _explain_choice(override: Override, menu: Menu) -> Problem:
@@ -111,7 +107,9 @@ def _explain_key(override: Override, menu: Menu) -> Problem | None:
         if isinstance(at, list):
             return None
         if not isinstance(at, Mapping):
-            remedy = f"set it as {where}=value" if at is not None else f"it is null; set {where} first"
+            remedy = (
+                f"set it as {where}=value" if at is not None else f"it is null; set {where} first"
+            )
             return Problem(override.key, f"{where} is a value and has no keys", remedy)
         if part not in at:
             return _missing(override, menu, parts[: index + 1], at)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from prepare import recipe
+from prepare.collector import paused_collector
 from prepare.errors import ConfigError, PrepareError, Problem, RefusedError, StepError
 from prepare.optimizer import KeepInLine, state_moves, trains_in_float16
 from prepare.options import plain
@@ -94,8 +95,9 @@ class Pipeline:
         Raises:
             ConflictError: two tensor steps want different things of one tensor.
         """
-        actions, table = self._survey(model)
-        return Plan(self.to_config(), tensor_plans(table), actions, table.errors)
+        with paused_collector():
+            actions, table = self._survey(model)
+            return Plan(self.to_config(), tensor_plans(table), actions, table.errors)
 
     def apply(
         self,

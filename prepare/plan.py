@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from prepare.computed import computed_tensors
 from prepare.errors import ConfigError
-from prepare.tensors import NamedTensor, is_strided
+from prepare.tensors import NamedTensor, is_strided, name_of
 from prepare.wants import Table, Wanted
 
 
@@ -113,7 +113,7 @@ def tensor_plans(table: Table) -> list[TensorPlan]:
 def state(tensor: Tensor) -> State:
     """How a tensor lies now."""
     stride = tensor.stride() if is_strided(tensor) else None
-    return State(stride, str(tensor.dtype)[6:], str(tensor.device))
+    return State(stride, name_of(tensor.dtype), name_of(tensor.device))
 
 
 def _is_first_place(plan: TensorPlan) -> bool:
@@ -126,7 +126,7 @@ def _places(wanted: Wanted) -> Iterable[TensorPlan]:
     old = new = state(tensor)
     bytes_old = bytes_new = tensor.nbytes if old.stride is not None else 0
     if move:
-        new = State(move.stride, str(move.dtype).removeprefix("torch."), str(move.device))
+        new = State(move.stride, name_of(move.dtype), name_of(move.device))
         bytes_new = tensor.numel() * move.dtype.itemsize if new.stride is not None else 0
     shape = tuple(tensor.shape) if old.stride is not None else None
     paths = sorted(place.path for place in wanted.places) if len(wanted.places) > 1 else []

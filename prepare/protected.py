@@ -1,4 +1,4 @@
-"""Which tensors a module's own code protects from a cast, found by asking that code on a copy without data."""
+"""Which tensors a module's own code protects from a cast, found by asking that code on a copy."""
 
 from functools import cache
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.errors import RefusedError
-from prepare.tensors import named_modules
+from prepare.tensors import name_of, named_modules
 from prepare.tree import copy_tree
 
 _CASTS = {"float16": "half", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
@@ -53,8 +53,8 @@ def _kept(name: str, module: nn.Module, dtype: str) -> dict[int, str]:
             raise RefusedError(where, wrong, "do as it says, or exclude it") from error
         for original, copy in zip(_tensors(module), _tensors(clone), strict=True):
             if original.is_floating_point() and copy.dtype is not wanted:
-                dtype_now = str(copy.dtype).removeprefix("torch.")
-                kept[id(original)] = f"{type(module).__name__}.{asked} keeps it in {dtype_now}"
+                whose = f"{type(module).__name__}.{asked}"
+                kept[id(original)] = f"{whose} keeps it in {name_of(copy.dtype)}"
     return kept
 
 

@@ -11,7 +11,8 @@ from prepare.example import read_example
 from prepare.options import convert
 from prepare.registry import STEPS
 
-TASKS = ("prepare", "plan")
+# The groups that a configuration is put together from.
+GROUPS = ("model", "device", "precision", "memfmt", "input")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,8 @@ def read_settings(
     known = [field.name for field in fields(Settings) if field.name != "choices"]
     for key in config:
         if key not in known:
-            groups = [group for group in choices if not group.startswith("hydra")]
-            remedy = choose(str(key), dict.fromkeys([*groups, *known]), noun="keys and groups")
+            allowed = dict.fromkeys([*GROUPS, *known])
+            remedy = choose(str(key), allowed, noun="keys and groups")
             problems.append(Problem(str(key), "no such key", remedy))
     for key in ("task", "mode", "strict", "plugins", "seed"):
         if key in config:
@@ -106,7 +107,9 @@ def _check_steps(steps: dict[str, Any], *, plugins: bool) -> Iterable[Problem]:
         if options is None:
             continue
         if not isinstance(options, dict):
-            yield Problem(f"steps.{name}", f"{options!r} is no mapping of options", "give {} or null")
+            yield Problem(
+                f"steps.{name}", f"{options!r} is no mapping of options", "give {} or null"
+            )
             continue
         if plugins and name not in STEPS:
             continue  # A plugin may register it, and those are imported in the job only.

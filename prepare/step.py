@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from prepare.tensors import NamedTensor
 
+_NAMED = (str, type(None))
+_CONTIGUOUS = {"contiguous_format": "contiguous"}
 PHASES = ("structure", "tensors", "runtime", "inputs")
 
 
@@ -30,12 +32,11 @@ class Want:
     memory_format: str | torch.memory_format | None = None
 
     def __post_init__(self) -> None:
-        for field in ("device", "dtype", "memory_format"):
-            value = getattr(self, field)
-            if value is not None and not isinstance(value, str):
-                object.__setattr__(self, field, plain(value))
-        if self.memory_format == "contiguous_format":
-            object.__setattr__(self, "memory_format", "contiguous")
+        for side in ("device", "dtype", "memory_format"):
+            value = getattr(self, side)
+            if type(value) not in _NAMED or value == "contiguous_format":
+                name = plain(value)
+                object.__setattr__(self, side, _CONTIGUOUS.get(name, name))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

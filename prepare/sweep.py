@@ -77,7 +77,9 @@ def read_summary(folder: Path) -> Summary:
     rows = (planned and planned["rows"]) or []
     numbers = sorted({*range(len(rows)), *found})
     overrides = {number: rows[number] for number in range(len(rows))}
-    made = [_row(number, overrides.get(number, []), found.get(number), folder) for number in numbers]
+    made = [
+        _row(number, overrides.get(number, []), found.get(number), folder) for number in numbers
+    ]
     keys = dict.fromkeys(key for row in made for key in row.choices)
     varying = [key for key in keys if len({row.choices.get(key) for row in made}) > 1]
     return Summary(made, varying)

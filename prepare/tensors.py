@@ -1,6 +1,7 @@
 """Every tensor of a model by name, and the tensors that stand behind a computed weight."""
 
 from collections.abc import Hashable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _NO_DISPATCH = Tensor.__torch_dispatch__
 # What every module has; none of it holds a tensor of the author's.
 _OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
+_SIMPLE = frozenset({bool, int, float, str, type(None), torch.Size})
 _HOOK_PARTS = ("g", "v", "u", "orig", "mask")
 
 
@@ -79,7 +81,9 @@ def unregistered_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, module in named_modules(model):
         computed = computed_names(module)
         for key, value in vars(module).items():
-            if key not in _OWN_ATTRIBUTES and key not in computed:
+            if type(value) in _SIMPLE or key in _OWN_ATTRIBUTES:
+                continue
+            if key not in computed:
                 yield from _tensors_in(f"{name}.{key}" if name else key, value)
 
 
@@ -108,6 +112,12 @@ def weight_hooks(module: nn.Module) -> list[tuple[Any, str]]:
         if type(hook).__module__.startswith("torch.nn.utils.") and isinstance(name, str):
             found.append((hook, name))
     return found
+
+
+@cache
+def name_of(kind: torch.dtype | torch.device) -> str:
+    """A dtype or device by its name: `float16`, `cuda:0`."""
+    return str(kind).removeprefix("torch.")
 
 
 def identity(tensor: Tensor) -> Hashable:

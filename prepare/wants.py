@@ -148,8 +148,6 @@ class _Asked:
 
         An exclusion in one of its places holds in all: the tensor is one and the same.
         """
-        if not self.patterns:
-            return None
         self.candidates.update((place.module_name, place.module) for place in places)
         reasons = [(place, why) for place in places if (why := self._kept_off(place))]
         if not reasons:
@@ -223,7 +221,7 @@ def _ask(asked: list[_Asked], wanted: Wanted, protected: Protected) -> Iterable[
     claims = []
     for one in asked:
         said = [(place, sides) for place in wanted.places if (sides := _sides(one.step, place))]
-        why = one.kept_off([place for place, _ in said]) if said else None
+        why = one.kept_off([place for place, _ in said]) if said and one.patterns else None
         for place, sides in said if why is None else ():
             for side, value in sides:
                 if side == "dtype" and (kept := protected.reason(place.tensor, value)):

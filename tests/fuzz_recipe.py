@@ -18,7 +18,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Self
 
-from prepare import recipe
+from prepare import plain_yaml, recipe
 from prepare.errors import RecipeError
 
 HEAD = "format: prepare.recipe\nversion: 1\nsteps:\n"
@@ -178,11 +178,11 @@ def read(data: bytes) -> dict | RecipeError:
 def same_by_both_parsers(data: bytes) -> None:
     """Wherever libyaml and PyYAML's own parser both take a recipe, they find the same in it."""
     fast, slow = read(data), None
-    libyaml, recipe._FAST = recipe._FAST, None
+    libyaml, plain_yaml._FAST = plain_yaml._FAST, None
     try:
         slow = read(data)
     finally:
-        recipe._FAST = libyaml
+        plain_yaml._FAST = libyaml
     if isinstance(fast, dict) and isinstance(slow, dict):
         assert repr(fast) == repr(slow), data
 
@@ -215,10 +215,10 @@ def main() -> None:
     if options.slow_parser:
         for data in small_cases(options.seed + 1, options.cases // 4):
             same_by_both_parsers(data)
-        recipe._FAST = None
+        plain_yaml._FAST = None
     recipe.loads(SEEDS[0])
     watch, found, slowest = Watch(), Counter(), (0.0, b"")
-    size = recipe.MAX_BYTES_SLOW if options.slow_parser else recipe.MAX_BYTES
+    size = plain_yaml.MAX_BYTES_SLOW if options.slow_parser else plain_yaml.MAX_BYTES
     big = islice(big_cases(size), 0, None, options.big)
     before = peak()
     for data in chain(big, small_cases(options.seed, options.cases)):

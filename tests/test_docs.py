@@ -20,7 +20,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 COMMANDS = ("python run.py", "prepare ")
 
-_BLOCK = re.compile(r"^```(.*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _TITLE = re.compile(r'title="([^"]+)"')
 _NAMED_TEST = re.compile(r"`(?:tests/)?(test_\w+\.py)::(\w+)`")
@@ -155,6 +155,12 @@ def test_every_page_is_reachable_from_the_readme():
             links = [link.partition("#")[0] for link in _LINK.findall(page.read_text())]
             waiting += [(page.parent / link).resolve() for link in links if link.endswith(".md")]
     assert [page_id(page) for page in PAGES if page.resolve() not in seen] == []
+
+
+def test_every_page_begins_with_something_that_runs():
+    first = {page: (blocks(page) or [None])[0] for page in PAGES[1:] if page.name != "benchmarks.md"}
+    runs = {page for page, block in first.items() if block and (block.runs or block.language == "python")}
+    assert [page_id(page) for page in first if page not in runs] == []
 
 
 def test_the_readme_begins_with_the_two_commands():

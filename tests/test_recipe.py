@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prepare import recipe
+from prepare import plain_yaml, recipe
 from prepare.errors import ConfigError, RecipeError
 
 FUZZ = Path(__file__).with_name("fuzz_recipe.py")
@@ -386,7 +386,7 @@ def test_no_more_than_twenty_mistakes_are_listed():
 
 
 def test_without_libyaml_the_same_is_read_and_refused(monkeypatch):
-    monkeypatch.setattr(recipe, "_FAST", None)
+    monkeypatch.setattr(plain_yaml, "_FAST", None)
     assert recipe.loads(VERSION_1) == STEPS_1
     for name, data, _ in HOSTILE:
         error = refusal(data)

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from prepare import files
-from prepare.report.terminal import console, line
+from prepare.report.terminal import line, show_table
 from prepare.report.text import one_line, plural, printable, size
 from prepare.sweep import CONVOLUTIONS, Row, Summary
 
@@ -37,7 +37,7 @@ def show_summary(summary: Summary, folder: Path) -> None:
         table.add_column(title, overflow="fold", justify=right)
     for row in summary.rows:
         table.add_row(*_cells(row, summary.varying))
-    console().print(table)
+    show_table(table)
     for row in summary.rows:
         if row.reason:
             line(f"#{row.number}: {one_line(row.reason)}")

@@ -7,16 +7,18 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from prepare.report.text import counts, plural, printable, size
+from prepare.report.text import counts, one_line, plural, printable, size
 from prepare.sweep import CONVOLUTIONS
 
 if TYPE_CHECKING:
-    from prepare.job import Facts
+    from prepare.job import Facts, Outcome
+    from prepare.record import Job, Result
 
 _SHOWN = 10
 
@@ -48,6 +50,34 @@ def stage(what: str, *, after: float = 1.0) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def show_table(table: Table) -> None:
+    """A table, without the spaces that would fill its last column up."""
+    out = console()
+    with out.capture() as captured:
+        out.print(table)
+    line("\n".join(row.rstrip() for row in captured.get().splitlines()))
+
+
+def show_outcome(outcome: Outcome, folder: Path) -> None:
+    """What became of a single run: its table, or its mistakes."""
+    shown = os.path.relpath(folder)
+    shown = str(folder) if shown.startswith("..") else shown
+    if outcome.facts is not None:
+        (show_prepared if outcome.facts.audit else show_plan)(outcome.facts, shown)
+        return
+    show_problems((outcome.result.error or "").splitlines())
+    if outcome.result.traceback:
+        path = os.path.join(shown, "result.json")  # noqa: PTH118
+        line(f"the traceback is in {printable(path)}", errors=True)
+
+
+def show_row(job: Job, result: Result) -> None:
+    """One line for a row of a sweep that has ended."""
+    error = f": {one_line(result.error)}" if result.error else ""
+    text = f"#{job.number} {' '.join(job.overrides)}: {result.status}, {result.seconds:.1f} s"
+    line(f"{printable(text)}{error}", errors=True)
 
 
 def show_prepared(facts: Facts, folder: str) -> None:
@@ -103,7 +133,7 @@ def _show_changes(changes: list[dict[str, Any]]) -> None:
             "\n".join(change["steps"]),
         )
     line("")
-    console().print(table)
+    show_table(table)
     if len(changes) > _SHOWN:
         line(f"... and {plural(len(changes) - _SHOWN, 'tensor')} more; plan.json has them all")
 
@@ -117,14 +147,14 @@ def _show(rows: list[tuple[str, str]]) -> None:
     for name, text in rows[:-1]:
         table.add_row("  " + ("" if name == last else name), printable(text))
         last = name
-    console().print(table)
+    show_table(table)
     # The folder is to be copied, so it is never folded.
     line(f"  {rows[-1][0].ljust(width)}  {printable(rows[-1][1])}")
 
 
 def _tensors(audit: Mapping[str, Any]) -> str:
     dtypes = ", ".join(f"{count} {name}" for name, count in audit["dtypes"].items())
-    return f"{plural(audit['tensors'], 'parameter and buffer').replace('buffers', 'buffers')}: {dtypes}"
+    return f"{audit['tensors']:,} parameters and buffers: {dtypes}"
 
 
 def _seen(one: Mapping[str, Any]) -> str:

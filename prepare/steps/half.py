@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @register("half")
 class Half(TensorStep):
-    """Casts floating-point parameters and buffers to float16 or bfloat16; integers, booleans and complex never.
+    """Casts floating-point parameters and buffers to 16 bits; integers and complex numbers never.
 
     Helps: half the memory, and faster convolutions on hardware with 16-bit units.
     Hurts: float16 overflows above 65504, and running statistics of a batch norm freeze or overflow
