@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from prepare.errors import ConfigError, PrepareError, Problem
+from prepare.errors import ConfigError, PrepareError, Problem, choose
 from prepare.report.text import plural, printable
 
 if TYPE_CHECKING:
@@ -119,8 +119,10 @@ def _named(read: Callable[[Path], _Read], path: Path) -> _Read:
 
 def _versions() -> int:
     for package in ("torch-prepare", "torch", "hydra-core", "omegaconf"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
+        try:
             print(package, metadata.version(package))
+        except metadata.PackageNotFoundError:
+            print(package, "(not installed as a package)")
     print("python", sys.version.split()[0])
     return DONE
 
@@ -128,6 +130,7 @@ def _versions() -> int:
 def _through_hydra(argv: list[str]) -> int:
     from prepare import hydra as ours
 
+    argv = _sorted(argv)
     asked = _parsed(argv)
     if asked.help:
         return _help(argv)
@@ -191,15 +194,21 @@ def _show_sweep(folder: Path) -> int:
     return summary.exit_code()
 
 
+def _sorted(argv: list[str]) -> list[str]:
+    """The arguments with the flags first: Hydra 1.3 takes none after an override."""
+    values = {index + 1 for index, word in enumerate(argv) if word in _WITH_VALUE}
+    flags = [word for index, word in enumerate(argv) if word.startswith("-") or index in values]
+    rest = [w for index, w in enumerate(argv) if not (w.startswith("-") or index in values)]
+    return [*flags, *rest]
+
+
 def _parsed(argv: list[str]) -> Namespace:
-    """The arguments as Hydra reads them; sorts `argv` so that it can (1.3 wants the flags first).
+    """The arguments as Hydra reads them.
 
     Raises:
         ConfigError: a flag that does not exist, or is given wrongly.
     """
     from hydra._internal.utils import get_args_parser
-
-    from prepare.errors import choose
 
     parser = get_args_parser()
     known = [name for action in parser._actions for name in action.option_strings]
@@ -209,9 +218,6 @@ def _parsed(argv: list[str]) -> Namespace:
         raise ConfigError.of(
             Problem(word, "no such flag", choose(word, long, noun="flags")) for word in unknown
         )
-    takes_value = {index + 1 for index, word in enumerate(argv) if word in _WITH_VALUE}
-    is_flag = [word.startswith("-") or index in takes_value for index, word in enumerate(argv)]
-    argv[:] = [word for _, word in sorted(zip(is_flag, argv, strict=True), key=lambda x: not x[0])]
 
     def refuse(message: str) -> NoReturn:
         raise ConfigError("", message, "see --help")

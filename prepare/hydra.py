@@ -28,7 +28,14 @@ from prepare.errors import ConfigError, Problem
 from prepare.job import INTERRUPTED, WRONG, run
 from prepare.mistakes import Menu, Override
 from prepare.record import Job, Record
-from prepare.report.terminal import line, show_outcome, show_problems, show_row, stage
+from prepare.report.terminal import (
+    line,
+    show_outcome,
+    show_problems,
+    show_row,
+    shown_folder,
+    stage,
+)
 from prepare.settings import GROUPS, Settings, read_settings
 from prepare.sweep import sweep_of, write_planned
 
@@ -114,7 +121,10 @@ class Checks(Callback):
             write_planned(folder, secrets.token_hex(8), rows)
             if (session := SESSION.get()) is not None:
                 session.sweep = folder
-            line(f"{len(rows)} runs" if rows else "a sweep", errors=True)
+            line(
+                f"{f'{len(rows)} runs' if rows else 'a sweep'} in {shown_folder(folder)}",
+                errors=True,
+            )
 
 
 class Composer:
@@ -210,6 +220,8 @@ class Composer:
                 known = OmegaConf.to_container(self.compose(accepted), resolve=False)
                 menu = Menu(self.groups, known)
                 problems.append(mistakes.explain(override, menu, str(error)))
+        if any(map(mistakes.names_a_model, problems)):
+            unfilled.add("model")
         rest = self.problems(self.compose(accepted))
         return [*problems, *(p for p in rest if p.where.split(".")[0] not in unfilled)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,10 @@ class Menu:
 
 def explain(override: Override, menu: Menu, said: str) -> Problem:
     """The mistake in an override that was refused with the words `said`."""
+    if not override.key:
+        return Problem(
+            override.text, "no key stands before the =", "write key=value, without spaces"
+        )
     if override.several:
         remedy = "add --multirun for a run of each, or write a list as [a,b]"
         return Problem(override.key, f"{_value(override)!r} is several values", remedy)
@@ -55,8 +60,6 @@ def unreadable(text: str, groups: Mapping[str, list[str]]) -> Problem:
     key, sign, value = text.partition("=")
     if not sign:
         return _not_an_override(text, groups)
-    if not key.strip("+~"):
-        return Problem(text, "no key stands before the =", "write key=value, without spaces")
     quoted = value.replace("\\", "\\\\").replace('"', '\\"')
     remedy = f"""quote a value that holds special characters: '{key}="{quoted}"'"""
     return Problem(key.strip("+~"), f"the value {value!r} cannot be read", remedy)
@@ -70,7 +73,13 @@ def filled_by(group: str) -> tuple[str, ...]:
 def first_sentence(said: str) -> str:
     """The first sentence of an error, on one line."""
     lines = [line.strip() for line in said.strip().splitlines() if line.strip()]
-    return lines[0].rstrip(".:") if lines else "cannot be used"
+    first = lines[0].rstrip(".:") if lines else "cannot be used"
+    return re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", first)
+
+
+def names_a_model(problem: Problem) -> bool:
+    """Whether the way out of a mistake chooses a model, so that none need be asked for as well."""
+    return bool(re.search(r"\bmodel=|'model'", problem.remedy))
 
 
 def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
@@ -126,14 +135,21 @@ def _missing(
     if parts[0] == "steps" and len(parts) == 2:
         return _missing_step(name, siblings)
     if len(parts) == 1:
-        allowed = [*menu.groups, *(key for key in siblings if key not in menu.groups)]
-        return Problem(where, "no such key", choose(name, allowed, noun="keys and groups"))
+        return Problem(where, "no such key", _top_level(override, menu, siblings))
     if parts[0] == "model":
         adds = f"a keyword it does not list is added as +{override.text.lstrip('+~')}"
         close = nearest(name, siblings)
         remedy = f"did you mean {close[0]!r}? {adds}" if close else adds
         return Problem(where, "this model's configuration has no such key", remedy)
     return Problem(where, "no such key", choose(name, map(str, siblings), noun="keys"))
+
+
+def _top_level(override: Override, menu: Menu, siblings: Mapping[str, Any]) -> str:
+    """The remedy for a wrong key; a value that is an option of one group says which was meant."""
+    allowed = [*menu.groups, *(str(key) for key in siblings if key not in menu.groups)]
+    meant = [group for group, options in menu.groups.items() if override.value in options]
+    word = meant[0] if len(meant) == 1 and override.kind != "delete" else override.key
+    return choose(word, allowed, noun="keys and groups")
 
 
 def _missing_step(name: str, present: Mapping[str, Any]) -> Problem:

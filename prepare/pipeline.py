@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from prepare import recipe
+from prepare.asking import make_table
 from prepare.collector import paused_collector
 from prepare.errors import ConfigError, PrepareError, Problem, RefusedError, StepError
 from prepare.optimizer import KeepInLine, state_moves, trains_in_float16
@@ -22,7 +23,7 @@ from prepare.registry import STEPS
 from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
 from prepare.transfer import FlatMove, Move, Transfer, held_interrupts
 from prepare.tree import Snapshot, copy_tree
-from prepare.wants import Table, make_table
+from prepare.wants import Table
 
 _Model = TypeVar("_Model", bound=nn.Module)
 

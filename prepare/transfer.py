@@ -73,7 +73,11 @@ def _copy(fresh: Tensor, source: Tensor) -> None:
     turn of that piece are faster together, as `benchmarks/prepare_cost.py` shows.
     """
     turned = source.stride() != fresh.stride() and source.dtype != fresh.dtype
-    if not turned or source.numel() < 2 * _PIECE or {source.device.type, fresh.device.type} != {"cpu"}:
+    if (
+        not turned
+        or source.numel() < 2 * _PIECE
+        or {source.device.type, fresh.device.type} != {"cpu"}
+    ):
         fresh.copy_(source, non_blocking=True)
         return
     rows = max(1, _PIECE * len(source) // source.numel())

@@ -1,36 +1,16 @@
-"""What all tensor steps of a pipeline want of each tensor of a model, merged into one table."""
+"""What is wanted of each tensor of a model, and the moves that make it so."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from prepare.errors import (
-    ConfigError,
-    ConflictError,
-    NothingMatchesError,
-    PatternError,
-    Problem,
-    StepError,
-)
-from prepare.layout import FORMATS, canonical_stride, satisfied, takes
-from prepare.patterns import NORMS, matches, near_misses
-from prepare.protected import Protected
-from prepare.step import TensorStep, Want
-from prepare.tensors import (
-    NamedTensor,
-    identity,
-    is_expanded,
-    is_lazy,
-    is_plain,
-    is_strided,
-    named_tensors,
-)
+from prepare.errors import ConfigError
+from prepare.layout import canonical_stride, satisfied
+from prepare.tensors import NamedTensor, is_expanded, is_plain, is_strided
 from prepare.transfer import FlatMove, Move
-
-_OPTIONS = ("include", "exclude", "keep")
 
 
 @cache
@@ -134,76 +114,6 @@ class Table:
         return [move for move in (*alone, *(group.move() for group in views)) if move]
 
 
-class _Asked:
-    """What came of asking one step: which modules it has to do with, and which patterns matched."""
-
-    def __init__(self, step: TensorStep) -> None:
-        self.step = step
-        self.candidates: dict[str, nn.Module] = {}
-        self.patterns = {option: step.chosen(option) for option in _OPTIONS if step.chosen(option)}
-        self.used: set[tuple[str, str]] = set()
-
-    def kept_off(self, places: Sequence[NamedTensor]) -> str | None:
-        """Why a pattern keeps the step off this tensor, or None.
-
-        An exclusion in one of its places holds in all: the tensor is one and the same.
-        """
-        self.candidates.update((place.module_name, place.module) for place in places)
-        reasons = [(place, why) for place in places if (why := self._kept_off(place))]
-        if not reasons:
-            return None
-        place, why = reasons[0]
-        return f"{why} (as {place.path})" if len(places) > 1 else why
-
-    def _kept_off(self, place: NamedTensor) -> str | None:
-        found: dict[str, str] = {}
-        for option, chosen in self.patterns.items():
-            for pattern in chosen:
-                if matches(pattern, place.module_name, place.module):
-                    self.used.add((option, pattern))
-                    found.setdefault(option, pattern)
-        for option in ("exclude", "keep"):
-            if option in found:
-                return f"{option}: {found[option]}"
-        if "include" in self.patterns and "include" not in found:
-            return "include: no pattern matches"
-        return None
-
-    def dead_patterns(self) -> Iterable[ConfigError]:
-        """An error for every pattern that matched nothing; `norms` may match nothing."""
-        for option, chosen in self.patterns.items():
-            for pattern in chosen:
-                if pattern != NORMS and (option, pattern) not in self.used:
-                    wrong = f"{pattern!r} matches no module that {self.step.name} prepares"
-                    where = f"steps.{self.step.name}.{option}"
-                    yield PatternError(where, wrong, near_misses(pattern, self.candidates))
-
-
-def make_table(model: nn.Module, steps: Sequence[TensorStep]) -> Table:
-    """Asks every step for every tensor.
-
-    Raises:
-        ConflictError: two steps want different things of one tensor; all such pairs at once.
-        StepError: a step raised, or wants what a tensor cannot have.
-    """
-    tensors: dict[Hashable, Wanted] = {}
-    for place in named_tensors(model):
-        key = identity(place.tensor)
-        if key not in tensors:
-            tensors[key] = Wanted(place.tensor, [])
-        tensors[key].places.append(place)
-    asked = [_Asked(step) for step in steps]
-    protected = Protected(model)
-    conflicts = [
-        problem for wanted in tensors.values() for problem in _ask(asked, wanted, protected)
-    ]
-    if conflicts:
-        raise ConflictError.of(conflicts)
-    found = list(tensors.values())
-    dead = (error for one in asked for error in one.dead_patterns())
-    return Table(found, [*dead, *_without_effect(model, steps, found)])
-
-
 def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
     """The strides a cast or a move keeps, as `Tensor.to` does: its own where it is dense.
 
@@ -212,74 +122,6 @@ def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
     if satisfied(tensor.shape, tensor.stride()) or is_expanded(tensor):
         return tensor.stride()
     return torch.empty_like(tensor, device="meta").stride()
-
-
-def _ask(asked: list[_Asked], wanted: Wanted, protected: Protected) -> Iterable[Problem]:
-    """Fills in what the steps want of one tensor; gives what they disagree about."""
-    if is_lazy(wanted.tensor):
-        return
-    claims = []
-    for one in asked:
-        said = [(place, sides) for place in wanted.places if (sides := _sides(one.step, place))]
-        why = one.kept_off([place for place, _ in said]) if said and one.patterns else None
-        for place, sides in said if why is None else ():
-            for side, value in sides:
-                if side == "dtype" and (kept := protected.reason(place.tensor, value)):
-                    why = kept
-                else:
-                    claims.append((one.step.name, side, value))
-        if why:
-            wanted.off = {**wanted.off, one.step.name: why}
-    wanted.wants, wanted.steps, disagreements = _merge(tuple(claims))
-    for wrong in disagreements:
-        remedy = "drop one step, or exclude the module"
-        yield Problem(wanted.places[0].path, wrong, remedy)
-
-
-@lru_cache(maxsize=4096)  # nearly all tensors of a model are wanted in one of a few ways
-def _merge(
-    claims: tuple[tuple[str, str, str], ...],
-) -> tuple[Mapping[str, str], tuple[str, ...], tuple[str, ...]]:
-    """What is wanted by all together, the steps that want it, and what they disagree about."""
-    wants: dict[str, tuple[str, str]] = {}
-    wrong = []
-    for step, side, value in claims:
-        first, had = wants.setdefault(side, (step, value))
-        if had != value:
-            wrong.append(f"{first} wants {had}, and {step} wants {value}")
-    steps = tuple(dict.fromkeys(step for step, _, _ in claims))
-    return {side: value for side, (_, value) in wants.items()}, steps, tuple(wrong)
-
-
-def _sides(step: TensorStep, place: NamedTensor) -> tuple[tuple[str, str], ...]:
-    """What `step` wants of this tensor, side by side, checked."""
-    try:
-        want = step.want(place)
-    except Exception as error:
-        wrong = f"want() raised on {place.path}: {type(error).__name__}: {error}"
-        raise StepError(f"steps.{step.name}", wrong) from error
-    if want is None:
-        return ()
-    if not isinstance(want, Want):
-        raise StepError(f"steps.{step.name}", f"want() gave {want!r}", "give a Want or None")
-    try:
-        return _checked(want.device, want.dtype, want.memory_format, place.tensor.dim())
-    except ValueError as error:
-        raise StepError(f"steps.{step.name}", f"of {place.path} it {error}") from None
-
-
-@cache
-def _checked(
-    device: str | None, dtype: str | None, memory_format: str | None, rank: int
-) -> tuple[tuple[str, str], ...]:
-    if memory_format is not None and memory_format not in FORMATS:
-        raise ValueError(f"wants the memory format {memory_format!r}, which is none of {FORMATS}")
-    if memory_format is not None and not takes(memory_format, rank):
-        raise ValueError(f"wants {memory_format}, and it has {rank} dimensions")
-    if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise ValueError(f"wants the dtype {dtype!r}, which torch does not have")
-    sides = (("device", device), ("dtype", dtype), ("memory_format", memory_format))
-    return tuple((side, value) for side, value in sides if value is not None)
 
 
 @cache
@@ -293,14 +135,3 @@ def _device(name: str | None, now: torch.device) -> torch.device:
         return now
     wanted = _parsed_device(name)
     return now if wanted.index is None and wanted.type == now.type else wanted
-
-
-def _without_effect(
-    model: nn.Module, steps: Sequence[TensorStep], tensors: list[Wanted]
-) -> Iterable[ConfigError]:
-    """All memory-format steps are one request, which has no effect only if none matched anything."""
-    formats = [step for step in steps if hasattr(step, "memory_format")]
-    if formats and not any("memory_format" in wanted.wants for wanted in tensors):
-        where = ", ".join(f"steps.{step.name}" for step in formats)
-        meanings = dict.fromkeys(step.nothing_matched(model) for step in formats)
-        yield NothingMatchesError(where, "; ".join(meanings))

@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from networks import Tied, facts, mixed, small_2d
-from prepare.audit import STATUSES, Audit, Row, audit
+from prepare.audit import Audit, audit
 from prepare.errors import AuditError, FileError
 from prepare.layout import canonical_stride, satisfied
 from prepare.pipeline import Pipeline
+from prepare.rows import STATUSES, Row
 
 FLAT = {"conv2d_memory_format": {}}
 

@@ -56,15 +56,16 @@ def test_only_the_command_line_knows_hydra(path):
 
 
 def test_the_audit_knows_no_step_and_no_pipeline():
-    for name in ("audit.py", "tensors.py", "computed.py", "tree.py", "layout.py"):
+    files = ("audit.py", "rows.py", "reading.py", "tensors.py", "computed.py", "tree.py", "layout.py")
+    for name in files:
         known = imports(ROOT / name, at_load=True) | imports(ROOT / name) - {"prepare.plan"}
         known = {name for name in known if name.startswith("prepare.")}
-        for forbidden in ("pipeline", "step", "steps", "registry", "wants", "transfer"):
+        for forbidden in ("pipeline", "step", "steps", "registry", "asking", "wants", "transfer"):
             assert not any(name.split(".")[1] == forbidden for name in known), (name, forbidden)
 
 
 def test_the_pipeline_knows_no_audit_and_no_record():
-    for name in ("pipeline.py", "plan.py", "wants.py", "transfer.py", "step.py", "registry.py"):
+    for name in ("pipeline.py", "plan.py", "asking.py", "wants.py", "transfer.py", "step.py", "registry.py"):
         for forbidden in ("audit", "record", "cli", "hydra", "report"):
             assert f"prepare.{forbidden}" not in imports(ROOT / name), (name, forbidden)
 

@@ -28,10 +28,11 @@ def _step(name: str, width: int) -> Iterator[str]:
         wrapped = textwrap.wrap(paragraph, width - 2, subsequent_indent="    ")
         yield from (f"  {text}" for text in wrapped)
     hints = typing.get_type_hints(cls, include_extras=True)
-    for field in dataclasses.fields(cls):
-        default = "required" if _required(field) else f"{_shown(_default(field))}"
-        text = f"steps.{name}.{field.name}={default}"
-        yield f"    {text:<46} {describe(hints[field.name])}".rstrip()
+    fields = dataclasses.fields(cls)
+    options = [f"steps.{name}.{field.name}={_default(field)}" for field in fields]
+    longest = max(map(len, options), default=0)
+    for field, option in zip(fields, options, strict=True):
+        yield f"    {option.ljust(longest)}  {describe(hints[field.name])}"
 
 
 def _card(cls: type[Step]) -> list[str]:
@@ -49,19 +50,14 @@ def _card(cls: type[Step]) -> list[str]:
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
-def _required(field: dataclasses.Field) -> bool:
-    return field.default is field.default_factory is dataclasses.MISSING
-
-
-def _default(field: dataclasses.Field) -> object:
+def _default(field: dataclasses.Field) -> str:
+    """The default as it is written on the command line."""
     if field.default is not dataclasses.MISSING:
-        return field.default
-    return field.default_factory()
-
-
-def _shown(value: object) -> str:
-    """A value as it is written on the command line."""
-    value = plain(value)
+        value = plain(field.default)
+    elif field.default_factory is not dataclasses.MISSING:
+        value = plain(field.default_factory())
+    else:
+        return "... (required)"
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from prepare import files
-from prepare.report.terminal import line, show_table
+from prepare.report.terminal import line, show_table, shown_folder
 from prepare.report.text import one_line, plural, printable, size
 from prepare.sweep import CONVOLUTIONS, Row, Summary
 
@@ -43,7 +43,7 @@ def show_summary(summary: Summary, folder: Path) -> None:
             line(f"#{row.number}: {one_line(row.reason)}")
     bad = sum(row.status != "ok" for row in summary.rows)
     ok = f"{len(summary.rows) - bad} of {plural(len(summary.rows), 'row')} ok"
-    line(f"{ok}; the table is in {printable(folder / 'summary.md')}")
+    line(f"{ok}; the table is in {shown_folder(folder / 'summary.md')}")
 
 
 def _cells(row: Row, varying: Iterable[str]) -> list[str]:

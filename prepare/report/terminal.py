@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from prepare.report.text import counts, one_line, plural, printable, size
+from prepare.layout import satisfied
+from prepare.report.text import counts, plural, printable, size
 from prepare.sweep import CONVOLUTIONS
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ def show_table(table: Table) -> None:
 
 def show_outcome(outcome: Outcome, folder: Path) -> None:
     """What became of a single run: its table, or its mistakes."""
-    shown = os.path.relpath(folder)
-    shown = str(folder) if shown.startswith("..") else shown
+    shown = shown_folder(folder)
     if outcome.facts is not None:
         (show_prepared if outcome.facts.audit else show_plan)(outcome.facts, shown)
         return
@@ -73,11 +73,16 @@ def show_outcome(outcome: Outcome, folder: Path) -> None:
         line(f"the traceback is in {printable(path)}", errors=True)
 
 
+def shown_folder(folder: Path) -> str:
+    """A folder as it can be copied: from the current one where it lies below that."""
+    below = os.path.relpath(folder)
+    return printable(folder if below.startswith("..") else below)
+
+
 def show_row(job: Job, result: Result) -> None:
     """One line for a row of a sweep that has ended."""
-    error = f": {one_line(result.error)}" if result.error else ""
     text = f"#{job.number} {' '.join(job.overrides)}: {result.status}, {result.seconds:.1f} s"
-    line(f"{printable(text)}{error}", errors=True)
+    line(printable(text), errors=True)
 
 
 def show_prepared(facts: Facts, folder: str) -> None:
@@ -103,7 +108,7 @@ def show_plan(facts: Facts, folder: str) -> None:
     """What a pipeline would do, and the first of the tensors it would do it to."""
     plan = facts.plan
     rows = [("to change", f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')}")]
-    rows += [("by step", f"{name}: {count}") for name, count in plan["by_step"].items()]
+    rows += [("wanted by", f"{name}: {count}") for name, count in plan["by_step"].items()]
     rows.append(("memory", f"{size(plan['bytes_before'])} now, {size(plan['bytes_after'])} then"))
     rows.append(("written", size(plan["bytes_written"])))
     rows += [("note", problem) for problem in facts.problems]
@@ -122,15 +127,15 @@ def show_problems(problems: Iterable[Any]) -> None:
 
 def _show_changes(changes: list[dict[str, Any]]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for title in ("tensor", "shape", "change", "step"):
+    for title in ("tensor", "shape", "change", "wanted by"):
         table.add_column(title, overflow="fold")
     for change in changes[:_SHOWN]:
-        sides = [f"{side} {_value(old)} -> {_value(new)}" for side, old, new in change["sides"]]
+        sides = [_side(*side, shape=change["shape"]) for side in change["sides"]]
         table.add_row(
             printable(change["tensor"]),
             _value(change["shape"]),
-            "\n".join(sides),
-            "\n".join(change["steps"]),
+            ", ".join(sides),
+            ", ".join(change["steps"]),
         )
     line("")
     show_table(table)
@@ -184,6 +189,16 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
     ]
     hidden = len(lines) - 4
     return [*lines[:4], *([f"{plural(hidden, 'more reason')}; see audit.csv"] if hidden > 0 else [])]
+
+
+def _side(side: str, old: Any, new: Any, *, shape: Any) -> str:
+    """One change in words; formats in the place of strides, where they tell the two apart."""
+    if side == "stride" and old is not None and new is not None:
+        names = [" or ".join(satisfied(shape, stride)) or "no format" for stride in (old, new)]
+        if names[0] != names[1]:
+            return f"{names[0]} -> {names[1]}"
+        return f"strides {_value(old)} -> {_value(new)}"
+    return f"{_value(old)} -> {_value(new)}"
 
 
 def _value(value: Any) -> str:
