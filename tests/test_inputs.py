@@ -197,3 +197,22 @@ def test_attached_formatting_changes_no_output_of_a_model_that_needs_none():
 def test_off_unless_asked_for():
     batch = [torch.ones(1, 3, 4, 4)]
     assert Pipeline.from_config({"half": {}, "conv2d_memory_format": {}}).format(batch) is batch
+
+
+def test_what_a_data_loader_collates_is_brought_into_the_layout():
+    samples = torch.randn(6, 3, 4, 4).to(memory_format=torch.channels_last)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(samples), batch_size=2)
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "input_format": {}})
+    for batch in loader:
+        assert batch[0].is_contiguous(), "torch.stack has taken the layout back"
+        (image,) = pipeline.format(batch)
+        assert image.stride() == canonical_stride(image.shape, "channels_last")
+
+
+def test_calls_that_bypass_the_model_bypass_the_hook_and_format_is_there_for_them():
+    pipeline, model = attached()
+    pipeline.apply(model)
+    assert model(torch.ones(1), image=IMAGE)[1] is torch.bfloat16
+    assert model.forward(torch.ones(1), image=IMAGE)[1] is torch.float32
+    args, kwargs = pipeline.format(((torch.ones(1),), {"image": IMAGE}))
+    assert model.forward(*args, **kwargs)[1] is torch.bfloat16

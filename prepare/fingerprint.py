@@ -1,0 +1,30 @@
+"""A hash of what a model holds, the same in every memory format."""
+
+import hashlib
+
+import torch
+from torch import nn
+
+from prepare.tensors import named_tensors
+
+
+def fingerprint(model: nn.Module) -> str:
+    """The sha256 (hexadecimal) of every parameter's and buffer's name, shape, dtype and values.
+
+    Hashing the bytes as they lie in storage would give another answer for the same values in
+    another layout; here they are read in the order of the dimensions.
+
+    >>> flat, last = nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)
+    >>> _ = last.load_state_dict(flat.state_dict())
+    >>> fingerprint(flat) == fingerprint(last.to(memory_format=torch.channels_last))
+    True
+    """
+    found = hashlib.sha256()
+    for place in sorted(named_tensors(model), key=lambda place: place.path):
+        tensor = place.tensor.detach()
+        dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+        values = dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        head = f"{place.path!r} {tuple(tensor.shape)} {tensor.dtype}\n"
+        found.update(head.encode("utf-8", "surrogatepass"))
+        found.update(values.data)
+    return found.hexdigest()

@@ -1,0 +1,228 @@
+"""The wheel holds what it must, works where it is installed, and the core needs no command line's packages."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import zipfile
+from email.parser import BytesParser
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from networks import CONF
+from packaging.requirements import Requirement
+
+from prepare import record
+
+ROOT = CONF.parent
+CLI = ("hydra", "omegaconf", "rich")
+
+
+def run(*words: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProcess:
+    """A program in a folder, without this checkout on its path."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env |= {"OMP_NUM_THREADS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **more}
+    return subprocess.run(
+        list(map(str, words)), capture_output=True, text=True, cwd=cwd, env=env, timeout=300
+    )
+
+
+def checked(*words: str | Path, cwd: Path) -> str:
+    done = run(*words, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index")
+    checked(*pip, "-w", folder, ROOT, cwd=folder)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """The folder of programs of a new environment that has the wheel, and torch from this one."""
+    folder = tmp_path_factory.mktemp("environment")
+    checked(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
+    paths = {"base": str(folder), "platbase": str(folder)}
+    site = Path(sysconfig.get_path("purelib", "venv", vars=paths))
+    # Only the packages: a path file within them (that of an editable install) is not followed.
+    (site / "parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    programs = Path(sysconfig.get_path("scripts", "venv", vars=paths))
+    install = ("install", "--no-deps", "--no-index", "--ignore-installed", wheel)
+    pip = (sys.executable, "-m", "pip", "--python", programs / "python")
+    checked(*pip, *install, cwd=folder)
+    return programs
+
+
+# ------------------------------------------------------------------------------- what is in the wheel
+
+
+def test_the_wheel_holds_the_package_and_every_configuration_and_nothing_else(wheel):
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    configs = {f"prepare/conf/{path.relative_to(CONF).as_posix()}" for path in CONF.rglob("*.yaml")}
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "prepare").rglob("*.py")}
+    assert len(configs) > 40
+    assert names == configs | modules
+
+
+def test_a_configuration_in_the_wheel_is_the_one_in_the_checkout(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        for path in CONF.rglob("*.yaml"):
+            name = f"prepare/conf/{path.relative_to(CONF).as_posix()}"
+            assert archive.read(name) == path.read_bytes(), name
+
+
+def about(wheel: Path):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return BytesParser().parsebytes(archive.read(name))
+
+
+def test_the_wheel_says_what_it_is(wheel):
+    found = about(wheel)
+    assert (found["Name"], found["License-Expression"]) == ("torch-prepare", "MIT")
+    assert found["License-File"] == "LICENSE"
+    assert found["Requires-Python"] == ">=3.11"
+    assert {"cli", "monai", "nnunet", "diffusers", "transformers", "torchvision", "timm"} <= set(
+        found.get_all("Provides-Extra")
+    )
+    assert found.get_payload().strip() or found["Description"]
+
+
+def test_the_core_asks_for_torch_and_yaml_only(wheel):
+    asked = map(Requirement, about(wheel).get_all("Requires-Dist"))
+    assert {one.name for one in asked if "extra" not in str(one.marker)} == {"torch", "pyyaml"}
+
+
+def test_what_the_core_and_the_command_line_ask_for_is_what_these_tests_run_with(wheel):
+    asked = [Requirement(text) for text in about(wheel).get_all("Requires-Dist")]
+    ours = [one for one in asked if one.marker is None or one.marker.evaluate({"extra": "cli"})]
+    assert {"torch", "pyyaml", "hydra-core", "rich"} <= {one.name for one in ours}
+    for one in ours:
+        version = metadata.version(one.name)
+        assert one.specifier.contains(version, prereleases=True), (str(one), version)
+
+
+@pytest.mark.parametrize("version", ["1.3.7", "1.3.8", "1.4.0rc3", "1.4.0"])
+def test_these_versions_of_hydra_are_admitted(wheel, version):
+    asked = map(Requirement, about(wheel).get_all("Requires-Dist"))
+    ranges = [one.specifier for one in asked if one.name == "hydra-core"]
+    assert any(one.contains(version, prereleases=True) for one in ranges)
+    assert not any(one.contains("1.5.0") or one.contains("1.2.0") for one in ranges)
+
+
+# ------------------------------------------------------------------------------- where it is installed
+
+
+def test_the_console_script_runs_from_an_empty_folder(installed, tmp_path):
+    done = run(installed / "prepare", "model=unet2d", "memfmt=channels_last", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+    (result,) = tmp_path.rglob("result.json")
+    assert {path.name for path in result.parent.iterdir()} == set(record.FILES)
+    assert json.loads(result.read_text())["status"] == "ok"
+    audit = json.loads((result.parent / "audit.json").read_text())
+    assert audit["summary"]["convolutions"]["converted"] > 0
+
+
+def test_what_is_installed_is_what_runs(installed, tmp_path):
+    code = "import prepare.hydra as ours; print(ours.__file__); print(ours.conf_dir())"
+    file, conf = checked(installed / "python", "-c", code, cwd=tmp_path).splitlines()
+    assert Path(file).is_relative_to(installed.parent)
+    assert Path(conf) == Path(file).parent / "conf"
+    said = checked(installed / "prepare", "--version", cwd=tmp_path)
+    assert f"torch-prepare {metadata_version()}" in said.splitlines()
+
+
+def metadata_version() -> str:
+    line = next(row for row in (ROOT / "pyproject.toml").read_text().splitlines() if "version =" in row)
+    return line.split('"')[1]
+
+
+def test_the_bare_words_and_the_help_work_where_it_is_installed(installed, tmp_path):
+    assert "conv3d_memory_format" in checked(installed / "prepare", "steps", cwd=tmp_path)
+    assert "channels_last_3d" in checked(installed / "prepare", "--help", cwd=tmp_path)
+    done = run(installed / "prepare", "memfmt=chanels_last", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean 'channels_last'?" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------- without the extras
+
+
+def without(packages: tuple[str, ...], code: str, cwd: Path) -> subprocess.CompletedProcess:
+    """Runs code in an interpreter that cannot import these packages."""
+    block = f"""
+        import sys
+        class Absent:
+            def find_spec(self, name, path=None, target=None):
+                if name.split(".")[0] in {packages!r}:
+                    raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        sys.meta_path.insert(0, Absent())
+    """
+    program = textwrap.dedent(block) + textwrap.dedent(code)
+    return run(sys.executable, "-c", program, cwd=cwd, PYTHONPATH=str(ROOT))
+
+
+def test_training_code_works_without_the_command_lines_packages(tmp_path):
+    code = """
+        import torch
+        from prepare.audit import Audit, audit
+        from prepare.pipeline import Pipeline
+        from prepare.record import Record
+        steps = {"conv2d_memory_format": {"memory_format": "channels_last"}, "input_format": {}}
+        model, pipeline = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)), Pipeline.from_config(steps)
+        plan = pipeline.plan(model)
+        pipeline.apply(model)
+        model(pipeline.format(torch.randn(1, 3, 8, 8)))
+        pipeline.save("recipe.yaml")
+        audit(model, plan=plan).save("audit.json")
+        assert not Pipeline.load("recipe.yaml").plan(model)
+        print(Audit.load("audit.json").summary["convolutions"]["converted"])
+    """
+    done = without((*CLI, "yaml_absent"), code, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+def test_every_module_but_those_of_the_command_line_loads_without_its_packages(tmp_path):
+    code = """
+        import importlib, pkgutil, prepare
+        absent = []
+        for found in pkgutil.walk_packages(prepare.__path__, "prepare."):
+            try:
+                importlib.import_module(found.name)
+            except ModuleNotFoundError as error:
+                absent.append(found.name)
+        print(*sorted(absent))
+    """
+    done = without(CLI, code, tmp_path)
+    assert done.stderr == ""
+    assert set(done.stdout.split()) <= {
+        *("prepare.hydra", "prepare.sweeping", "prepare.composing"),
+        *("prepare.report.terminal", "prepare.report.sweep"),
+    }
+
+
+@pytest.mark.parametrize("absent", ["hydra", "omegaconf", "rich"])
+def test_the_command_line_says_in_one_line_which_extra_it_needs(tmp_path, absent):
+    done = without((absent,), "from prepare.cli import main; main(['model=unet2d'])", tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"the command line needs {absent}; install the extra: pip install 'torch-prepare[cli]'\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_steps_and_the_version_are_told_without_the_command_lines_packages(tmp_path):
+    for word, told in {"steps": "conv3d_memory_format", "--version": "torch "}.items():
+        done = without(CLI, f"from prepare.cli import main; main([{word!r}])", tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert told in done.stdout
