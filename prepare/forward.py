@@ -16,35 +16,28 @@ from prepare.errors import ModelError
 from prepare.example import Example
 
 # What torch says, and what a user can do about it.
-_HINTS = (
-    (
-        r"Input type .* and (?:bias|weight) type|expected .* same dtype|expected scalar type"
-        r"|must have the same dtype",
-        "inputs and weights differ in precision: an input that is formatted (the example is, unless "
-        "steps.input_format says otherwise) becomes what the weights are; a tensor that the model "
-        "makes itself, or a module that `keep` leaves in float32, does not",
+_HINTS = {
+    r"Input type .* and (bias|weight) type|same dtype|expected scalar type": (
+        "the input and the weights differ in precision: the example was formatted as the steps say, "
+        "but a tensor that the model makes itself stays as it is, and so does a module that keep names"
     ),
-    (
-        r"view size is not compatible",
-        "this module calls .view on a tensor that is no longer contiguous: use .reshape or "
-        ".flatten there, or exclude the convolutions before it",
+    r"view size is not compatible": (
+        "this module calls .view on a tensor that is no longer contiguous: use .reshape or .flatten "
+        "there, or exclude the convolutions before it"
     ),
-    (
-        r"not implemented for '(?:Half|BFloat16)'",
-        "this operation does not exist in 16-bit precision on this device: keep the module in "
-        "float32 with steps.half.keep=[NAME], or take the other 16-bit precision",
+    r"not implemented for '(Half|BFloat16)'": (
+        "this device cannot do this in 16 bits: keep the module in float32 with "
+        "steps.half.keep=[norms,NAME], or take the other 16-bit precision"
     ),
-    (
-        r"missing \d+ required positional|unexpected keyword|takes .* positional",
-        "forward takes other arguments: give them in input.args and input.kwargs",
+    r"missing \d+ required|unexpected keyword|takes .* positional": (
+        "forward takes other arguments: give them in input.args and input.kwargs"
     ),
-    (
-        r"Expected .*(?:input|tensor)|mat1 and mat2|shapes? .* (?:mismatch|cannot be multiplied)"
-        r"|must match|to have \d+ channels|Sizes of tensors|Given groups",
-        "the example input may not fit this model: change input.shape",
+    r"to have \d+ channels|Sizes of tensors|must match|[Ss]hapes? .*(cannot be multiplied|invalid)"
+    r"|[Ee]xpected .*(input|dimension|size)|Kernel size can't be": (
+        "the example input may not fit this model: change input.shape"
     ),
-    (r"index out of range", "the example input may hold too large integers: change input.high"),
-)
+    r"index out of range": "the example input may hold too large integers: change input.high",
+}
 
 
 @dataclass(frozen=True)
@@ -95,10 +88,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _explained(model: nn.Module, error: Exception) -> ModelError:
     said = str(error).strip().split("\n")[0]
-    hint = next((hint for pattern, hint in _HINTS if re.search(pattern, str(error))), "")
+    hints = (hint for pattern, hint in _HINTS.items() if re.search(pattern, str(error)))
     where = _innermost(model, error.__traceback__)
     wrong = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    return ModelError(f"forward of {where}", wrong, hint)
+    return ModelError(f"forward of {where}", wrong.rstrip("."), next(hints, ""))
 
 
 def _innermost(model: nn.Module, trace: TracebackType | None) -> str:

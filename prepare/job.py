@@ -106,7 +106,7 @@ def failure(error: BaseException) -> Outcome:
             Result("failed", "exit", f"the job called sys.exit({error.code!r})", trace), 1
         )
     if _is_out_of_memory(error):
-        return Outcome(Result("failed", "out of memory", line, trace), FAILED)
+        return Outcome(Result("failed", "oom", f"out of memory: {line}", trace), FAILED)
     reasons = {ModelError: "model", StepError: "step", FileError: "file"}
     reason = next((word for kind, word in reasons.items() if isinstance(error, kind)), "error")
     return Outcome(
@@ -182,7 +182,7 @@ def _build(settings: Settings, build: Callable[[Mapping[str, Any]], Any]) -> nn.
         wrong = f"building {target} raised {type(cause).__name__}: {said}"
         raise ModelError("model", wrong) from error
     if not isinstance(model, nn.Module):
-        wrong = f"{target} gave a {type(model).__name__}, which is no torch.nn.Module"
+        wrong = f"{target} gave an object of type {type(model).__name__}, which is no torch.nn.Module"
         raise ConfigError("model._target_", wrong, "name a class or function that gives a model")
     if settings.choices.get("precision") == "float32" and "half" not in settings.steps:
         _require_float32(model)
@@ -205,7 +205,7 @@ def _require_float32(model: nn.Module) -> None:
         )
         wrong += ", ..." if len(low) > 3 else ""
         remedy = (
-            "build it in float32, or choose precision=bfloat16 or half; ~precision asks nothing"
+            "build it in float32, or choose precision=bfloat16 or half; ~precision drops this check"
         )
         raise ConfigError("precision", wrong, remedy)
 

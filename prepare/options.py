@@ -76,7 +76,7 @@ def convert(value: Any, hint: Any) -> Any:
         inner, *checks = typing.get_args(hint)
         result = convert(value, inner)
         try:
-            for check in checks:
+            for check in filter(callable, checks):
                 check(result)
         except ValueError as error:
             raise _CheckError(*error.args) from None
@@ -105,7 +105,8 @@ def describe(hint: Any) -> str:
     """A type in a user's words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return describe(args[0])
+        # A text among the annotations says what the value is in one's own words.
+        return next((word for word in args[1:] if isinstance(word, str)), describe(args[0]))
     if origin in (Union, types.UnionType):
         return " or ".join("null" if arg is type(None) else describe(arg) for arg in args)
     if origin is Literal:

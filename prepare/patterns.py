@@ -45,7 +45,7 @@ def near_misses(pattern: str, candidates: Mapping[str, Any]) -> str:
     return f"modules: {', '.join(allowed[:8])}{', ...' if len(allowed) > 8 else ''}"
 
 
-Patterns = Annotated[tuple[str, ...], readable]
+Patterns = Annotated[tuple[str, ...], "a list of patterns", readable]
 
 
 @cache

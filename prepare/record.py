@@ -34,7 +34,7 @@ _LIMIT = 1 << 24
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. `reason` is a word (`out of memory`), `error` says what happened in a line."""
+    """How a run ended. `reason` is a word (`oom`, `model`), `error` says what happened in a line."""
 
     status: str
     reason: str | None = None

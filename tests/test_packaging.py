@@ -123,7 +123,9 @@ def test_these_versions_of_hydra_are_admitted(wheel, version):
 
 def test_the_console_script_runs_from_an_empty_folder(installed, tmp_path):
     done = run(installed / "prepare", "model=unet2d", "memfmt=channels_last", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    # What takes over a second is told on the way, as in "starting torch ...".
+    assert all(line.endswith(" ...") for line in done.stderr.splitlines()), done.stderr
+    assert done.returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
     (result,) = tmp_path.rglob("result.json")
     assert {path.name for path in result.parent.iterdir()} == set(record.FILES)
@@ -188,7 +190,7 @@ def test_training_code_works_without_the_command_lines_packages(tmp_path):
         assert not Pipeline.load("recipe.yaml").plan(model)
         print(Audit.load("audit.json").summary["convolutions"]["converted"])
     """
-    done = without((*CLI, "yaml_absent"), code, tmp_path)
+    done = without(CLI, code, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 

@@ -128,7 +128,7 @@ def test_memory_formats_may_be_written_as_people_write_them(word, meant):
             {"half": {"dtype": 16}},
             "steps.half.dtype: 16 is not allowed; allowed: float16, bfloat16",
         ),
-        ({"half": {"keep": 3}}, "steps.half.keep: 3 is not norms or a list of texts; give norms or a list of texts"),
+        ({"half": {"keep": 3}}, "steps.half.keep: 3 is not norms or a list of patterns; give norms or a list of patterns"),
         (
             {"half": {"keep": ["re:("]}},
             "steps.half.keep: 're:(' is no regular expression: missing ), unterminated subpattern at position 0",

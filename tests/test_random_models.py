@@ -61,11 +61,12 @@ class Standardized(nn.Conv2d):
 
 
 class Keeper(nn.Linear):
-    """Never lets its bias out of float32."""
+    """Never lets its bias be cast."""
 
     def _apply(self, fn, recurse=True):
+        bias = self.bias.data
         super()._apply(fn, recurse)
-        self.bias.data = self.bias.data.float()
+        self.bias.data = bias
         return self
 
 
@@ -81,6 +82,7 @@ OTHERS = {
     "layer norm": lambda: nn.LayerNorm(2),
     "attention": lambda: nn.MultiheadAttention(2, 1),
     "own forward": lambda: Standardized(2, 2, 3),
+    "own cast": lambda: Keeper(2, 3),
     "nothing": nn.ReLU,
 }
 NAMES = ("a", "weight", "encoder")
@@ -124,73 +126,145 @@ def own_modules(model):
     return [module for module in model.modules() if id(module) not in inner]
 
 
-def alike(model, first, second):
-    """Two places of parameters of one shape and type: `(module, name)` of one, and the other parameter."""
-    held = [
-        (m, name, p) for m in model.modules() for name, p in m._parameters.items() if p is not None
-    ]
-    if not held:
-        return None
-    module, name, parameter = held[first % len(held)]
-    others = [p for *_, p in held if (p.shape, p.dtype) == (parameter.shape, parameter.dtype)]
-    return module, name, others[second % len(others)]
+def parameters(model):
+    """`(module, name, parameter)` of every place."""
+    found = ((m, name, p) for m in model.modules() for name, p in m._parameters.items())
+    return [(m, name, p) for m, name, p in found if p is not None]
 
 
-def tie(model, first, second):
-    if found := alike(model, first, second):
-        module, name, other = found
-        module._parameters[name] = other
-
-
-def alias(model, first, second):
-    if found := alike(model, first, second):
-        module, name, other = found
-        module._parameters[name] = nn.Parameter(other.data, other.requires_grad)
-
-
-def as_views(model, first, second):
-    if found := alike(model, first, second):
-        module, name, other = found
-        mine = module._parameters[name]
-        flat = torch.cat([mine.detach().reshape(-1), other.detach().reshape(-1)])
-        mine.data, other.data = (half.view(mine.shape) for half in flat.chunk(2))
-
-
-def share(model, first, second):
-    modules = own_modules(model)
-    holders = [m for m in modules if type(m).__name__ in CONTAINERS]
-    module = modules[second % len(modules)]
-    if holders and (holder := holders[first % len(holders)]) not in set(module.modules()):
-        holder.add_module(f"again{second}", module)
-
-
-def of_module(change):
-    """A deed done to one module of the model."""
+def of_two_parameters(change):
+    """A deed done to two parameters of one shape and type, if there are two."""
 
     def deed(model, first, second):
-        modules = own_modules(model)
-        change(modules[first % len(modules)], f"extra{second}")
+        held = parameters(model)
+        module, name, one = held[first % len(held)] if held else (None, None, None)
+        others = [p for *_, p in held if p is not one and (p.shape, p.dtype) == (one.shape, one.dtype)]
+        if others:
+            change(module._parameters, name, others[second % len(others)])
 
     return deed
 
 
+def tie(table, name, other):
+    table[name] = other
+
+
+def alias(table, name, other):
+    table[name] = nn.Parameter(other.data, other.requires_grad)
+
+
+def as_views(table, name, other):
+    flat = torch.cat([table[name].detach().reshape(-1), other.detach().reshape(-1)])
+    table[name].data, other.data = (half.view(other.shape) for half in flat.chunk(2))
+
+
+def of_module(change):
+    """A deed done to one module."""
+
+    def deed(model, first, second):
+        modules = own_modules(model)
+        change(modules[first % len(modules)])
+
+    return deed
+
+
+def share(model, first, second):
+    """Lets a module stand in one more place, but never inside itself."""
+    modules = own_modules(model)
+    holders = [m for m in modules if type(m).__name__ in CONTAINERS]
+    module = modules[second % len(modules)]
+    if holders and (holder := holders[first % len(holders)]) not in set(module.modules()):
+        holder.add_module(f"again{len(holder)}", module)
+
+
+def slice_weight(module):
+    if isinstance(module, CONVOLUTIONS) and not is_computed(module):
+        wider = torch.cat([module.weight, module.weight], dim=1)
+        module.weight = nn.Parameter(wider[:, ::2])
+
+
+def is_computed(module):
+    """Whether torch computes the weight of this module from other tensors."""
+    return "weight" not in module._parameters
+
+
 def add_buffer(make):
-    return of_module(lambda module, name: module.register_buffer(name, make(), persistent=False))
+    return of_module(lambda module: module.register_buffer(free_name(module), make(), persistent=False))
 
 
 def add_parameter(make):
-    return of_module(lambda module, name: module.register_parameter(name, nn.Parameter(make())))
+    return of_module(lambda module: module.register_parameter(free_name(module), nn.Parameter(make())))
+
+
+def free_name(module):
+    return f"extra{len(module._buffers) + len(module._parameters)}"
 
 
 DEEDS = {
-    "tie": tie,
+    "tie": of_two_parameters(tie),
+    "alias": of_two_parameters(alias),
+    "views": of_two_parameters(as_views),
     "share": share,
-    "alias": alias,
-    "views": as_views,
-    "freeze": of_module(lambda module, _: module.requires_grad_(False)),
-    "eval": of_module(lambda module, _: module.eval()),
-    "hook": of_module(lambda module, _: module.register_forward_hook(hook)),
-    "pre-hook": of_module(lambda module, _: module.register_forward_pre_hook(hook)),
+    "sliced": of_module(slice_weight),
+    "channels_last": of_module(lambda module: module.to(memory_format=torch.channels_last)),
+    "freeze": of_module(lambda module: module.requires_grad_(requires_grad=False)),
+    "eval": of_module(lambda module: module.eval()),
+    "hook": of_module(lambda module: module.register_forward_hook(hook)),
+    "pre-hook": of_module(lambda module: module.register_forward_pre_hook(hook)),
     **{f"buffer: {name}": add_buffer(make) for name, make in BUFFERS.items()},
     **{f"parameter: {name}": add_parameter(make) for name, make in PARAMETERS.items()},
 }
+# What torch's own calls do something else with, which depends on the order of modules.
+ODD = {"alias", "views", "own cast"}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A model as plain data: a tree of modules, and what is done to it afterwards."""
+
+    tree: tuple
+    deeds: tuple
+
+    def build(self):
+        """The same model, bit for bit, every time."""
+        torch.manual_seed(0)
+        with torch.no_grad():  # so that computed weights can be copied
+            model = built(self.tree)
+            for name, first, second in self.deeds:
+                DEEDS[name](model, first, second)
+        return model
+
+    def has(self, names):
+        found = {name for name, *_ in self.deeds} | set(leaves(self.tree))
+        return bool(found & names)
+
+
+def built(tree):
+    kind, content = tree
+    if kind in CONTAINERS:
+        return CONTAINERS[kind]([built(child) for child in content])
+    return content.build() if kind == "conv" else OTHERS[content]()
+
+
+def leaves(tree):
+    kind, content = tree
+    return [leaf for child in content for leaf in leaves(child)] if kind in CONTAINERS else [content]
+
+
+SIZES = st.integers(1, 2)
+WRAPPER = st.sampled_from(["as it is"] * 4 + list(WRAPPERS))
+CONV = st.builds(
+    Conv, st.integers(1, 3), st.booleans(), SIZES, SIZES, SIZES, st.integers(1, 3), st.booleans(), WRAPPER
+)
+LEAF = st.tuples(st.just("conv"), CONV) | st.tuples(st.just("other"), st.sampled_from(list(OTHERS)))
+TREE = st.recursive(
+    LEAF,
+    lambda inner: st.tuples(st.sampled_from(list(CONTAINERS)), st.lists(inner, min_size=1, max_size=3)),
+    max_leaves=6,
+)
+DEED = st.tuples(st.sampled_from(list(DEEDS)), st.integers(0, 9), st.integers(0, 9))
+SPECS = st.builds(Spec, TREE, st.lists(DEED, max_size=6).map(tuple))
+
+# ---------------------------------------------------------------------------------------- pipelines
+
+FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}

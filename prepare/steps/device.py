@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from prepare.tensors import NamedTensor
 
+DEVICE = "a device, as in cpu or cuda:0"
 _KINDS = ("auto", "cpu", "cuda", "mps", "xpu", "meta")
 
 
@@ -35,7 +36,7 @@ class Device(TensorStep):
     Source: `torch.nn.Module.to(device)`.
     """
 
-    device: Annotated[str, readable_device] = "auto"
+    device: Annotated[str, DEVICE, readable_device] = "auto"
     """`auto` is the first of cuda, mps and cpu that this machine has."""
 
     def settle(self) -> Self:
