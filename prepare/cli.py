@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from prepare.errors import ConfigError, PrepareError, Problem, choose
+from prepare.errors import ConfigError, FileError, PrepareError, Problem, choose
 from prepare.report.text import plural, printable
 
 if TYPE_CHECKING:
@@ -167,6 +167,11 @@ def _launch(argv: list[str], asked: Namespace, session: ours.Session) -> int:
             raise
         _complain(problems or [Problem("", ours.mistakes.first_sentence(str(error)))])
         return WRONG
+    except OSError as error:
+        if session.began:
+            raise
+        wrong = f"cannot be used as a folder: {error.strerror}"
+        raise FileError(printable(error.filename or ""), wrong) from error
     return DONE
 
 

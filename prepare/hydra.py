@@ -36,7 +36,7 @@ from prepare.report.terminal import (
     shown_folder,
     stage,
 )
-from prepare.settings import GROUPS, Settings, read_settings
+from prepare.settings import GROUPS, NONE_CHOSEN, Settings, read_settings
 from prepare.sweep import sweep_of, write_planned
 
 CONFIG_NAME = "config"
@@ -186,7 +186,10 @@ class Composer:
         readable, problems = self._readable(overrides)
         texts = [override.text for override in readable]
         rows = self.expand(texts) if multirun else [texts]
-        return list(dict.fromkeys([*problems, *self.examine(rows)]))
+        found = list(dict.fromkeys([*problems, *self.examine(rows)]))
+        if any(map(mistakes.hides_the_model, found)):
+            found = [problem for problem in found if problem.wrong != NONE_CHOSEN]
+        return found
 
     def examine(self, rows: Iterable[Sequence[str]]) -> list[Problem]:
         """Every mistake in these lists of overrides, each named once."""
@@ -220,8 +223,6 @@ class Composer:
                 known = OmegaConf.to_container(self.compose(accepted), resolve=False)
                 menu = Menu(self.groups, known)
                 problems.append(mistakes.explain(override, menu, str(error)))
-        if any(map(mistakes.names_a_model, problems)):
-            unfilled.add("model")
         rest = self.problems(self.compose(accepted))
         return [*problems, *(p for p in rest if p.where.split(".")[0] not in unfilled)]
 

@@ -15,6 +15,7 @@ FILLS = {"model": ("model", "input"), "input": ("input",)}
 _STEP_GROUPS = ("steps",)
 # The bare words, which stand first and alone.
 COMMANDS = ("steps", "diff", "summary")
+NO_OVERRIDE = "is neither key=value nor a command"
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ def first_sentence(said: str) -> str:
     return re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", first)
 
 
-def names_a_model(problem: Problem) -> bool:
-    """Whether the way out of a mistake chooses a model, so that none need be asked for as well."""
-    return bool(re.search(r"\bmodel=|'model'", problem.remedy))
+def hides_the_model(problem: Problem) -> bool:
+    """Whether a mistake explains why no model is chosen, so that none need be asked for as well."""
+    return problem.wrong == NO_OVERRIDE or bool(re.search(r"\bmodel=|'model'", problem.remedy))
 
 
 def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
@@ -87,7 +88,7 @@ def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
     meant |= {group: f"{group}=NAME" for group in groups} | {name: name for name in COMMANDS}
     close = nearest(word, meant)
     remedy = f"did you mean {meant[close[0]]}? " if close else ""
-    return Problem(word, "is neither key=value nor a command", f"{remedy}see --help")
+    return Problem(word, NO_OVERRIDE, f"{remedy}see --help")
 
 
 def _explain_choice(override: Override, menu: Menu) -> Problem:
@@ -125,6 +126,8 @@ def _explain_key(override: Override, menu: Menu) -> Problem | None:
         at = at[part]
     if override.kind == "add":
         return Problem(override.key, "is there already", f"write {override.text.lstrip('+')}")
+    if isinstance(at, list) and not isinstance(override.value, list):
+        return Problem(override.key, f"{_value(override)} is no list", f"write {override.key}=[a,b]")
     return None
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from prepare.errors import ConfigError, PrepareError, Problem, choose
 from prepare.example import read_example
 from prepare.options import convert
 from prepare.registry import STEPS
 
+NONE_CHOSEN = "none is chosen"
 # The groups that a configuration is put together from.
 GROUPS = ("model", "device", "precision", "memfmt", "input")
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"{seed} is out of range", "give one from 0 to 9223372036854775807")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +32,7 @@ class Settings:
     mode: Literal["eval", "train"] = "eval"
     strict: bool = True
     plugins: tuple[str, ...] = ()
-    seed: int = 0
+    seed: Annotated[int, _check_seed] = 0
     choices: dict[str, Any]
 
 
@@ -42,7 +48,7 @@ def read_settings(
     """
     problems: list[Problem] = []
     read: dict[str, Any] = {"choices": dict(choices)}
-    hints = get_type_hints(Settings)
+    hints = get_type_hints(Settings, include_extras=True)
     known = [field.name for field in fields(Settings) if field.name != "choices"]
     for key in config:
         if key not in known:
@@ -77,7 +83,7 @@ def no_model(models: Iterable[str]) -> Problem:
     """The problem of a run that names no model; says which there are."""
     listed = ", ".join(models)
     remedy = "choose model=NAME, or give your own as model._target_=package.module.name"
-    return Problem("model", "none is chosen", f"{remedy}; models: {listed}" if listed else remedy)
+    return Problem("model", NONE_CHOSEN, f"{remedy}; models: {listed}" if listed else remedy)
 
 
 def _not_a_mapping(key: str, value: Any) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,12 @@ def _planned(folder: Path) -> dict[str, Any] | None:
 def _found(folder: Path, sweep: str | None) -> dict[int, Record]:
     """The rows of this sweep that have begun, by number; those of an older one are left out."""
     found = {}
-    for path in sorted(folder.glob("*/job.json")):
+    for path in sorted(folder.rglob("job.json")):
         record = Record(path.parent)
-        job = record.job()
-        if job and job.number is not None and sweep in (None, job.sweep):
-            found[job.number] = record
+        with suppress(FileError):  # what cannot be read is no row of this sweep
+            job = record.job()
+            if job and job.number is not None and sweep in (None, job.sweep):
+                found[job.number] = record
     return found
 
 
@@ -113,17 +115,18 @@ def _row(number: int, planned: list[str], record: Record | None, folder: Path) -
     if record is None:
         never = "it never started"
         return Row(number, _choices(planned), "interrupted", None, None, None, None, never, None)
-    job, result, audit = record.job(), record.result(), None
+    audit = None
     status, reason, seconds = "crashed", "it ended without a result: killed, or still running", None
-    if result:
-        status, reason, seconds = result.status, result.error, result.seconds
     try:
+        if result := record.result():
+            status, reason, seconds = result.status, result.error, result.seconds
         audit = record.audit_summary()
     except PrepareError as error:
         status, reason = "crashed", str(error)
+    job = record.job()
     return Row(
         number,
-        _choices(planned or job.overrides),
+        _choices(planned or (job.overrides if job else [])),
         status,
         audit and {word: audit["convolutions"].get(word, 0) for word in CONVOLUTIONS},
         audit and audit["bytes_before"],

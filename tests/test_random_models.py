@@ -2,17 +2,23 @@
 
 import copy
 import pickle
+import re
 from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch.nn.utils import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format
-from torch.nn.utils import parametrizations, parametrize, prune
-
 from networks import facts, same, tensors
+from torch import nn
+from torch.nn.utils import (
+    convert_conv2d_weight_memory_format,
+    convert_conv3d_weight_memory_format,
+    parametrizations,
+    parametrize,
+    prune,
+)
+
 from prepare import recipe
 from prepare.audit import audit
 from prepare.errors import RefusedError
@@ -31,6 +37,7 @@ WRAPPERS = {
     "pruned": lambda conv: prune.l1_unstructured(conv, "weight", 0.5),
 }
 # Where the weight itself is computed, the tensors that it is computed from.
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BEHIND = ("weight_g", "weight_v", "weight_orig", "weight_mask")
 
 
@@ -126,21 +133,27 @@ def own_modules(model):
     return [module for module in model.modules() if id(module) not in inner]
 
 
-def parameters(model):
-    """`(module, name, parameter)` of every place."""
-    found = ((m, name, p) for m in model.modules() for name, p in m._parameters.items())
-    return [(m, name, p) for m, name, p in found if p is not None]
+def places(model):
+    """`(table, name, tensor)` of every place of every parameter and buffer."""
+    tables = (table for m in model.modules() for table in (m._parameters, m._buffers))
+    found = ((table, name, tensor) for table in tables for name, tensor in table.items())
+    return [place for place in found if place[2] is not None]
 
 
-def of_two_parameters(change):
-    """A deed done to two parameters of one shape and type, if there are two."""
+def of_two_tensors(change):
+    """A deed done to two parameters, or two buffers, of one shape and type; if there are two."""
 
     def deed(model, first, second):
-        held = parameters(model)
-        module, name, one = held[first % len(held)] if held else (None, None, None)
-        others = [p for *_, p in held if p is not one and (p.shape, p.dtype) == (one.shape, one.dtype)]
-        if others:
-            change(module._parameters, name, others[second % len(others)])
+        held = places(model)
+        table, name, one = held[first % len(held)] if held else ({}, "", torch.empty(0))
+        alike = [
+            other
+            for *_, other in held
+            if other is not one
+            and (type(other), other.shape, other.dtype) == (type(one), one.shape, one.dtype)
+        ]
+        if alike:
+            change(table, name, alike[second % len(alike)])
 
     return deed
 
@@ -150,7 +163,12 @@ def tie(table, name, other):
 
 
 def alias(table, name, other):
-    table[name] = nn.Parameter(other.data, other.requires_grad)
+    held = other.data
+    table[name] = nn.Parameter(held, other.requires_grad) if is_parameter(other) else held
+
+
+def is_parameter(tensor):
+    return isinstance(tensor, nn.Parameter)
 
 
 def as_views(table, name, other):
@@ -183,6 +201,13 @@ def slice_weight(module):
         module.weight = nn.Parameter(wider[:, ::2])
 
 
+def lay_out(module):
+    for tensor in tensors(module).values():
+        if tensor.dim() in (4, 5):
+            memory_format = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+            tensor.data = tensor.data.contiguous(memory_format=memory_format)
+
+
 def is_computed(module):
     """Whether torch computes the weight of this module from other tensors."""
     return "weight" not in module._parameters
@@ -201,12 +226,12 @@ def free_name(module):
 
 
 DEEDS = {
-    "tie": of_two_parameters(tie),
-    "alias": of_two_parameters(alias),
-    "views": of_two_parameters(as_views),
+    "tie": of_two_tensors(tie),
+    "alias": of_two_tensors(alias),
+    "views": of_two_tensors(as_views),
     "share": share,
     "sliced": of_module(slice_weight),
-    "channels_last": of_module(lambda module: module.to(memory_format=torch.channels_last)),
+    "channels_last": of_module(lay_out),
     "freeze": of_module(lambda module: module.requires_grad_(requires_grad=False)),
     "eval": of_module(lambda module: module.eval()),
     "hook": of_module(lambda module: module.register_forward_hook(hook)),
@@ -262,9 +287,273 @@ TREE = st.recursive(
     lambda inner: st.tuples(st.sampled_from(list(CONTAINERS)), st.lists(inner, min_size=1, max_size=3)),
     max_leaves=6,
 )
-DEED = st.tuples(st.sampled_from(list(DEEDS)), st.integers(0, 9), st.integers(0, 9))
-SPECS = st.builds(Spec, TREE, st.lists(DEED, max_size=6).map(tuple))
+ROOT = TREE | st.tuples(st.sampled_from(list(CONTAINERS)), st.lists(TREE, min_size=2, max_size=3))
+SHARING = ["tie", "alias", "views", "share"]
+DEED = st.tuples(
+    st.sampled_from(SHARING) | st.sampled_from(list(DEEDS)), st.integers(0, 9), st.integers(0, 9)
+)
+SPECS = st.builds(Spec, ROOT, st.lists(DEED, max_size=6).map(tuple))
 
 # ---------------------------------------------------------------------------------------- pipelines
 
-FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
+CONVERTERS = {
+    "conv2d_memory_format": ((nn.Conv2d, nn.ConvTranspose2d), convert_conv2d_weight_memory_format, 4),
+    "conv3d_memory_format": ((nn.Conv3d, nn.ConvTranspose3d), convert_conv3d_weight_memory_format, 5),
+}
+FORMATS = {"conv2d_memory_format": "channels_last", "conv3d_memory_format": "channels_last_3d"}
+DTYPE = st.sampled_from(["float16", "bfloat16"])
+
+
+def patterns(model):
+    """Patterns that mean something in `model`, and some that do not."""
+    places = [(name, module) for name, module in own_places(model) if name]
+    names = {name for name, _ in places}
+    words = [*names, *(f"{name}.*" for name in names), *(f"re:{re.escape(name)}" for name in names)]
+    words += {f"type:{cls.__name__}" for _, module in places for cls in type(module).__mro__[:-2]}
+    return st.lists(st.sampled_from([*sorted(words), "*", "norms", "nowhere"]), max_size=2)
+
+
+def own_places(model):
+    own = set(own_modules(model))
+    return [place for place in model.named_modules(remove_duplicate=False) if place[1] in own]
+
+
+def some(options):
+    """Some of the names, in any order."""
+    return st.lists(st.sampled_from(list(options)), unique=True, min_size=1)
+
+
+@st.composite
+def cases(draw):
+    """A model and the configuration of a pipeline for it."""
+    spec = draw(SPECS)
+    chosen = patterns(spec.build())
+    options = {
+        "device": st.just({"device": "cpu"}),
+        "half": st.fixed_dictionaries(
+            {"dtype": DTYPE, "keep": st.just([]) | st.just("norms") | chosen}
+        ),
+        "input_format": st.fixed_dictionaries({"attach": st.booleans()}),
+    }
+    for name, memory_format in FORMATS.items():
+        either = st.sampled_from([memory_format, memory_format, "contiguous"])
+        options[name] = st.fixed_dictionaries(
+            {"memory_format": either}, optional={"include": chosen, "exclude": chosen}
+        )
+    return spec, {name: draw(options[name]) for name in draw(some(options))}
+
+
+@st.composite
+def bare_cases(draw):
+    """A model that torch's own calls treat alike whatever the order, and steps without any pattern."""
+    spec = draw(SPECS.filter(lambda spec: not spec.has(ODD)))
+    options = {"half": st.fixed_dictionaries({"dtype": DTYPE, "keep": st.just([])})}
+    for name, memory_format in FORMATS.items():
+        either = st.sampled_from([memory_format, "contiguous"])
+        options[name] = st.fixed_dictionaries({"memory_format": either})
+    return spec, {name: draw(options[name]) for name in draw(some(options))}
+
+
+def upstream(model, steps):
+    """What torch's own calls make of `model`."""
+    if "half" in steps:
+        model = model.half() if steps["half"]["dtype"] == "float16" else model.bfloat16()
+    for name, (classes, convert, rank) in CONVERTERS.items():
+        if name not in steps:
+            continue
+        wanted = torch_format(steps[name]["memory_format"])
+        for module in model.modules():
+            # A converter writes into a computed weight, which is computed anew.
+            if isinstance(module, classes) and not is_computed(module):
+                convert(module, wanted)
+            elif isinstance(module, classes):
+                for tensor in behind(module):
+                    if tensor.dim() == rank:
+                        copied = tensor.detach().clone(memory_format=wanted)
+                        tensor.data = copied.resize_(copied.size(), memory_format=wanted)
+    return model
+
+
+def torch_format(name):
+    return torch.contiguous_format if name == "contiguous" else getattr(torch, name)
+
+
+def behind(module):
+    """The tensors that a computed weight is made of."""
+    if parametrize.is_parametrized(module, "weight"):
+        return list(tensors(module.parametrizations["weight"]).values())
+    return [tensor for name, tensor in tensors(module).items() if name in BEHIND]
+
+
+def for_all(*strategies):
+    """Runs a test on fifty cases in the quick tier, and on two thousand in the slow one."""
+
+    def decorate(body):
+        @pytest.mark.parametrize("count", [50, pytest.param(2000, marks=pytest.mark.slow)])
+        def test(count):
+            within = settings(
+                max_examples=count,
+                derandomize=True,
+                deadline=None,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            )
+            within(given(*strategies)(body))()
+
+        test.__doc__ = body.__doc__
+        return test
+
+    return decorate
+
+
+# ------------------------------------------------------------------------------------------- tests
+
+
+def prepared(spec, steps):
+    """The prepared model, the plan taken before, and what was there before; leaves refused cases out."""
+    model, pipeline = spec.build(), Pipeline.from_config(steps)
+    before, plan = facts(model), pipeline.plan(model)
+    try:
+        assert pipeline.apply(model, strict=False) is model
+    except RefusedError:
+        assert spec.has({"views"}), "nothing else is refused"
+        assert facts(model) == before
+        reject()
+    return model, plan, before
+
+
+def path(row):
+    return f"{row.module}.{row.tensor}" if row.module else row.tensor
+
+
+@for_all(cases())
+def test_a_plan_and_an_audit_touch_nothing(case):
+    spec, steps = case
+    model, pipeline = spec.build(), Pipeline.from_config(steps)
+    before, random = facts(model), torch.get_rng_state()
+    modes = [module.training for module in model.modules()]
+    plan = pipeline.plan(model)
+    audit(model, plan=plan)
+    assert pipeline.plan(model).to_dict() == plan.to_dict()
+    assert facts(model) == before
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [module.training for module in model.modules()] == modes
+
+
+@for_all(cases())
+def test_apply_changes_exactly_what_the_plan_named_and_as_it_said(case):
+    model, plan, before = prepared(*case)
+    after = facts(model)
+    named = {path(row): row.new for row in plan.tensors if row.changes}
+    hooked = {f"{name}:_forward_pre_hooks" for action in plan.actions for name in action.modules}
+    assert {key for key in after if after[key] != before[key]} == named.keys() | hooked
+    assert after.keys() == before.keys()
+    held = tensors(model)
+    for name, new in named.items():
+        tensor = held[name]
+        assert (tensor.stride(), f"torch.{new.dtype}", str(tensor.device)) == (
+            new.stride, str(tensor.dtype), new.device,
+        )  # fmt: skip
+
+
+@for_all(cases())
+def test_parameters_keep_their_identity_ties_flags_and_hooks(case):
+    model, _, before = prepared(*case)
+    for key, fact in facts(model).items():
+        if key in tensors(model):
+            identity, *_, requires_grad, _, hooks = fact
+            assert (identity, requires_grad, hooks) == (before[key][0], before[key][4], before[key][6])
+        elif key.endswith("hooks"):
+            # An attached input format comes before all others.
+            assert fact[len(fact) - len(before[key]) :] == before[key]
+
+
+@for_all(cases())
+def test_afterwards_the_plan_is_empty_and_twice_is_once(case):
+    model, _, _ = prepared(*case)
+    pipeline = Pipeline.from_config(case[1])
+    assert not pipeline.plan(model)
+    once = facts(model)
+    pipeline.apply(model, strict=False)
+    assert facts(model) == once
+
+
+@for_all(cases())
+def test_the_audit_agrees_with_the_plan_and_never_says_converted_of_what_is_not(case):
+    model, plan, _ = prepared(*case)
+    held, rows = tensors(model), {(r.module, r.tensor, r.kind): r for r in audit(model, plan=plan).rows}
+    assert rows.keys() == {(p.module, p.tensor, p.kind) for p in plan.tensors}
+    for planned in plan.tensors:
+        row = rows[planned.module, planned.tensor, planned.kind]
+        if planned.kind == "computed":
+            if row.status == "converted":
+                has_what_is_wanted(planned.wants, computed_weight(model, row))
+            continue
+        assert row.before == planned.old._asdict()
+        assert (row.stride, row.dtype, row.device) == planned.new
+        assert row.status == judged(planned)
+        has_what_is_wanted(planned.wants, held[path(planned)])
+
+
+def judged(planned):
+    if planned.off:
+        return "skipped"
+    if not planned.wants:
+        return "untouched"
+    return "converted" if planned.changes else "already"
+
+
+def has_what_is_wanted(wants, tensor):
+    if "memory_format" in wants:
+        wanted = torch_format(wants["memory_format"])
+        assert tensor.stride() == torch.empty(tensor.shape, memory_format=wanted).stride()
+    if "dtype" in wants:
+        assert str(tensor.dtype) == f"torch.{wants['dtype']}"
+    assert tensor.device.type == wants.get("device", "cpu")
+
+
+def computed_weight(model, row):
+    """The weight that a forward uses, in a copy of the module."""
+    module = copy.deepcopy(model.get_submodule(row.module)).eval()
+    with torch.no_grad():
+        for before in module._forward_pre_hooks.values():
+            before(module, ())
+        return getattr(module, row.tensor)
+
+
+@for_all(bare_cases())
+def test_strides_and_bits_are_those_of_torchs_own_calls(case):
+    spec, steps = case
+    model = Pipeline.from_config(steps).apply(spec.build(), strict=False)
+    same(model, upstream(spec.build(), steps))
+
+
+@for_all(SPECS.filter(lambda spec: not spec.has(ODD)))
+def test_there_and_back_restores_every_stride(spec):
+    model, start = spec.build(), spec.build()
+    Pipeline.from_config({name: {} for name in FORMATS}).apply(model, strict=False)
+    back = {name: {"memory_format": "contiguous"} for name in FORMATS}
+    Pipeline.from_config(back).apply(model, strict=False)
+    if not spec.has({"sliced", "channels_last"}):
+        same(model, start)
+    same(model, upstream(start, back))
+
+
+@for_all(cases())
+def test_a_recipe_gives_an_equal_pipeline(case):
+    pipeline = Pipeline.from_config(case[1])
+    again = Pipeline.from_config(recipe.loads(recipe.dumps(pipeline.to_config())))
+    assert list(again.steps.items()) == list(pipeline.steps.items())
+    assert again.to_config() == pipeline.to_config()
+
+
+@for_all(cases())
+def test_copies_of_a_prepared_model_are_prepared(case):
+    model, _, _ = prepared(*case)
+    pipeline = Pipeline.from_config(case[1])
+    assert not pipeline.plan(copy.deepcopy(model))
+    # torch gives the state of parametrized modules to pickle, and not themselves.
+    if not any(parametrize.is_parametrized(module) for module in model.modules()):
+        again = pickle.loads(pickle.dumps(model))
+        assert not pipeline.plan(again)
+        same(again, model)

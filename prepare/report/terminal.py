@@ -134,8 +134,8 @@ def _show_changes(changes: list[dict[str, Any]]) -> None:
         table.add_row(
             printable(change["tensor"]),
             _value(change["shape"]),
-            ", ".join(sides),
-            ", ".join(change["steps"]),
+            "\n".join(sides),
+            "\n".join(change["steps"]),
         )
     line("")
     show_table(table)

@@ -1,0 +1,94 @@
+"""Small networks, good and bad, that tests of the command line build by name."""
+
+import sys
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    """A chain of 2-d convolutions."""
+
+    def __init__(self, depth=1, width=4, dtype="float32"):
+        super().__init__()
+        channels = [3] + [width] * depth
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3) for a, b in zip(channels, channels[1:], strict=False))
+        self.to(getattr(torch, dtype))
+
+    def forward(self, x, scale=None):
+        for conv in self.convs:
+            x = conv(x)
+        return x if scale is None else x * scale
+
+
+class NeedsDepth(Net):
+    def __init__(self, depth):
+        super().__init__(depth)
+
+
+class Views(Net):
+    def forward(self, x):
+        return super().forward(x).view(x.shape[0], -1)
+
+
+class MakesItsOwn(Net):
+    def forward(self, x):
+        return super().forward(torch.zeros(1, 3, 8, 8))
+
+
+class TakesTwo(Net):
+    def forward(self, x, ids, *, scale):
+        return super().forward(x) * scale + ids.sum()
+
+
+class Mixed(nn.Module):
+    """A 2-d and a 3-d convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.flat = nn.Conv2d(3, 4, 3)
+        self.deep = nn.Conv3d(3, 4, 3)
+
+    def forward(self, x):
+        return self.flat(x[:, :, 0]).sum() + self.deep(x)
+
+
+def oddly_named():
+    model = nn.Sequential()
+    model.add_module("[red]\n=1+1", nn.Conv2d(3, 4, 1))
+    model.add_module("\udc80<b>|", nn.Conv2d(4, 4, 1))
+    return model
+
+
+def exits(code=0):
+    sys.exit(code)
+
+
+def raises():
+    raise ValueError("no such depth\nand more")
+
+
+def runs_out_of_memory():
+    raise MemoryError("2 TiB")
+
+
+def interrupts():
+    raise KeyboardInterrupt
+
+
+def gives_no_model():
+    return 3
+
+
+def changes_the_process():
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    torch.manual_seed(99)
+    return Net()
+
+
+def reports_the_process():
+    state = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads())
+    print("process", *state, torch.rand(1).item())
+    return Net()

@@ -1,0 +1,220 @@
+"""What is seen of one forward: it changes nothing, leaves nothing behind, and promises nothing."""
+
+from collections import namedtuple
+
+import pytest
+import torch
+from sample_nets import Mixed, Net, TakesTwo
+from torch import nn
+
+from prepare.effect import Call, Seen, seen, watch
+from prepare.errors import ConfigError, ModelError
+from prepare.example import Example, build_example, read_example
+from prepare.forward import describe, run_example
+from prepare.pipeline import Pipeline
+
+DEFAULT = {"shape": None, "dtype": "float32", "low": None, "high": None, "args": None, "kwargs": None}
+
+
+class Fails(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        raise RuntimeError(f"after {self.conv(x).shape[0]}")
+
+
+def hooks(model):
+    return [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+
+
+# ---------------------------------------------------------------------------------------- watching
+
+
+def test_a_watched_model_gives_the_same_output_and_keeps_no_hook():
+    model, x = Net(3), torch.randn(2, 3, 16, 16)
+    expected = model(x)
+    before = hooks(model)
+    with watch(model) as calls:
+        assert torch.equal(model(x), expected)
+    assert hooks(model) == before
+    assert len(calls) == 3
+
+
+def test_no_hook_stays_when_the_forward_raises():
+    model = Fails()
+    with pytest.raises(RuntimeError):
+        with watch(model):
+            model(torch.randn(1, 3, 4, 4))
+    assert hooks(model) == [0, 0]
+
+
+def test_a_hook_of_the_user_stays_and_still_acts():
+    model = Net(1)
+    model.convs[0].register_forward_hook(lambda module, args, output: output * 0)
+    with watch(model):
+        assert not model(torch.randn(1, 3, 8, 8)).any()
+    assert hooks(model)[2] == 1
+
+
+def test_the_layouts_that_convolutions_gave_are_those_of_the_strides():
+    model = Pipeline.from_config({"conv2d_memory_format": {}}).apply(Net(2))
+    with watch(model) as calls:
+        model(torch.randn(2, 3, 16, 16))
+    # A convolution whose weight is channels-last gives its output so, whatever it was given.
+    assert [call.gave for call in calls] == [("channels_last",)] * 2
+    assert [call.given for call in calls] == [("contiguous",), ("channels_last",)]
+
+
+def test_a_convolution_counts_once_and_only_if_every_call_gave_the_format():
+    calls = [
+        Call("a", 4, (), ("channels_last",)),
+        Call("a", 4, (), ("contiguous",)),
+        Call("b", 4, (), ("contiguous", "channels_last")),
+        Call("c", 4, (), ("channels_last",)),
+        Call("d", 5, (), ("contiguous",)),
+    ]
+    assert seen(calls, ("channels_last",)) == [
+        Seen("channels_last", gave=2, of=3, ambiguous=1),
+        Seen("contiguous", gave=1, of=1, ambiguous=0),
+    ]
+    assert seen(calls) == [Seen("channels_last", 2, 3, 1), Seen("contiguous", 1, 1, 0)]
+    assert seen([]) == []
+
+
+def test_both_kinds_of_convolution_are_seen():
+    model = Mixed()
+    with watch(model) as calls:
+        model(torch.randn(2, 3, 5, 8, 8))
+    assert [(call.module, call.rank) for call in calls] == [("flat", 4), ("deep", 5)]
+
+
+# ----------------------------------------------------------------------------------------- forward
+
+
+def test_what_went_in_and_came_out_is_told_in_words():
+    Pair = namedtuple("Pair", "a b")
+    x = torch.zeros(2, 3)
+    assert describe(x) == "[2, 3] float32"
+    assert describe({"a": [x, 3], "b": Pair(x.half(), None)}) == "[2, 3] float32, [2, 3] float16"
+    assert describe([x] * 5) == "[2, 3] float32, [2, 3] float32, [2, 3] float32, and 2 more"
+    assert describe(None) == "NoneType"
+
+
+def test_a_forward_runs_without_gradients():
+    forward = run_example(Net(), Example((torch.randn(1, 3, 8, 8),)))
+    assert forward.gave == "[1, 4, 6, 6] float32"
+    assert len(forward.calls) == 1
+    assert torch.is_grad_enabled()
+
+
+def test_a_failing_forward_names_the_innermost_module():
+    with pytest.raises(ModelError, match=r"^forward of 1 \(Fails\): RuntimeError: after 2$"):
+        run_example(nn.Sequential(nn.Identity(), Fails()), Example((torch.randn(2, 3, 4, 4),)))
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "hint"),
+    [
+        (Net(), (torch.randn(1, 3, 8, 8).half(),), "differ in precision"),
+        (Net(), (torch.randn(1, 4, 8, 8),), "change input.shape"),
+        (nn.Linear(4, 4), (torch.randn(2, 5),), "change input.shape"),
+        (TakesTwo(), (torch.randn(1, 3, 8, 8),), "input.args and input.kwargs"),
+        (nn.Embedding(3, 4), (torch.tensor([7]),), "change input.high"),
+    ],
+)
+def test_a_common_mistake_gets_a_hint(model, args, hint):
+    with pytest.raises(ModelError) as caught:
+        run_example(model, Example(args))
+    assert hint in caught.value.problems[0].remedy
+
+
+# ----------------------------------------------------------------------------------------- example
+
+
+def build(**config):
+    return build_example({**DEFAULT, **config})
+
+
+def test_one_shape_is_one_tensor_standard_normal_in_every_precision():
+    (single,) = build(shape=[4, 500]).args
+    (half,) = build(shape=[4, 500], dtype="float16").args
+    assert single.dtype == torch.float32
+    assert abs(single.mean()) < 0.1
+    assert abs(single.std() - 1) < 0.1
+    assert torch.equal(half, single.half())
+
+
+def test_the_seed_decides_the_values():
+    config = {**DEFAULT, "shape": [8]}
+    assert torch.equal(build_example(config, 1).args[0], build_example(config, 1).args[0])
+    assert not torch.equal(build_example(config, 1).args[0], build_example(config, 2).args[0])
+
+
+def test_building_an_example_leaves_torchs_own_random_numbers_alone():
+    before = torch.get_rng_state()
+    build(shape=[8])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int64", "uint8", "bool", "complex64"])
+def test_every_dtype_can_be_had(dtype):
+    (tensor,) = build(shape=[100], dtype=dtype, high=None if dtype in ("bool", "complex64") else 5).args
+    assert str(tensor.dtype) == f"torch.{dtype}"
+
+
+def test_bounds_hold_and_integers_reach_all_but_the_last():
+    (ids,) = build(shape=[1000], dtype="int64", low=3, high=6).args
+    assert set(ids.tolist()) == {3, 4, 5}
+    (floats,) = build(shape=[1000], low=-2, high=-1.5).args
+    assert floats.min() >= -2
+    assert floats.max() < -1.5
+
+
+def test_arguments_and_keywords_are_tensors_and_plain_values():
+    example = build(
+        args=[{"shape": [2], "dtype": "half"}, 3, None],
+        kwargs={"mask": {"shape": [2], "dtype": "bool"}, "scale": 2.0, "names": ["a"]},
+    )
+    assert example.args[0].dtype == torch.float16
+    assert example.args[1:] == (3, None)
+    assert example.kwargs["mask"].dtype == torch.bool
+    assert (example.kwargs["scale"], example.kwargs["names"]) == (2.0, ["a"])
+
+
+def test_without_a_shape_there_is_no_example():
+    assert not build()
+    assert not build_example(None)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"shape": 3}, "input.shape: 3 is no list of whole numbers; give a list of sizes, as in [2,3,64,64]"),
+        ({"shape": [2.0]}, "input.shape: [2.0] is no list of whole numbers; give a list of sizes, as in [2,3,64,64]"),
+        ({"shape": [True]}, "input.shape: [True] is no list of whole numbers; give a list of sizes, as in [2,3,64,64]"),
+        ({"shape": [1], "low": "a"}, "input.low: 'a' is no number; give a number or null"),
+        ({"shape": [1], "high": float("inf")}, "input.high: inf is not finite; give a number or null"),
+        ({"shape": [1], "high": float("nan")}, "input.high: nan is no number; give a number or null"),
+        ({"shape": [1], "low": 2}, "input.high: 1 is not above low, which is 2; values are in [low, high)"),
+        ({"shape": [1], "dtype": "int8", "high": 2.5}, "input.high: 2.5 is no whole number; the dtype is int8"),
+        ({"shape": [1], "dtype": "int8", "low": 3}, "input.high: is missing for int8; give how many values there are, as in high: 1000"),
+        ({"args": {"a": 1}}, "input.args: {'a': 1} is no list; give [item, ...]"),
+        ({"kwargs": [1]}, "input.kwargs: [1] is no mapping; give {name: item}"),
+        ({"args": [{}]}, "input.args[0].shape: is missing; give a list of sizes, as in [2,3,64,64]"),
+        ({"args": [1, {"shape": [1], "dtype": "flot16"}]}, "input.args[1].dtype: 'flot16' is no dtype; did you mean 'float16'? allowed: "),
+        ({"kwargs": {"ids": {"shap": [1]}}}, "input.kwargs.ids.shap: no such key; did you mean 'shape'? keys: shape, dtype, low, high"),
+        ({"shape": [1], "args": [1]}, "input.shape: this model takes input.args; change input.args, or drop them with input.args=null"),
+    ],
+)  # fmt: skip
+def test_a_wrong_example_says_where_and_what_to_do(config, message):
+    with pytest.raises(ConfigError) as caught:
+        read_example({**DEFAULT, **config})
+    assert str(caught.value).startswith(message)
+
+
+def test_all_mistakes_of_an_example_are_named_at_once():
+    with pytest.raises(ConfigError) as caught:
+        read_example({**DEFAULT, "args": [{"shape": 1, "dtype": "x", "low": "y"}], "kwargs": 3})
+    assert len(caught.value.problems) == 4

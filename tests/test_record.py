@@ -1,0 +1,108 @@
+"""A run's folder: what is written is read again, and what is no such file is refused in one line."""
+
+import json
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.audit import audit
+from prepare.environment import environment
+from prepare.errors import FileError
+from prepare.pipeline import Pipeline
+from prepare.record import FILES, STATUSES, Job, Record, Result
+
+ALL_OF_IT = Result("failed", "model", "a line\nand another", "Traceback ...", 1.25)
+
+
+@pytest.fixture
+def record(tmp_path):
+    record = Record(tmp_path / "run")
+    record.clear()
+    return record
+
+
+def test_a_result_is_read_as_it_was_written(record):
+    for result in (Result("ok"), ALL_OF_IT, Result("ok", seconds=0.5, error="\udc80 [red] é\n")):
+        record.write_result(result)
+        assert record.result() == result
+
+
+def test_a_result_holds_exactly_the_keys_that_others_may_rely_on(record):
+    record.write_result(ALL_OF_IT)
+    data = json.loads((record.folder / "result.json").read_text())
+    assert list(data) == ["format", "version", "status", "reason", "error", "traceback", "seconds"]
+    assert (data["format"], data["version"]) == ("prepare.result", 1)
+    assert data["status"] in STATUSES
+
+
+def test_a_job_is_read_as_it_was_written(record):
+    job = Job(3, "abc", ["memfmt=by_rank"], {"memfmt": "by_rank", "input": None}, {"given": "x"})
+    record.write_job(job)
+    assert record.job() == job
+
+
+def test_an_empty_folder_has_neither(record):
+    assert (record.result(), record.job(), record.audit_summary()) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "3", '{"format": "prepare.result"}', '{"format": "prepare.audit", "version": 1}',
+        '{"format": "prepare.result", "version": 2, "status": "ok"}', "[" * 100_000,
+        '{"format": "prepare.result", "version": 1, "status": "ok", "other": 1}',
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_result_is_an_error_naming_it(record, text):
+    (record.folder / "result.json").write_text(text)
+    with pytest.raises(FileError, match=r"result\.json: is no prepare\.result of version 1"):
+        record.result()
+
+
+def test_to_begin_again_removes_what_an_earlier_run_left_and_nothing_else(record):
+    for name in (*FILES, "mine.txt"):
+        (record.folder / name).write_text("x")
+    record.clear()
+    assert [path.name for path in record.folder.iterdir()] == ["mine.txt"]
+
+
+def test_a_folder_that_cannot_be_used_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError) as caught:
+        Record(tmp_path / "file" / "run").clear()
+    assert "cannot be used: Not a directory" in str(caught.value)
+
+
+def test_everything_but_the_environment_is_the_same_in_two_records(tmp_path):
+    folders = []
+    for name in "ab":
+        torch.manual_seed(0)
+        model, pipeline = nn.Conv2d(3, 4, 3), Pipeline.from_config({"conv2d_memory_format": {}})
+        plan = pipeline.plan(model)
+        record = Record(tmp_path / name)
+        record.clear()
+        record.write_plan(plan)
+        record.write_prepared(pipeline, audit(pipeline.apply(model), plan=plan))
+        assert record.audit_summary()["convolutions"]["converted"] == 1
+        folders.append(record.folder)
+    for name in ("recipe.yaml", "plan.json", "audit.json", "audit.csv"):
+        first, second = ((folder / name).read_bytes() for folder in folders)
+        assert first == second
+        assert str(tmp_path).encode() not in first
+
+
+def test_the_environment_says_where_it_ran(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = environment()
+    assert found["torch"] == torch.__version__
+    assert found["threads"] == torch.get_num_threads()
+    assert found["packages"]["hydra-core"]
+    assert found["git_commit"] is None
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_the_environment_is_found_without_git_on_the_path(monkeypatch):
+    monkeypatch.setenv("PATH", os.devnull)
+    assert environment()["git_commit"] is None
