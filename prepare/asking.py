@@ -110,7 +110,7 @@ def _ask(asked: list[_Asked], wanted: Wanted, protected: Protected) -> Iterable[
                     claims.append((one.step.name, side, value))
         if why:
             wanted.off = {**wanted.off, one.step.name: why}
-    wanted.wants, wanted.steps, disagreements = _merge(tuple(claims))
+    wanted.wants, wanted.by, disagreements = _merge(tuple(claims))
     for wrong in disagreements:
         remedy = "drop one step, or exclude the module"
         yield Problem(wanted.places[0].path, wrong, remedy)
@@ -119,16 +119,17 @@ def _ask(asked: list[_Asked], wanted: Wanted, protected: Protected) -> Iterable[
 @lru_cache(maxsize=4096)  # nearly all tensors of a model are wanted in one of a few ways
 def _merge(
     claims: tuple[tuple[str, str, str], ...],
-) -> tuple[Mapping[str, str], tuple[str, ...], tuple[str, ...]]:
-    """What is wanted by all together, the steps that want it, and what they disagree about."""
-    wants: dict[str, tuple[str, str]] = {}
+) -> tuple[Mapping[str, str], Mapping[str, tuple[str, ...]], tuple[str, ...]]:
+    """What is wanted by all together, by whom, and what they disagree about."""
+    wants: dict[str, str] = {}
+    by: dict[str, tuple[str, ...]] = {}
     wrong = []
     for step, side, value in claims:
-        first, had = wants.setdefault(side, (step, value))
-        if had != value:
-            wrong.append(f"{first} wants {had}, and {step} wants {value}")
-    steps = tuple(dict.fromkeys(step for step, _, _ in claims))
-    return {side: value for side, (_, value) in wants.items()}, steps, tuple(wrong)
+        if wants.setdefault(side, value) != value:
+            wrong.append(f"{by[side][0]} wants {wants[side]}, and {step} wants {value}")
+        if step not in by.get(side, ()):
+            by[side] = (*by.get(side, ()), step)
+    return wants, by, tuple(wrong)
 
 
 def _sides(step: TensorStep, place: NamedTensor) -> tuple[tuple[str, str], ...]:

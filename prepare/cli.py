@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import platform
 import re
 import shutil
 import sys
@@ -15,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from prepare.errors import ConfigError, FileError, PrepareError, Problem, choose
-from prepare.report.text import plural, printable
+from prepare.outcome import DONE, FAILED, INTERRUPTED, WRONG
+from prepare.report.text import line, plural, printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
+    from prepare.hydra import Session
+
 _WIDEST = 110
 _WITH_VALUE = (
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"),
@@ -72,7 +75,7 @@ def _steps(argv: list[str]) -> int:
     from prepare.report.steps import steps_text
 
     _takes(argv, 0, "steps")
-    print(steps_text(_width()))
+    line(steps_text(_width()))
     return DONE
 
 
@@ -85,8 +88,8 @@ def _diff(argv: list[str]) -> int:
     ours, theirs = (_named(Audit.load, path) for path in files)
     found = ours.diff(theirs)
     for difference in found:
-        print(printable(difference))
-    print(f"{plural(len(found), 'difference')}" if found else "no difference")
+        line(printable(difference))
+    line(f"{plural(len(found), 'difference')}" if found else "no difference")
     return DONE
 
 
@@ -106,7 +109,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 def _takes(argv: list[str], count: int, usage: str, what: str = "") -> None:
     if len(argv) != count:
         wrong = f"takes {plural(count, 'argument') if count else 'no argument'}, got {len(argv)}"
-        raise ConfigError(usage.split()[0], wrong, f"{usage}: {what}" if what else "")
+        raise ConfigError(usage.partition(" ")[0], wrong, f"{usage}: {what}" if what else "")
 
 
 def _named(read: Callable[[Path], _Read], path: Path) -> _Read:
@@ -120,10 +123,10 @@ def _named(read: Callable[[Path], _Read], path: Path) -> _Read:
 def _versions() -> int:
     for package in ("torch-prepare", "torch", "hydra-core", "omegaconf"):
         try:
-            print(package, metadata.version(package))
+            line(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            print(package, "(not installed as a package)")
-    print("python", sys.version.split()[0])
+            line(f"{package} (not installed as a package)")
+    line(f"python {platform.python_version()}")
     return DONE
 
 
@@ -147,7 +150,7 @@ def _through_hydra(argv: list[str]) -> int:
     return code
 
 
-def _launch(argv: list[str], asked: Namespace, session: ours.Session) -> int:
+def _launch(argv: list[str], asked: Namespace, session: Session) -> int:
     from prepare import hydra as ours
 
     try:
@@ -184,7 +187,7 @@ def _help(argv: list[str]) -> int:
         ours.launch()
     for row in page.getvalue().rstrip().splitlines():
         is_group = re.match(r"(\w+): \w+(, \w+)*$", row)
-        print(textwrap.fill(row, _width(), subsequent_indent="    ") if is_group else row)
+        line(textwrap.fill(row, _width(), subsequent_indent="    ") if is_group else row)
     return DONE
 
 
@@ -253,4 +256,4 @@ def _width() -> int:
 
 def _complain(problems: Sequence[Problem]) -> None:
     for problem in problems:
-        print(printable(problem), file=sys.stderr)
+        line(printable(problem), errors=True)

@@ -49,7 +49,7 @@ class TensorSpec:
         return (torch.rand(self.shape, generator=generator) * (high - low) + low).to(dtype)
 
     def bounds(self) -> tuple[float, float]:
-        """low and high, as they are where one of them is not given: 0 and 1."""
+        """Where the values lie: 0 and 1 stand for a bound that is not given."""
         return (0.0 if self.low is None else self.low, 1.0 if self.high is None else self.high)
 
 
@@ -100,9 +100,7 @@ def build_example(config: Mapping[str, Any] | None, seed: int = 0) -> Example:
 
 
 def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
-    for key in config:
-        if key not in KEYS:
-            problems.append(Problem(f"input.{key}", "no such key", choose(key, KEYS, noun="keys")))
+    problems += _unknown(config, "input", KEYS)
     args, kwargs = config.get("args"), config.get("kwargs")
     if args is not None and not isinstance(args, list):
         problems.append(Problem("input.args", f"{args!r} is no list", "give [item, ...]"))
@@ -123,14 +121,17 @@ def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
     return Example(tuple(items), named)
 
 
+def _unknown(config: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> Iterator[Problem]:
+    for key in config:
+        if key not in keys:
+            yield Problem(f"{where}.{key}", "no such key", choose(str(key), keys, noun="keys"))
+
+
 def _item(item: Any, where: str, problems: list[Problem]) -> Any:
     """A tensor where the item is a mapping, else the plain value itself."""
     if not isinstance(item, Mapping):
         return item
-    for key in item:
-        if key not in _TENSOR_KEYS:
-            remedy = choose(str(key), _TENSOR_KEYS, noun="keys")
-            problems.append(Problem(f"{where}.{key}", "no such key", remedy))
+    problems += _unknown(item, where, _TENSOR_KEYS)
     return _tensor(item, where, tuple(item), problems)
 
 
@@ -174,10 +175,8 @@ def _check_dtype(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _check_bound(value: Any) -> Iterator[tuple[str, str]]:
-    if value is not None and type(value) not in (int, float) or value != value:
-        yield f"{value!r} is no number", "give a number or null"
-    elif value is not None and math.isinf(value):
-        yield f"{value!r} is not finite", "give a number or null"
+    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+        yield f"{value!r} is no finite number", "give a number or null"
 
 
 def _range(dtype: str, low: Any, high: Any) -> Iterator[tuple[str, str, str]]:

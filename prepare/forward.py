@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, ValuesView
 from dataclasses import dataclass, fields, is_dataclass
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from prepare.effect import Call, watch
 from prepare.errors import ModelError
-from prepare.example import Example
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from prepare.example import Example
 
 # What torch says, and what a user can do about it.
 _HINTS = {

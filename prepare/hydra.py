@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from prepare import mistakes, names
 from prepare.errors import ConfigError, Problem
-from prepare.job import INTERRUPTED, WRONG, run
+from prepare.job import run
 from prepare.mistakes import Menu, Override
+from prepare.outcome import INTERRUPTED, WRONG
 from prepare.record import Job, Record
 from prepare.report.terminal import (
-    line,
     show_outcome,
     show_problems,
     show_row,
     shown_folder,
     stage,
 )
+from prepare.report.text import line
 from prepare.settings import GROUPS, NONE_CHOSEN, Settings, read_settings
 from prepare.sweep import sweep_of, write_planned
 
@@ -138,7 +140,11 @@ class Composer:
         self._always = list(always)
         self._loader = GlobalHydra.instance().config_loader()
         self._composed: dict[tuple[str, ...], DictConfig] = {}
-        self.groups = {group: self._loader.get_group_options(group) for group in GROUPS}
+
+    @cached_property
+    def groups(self) -> dict[str, list[str]]:
+        """The options of each of our groups."""
+        return {group: self._loader.get_group_options(group) for group in GROUPS}
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """The configuration of a run with these overrides; raises one of ERRORS."""
@@ -151,11 +157,12 @@ class Composer:
     def problems(self, config: DictConfig) -> list[Problem]:
         """Every mistake in a composed configuration."""
         plain, problems = resolved(config)
-        broken = {problem.where for problem in problems}
+        models: list[str] = []
         if OmegaConf.select(config, "model._target_", default=None) is None:
-            broken.discard("model._target_")
             problems = [problem for problem in problems if problem.where != "model._target_"]
-        models = [name for name in self.groups["model"] if name != "custom"]
+            # To list them takes as long as to compose, so only where they are shown.
+            models = [name for name in self.groups["model"] if name != "custom"]
+        broken = {problem.where for problem in problems}
         try:
             read_settings(plain, choices=_choices(config.hydra), models=models)
         except ConfigError as error:

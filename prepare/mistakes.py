@@ -1,4 +1,4 @@
-"""What is wrong with an override of the command line that could not be composed: one problem, in a user's words."""
+"""What is wrong with an override of the command line that does not compose, in a user's words."""
 
 from __future__ import annotations
 
@@ -127,7 +127,9 @@ def _explain_key(override: Override, menu: Menu) -> Problem | None:
     if override.kind == "add":
         return Problem(override.key, "is there already", f"write {override.text.lstrip('+')}")
     if isinstance(at, list) and not isinstance(override.value, list):
-        return Problem(override.key, f"{_value(override)} is no list", f"write {override.key}=[a,b]")
+        return Problem(
+            override.key, f"{_value(override)} is no list", f"write {override.key}=[a,b]"
+        )
     return None
 
 

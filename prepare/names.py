@@ -12,7 +12,7 @@ _SLUG_LENGTH = 100
 
 def unique() -> str:
     """Microseconds, process and two random bytes: no two runs get the same, on any machine."""
-    return f"{datetime.now():%f}-{os.getpid()}-{secrets.token_hex(2)}"
+    return f"{datetime.now().astimezone():%f}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
 def slug(overrides: Iterable[str]) -> str:

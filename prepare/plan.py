@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from prepare.computed import computed_tensors
 from prepare.errors import ConfigError
 from prepare.tensors import NamedTensor, is_strided, name_of
-from prepare.wants import Table, Wanted
+from prepare.wants import Table, Wanted, steps_of
 
 
 class State(NamedTuple):
@@ -25,8 +25,8 @@ class TensorPlan(NamedTuple):
     """One place of one tensor: how it is, how it is to be, and who wants that or was kept off.
 
     `kind` is parameter, buffer, or computed (the weight that forward would use, which is looked at
-    and never acted on). `wants` maps device, dtype and memory_format to what is wanted; `steps`
-    are those that want it; `off` maps a step that was kept off to the reason.
+    and never acted on). `wants` maps device, dtype and memory_format to what is wanted, `by` to the
+    steps that want it; `off` maps a step that was kept off to the reason.
     """
 
     module: str
@@ -36,7 +36,7 @@ class TensorPlan(NamedTuple):
     old: State
     new: State
     wants: Mapping[str, str]
-    steps: tuple[str, ...]
+    by: Mapping[str, tuple[str, ...]]
     off: Mapping[str, str]
     shared_with: tuple[str, ...] = ()
     bytes_old: int = 0
@@ -46,6 +46,21 @@ class TensorPlan(NamedTuple):
     def changes(self) -> bool:
         """Whether anything is to be done to this tensor."""
         return self.old != self.new
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The steps that want something of it, each once."""
+        return steps_of(self.by)
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """The steps that want what is not so yet."""
+        differs = {
+            "device": self.old.device != self.new.device,
+            "dtype": self.old.dtype != self.new.dtype,
+            "memory_format": self.old.stride != self.new.stride,
+        }
+        return steps_of({side: steps for side, steps in self.by.items() if differs[side]})
 
 
 @dataclass(frozen=True)
@@ -77,7 +92,7 @@ class Plan:
         """Counts and bytes; a tensor that stands in several places counts once."""
         once = [t for t in self.tensors if t.kind != "computed" and _is_first_place(t)]
         changing = [t for t in once if t.changes]
-        by_step = Counter(step for t in changing for step in t.steps)
+        by_step = Counter(step for t in changing for step in t.changing)
         return {
             "tensors": len(once),
             "to_change": len(changing),
@@ -139,7 +154,7 @@ def _places(wanted: Wanted) -> Iterable[TensorPlan]:
             old=old,
             new=new,
             wants=wanted.wants,
-            steps=wanted.steps,
+            by=wanted.by,
             off=wanted.off,
             shared_with=tuple(path for path in paths if path != place.path),
             bytes_old=bytes_old,
@@ -165,10 +180,12 @@ def _computed_plan(module: str, name: str, value: Tensor | str, behind: list[Wan
     """A computed weight is expected to have what is wanted of the tensors it is computed from."""
     known = isinstance(value, Tensor)
     now = state(value) if known else State(None, "", "")
-    wants = {}
+    wants: dict[str, str] = {}
+    by: dict[str, tuple[str, ...]] = {}
     for wanted in behind:
         for side, want in wanted.wants.items():
-            wants.setdefault(side, want)
+            if side not in wants:
+                wants[side], by[side] = want, wanted.by[side]
     return TensorPlan(
         module=module,
         tensor=name,
@@ -177,6 +194,6 @@ def _computed_plan(module: str, name: str, value: Tensor | str, behind: list[Wan
         old=now,
         new=now,
         wants=wants,
-        steps=tuple(dict.fromkeys(step for wanted in behind for step in wanted.steps)),
+        by=by,
         off={step: why for wanted in behind for step, why in wanted.off.items()},
     )

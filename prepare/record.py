@@ -119,7 +119,7 @@ class Record:
 def _read(path: Path, kind: str) -> dict[str, Any] | None:
     if not path.is_file():
         return None
-    with contextlib.suppress(ValueError, AttributeError, RecursionError):
+    with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
         data = json.loads(files.read_text(path, limit=_LIMIT))
         if data.pop("format", None) == kind and data.pop("version", None) == _VERSION:
             known = (Result if kind == _RESULT else Job).__dataclass_fields__

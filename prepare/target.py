@@ -80,7 +80,7 @@ def _import(name: str, where: str, target: str) -> ModuleType:
         missing = error.name or name
         if missing == name and "." in name:
             raise _AbsentError(where, f"there is no module {name}") from error
-        whose = "" if missing == target.split(".")[0] else f", which {name} imports"
+        whose = "" if missing == target.partition(".")[0] else f", which {name} imports"
         raise ConfigError(
             where, f"there is no module {missing!r}{whose}", _install(missing)
         ) from error
@@ -91,7 +91,7 @@ def _import(name: str, where: str, target: str) -> ModuleType:
 
 
 def _install(package: str) -> str:
-    extra = EXTRAS.get(package.split(".")[0])
+    extra = EXTRAS.get(package.partition(".")[0])
     if extra:
         return f"install the extra: pip install 'torch-prepare[{extra}]'"
     return "install it, or start in the folder that holds it"

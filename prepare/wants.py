@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,24 +15,34 @@ from prepare.transfer import FlatMove, Move
 
 
 @cache
-def _nothing() -> Mapping[str, str]:
+def _nothing() -> Mapping[str, Any]:
     """One empty mapping that all tensors share of which nothing is wanted; nobody writes into it."""
     return {}
+
+
+def steps_of(by: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The steps in a mapping from sides to steps, each once."""
+    return tuple(dict.fromkeys(step for steps in by.values() for step in steps))
 
 
 @dataclass(slots=True)
 class Wanted:
     """One tensor, everywhere it stands in the model, and what is wanted of it.
 
-    `wants` maps each side (device, dtype, memory_format) to what is wanted; `steps` are those that
-    want it, in their order; `off` maps a step that a pattern keeps off this tensor to the reason.
+    `wants` maps each side (device, dtype, memory_format) to what is wanted, and `by` to the steps
+    that want it; `off` maps a step that a pattern keeps off this tensor to the reason.
     """
 
     tensor: Tensor
     places: list[NamedTensor]
     wants: Mapping[str, str] = field(default_factory=_nothing)
-    steps: tuple[str, ...] = ()
+    by: Mapping[str, tuple[str, ...]] = field(default_factory=_nothing)
     off: Mapping[str, str] = field(default_factory=_nothing)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The steps that want something of it, each once."""
+        return steps_of(self.by)
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """Small networks, good and bad, that tests of the command line build by name."""
 
 import sys
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ class Net(nn.Module):
     def __init__(self, depth=1, width=4, dtype="float32"):
         super().__init__()
         channels = [3] + [width] * depth
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3) for a, b in zip(channels, channels[1:], strict=False))
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3) for a, b in pairwise(channels))
         self.to(getattr(torch, dtype))
 
     def forward(self, x, scale=None):
@@ -90,5 +91,5 @@ def changes_the_process():
 
 def reports_the_process():
     state = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads())
-    print("process", *state, torch.rand(1).item())
+    sys.stdout.write(f"process {state} {torch.rand(1).item()}\n")
     return Net()

@@ -20,7 +20,15 @@ from prepare.registry import STEPS
 
 RUN = Path(__file__).resolve().parent.parent / "run.py"
 CONF = RUN.parent / "conf"
-FILES = {"recipe.yaml", "plan.json", "audit.json", "audit.csv", "environment.json", "job.json", "result.json"}
+FILES = {
+    "recipe.yaml",
+    "plan.json",
+    "audit.json",
+    "audit.csv",
+    "environment.json",
+    "job.json",
+    "result.json",
+}
 GROUPS = ("model", "device", "precision", "memfmt", "input")
 NET = "model._target_=sample_nets.Net"
 SMALL = "input.shape=[2,3,16,16]"
@@ -66,7 +74,11 @@ def go(tmp_path, monkeypatch, capsys):
 
 def run_py(*argv, cwd, **environment):
     return subprocess.run(
-        [sys.executable, str(RUN), *argv], capture_output=True, cwd=cwd, check=False, env=environment or None
+        [sys.executable, str(RUN), *argv],
+        capture_output=True,
+        cwd=cwd,
+        check=False,
+        env=environment or None,
     )
 
 
@@ -96,7 +108,9 @@ def test_the_main_job_prepares_audits_and_leaves_its_record(go):
 
 
 def test_two_runs_write_the_same_bytes(go):
-    first, second = (go(*UNET3D, "memfmt=channels_last_3d", "precision=bfloat16").folder for _ in "ab")
+    first, second = (
+        go(*UNET3D, "memfmt=channels_last_3d", "precision=bfloat16").folder for _ in "ab"
+    )
     assert first != second
     for name in ("recipe.yaml", "plan.json", "audit.json", "audit.csv"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
@@ -114,9 +128,15 @@ def test_the_recipe_gives_the_same_audit_without_hydra(go):
 def test_a_plan_touches_nothing_and_says_what_would_change(go):
     ran = go(*UNET3D, "memfmt=channels_last_3d", "precision=half", "task=plan")
     assert ran.code == 0, ran.err
-    assert {path.name for path in ran.folder.iterdir()} == FILES - {"recipe.yaml", "audit.json", "audit.csv"}
+    assert {path.name for path in ran.folder.iterdir()} == FILES - {
+        "recipe.yaml",
+        "audit.json",
+        "audit.csv",
+    }
     assert "would be prepared" in ran.out
-    assert re.search(r"upsample\.0\.weight +\[8, 8, 2, 2, 2\] +contiguous -> channels_last_3d ", ran.out)
+    assert re.search(
+        r"upsample\.0\.weight +\[8, 8, 2, 2, 2\] +contiguous -> channels_last_3d ", ran.out
+    )
     assert "float32 -> float16" in ran.out
     assert "plan.json has them all" in go("model=unet3d", "precision=half", "task=plan").out
 
@@ -196,7 +216,12 @@ def test_a_plugin_is_imported_before_its_step_is_looked_up(go, tmp_path):
 
 
 def test_the_command_works_from_any_folder_without_a_terminal_in_any_language(tmp_path):
-    environment = {"LANG": "C", "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}
+    environment = {
+        "LANG": "C",
+        "LC_ALL": "C",
+        "PYTHONIOENCODING": "ascii",
+        "PYTHONCOERCECLOCALE": "0",
+    }
     environment |= {"COLUMNS": "40", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
     done = run_py(*UNET3D, "memfmt=channels_last_3d", cwd=tmp_path, **environment)
     assert done.returncode == 0, done.stderr.decode()
@@ -211,7 +236,11 @@ def test_the_command_works_from_any_folder_without_a_terminal_in_any_language(tm
 
 @pytest.mark.parametrize(
     ("group", "option"),
-    [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name in GROUPS],
+    [
+        (path.parent.name, path.stem)
+        for path in sorted(CONF.glob("*/*.yaml"))
+        if path.parent.name in GROUPS
+    ],
 )
 def test_every_option_of_every_group_composes_without_a_mistake(group, option):
     overrides = [f"{group}={option}"] if group == "model" else ["model=unet3d", f"{group}={option}"]
@@ -239,7 +268,14 @@ def test_options_are_set_steps_dropped_added_and_moved(go):
 
 
 def test_a_dropped_step_does_nothing(go):
-    ran = go(NET, SMALL, "precision=half", "steps.half=null", "~steps.device", "+steps.device={device: cpu}")
+    ran = go(
+        NET,
+        SMALL,
+        "precision=half",
+        "steps.half=null",
+        "~steps.device",
+        "+steps.device={device: cpu}",
+    )
     assert ran.code == 0, ran.err
     assert "2 float32" in ran.out
 
@@ -262,9 +298,7 @@ OWN = MODELS.replace("custom, ", "")
 KEYS = "model, device, precision, memfmt, input"
 FORMATS = "by_rank, channels_last, channels_last_3d, contiguous"
 ALL_STEPS = ", ".join(STEPS)
-DTYPES = (
-    "float16, bfloat16, float32, float64, int64, int32, int16, int8, uint8, bool, complex64, complex128"
-)
+DTYPES = "float16, bfloat16, float32, float64, int64, int32, int16, int8, uint8, bool, complex64, complex128"
 NO_MODEL = (
     "model: none is chosen; choose model=NAME, or give your own as "
     f"model._target_=package.module.name; models: {OWN}"
@@ -338,7 +372,9 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("argv", "lines"), WRONG, ids=[" ".join(argv) or "nothing" for argv, _ in WRONG])
+@pytest.mark.parametrize(
+    ("argv", "lines"), WRONG, ids=[" ".join(argv) or "nothing" for argv, _ in WRONG]
+)
 def test_a_mistake_in_the_configuration_is_one_line_and_leaves_no_folder(go, tmp_path, argv, lines):
     ran = go(*argv)
     assert ran.code == 2
@@ -384,8 +420,10 @@ for argv in (
         (
             [*UNET3D, "memfmt=channels_last_3d", "steps.conv3d_memory_format.exclude=[encodr.*]"],
             "failed",
-            "steps.conv3d_memory_format.exclude: 'encodr.*' matches no module that "
-            "conv3d_memory_format prepares; did you mean 'encoder.*'?",
+            (
+                "steps.conv3d_memory_format.exclude: 'encodr.*' matches no module that "
+                "conv3d_memory_format prepares; did you mean 'encoder.*'?"
+            ),
         ),
         (
             ["model._target_=sample_nets.NeedsDepth"],
@@ -395,8 +433,10 @@ for argv in (
         (
             [NET, "+model.dept=2"],
             "failed",
-            "model.dept: sample_nets.Net takes no such keyword; did you mean 'depth'? "
-            "keywords: depth, width, dtype",
+            (
+                "model.dept: sample_nets.Net takes no such keyword; did you mean 'depth'? "
+                "keywords: depth, width, dtype"
+            ),
         ),
         (
             ["model._target_=sample_nets.Nett"],
@@ -411,8 +451,10 @@ for argv in (
         (
             ["model._target_=sample_nets.gives_no_model"],
             "failed",
-            "model._target_: sample_nets.gives_no_model gave an object of type int, which is no "
-            "torch.nn.Module; name a class or function that gives a model",
+            (
+                "model._target_: sample_nets.gives_no_model gave an object of type int, which is no "
+                "torch.nn.Module; name a class or function that gives a model"
+            ),
         ),
         (
             [NET, "plugins=[no_such_plugin]"],
@@ -441,7 +483,9 @@ def test_a_package_that_is_not_there_names_the_extra_that_brings_it(go):
     ran = go("model=timm_resnet50")
     if "no module" not in ran.err:
         pytest.skip("timm is installed")
-    assert "there is no module 'timm'; install the extra: pip install 'torch-prepare[timm]'" in ran.err
+    assert (
+        "there is no module 'timm'; install the extra: pip install 'torch-prepare[timm]'" in ran.err
+    )
 
 
 # --------------------------------------------------------------------------------- jobs that fail
@@ -464,31 +508,39 @@ def test_a_package_that_is_not_there_names_the_extra_that_brings_it(go):
         (
             ["model._target_=sample_nets.Views", SMALL, "memfmt=channels_last"],
             "model",
-            "forward of Views: RuntimeError: view size is not compatible with input tensor's size and stride "
-            "(at least one dimension spans across two contiguous subspaces). Use .reshape(...) instead; "
-            "this module calls .view on a tensor that is no longer contiguous: use .reshape or .flatten "
-            "there, or exclude the convolutions before it",
+            (
+                "forward of Views: RuntimeError: view size is not compatible with input tensor's size and stride "
+                "(at least one dimension spans across two contiguous subspaces). Use .reshape(...) instead; "
+                "this module calls .view on a tensor that is no longer contiguous: use .reshape or .flatten "
+                "there, or exclude the convolutions before it"
+            ),
         ),
         (
             ["model._target_=sample_nets.MakesItsOwn", SMALL, "precision=bfloat16"],
             "model",
-            "forward of convs.0 (Conv2d): RuntimeError: Input type (float) and bias type (c10::BFloat16) "
-            "should be the same; the input and the weights differ in precision: the example was formatted as "
-            "the steps say, but a tensor that the model makes itself stays as it is, and so does a module "
-            "that keep names",
+            (
+                "forward of convs.0 (Conv2d): RuntimeError: Input type (float) and bias type (c10::BFloat16) "
+                "should be the same; the input and the weights differ in precision: the example was formatted as "
+                "the steps say, but a tensor that the model makes itself stays as it is, and so does a module "
+                "that keep names"
+            ),
         ),
         (
             ["model._target_=sample_nets.TakesTwo", SMALL],
             "model",
-            "forward of TakesTwo: TypeError: TakesTwo.forward() missing 1 required positional argument: "
-            "'ids'; forward takes other arguments: give them in input.args and input.kwargs",
+            (
+                "forward of TakesTwo: TypeError: TakesTwo.forward() missing 1 required positional argument: "
+                "'ids'; forward takes other arguments: give them in input.args and input.kwargs"
+            ),
         ),
         (
             [NET, "input.shape=[2,1,8,8]"],
             "model",
-            "forward of convs.0 (Conv2d): RuntimeError: Given groups=1, weight of size [4, 3, 3, 3], expected "
-            "input[2, 1, 8, 8] to have 3 channels, but got 1 channels instead; the example input may not fit "
-            "this model: change input.shape",
+            (
+                "forward of convs.0 (Conv2d): RuntimeError: Given groups=1, weight of size [4, 3, 3, 3], expected "
+                "input[2, 1, 8, 8] to have 3 channels, but got 1 channels instead; the example input may not fit "
+                "this model: change input.shape"
+            ),
         ),
     ],
 )
@@ -563,7 +615,17 @@ def test_steps_lists_every_step_with_its_options_and_its_card(go):
 def test_the_help_names_every_group_every_key_and_every_bare_word(go):
     ran = go("--help")
     assert ran.code == 0
-    for word in (*GROUPS, "task=", "mode=", "strict=", "seed=", "plugins=", *cli.COMMANDS, "unet3d", "--multirun"):
+    for word in (
+        *GROUPS,
+        "task=",
+        "mode=",
+        "strict=",
+        "seed=",
+        "plugins=",
+        *cli.COMMANDS,
+        "unet3d",
+        "--multirun",
+    ):
         assert word in ran.out
     assert max(map(len, ran.out.splitlines())) <= 110
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_house import imports
 
 from prepare import cli, recipe
 from prepare.pipeline import Pipeline
@@ -175,6 +176,13 @@ def test_every_page_begins_with_something_to_paste():
     assert [name for name, block in first.items() if not (block and block.can_be_pasted)] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_a_file_that_the_reader_is_to_save_is_named_in_the_text(page):
+    text = _BLOCK.sub("", page.read_text())
+    files = [block.title for block in blocks(page) if block.title]
+    assert [name for name in files if f"`{name}`" not in text] == []
+
+
 def test_every_page_can_be_reached_from_the_readme():
     seen, waiting = set(), [ROOT / "README.md"]
     while waiting:
@@ -192,6 +200,32 @@ def test_the_readme_begins_with_the_two_commands_that_land_a_change():
     assert bash[0].endswith("python run.py model=unet3d memfmt=channels_last_3d")
     assert bash[1] == "pytest"
     assert [command for command in bash[:2] if command not in lands] == []
+
+
+def layers() -> list[set[str]]:
+    """The files in each row of the table of the house, from the top down: `report/` or `cli.py`."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| [a-z ]+ \| ((?:`[\w/.]+` ?)+) \|", text, re.MULTILINE)
+    return [set(re.findall(r"`([\w/.]+)`", row)) for row in rows]
+
+
+def test_every_file_stands_in_the_house_once():
+    package = ROOT / "prepare"
+    there = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    there |= {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    assert sorted(name for layer in layers() for name in layer) == sorted(there)
+
+
+@pytest.mark.parametrize("level", range(len(layers())))
+def test_imports_point_down_as_the_house_is_drawn(level):
+    above = {name.strip("/").removesuffix(".py") for layer in layers()[:level] for name in layer}
+    wrong = []
+    for name in layers()[level]:
+        path = ROOT / "prepare" / name
+        for file in path.rglob("*.py") if path.is_dir() else [path]:
+            known = {found.split(".")[1] for found in imports(file) if found.startswith("prepare.")}
+            wrong += [f"{file.name} imports {found}" for found in sorted(known & above)]
+    assert wrong == []
 
 
 def test_every_built_in_step_is_on_a_page():

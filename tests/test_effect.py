@@ -1,6 +1,6 @@
 """What is seen of one forward: it changes nothing, leaves nothing behind, and promises nothing."""
 
-from collections import namedtuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,7 +13,19 @@ from prepare.example import Example, build_example, read_example
 from prepare.forward import describe, run_example
 from prepare.pipeline import Pipeline
 
-DEFAULT = {"shape": None, "dtype": "float32", "low": None, "high": None, "args": None, "kwargs": None}
+DEFAULT = {
+    "shape": None,
+    "dtype": "float32",
+    "low": None,
+    "high": None,
+    "args": None,
+    "kwargs": None,
+}
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
 
 
 class Fails(nn.Module):
@@ -26,7 +38,9 @@ class Fails(nn.Module):
 
 
 def hooks(model):
-    return [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+    return [
+        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
+    ]
 
 
 # ---------------------------------------------------------------------------------------- watching
@@ -94,7 +108,6 @@ def test_both_kinds_of_convolution_are_seen():
 
 
 def test_what_went_in_and_came_out_is_told_in_words():
-    Pair = namedtuple("Pair", "a b")
     x = torch.zeros(2, 3)
     assert describe(x) == "[2, 3] float32"
     assert describe({"a": [x, 3], "b": Pair(x.half(), None)}) == "[2, 3] float32, [2, 3] float16"
@@ -158,9 +171,13 @@ def test_building_an_example_leaves_torchs_own_random_numbers_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int64", "uint8", "bool", "complex64"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "float64", "int64", "uint8", "bool", "complex64"]
+)
 def test_every_dtype_can_be_had(dtype):
-    (tensor,) = build(shape=[100], dtype=dtype, high=None if dtype in ("bool", "complex64") else 5).args
+    (tensor,) = build(
+        shape=[100], dtype=dtype, high=None if dtype in ("bool", "complex64") else 5
+    ).args
     assert str(tensor.dtype) == f"torch.{dtype}"
 
 
@@ -194,9 +211,9 @@ def test_without_a_shape_there_is_no_example():
         ({"shape": 3}, "input.shape: 3 is no list of whole numbers; give a list of sizes, as in [2,3,64,64]"),
         ({"shape": [2.0]}, "input.shape: [2.0] is no list of whole numbers; give a list of sizes, as in [2,3,64,64]"),
         ({"shape": [True]}, "input.shape: [True] is no list of whole numbers; give a list of sizes, as in [2,3,64,64]"),
-        ({"shape": [1], "low": "a"}, "input.low: 'a' is no number; give a number or null"),
-        ({"shape": [1], "high": float("inf")}, "input.high: inf is not finite; give a number or null"),
-        ({"shape": [1], "high": float("nan")}, "input.high: nan is no number; give a number or null"),
+        ({"shape": [1], "low": "a"}, "input.low: 'a' is no finite number; give a number or null"),
+        ({"shape": [1], "high": float("inf")}, "input.high: inf is no finite number; give a number or null"),
+        ({"shape": [1], "high": float("nan")}, "input.high: nan is no finite number; give a number or null"),
         ({"shape": [1], "low": 2}, "input.high: 1 is not above low, which is 2; values are in [low, high)"),
         ({"shape": [1], "dtype": "int8", "high": 2.5}, "input.high: 2.5 is no whole number; the dtype is int8"),
         ({"shape": [1], "dtype": "int8", "low": 3}, "input.high: is missing for int8; give how many values there are, as in high: 1000"),

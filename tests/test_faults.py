@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 import torch
 from networks import CONF, same, small_2d
-from torch import nn
 
 from prepare import cli, files, record
 from prepare.audit import Audit, audit
@@ -27,7 +26,15 @@ from prepare.recipe import load
 
 ROOT = CONF.parent
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-WRITTEN = ("recipe.yaml", "plan.json", "audit.json", "audit.csv", "environment.json", "job.json", "result.json")
+WRITTEN = (
+    "recipe.yaml",
+    "plan.json",
+    "audit.json",
+    "audit.csv",
+    "environment.json",
+    "job.json",
+    "result.json",
+)
 posix = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
 
 NETS = """
@@ -98,7 +105,9 @@ def start(*words: str | Path, cwd: Path, **more: str) -> subprocess.Popen:
     """The command line in a process of its own, its output as bytes."""
     env = os.environ | {"OMP_NUM_THREADS": "1"} | more
     program = [sys.executable, str(ROOT / "run.py"), *words]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd, env=env)
+    return subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd, env=env
+    )
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:
@@ -143,7 +152,9 @@ def status(folder: Path) -> str:
 class Failing:
     """Makes one call of the system's file calls fail, or that and every later one."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, n: int, *, calls: tuple, error: BaseException, after: bool):
+    def __init__(
+        self, patch: pytest.MonkeyPatch, n: int, *, calls: tuple, error: BaseException, after: bool
+    ):
         self.left, self.error, self.after, self.failed = n, error, after, 0
         # What `files` sees, and nothing else: Hydra and pytest write too.
         system = type("System", (), {"__getattr__": lambda _, name: getattr(os, name)})()
@@ -176,7 +187,9 @@ def test_a_disk_that_is_full_at_write_number_n_is_one_line_and_exit_1(folder, ca
     found = []
     for n in range(1, 50):
         where = folder / f"run{n}"
-        code, fault, err = run_that_fails(n, where, capsys, calls=("write",), error=FULL, after=after)
+        code, fault, err = run_that_fails(
+            n, where, capsys, calls=("write",), error=FULL, after=after
+        )
         names = all_whole(where)
         if not fault.failed:
             break
@@ -207,7 +220,9 @@ def test_what_was_written_before_the_disk_was_full_stays(folder, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [FULL, OSError(errno.EROFS, "Read-only file system"), OSError("odd")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [FULL, OSError(errno.EROFS, "Read-only file system"), OSError("odd")], ids=repr
+)
 @pytest.mark.parametrize("after", [False, True], ids=["only that one", "all from then on"])
 def test_a_failure_of_any_call_of_the_system_is_one_line_and_exit_1(folder, capsys, error, after):
     points = 0
@@ -259,7 +274,13 @@ def test_a_model_stays_usable_when_its_recipe_and_its_audit_cannot_be_saved(tmp_
                 act(path)
         for n in (1, 2, 3, 4, 5):
             with pytest.MonkeyPatch.context() as patch:
-                Failing(patch, n, calls=("open", "write", "fsync", "close", "replace"), error=FULL, after=True)
+                Failing(
+                    patch,
+                    n,
+                    calls=("open", "write", "fsync", "close", "replace"),
+                    error=FULL,
+                    after=True,
+                )
                 with pytest.raises(FileError, match="No space left on device"):
                     act(tmp_path / "saved")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
@@ -297,7 +318,15 @@ def test_a_sweeps_folder_that_cannot_be_made_is_one_line_and_exit_1(folder, caps
 
 
 def test_a_rows_folder_that_cannot_be_made_is_one_line_and_exit_1(folder, capsys):
-    code = cli.run(["--multirun", *SMALL, "seed=1,2", "hydra.sweep.dir=sweep", f"hydra.sweep.subdir={'n' * 300}"])
+    code = cli.run(
+        [
+            "--multirun",
+            *SMALL,
+            "seed=1,2",
+            "hydra.sweep.dir=sweep",
+            f"hydra.sweep.subdir={'n' * 300}",
+        ]
+    )
     out, err = capsys.readouterr()
     assert code == 1
     assert "Traceback" not in out + err
@@ -336,7 +365,11 @@ TOGETHER = """
 
 def run_together(folder: Path, processes: int, rounds: int) -> None:
     words = ["model._target_=nets.small", "+model.width=8", *SMALL[1:]]
-    driver = [sys.executable, "-c", textwrap.dedent(TOGETHER).replace("model.width={", "+model.width={")]
+    driver = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(TOGETHER).replace("model.width={", "+model.width={"),
+    ]
     words.remove("+model.width=8")
     done = subprocess.run(
         [*driver, str(processes), str(rounds), *words], capture_output=True, text=True, cwd=folder,
@@ -353,7 +386,11 @@ def widths(folder: Path) -> list[int]:
         where = result.parent
         assert set(all_whole(where)) == set(WRITTEN)
         assert status(where) == "ok"
-        (asked,) = [word for word in json.loads((where / "job.json").read_text())["overrides"] if "width" in word]
+        (asked,) = [
+            word
+            for word in json.loads((where / "job.json").read_text())["overrides"]
+            if "width" in word
+        ]
         width = int(asked.split("=")[1])
         rows = {row.path: row for row in Audit.load(where / "audit.json").rows}
         assert rows["0.weight"].shape == (width, 3, 3, 3)
@@ -392,7 +429,9 @@ def test_eight_runs_at_once_twenty_times_have_folders_of_their_own(folder):
 # ------------------------------------------------------------------------------- names that hold anything
 
 ODD = ["model._target_=nets.odd", "input.shape=[1,3,4,4]", "memfmt=channels_last", "device=cpu"]
-LEAVES_OUT = 'steps.conv2d_memory_format.exclude=["re:.red.*", "re:=1.1", "re:new\\nline", "re:.{5000}"]'
+LEAVES_OUT = (
+    'steps.conv2d_memory_format.exclude=["re:.red.*", "re:=1.1", "re:new\\nline", "re:.{5000}"]'
+)
 
 
 def odd_names() -> list[str]:
@@ -423,7 +462,11 @@ def test_names_that_hold_anything_go_through_the_whole_command_line(folder, caps
     assert "[red]x[/red].weight" in out
     assert all(line.isprintable() for line in out.splitlines())
     check_odd_record(folder / "run")
-    skipped = {row.module for row in Audit.load(folder / "run" / "audit.json").rows if row.status == "skipped"}
+    skipped = {
+        row.module
+        for row in Audit.load(folder / "run" / "audit.json").rows
+        if row.status == "skipped"
+    }
     assert skipped == {"[red]x[/red]", "=1+1", "new\nline", "x" * 5000}
     steps = load(folder / "run" / "recipe.yaml")
     assert Pipeline.from_config(steps).to_config() == steps
@@ -462,7 +505,13 @@ def test_a_row_of_a_sweep_that_fails_in_a_module_with_an_odd_name_is_in_the_tabl
 
 
 def test_a_terminal_without_utf_8_and_a_home_that_cannot_be_written_do_no_harm(folder):
-    plain = {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TERM": "dumb"}
+    plain = {
+        "LANG": "C",
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "TERM": "dumb",
+    }
     unwritable = "/proc" if Path("/proc/self").exists() else str(folder / "nets.py")
     narrow = {"COLUMNS": "40", "HOME": unwritable, "XDG_CACHE_HOME": f"{unwritable}/cache"}
     run = start(*ODD, LEAVES_OUT, "hydra.run.dir=run", cwd=folder, **plain, **narrow)
@@ -567,10 +616,17 @@ def test_a_hundred_gigabytes_on_meta_are_planned_and_audited_without_materialisi
     assert max(found["audit"], found["plan"], found["both"]) < 100_000_000
 
 
-def test_the_command_line_plans_a_hundred_gigabytes_on_meta_and_refuses_to_prepare_them(folder, capsys):
+def test_the_command_line_plans_a_hundred_gigabytes_on_meta_and_refuses_to_prepare_them(
+    folder, capsys
+):
     words = ["model._target_=nets.huge", "memfmt=channels_last", "device=cpu"]
     assert cli.run([*words, "task=plan", "hydra.run.dir=plan"]) == 0
-    assert set(all_whole(folder / "plan")) == {"plan.json", "environment.json", "job.json", "result.json"}
+    assert set(all_whole(folder / "plan")) == {
+        "plan.json",
+        "environment.json",
+        "job.json",
+        "result.json",
+    }
     capsys.readouterr()
     assert cli.run([*words, "hydra.run.dir=run"]) == 2
     (line,) = told(capsys.readouterr().err)

@@ -144,7 +144,9 @@ def test_what_is_installed_is_what_runs(installed, tmp_path):
 
 
 def metadata_version() -> str:
-    line = next(row for row in (ROOT / "pyproject.toml").read_text().splitlines() if "version =" in row)
+    line = next(
+        row for row in (ROOT / "pyproject.toml").read_text().splitlines() if "version =" in row
+    )
     return line.split('"')[1]
 
 

@@ -501,7 +501,9 @@ def test_plain_data_of_a_plan_says_bytes_steps_and_reasons():
     first = next(t for t in data["tensors"] if (t["module"], t["tensor"]) == ("0", "weight"))
     assert first["old"] == {"stride": [27, 9, 3, 1], "dtype": "float32", "device": "cpu"}
     assert first["new"] == {"stride": [27, 1, 9, 3], "dtype": "float16", "device": "cpu"}
-    assert first["steps"] == ["device", "half", "conv2d_memory_format"]
+    wanted_by = {"device": ["device"], "dtype": ["half"], "memory_format": ["conv2d_memory_format"]}
+    assert first["by"] == wanted_by
+    assert data["summary"]["by_step"] == {"conv2d_memory_format": 3, "half": 6}, "device has nothing to do"
     assert (first["bytes_old"], first["bytes_new"]) == (8 * 27 * 4, 8 * 27 * 2)
     norm = next(t for t in data["tensors"] if (t["module"], t["tensor"]) == ("1", "weight"))
     assert norm["off"] == {"half": "keep: norms"}

@@ -12,8 +12,8 @@ from typing import Any
 from rich.table import Table
 
 from prepare import files
-from prepare.report.terminal import line, show_table, shown_folder
-from prepare.report.text import one_line, plural, printable, size
+from prepare.report.terminal import show_table, shown_folder
+from prepare.report.text import line, one_line, plural, printable, size
 from prepare.sweep import CONVOLUTIONS, Row, Summary
 
 FORMAT, VERSION = "prepare.summary", 1
@@ -30,13 +30,12 @@ def write_summary(summary: Summary, folder: Path) -> None:
 def show_summary(summary: Summary, folder: Path) -> None:
     """Prints the table, a line for every row that has something to say, and where the files are."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    numbers = ("#", *CONVOLUTIONS, "seconds")
-    titles = ["#", *summary.varying, "status", *CONVOLUTIONS, "memory", "seconds"]
-    for title in titles:
-        right = "right" if title in numbers else "left"
-        table.add_column(title, overflow="fold", justify=right)
+    shown = _shown_counts(summary)
+    for title in ("#", *summary.varying, "status", *shown, "memory", "seconds"):
+        right = title in ("#", *CONVOLUTIONS, "seconds")
+        table.add_column(title, overflow="fold", justify="right" if right else "left")
     for row in summary.rows:
-        table.add_row(*_cells(row, summary.varying))
+        table.add_row(*_cells(row, summary.varying, shown))
     show_table(table)
     for row in summary.rows:
         if row.reason:
@@ -46,14 +45,20 @@ def show_summary(summary: Summary, folder: Path) -> None:
     line(f"{ok}; the table is in {shown_folder(folder / 'summary.md')}")
 
 
-def _cells(row: Row, varying: Iterable[str]) -> list[str]:
+def _shown_counts(summary: Summary) -> list[str]:
+    """The counts of convolutions worth a column: a terminal is narrow, and most sweeps skip nothing."""
+    counted = [row.convolutions for row in summary.rows if row.convolutions]
+    return [w for w in CONVOLUTIONS if w in CONVOLUTIONS[:2] or any(found[w] for found in counted)]
+
+
+def _cells(row: Row, varying: Iterable[str], shown: Iterable[str]) -> list[str]:
     found = row.convolutions
     memory = "-" if row.bytes_after is None else size(row.bytes_after)
     return [
         str(row.number),
         *(printable(row.choices.get(key, "-")) for key in varying),
         row.status,
-        *("-" if found is None else str(found.get(word, 0)) for word in CONVOLUTIONS),
+        *("-" if found is None else str(found.get(word, 0)) for word in shown),
         memory,
         "-" if row.seconds is None else f"{row.seconds:.1f}",
     ]

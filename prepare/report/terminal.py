@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from prepare.layout import satisfied
-from prepare.report.text import counts, plural, printable, size
+from prepare.report.text import counts, line, plural, printable, size
 from prepare.sweep import CONVOLUTIONS
 
 if TYPE_CHECKING:
-    from prepare.job import Facts, Outcome
+    from prepare.outcome import Facts, Outcome
     from prepare.record import Job, Result
 
 _SHOWN = 10
@@ -29,11 +29,6 @@ def console(*, errors: bool = False) -> Console:
     file = sys.stderr if errors else sys.stdout
     wide = None if file.isatty() or os.environ.get("COLUMNS") else 100
     return Console(file=file, markup=False, highlight=False, emoji=False, width=wide)
-
-
-def line(text: str, *, errors: bool = False) -> None:
-    """One line, never folded: paths are to be copied from it."""
-    print(text, file=sys.stderr if errors else sys.stdout, flush=True)  # noqa: T201
 
 
 @contextmanager
@@ -188,7 +183,10 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
         for (status, reason), names in by_reason.items()
     ]
     hidden = len(lines) - 4
-    return [*lines[:4], *([f"{plural(hidden, 'more reason')}; see audit.csv"] if hidden > 0 else [])]
+    return [
+        *lines[:4],
+        *([f"{plural(hidden, 'more reason')}; see audit.csv"] if hidden > 0 else []),
+    ]
 
 
 def _side(side: str, old: Any, new: Any, *, shape: Any) -> str:

@@ -1,9 +1,15 @@
 """Words for a terminal: sizes, counts, and names that can hold anything."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def line(text: str, *, errors: bool = False) -> None:
+    """One line on stdout or stderr, never folded: paths are to be copied from it."""
+    print(text, file=sys.stderr if errors else sys.stdout, flush=True)
 
 
 def size(count: int) -> str:
@@ -17,7 +23,9 @@ def size(count: int) -> str:
 def printable(text: Any) -> str:
     """One line that any terminal can show; what is not printable is escaped."""
     text = str(text)
-    return text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode()
+    return (
+        text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode()
+    )
 
 
 def one_line(text: str | None) -> str:

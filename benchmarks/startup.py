@@ -1,0 +1,119 @@
+"""How long the command line takes to answer, against an empty Hydra application.
+
+    python benchmarks/startup.py [--repeats 21] [--json results.json]
+
+Every command is a process of its own, started from an empty folder. They run interleaved, in an order
+shuffled anew for every repeat, after one that is not counted. Medians, quartiles and ratios of medians
+are printed. The empty application's `--help` stands in the list twice: its ratio to itself is the noise.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+RUN = Path(__file__).resolve().parent.parent / "run.py"
+# As Hydra's own documentation begins: one configuration file, one decorated function.
+EMPTY = """
+import hydra
+
+@hydra.main(config_path="conf", config_name="config"{version_base})
+def main(config):
+    pass
+
+if __name__ == "__main__":
+    main()
+"""
+BASE = "an empty Hydra application --help"
+TARGET = 1.3
+
+
+def write_empty(folder: Path) -> Path:
+    """The empty application in a folder; version_base is gone after Hydra 1.3."""
+    old = metadata.version("hydra-core").startswith("1.3")
+    (folder / "conf").mkdir()
+    (folder / "conf" / "config.yaml").write_text("key: value\n")
+    (folder / "app.py").write_text(EMPTY.format(version_base=', version_base="1.3"' if old else ""))
+    return folder / "app.py"
+
+
+def commands(empty: Path) -> dict[str, tuple[list[str], int]]:
+    """Each command by its name, with the exit code that it must have."""
+    python, run = sys.executable, str(RUN)
+    return {
+        BASE: ([python, str(empty), "--help"], 0),
+        f"{BASE} (again)": ([python, str(empty), "--help"], 0),
+        "an empty Hydra application, run": ([python, str(empty), "hydra.output_subdir=null"], 0),
+        "python -c 'pass'": ([python, "-c", "pass"], 0),
+        "run.py --help": ([python, run, "--help"], 0),
+        "run.py steps": ([python, run, "steps"], 0),
+        "run.py --version": ([python, run, "--version"], 0),
+        "a misspelt option": ([python, run, "model=unet3d", "memfmt=chanels_last"], 2),
+        "a misspelt key": ([python, run, "modle=unet3d"], 2),
+        "a step's wrong option": (
+            [python, run, "model=unet3d", "precision=half", "steps.half.dtype=float15"],
+            2,
+        ),
+        "run.py model=unet3d --cfg job": ([python, run, "model=unet3d", "--cfg", "job"], 0),
+    }
+
+
+def timed(command: list[str], code: int, folder: Path) -> float:
+    start = time.perf_counter()
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - start
+    if done.returncode != code:
+        sys.exit(f"{' '.join(command)} gave {done.returncode}, not {code}:\n{done.stderr}")
+    return seconds
+
+
+def measure(repeats: int) -> dict[str, list[float]]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        every = commands(write_empty(folder))
+        found: dict[str, list[float]] = {name: [] for name in every}
+        for repeat in range(repeats + 1):
+            for name in random.sample(list(every), len(every)):
+                seconds = timed(*every[name], folder)
+                if repeat:
+                    found[name].append(seconds)
+    return found
+
+
+def report(found: dict[str, list[float]]) -> None:
+    base = statistics.median(found[BASE])
+    print(f"{'command':<36} {'median ms':>9}  {'quartiles ms':>13}  {'ratio':>5}")
+    for name, seconds in found.items():
+        low, middle, high = (1000 * q for q in statistics.quantiles(seconds, n=4))
+        ratio = statistics.median(seconds) / base
+        print(f"{name:<36} {middle:9.0f}  {f'{low:.0f} to {high:.0f}':>13}  {ratio:5.2f}")
+    ours = statistics.median(found["run.py --help"]) / base
+    print(f"\n--help: {ours:.2f} times an empty Hydra application's; the target is {TARGET}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=21)
+    parser.add_argument("--json", type=Path, help="also write every time here")
+    asked = parser.parse_args()
+    packages = {name: metadata.version(name) for name in ("hydra-core", "omegaconf")}
+    where = {"python": platform.python_version(), **packages, "cores": os.cpu_count()}
+    print(", ".join(f"{name} {value}" for name, value in where.items()))
+    if hasattr(os, "getloadavg"):
+        print(f"load at the start: {os.getloadavg()[0]:.1f}\n")
+    found = measure(asked.repeats)
+    report(found)
+    if asked.json:
+        asked.json.write_text(json.dumps({"environment": where, "seconds": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""How a run ended: what an exception means for its record, its exit code and whoever watches."""
+
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+from prepare.errors import (
+    ConfigError,
+    FileError,
+    ModelError,
+    NothingMatchesError,
+    PrepareError,
+    RefusedError,
+    StepError,
+)
+from prepare.record import Result
+
+DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a terminal shows of a finished run, as plain data."""
+
+    model: str
+    steps: dict[str, dict[str, Any]]
+    plan: dict[str, Any]
+    problems: list[str]
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    audit: dict[str, Any] | None = None
+    notable: list[dict[str, Any]] = field(default_factory=list)
+    given: str | None = None
+    gave: str | None = None
+    seen: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, the code that a single run exits with, and the facts where it went well."""
+
+    result: Result
+    code: int
+    facts: Facts | None = None
+
+
+def failure(error: BaseException) -> Outcome:
+    """The outcome of a run that raised."""
+    trace = "".join(traceback.format_exception(error))
+    said = str(error).strip()
+    line = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    if isinstance(error, KeyboardInterrupt):
+        return Outcome(Result("interrupted", "interrupted", "stopped by Ctrl-C"), INTERRUPTED)
+    if isinstance(error, NothingMatchesError):
+        return Outcome(Result("no_effect", "no effect", said), WRONG)
+    if isinstance(error, (ConfigError, RefusedError)):
+        reason = "refused" if isinstance(error, RefusedError) else "configuration"
+        return Outcome(Result("failed", reason, said), WRONG)
+    if isinstance(error, SystemExit):
+        return Outcome(
+            Result("failed", "exit", f"the job called sys.exit({error.code!r})", trace), 1
+        )
+    if is_out_of_memory(error):
+        return Outcome(Result("failed", "oom", f"out of memory: {line}", trace), FAILED)
+    reasons = {ModelError: "model", StepError: "step", FileError: "file"}
+    reason = next((word for kind, word in reasons.items() if isinstance(error, kind)), "error")
+    return Outcome(
+        Result("failed", reason, said if isinstance(error, PrepareError) else line, trace), FAILED
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on the CPU or on a device; torch says so in more than one way."""
+    if isinstance(error, MemoryError):
+        return True
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
