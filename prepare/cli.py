@@ -5,13 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import platform
-import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -62,6 +58,8 @@ def _answer(argv: list[str]) -> int:
         return COMMANDS[argv[0]](argv[1:])
     if "--version" in argv:
         return _versions()
+    if {"--help", "-h"} & set(argv):
+        return _help(argv)
     try:
         import hydra  # noqa: F401
         import rich  # noqa: F401
@@ -121,6 +119,9 @@ def _named(read: Callable[[Path], _Read], path: Path) -> _Read:
 
 
 def _versions() -> int:
+    import platform
+    from importlib import metadata
+
     for package in ("torch-prepare", "torch", "hydra-core", "omegaconf"):
         try:
             line(f"{package} {metadata.version(package)}")
@@ -135,8 +136,6 @@ def _through_hydra(argv: list[str]) -> int:
 
     argv = _sorted(argv)
     asked = _parsed(argv)
-    if asked.help:
-        return _help(argv)
     session = ours.Session()
     token = ours.SESSION.set(session)
     code = FAILED
@@ -171,23 +170,23 @@ def _launch(argv: list[str], asked: Namespace, session: Session) -> int:
         _complain(problems or [Problem("", ours.mistakes.first_sentence(str(error)))])
         return WRONG
     except OSError as error:
-        if session.began:
+        # A run of ours raises none; Hydra does where it cannot make a run's folder.
+        if error.filename is None:
             raise
         wrong = f"cannot be used as a folder: {error.strerror}"
-        raise FileError(printable(error.filename or ""), wrong) from error
+        raise FileError(printable(error.filename), wrong) from error
     return DONE
 
 
 def _help(argv: list[str]) -> int:
-    """Hydra's help, from our template, with the long lists of options folded."""
-    from prepare import hydra as ours
+    from argparse import ArgumentParser
 
-    page = io.StringIO()
-    with _arguments(argv), contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
-        ours.launch()
-    for row in page.getvalue().rstrip().splitlines():
-        is_group = re.match(r"(\w+): \w+(, \w+)*$", row)
-        line(textwrap.fill(row, _width(), subsequent_indent="    ") if is_group else row)
+    from prepare.help import help_page
+
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd", nargs="?")
+    asked, _ = parser.parse_known_args(argv)
+    line(help_page(_width(), asked.config_dir))
     return DONE
 
 

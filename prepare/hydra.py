@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -25,10 +26,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from prepare import mistakes, names
-from prepare.errors import ConfigError, Problem
+from prepare.errors import ConfigError, PrepareError, Problem
+from prepare.help import conf_dir
 from prepare.job import run
 from prepare.mistakes import Menu, Override
-from prepare.outcome import INTERRUPTED, WRONG
+from prepare.outcome import FAILED, INTERRUPTED, WRONG
 from prepare.record import Job, Record
 from prepare.report.terminal import (
     show_outcome,
@@ -42,13 +44,16 @@ from prepare.settings import GROUPS, NONE_CHOSEN, Settings, read_settings
 from prepare.sweep import sweep_of, write_planned
 
 CONFIG_NAME = "config"
-VERSION_BASE = "1.3"
+# Hydra 1.4 has no choice of its past ways any more, and warns of the question.
+_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 # What Hydra raises at what a user wrote. ValueError: a group given null, or a mapping.
 ERRORS = (HydraException, OmegaConfBaseException, ValueError)
 
 # Registered when this file is imported: a launcher's worker names a row's folder before its task.
-OmegaConf.register_new_resolver("prepare_unique", names.unique, use_cache=True, replace=True)
-OmegaConf.register_new_resolver("prepare_slug", names.slug, replace=True)
+# OmegaConf 2.4 changes the name; 2.3 has the new name too, for something older.
+_register = OmegaConf.register_resolver if not _BASE else OmegaConf.register_new_resolver
+_register("prepare_unique", names.unique, use_cache=True, replace=True)
+_register("prepare_slug", names.slug, replace=True)
 
 
 @dataclass
@@ -62,18 +67,10 @@ class Session:
 SESSION: ContextVar[Session | None] = ContextVar("SESSION", default=None)
 
 
-def conf_dir() -> Path:
-    """The folder of our configurations: inside the package in a wheel, beside it in a checkout."""
-    package = Path(__file__).resolve().parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
-
-
 def launch() -> None:
     """Runs the task under Hydra, with the arguments in `sys.argv`."""
-    hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, version_base=VERSION_BASE)(
-        task
-    )()
+    with _as_before():
+        hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, **_BASE)(task)()
 
 
 def task(config: DictConfig) -> None:
@@ -194,9 +191,8 @@ class Composer:
         texts = [override.text for override in readable]
         rows = self.expand(texts) if multirun else [texts]
         found = list(dict.fromkeys([*problems, *self.examine(rows)]))
-        if any(map(mistakes.hides_the_model, found)):
-            found = [problem for problem in found if problem.wrong != NONE_CHOSEN]
-        return found
+        others = [problem for problem in found if problem.wrong != NONE_CHOSEN]
+        return others if any(map(mistakes.hides_the_model, others)) else found
 
     def examine(self, rows: Iterable[Sequence[str]]) -> list[Problem]:
         """Every mistake in these lists of overrides, each named once."""
@@ -229,7 +225,8 @@ class Composer:
                     continue
                 known = OmegaConf.to_container(self.compose(accepted), resolve=False)
                 menu = Menu(self.groups, known)
-                problems.append(mistakes.explain(override, menu, str(error)))
+                said = str(error.__cause__ or error)
+                problems.append(mistakes.explain(override, menu, said))
         rest = self.problems(self.compose(accepted))
         return [*problems, *(p for p in rest if p.where.split(".")[0] not in unfilled)]
 
@@ -254,8 +251,10 @@ class Composer:
 @contextmanager
 def composing(config_dir: str | None = None) -> Iterator[Composer]:
     """A composer where Hydra is not running; `config_dir` is searched before our own."""
-    always = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
-    with hydra.initialize_config_dir(config_dir=str(conf_dir()), version_base=VERSION_BASE):
+    always = []
+    if config_dir and Path(config_dir).is_dir():
+        always = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
+    with hydra.initialize_config_dir(config_dir=str(conf_dir()), **_BASE):
         yield Composer(always=always)
 
 
@@ -308,7 +307,19 @@ def _sweep_name(folder: Path) -> str:
 
 
 def _instantiate(model: Mapping[str, Any]) -> Any:
-    return hydra.utils.instantiate(dict(model), _convert_="all")
+    with _as_before():
+        return hydra.utils.instantiate(dict(model), _convert_="all")
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """What may be instantiated is what Hydra 1.3 lets through; 1.4 asks for a list, and until then warns.
+
+    The user's own words name the model: a list made of them would allow even what is refused now.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"hydra\.utils\.instantiate\(\) resolved _target_=")
+        yield
 
 
 @contextmanager
@@ -316,9 +327,12 @@ def _ends_here() -> Iterator[None]:
     """Hydra makes a warning of what a callback raises and goes on; a bug of ours is not to pass so."""
     try:
         yield
+    except PrepareError as error:
+        show_problems(error.problems)
+        raise SystemExit(FAILED) from None
     except Exception:
         traceback.print_exc()
-        raise SystemExit(1) from None
+        raise SystemExit(FAILED) from None
 
 
 def _stop_at(problems: list[Problem]) -> None:

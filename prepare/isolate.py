@@ -34,7 +34,9 @@ def isolated() -> Iterator[None]:
 
 
 def _set_deterministic(value: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+    # To set it imports torch's compiler, which takes longer than torch itself.
+    if _deterministic() != value:
+        torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
 def _set_cudnn(value: tuple[bool, bool, bool]) -> None:

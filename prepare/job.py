@@ -187,7 +187,8 @@ def _write_result(outcome: Outcome, record: Record) -> Outcome:
         record.write_result(outcome.result)
     except FileError as error:
         if outcome.code != DONE:
-            return outcome
+            # Its traceback has gone with the file; what is left is to say what happened first.
+            return replace(outcome, result=replace(outcome.result, traceback=None))
         failed = replace(failure(error).result, seconds=outcome.result.seconds)
         with suppress(FileError):
             record.write_result(failed)

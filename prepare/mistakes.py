@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prepare.errors import Problem, choose, nearest
+from prepare.options import ALIASES
 from prepare.registry import STEPS
 
 # The keys that the choice in a group fills: where it failed, a missing key there says nothing.
@@ -16,6 +17,9 @@ _STEP_GROUPS = ("steps",)
 # The bare words, which stand first and alone.
 COMMANDS = ("steps", "diff", "summary")
 NO_OVERRIDE = "is neither key=value nor a command"
+
+# Other words for the options of the groups; nearer by meaning than any by letters.
+_SYNONYMS = {**ALIASES, "gpu": "cuda", "float16": "half", "fp16": "half", "both": "by_rank"}
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ def _explain_choice(override: Override, menu: Menu) -> Problem:
         remedy = f"choose {key}=NAME, and set a key as {filled_by(key)[0]}.KEY=value"
         return Problem(key, "takes the name of an option, and not a mapping", remedy)
     if str(value) not in options:
-        remedy = choose(str(value), options, noun="options")
+        word = _SYNONYMS.get(str(value).lower(), str(value))
+        remedy = choose(word if word in options else str(value), options, noun="options")
         return Problem(key, f"there is no option {str(value)!r}", remedy)
     return Problem(key, "is chosen already", f"write {key}={value} once, without the +")
 

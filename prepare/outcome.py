@@ -14,6 +14,7 @@ from prepare.errors import (
     StepError,
 )
 from prepare.record import Result
+from prepare.report.text import printable
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 
@@ -46,7 +47,7 @@ class Outcome:
 def failure(error: BaseException) -> Outcome:
     """The outcome of a run that raised."""
     trace = "".join(traceback.format_exception(error))
-    said = str(error).strip()
+    said = _said(error)
     line = f"{type(error).__name__}: {said}" if said else type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         return Outcome(Result("interrupted", "interrupted", "stopped by Ctrl-C"), INTERRUPTED)
@@ -61,11 +62,20 @@ def failure(error: BaseException) -> Outcome:
         )
     if is_out_of_memory(error):
         return Outcome(Result("failed", "oom", f"out of memory: {line}", trace), FAILED)
-    reasons = {ModelError: "model", StepError: "step", FileError: "file"}
+    if isinstance(error, FileError):
+        return Outcome(Result("failed", "file", said), FAILED)
+    reasons = {ModelError: "model", StepError: "step"}
     reason = next((word for kind, word in reasons.items() if isinstance(error, kind)), "error")
     return Outcome(
         Result("failed", reason, said if isinstance(error, PrepareError) else line, trace), FAILED
     )
+
+
+def _said(error: BaseException) -> str:
+    """One line for each mistake, whatever the names in it hold; what others raise stays as it is."""
+    if isinstance(error, PrepareError):
+        return "\n".join(map(printable, error.problems))
+    return str(error).strip()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

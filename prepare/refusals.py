@@ -72,7 +72,8 @@ def _tensors(table: Table) -> Iterator[Problem]:
         wrong = "holds a .grad, which would keep the old layout and type"
         yield Problem(_paths(with_grad), wrong, "call zero_grad(set_to_none=True) first")
     if from_meta:
-        yield Problem(_paths(from_meta), "meta holds no data", "load it with prepare.checkpoint")
+        remedy = "load it first: model.to_empty(device=...), then model.load_state_dict(...)"
+        yield Problem(_paths(from_meta), "meta holds no data", remedy)
     for views in table.views():
         if views.must_separate():
             wrong = "share one storage, and what is wanted would separate them"

@@ -74,6 +74,8 @@ def read_settings(
             problems += check(read[key])
         else:
             problems.append(_not_a_mapping(key, read[key]))
+    if not problems and read.get("mode") == "train":
+        problems += _check_training(read["steps"])
     if problems:
         raise ConfigError.of(problems)
     return Settings(**read)
@@ -98,6 +100,17 @@ def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
     elif not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")):
         remedy = "give the dotted name of a class or function, as in my_package.nets.build"
         yield Problem("model._target_", f"{target!r} is no dotted name", remedy)
+
+
+def _check_training(steps: dict[str, Any]) -> Iterable[Problem]:
+    options = steps.get("half")
+    if options is not None and STEPS["half"].from_options(options).dtype == "float16":
+        yield Problem(
+            "steps.half.dtype",
+            "parameters in float16 cannot be trained (mode=train): GradScaler refuses them, "
+            "and Adam divides by zero",
+            "choose precision=bfloat16, or precision=float32 with torch.autocast around the forward",
+        )
 
 
 def _check_input(config: dict[str, Any]) -> Iterable[Problem]:

@@ -331,7 +331,7 @@ def test_two_steps_that_want_different_things_are_an_error_that_names_both(plugi
 
 @pytest.mark.parametrize(
     ("device", "message"),
-    [("cuda:99", "cuda:99 is not available here; available: cpu"), ("meta", "use prepare.checkpoint")],
+    [("cuda:99", "cuda:99 is not available here; available: cpu"), ("meta", "meta holds no data; build the model there")],
 )
 def test_a_device_that_is_not_there_is_refused(device, message):
     model = nn.Linear(2, 2)

@@ -43,6 +43,7 @@ class Swept(NamedTuple):
 def sweep(tmp_path, monkeypatch, capsys):
     """Runs a sweep in an empty folder, in this process."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
     folder = tmp_path / "swept"
 
     def run(*argv):

@@ -56,7 +56,7 @@ class Device(TensorStep):
         where = f"steps.{self.name}.device"
         if kind == "meta":
             yield Problem(
-                where, "meta holds no data", "to load a model from meta, use prepare.checkpoint"
+                where, "meta holds no data", "build the model there with torch.device('meta') instead"
             )
         elif int(index or 0) >= _count(kind):
             available = [found for found in _KINDS[1:-1] if _count(found)]
