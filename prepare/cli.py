@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from prepare.errors import ConfigError, FileError, PrepareError, Problem, choose
+from prepare.errors import ConfigError, PrepareError, Problem, choose
 from prepare.outcome import DONE, FAILED, INTERRUPTED, WRONG
 from prepare.report.text import line, plural, printable
 
@@ -173,8 +173,10 @@ def _launch(argv: list[str], asked: Namespace, session: Session) -> int:
         # A run of ours raises none; Hydra does where it cannot make a run's folder.
         if error.filename is None:
             raise
-        wrong = f"cannot be used as a folder: {error.strerror}"
-        raise FileError(printable(error.filename), wrong) from error
+        from prepare.record import unusable
+
+        key = "hydra.sweep.subdir" if session.sweep else "hydra.run.dir"
+        raise unusable(error.filename, error, key) from error
     return DONE
 
 

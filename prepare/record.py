@@ -71,7 +71,7 @@ class Record:
             for name in FILES:
                 (self.folder / name).unlink(missing_ok=True)
         except OSError as error:
-            raise _unusable(self.folder, error) from error
+            raise unusable(self.folder, error) from error
 
     def write_job(self, job: Job) -> None:
         """What was asked, in `job.json`."""
@@ -128,6 +128,7 @@ def _read(path: Path, kind: str) -> dict[str, Any] | None:
     raise FileError(files.shown(path), f"is no {kind} of version {_VERSION}", "")
 
 
-def _unusable(folder: Path, error: OSError) -> FileError:
-    remedy = files.REMEDIES.get(error.errno or 0, "choose another with hydra.run.dir=FOLDER")
+def unusable(folder: str | Path, error: OSError, key: str = "hydra.run.dir") -> FileError:
+    """The error of a folder that cannot be made; `key` is where another is chosen."""
+    remedy = files.REMEDIES.get(error.errno or 0, f"choose another with {key}=FOLDER")
     return FileError(files.shown(folder), f"cannot be used: {error.strerror}", remedy)

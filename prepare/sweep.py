@@ -10,7 +10,7 @@ from typing import Any
 
 from prepare import files
 from prepare.errors import FileError, PrepareError
-from prepare.record import Record
+from prepare.record import Record, unusable
 
 SWEEP, VERSION = "prepare.sweep", 1
 CONVOLUTIONS = ("converted", "already", "skipped", "ineffective")
@@ -52,7 +52,7 @@ def write_planned(folder: Path, sweep: str, rows: list[list[str]] | None) -> Non
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(files.shown(folder), f"cannot be used: {error.strerror}") from error
+        raise unusable(folder, error, "hydra.sweep.dir") from error
     files.write_json(
         folder / "sweep.json",
         {"format": SWEEP, "version": VERSION, "sweep": sweep, "rows": rows},

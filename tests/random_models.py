@@ -277,9 +277,18 @@ def leaves(tree):
 SIZES = st.integers(1, 2)
 WRAPPER = st.sampled_from(["as it is"] * 4 + list(WRAPPERS))
 CONV = st.builds(
-    Conv, st.integers(1, 3), st.booleans(), SIZES, SIZES, SIZES, st.integers(1, 3), st.booleans(), WRAPPER
+    Conv,
+    rank=st.sampled_from([2, 3, 1, 2, 3]),
+    transposed=st.booleans(),
+    groups=SIZES,
+    into=SIZES,
+    out=SIZES,
+    kernel=st.integers(1, 3),
+    bias=st.booleans(),
+    wrapper=WRAPPER,
 )
-LEAF = st.tuples(st.just("conv"), CONV) | st.tuples(st.just("other"), st.sampled_from(list(OTHERS)))
+OTHER = st.tuples(st.just("other"), st.sampled_from(list(OTHERS)))
+LEAF = st.one_of(*[st.tuples(st.just("conv"), CONV)] * 2, OTHER)
 TREE = st.recursive(
     LEAF,
     lambda inner: st.tuples(st.sampled_from(list(CONTAINERS)), st.lists(inner, min_size=1, max_size=3)),

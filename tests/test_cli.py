@@ -13,7 +13,6 @@ from hydra.core.global_hydra import GlobalHydra
 from sample_nets import Net
 
 from prepare import cli
-from prepare import hydra as ours
 from prepare.audit import audit
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
@@ -66,6 +65,8 @@ def go(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit) as stop:
             cli.main(list(argv))
         out, err = capsys.readouterr()
+        # What takes over a second on a busy machine is announced; that is no mistake.
+        err = "".join(row for row in err.splitlines(keepends=True) if not row.endswith(" ...\n"))
         assert not GlobalHydra.instance().is_initialized()
         after = {path.parent for path in tmp_path.glob("outputs/*/*/result.json")}
         return Ran(stop.value.code, out, err, sorted(after - before))

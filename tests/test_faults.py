@@ -129,7 +129,7 @@ def whole(path: Path) -> bool:
     elif path.name == "recipe.yaml":
         assert load(path), path
     elif path.suffix == ".csv":
-        rows = list(csv.reader(io.StringIO(files.read_text(path), newline="")))
+        rows = list(csv.reader(io.StringIO(text.decode(), newline="")))
         assert len({len(row) for row in rows}) == 1, path
     return True
 
@@ -198,6 +198,8 @@ def test_a_disk_that_is_full_at_write_number_n_is_one_line_and_exit_1(folder, ca
             "cannot be written: No space left on device; free some space or choose another folder"
         )
         found.append(err[0].split(":")[0].split("/")[-1])
+        # What was written before stays: one file more with every turn.
+        assert len(names) == (n - 1 if after else min(n, len(WRITTEN)))
         if "result.json" in names:
             assert status(where) == "failed"
             assert json.loads((where / "result.json").read_text())["reason"] == "file"
@@ -205,18 +207,6 @@ def test_a_disk_that_is_full_at_write_number_n_is_one_line_and_exit_1(folder, ca
     assert set(names) == set(record.FILES) == set(WRITTEN)
     # Everything that a run writes has failed once.
     assert set(found) == set(WRITTEN)
-
-
-def test_what_was_written_before_the_disk_was_full_stays(folder, capsys):
-    how = {"calls": ("write",), "error": FULL, "after": True}
-    before: set[str] = set()
-    for n in range(1, len(WRITTEN) + 1):
-        where = folder / f"run{n}"
-        run_that_fails(n, where, capsys, **how)
-        names = set(all_whole(where))
-        assert len(names) == n - 1
-        assert before <= names
-        before = names
 
 
 @pytest.mark.slow
@@ -253,7 +243,7 @@ def test_an_interrupt_at_write_number_n_is_exit_130_and_leaves_whole_files(folde
         if not fault.failed:
             break
         assert (code, len(err)) == (130, 1)
-        assert "interrupted" in err[0]
+        assert err[0] in ("stopped by Ctrl-C", "interrupted")
         if n < len(WRITTEN):
             assert status(where) == "interrupted"
     assert n == len(WRITTEN) + 1
@@ -336,47 +326,57 @@ def test_a_rows_folder_that_cannot_be_made_is_one_line_and_exit_1(folder, capsys
 # ------------------------------------------------------------------------------- many at once
 
 # One process imports everything; each run is a copy of it, so that all can start at one instant.
-TOGETHER = """
-    import contextlib, os, sys, time
+DRIVER = """
+    import contextlib, os, random, signal, sys, time
+    from pathlib import Path
     import torch
     from prepare import cli
     torch.set_num_threads(1)
+    count, together, *words = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 
-    processes, rounds, *words = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
-    def run(more, out):
+    def run(out, *more):
         with open(out, "w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
             return cli.run([*words, *more])
-    run(["hydra.run.dir=warm"], "warm.txt")
-    for turn in range(rounds):
+
+    run("warm.txt", "hydra.run.dir=warm")
+"""
+TOGETHER = """
+    for turn in range(count):
         instant, children = time.time() + 0.05, []
-        for index in range(processes):
+        for index in range(together):
             child = os.fork()
             if not child:
                 while time.time() < instant:
                     pass
-                width = 8 + turn * processes + index
+                width = 8 + turn * together + index
                 sweep = ["--multirun", "seed=1,2"] if index % 4 == 3 else []
-                os._exit(run([*sweep, f"model.width={width}"], f"out-{width}.txt"))
+                os._exit(run(f"out-{width}.txt", *sweep, f"+model.width={width}"))
             children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        print(*codes, flush=True)
+        print(*(os.waitpid(child, 0)[1] for child in children), flush=True)
+"""
+KILLED = """
+    rng = random.Random(count)
+    for number in range(count):
+        child = os.fork()
+        while not child:
+            run("out.txt", f"hydra.run.dir=runs/{number}-{time.time_ns()}")
+        while not list(Path("runs").glob(f"{number}-*")):
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.15) + rng.randrange(2) * rng.uniform(0, 0.5))
+        os.kill(child, signal.SIGKILL)
+        print(os.waitpid(child, 0)[1])
 """
 
 
-def run_together(folder: Path, processes: int, rounds: int) -> None:
-    words = ["model._target_=nets.small", "+model.width=8", *SMALL[1:]]
-    driver = [
-        sys.executable,
-        "-c",
-        textwrap.dedent(TOGETHER).replace("model.width={", "+model.width={"),
-    ]
-    words.remove("+model.width=8")
+def drive(code: str, count: int, folder: Path, *, together: int = 1) -> list[int]:
+    """Runs the driver with that code; gives the status of every copy of it."""
+    program = textwrap.dedent(DRIVER) + textwrap.dedent(code)
     done = subprocess.run(
-        [*driver, str(processes), str(rounds), *words], capture_output=True, text=True, cwd=folder,
+        [sys.executable, "-c", program, str(count), str(together), *SMALL], capture_output=True, text=True, cwd=folder, check=False,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, timeout=900,
     )  # fmt: skip
-    assert set(done.stdout.split()) == {"0"}, done.stdout + done.stderr
-    assert len(done.stdout.split()) == processes * rounds
+    assert done.returncode == 0, done.stdout + done.stderr
+    return list(map(int, done.stdout.split()))
 
 
 def widths(folder: Path) -> list[int]:
@@ -400,16 +400,15 @@ def widths(folder: Path) -> list[int]:
     return found
 
 
-def check_together(folder: Path, processes: int, rounds: int) -> None:
-    run_together(folder, processes, rounds)
-    every = range(8, 8 + processes * rounds)
-    sweeps = [width for width in every if (width - 8) % processes % 4 == 3]
+def check_together(folder: Path, runs: int, rounds: int) -> None:
+    assert drive(TOGETHER, rounds, folder, together=runs) == [0] * runs * rounds
+    every = range(8, 8 + runs * rounds)
+    sweeps = [width for width in every if width % 4 == 3]
     assert sorted(widths(folder / "outputs")) == [width for width in every if width not in sweeps]
     assert sorted(widths(folder / "multirun")) == sorted(sweeps * 2)
-    for summary in folder.glob("multirun/*/*/summary.json"):
-        rows = json.loads(summary.read_text())["rows"]
-        assert [row["status"] for row in rows] == ["ok", "ok"]
-    assert len(list(folder.glob("multirun/*/*/summary.json"))) == len(sweeps)
+    summaries = [json.loads(path.read_text()) for path in folder.glob("multirun/*/*/summary.json")]
+    assert len(summaries) == len(sweeps)
+    assert all([row["status"] for row in summary["rows"]] == ["ok", "ok"] for summary in summaries)
     # It was a test only if some of them did start in the same second.
     seconds = [path.name[:8] for path in folder.glob("outputs/*/*")]
     assert len(set(seconds)) < len(seconds)
@@ -417,13 +416,13 @@ def check_together(folder: Path, processes: int, rounds: int) -> None:
 
 @posix
 def test_runs_and_sweeps_of_the_same_second_have_folders_of_their_own(folder):
-    check_together(folder, processes=4, rounds=2)
+    check_together(folder, runs=4, rounds=2)
 
 
 @posix
 @pytest.mark.slow
 def test_eight_runs_at_once_twenty_times_have_folders_of_their_own(folder):
-    check_together(folder, processes=8, rounds=20)
+    check_together(folder, runs=8, rounds=20)
 
 
 # ------------------------------------------------------------------------------- names that hold anything
@@ -445,8 +444,10 @@ def check_odd_record(where: Path) -> None:
     assert set(all_whole(where)) == set(WRITTEN)
     found = Audit.load(where / "audit.json")
     assert [row.module for row in found.rows if row.tensor == "weight"] == names
-    table = csv.DictReader(io.StringIO(files.read_text(where / "audit.csv"), newline=""))
-    assert [row["module"] for row in table if row["tensor"] == "weight"] == names
+    # Half a pair of surrogates cannot stand in UTF-8, which is all that readers of CSV take.
+    shown = [name.encode("utf-8", "backslashreplace").decode() for name in names]
+    table = csv.DictReader(io.StringIO((where / "audit.csv").read_bytes().decode(), newline=""))
+    assert [row["module"] for row in table if row["tensor"] == "weight"] == shown
     plan = json.loads((where / "plan.json").read_text())
     assert {row["module"] for row in plan["tensors"]} == set(names)
     again = where / "again.json"
@@ -565,7 +566,7 @@ def test_the_same_recipe_in_two_processes_and_in_a_sweep_gives_the_same_bytes(fo
 # ------------------------------------------------------------------------------- many modules, and huge ones
 
 MEASURED = """
-    import json, os, resource, sys, time
+    import json, os, resource, sys
     import torch
     from prepare.audit import audit
     from prepare.pipeline import Pipeline
@@ -574,9 +575,7 @@ MEASURED = """
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     nets.small()
     model = getattr(nets, sys.argv[1])()
-    before, start = peak(), time.perf_counter()
-    found = audit(model)
-    audited, seconds = peak(), time.perf_counter() - start
+    before = peak()
     plan = Pipeline.from_config({"conv2d_memory_format": {}, "half": {"dtype": "bfloat16"}}).plan(model)
     planned = peak()
     found = audit(model, plan=plan)
@@ -584,8 +583,7 @@ MEASURED = """
     print(json.dumps({
         "modules": sum(1 for _ in model.modules()), "bytes": found.summary["bytes_before"],
         "devices": found.summary["devices"], "planned": len(plan.tensors), "rows": len(found.rows),
-        "audit": audited - before, "plan": planned - audited, "both": peak() - planned,
-        "file": os.path.getsize("audit.json"), "seconds": seconds,
+        "plan": planned - before, "audit": peak() - planned, "file": os.path.getsize("audit.json"),
     }))
 """
 
@@ -593,7 +591,7 @@ MEASURED = """
 def measured(folder: Path, build: str) -> dict:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(MEASURED), build], capture_output=True, text=True, cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}, timeout=300,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -605,7 +603,7 @@ def test_twenty_thousand_modules_are_audited_in_little_memory(folder):
     assert found["modules"] > 20_000
     assert found["rows"] == found["planned"] == 35_000
     assert found["file"] < 20_000_000
-    assert max(found["audit"], found["plan"], found["both"]) < 150_000_000
+    assert max(found["plan"], found["audit"]) < 150_000_000
 
 
 @posix
@@ -613,7 +611,7 @@ def test_a_hundred_gigabytes_on_meta_are_planned_and_audited_without_materialisi
     found = measured(folder, "huge")
     assert found["bytes"] > 100e9
     assert found["devices"] == {"meta": 224}
-    assert max(found["audit"], found["plan"], found["both"]) < 100_000_000
+    assert max(found["plan"], found["audit"]) < 100_000_000
 
 
 def test_the_command_line_plans_a_hundred_gigabytes_on_meta_and_refuses_to_prepare_them(
@@ -648,41 +646,22 @@ def wait_for(path: Path, run: subprocess.Popen) -> None:
 
 
 @posix
-@pytest.mark.parametrize("build", ["waits", "waits_while_it_is_built"])
-def test_ctrl_c_in_the_middle_of_a_run_is_exit_130_and_leaves_whole_files(folder, build):
-    words = [f"model._target_=nets.{build}", "input.shape=[1,3,4,4]", "memfmt=channels_last"]
-    run = start(*words, "hydra.run.dir=run", cwd=folder)
-    wait_for(folder / "here", run)
-    time.sleep(0.1)
-    run.send_signal(signal.SIGINT)
-    code, _, err = finish(run)
-    assert code == 130
-    assert len(told(err)) == 1
-    assert "interrupted" in told(err)[0]
-    assert all_whole(folder / "run") == ["result.json"]
-    assert status(folder / "run") == "interrupted"
-
-
-@posix
-def test_ctrl_c_in_a_sweep_keeps_the_rows_that_are_done(folder):
-    words = ["model._target_=nets.small,nets.waits,nets.odd", *ODD[1:], "hydra.sweep.dir=sweep"]
-    run = start("--multirun", *words, cwd=folder)
-    wait_for(folder / "here", run)
-    time.sleep(0.1)
-    run.send_signal(signal.SIGINT)
-    code, _, err = finish(run)
-    assert code == 130
-    assert "Traceback" not in err
-    all_whole(folder / "sweep")
-    rows = json.loads((folder / "sweep" / "summary.json").read_text())["rows"]
-    assert [row["status"] for row in rows] == ["ok", "interrupted", "interrupted"]
-
-
-INTERRUPTED_AT_ONCE = """
-    import sys
-    from prepare.cli import main
-    main(sys.argv[1:])
-"""
+def test_ctrl_c_in_the_middle_of_a_run_is_exit_130_and_leaves_whole_files(folder):
+    builds = ("waits", "waits_while_it_is_built")
+    runs = {}
+    for build in builds:
+        (folder / build).mkdir()
+        (folder / build / "nets.py").write_text(textwrap.dedent(NETS))
+        words = [f"model._target_=nets.{build}", "input.shape=[1,3,4,4]", "memfmt=channels_last"]
+        runs[build] = start(*words, "hydra.run.dir=run", cwd=folder / build)
+    for build, run in runs.items():
+        wait_for(folder / build / "here", run)
+        time.sleep(0.1)
+        run.send_signal(signal.SIGINT)
+        code, _, err = finish(run)
+        assert (code, told(err)) == (130, ["stopped by Ctrl-C"])
+        assert all_whole(folder / build / "run") == ["result.json"]
+        assert status(folder / build / "run") == "interrupted"
 
 
 def check_signal_at_random_moments(folder: Path, sent: signal.Signals, moments: int) -> list[int]:
@@ -706,48 +685,24 @@ def test_ctrl_c_at_any_moment_leaves_whole_files(folder):
     assert codes.count(130) > 10
 
 
-# Runs one after the other in a process that has everything imported, until it is killed.
-KILLED = """
-    import os, sys
-    import torch
-    from prepare import cli
-    torch.set_num_threads(1)
-    print("ready", flush=True)
-    for number in range(1000):
-        cli.run([*sys.argv[2:], f"hydra.run.dir=runs/{sys.argv[1]}-{number}"])
-        print("done", flush=True)
-"""
-
-
 def kill_at_random_moments(folder: Path, moments: int) -> int:
     """Kills runs at random moments; gives the number of those that were in the middle of their record."""
-    rng, midway = random.Random(3), 0
-    for number in range(moments):
-        run = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(KILLED), str(number), *SMALL], cwd=folder,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        for line in run.stdout:
-            if line == "done\n":
-                break
-        # One run is done, the next ones take some tenths of a second each.
-        time.sleep(rng.uniform(0, 0.8))
-        run.kill()
-        run.communicate()
-        for where in (folder / "runs").glob(f"{number}-*"):
-            names = all_whole(where, killed=True)
-            midway += 0 < len(names) < len(WRITTEN)
-            assert ("result.json" in names) == (set(names) == set(WRITTEN))
+    assert drive(KILLED, moments, folder) == [signal.SIGKILL] * moments
+    midway, runs = 0, list((folder / "runs").iterdir())
+    assert len(runs) >= moments
+    for where in runs:
+        names = all_whole(where, killed=True)
+        assert ("result.json" in names) == (set(names) == set(WRITTEN))
+        midway += 0 < len(names) < len(WRITTEN)
     return midway
 
 
 @posix
 def test_a_run_killed_at_any_moment_leaves_whole_files(folder):
-    kill_at_random_moments(folder, 3)
+    kill_at_random_moments(folder, 8)
 
 
 @posix
 @pytest.mark.slow
-def test_fifty_killed_runs_leave_whole_files(folder):
-    kill_at_random_moments(folder, 50)
+def test_two_hundred_killed_runs_leave_whole_files(folder):
+    assert kill_at_random_moments(folder, 200) > 0

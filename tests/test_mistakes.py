@@ -115,3 +115,18 @@ def test_every_option_of_every_group_composes_without_a_mistake(composer, group,
     if option == "custom":
         overrides.append("model._target_=my_package.nets.build")
     assert composer.examine([overrides]) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["model=unet3d,unet2dd"], "model: there is no option 'unet2dd'; did you mean 'unet2d'?"),
+        (["memfmt=contiguous,channels_last"], "model: none is chosen; "),
+        (["model=unet3d", "sed=0,1"], "sed: no such key; did you mean 'seed'?"),
+        (["model=unet3d", "+typo=0,1"], "typo: no such key; "),
+        (["model=unet3d", "task=plan,pln", "seed=0,1,2"], "task: 'pln' is not allowed; "),
+    ],
+)
+def test_a_mistake_in_any_row_of_a_sweep_is_named_once(composer, argv, line):
+    (problem,) = composer.diagnose(argv, multirun=True)
+    assert str(problem).startswith(line)

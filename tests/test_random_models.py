@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
-from networks import facts, same, tensors
-from random_models import ODD, SPECS, STRIDED, behind, is_computed, own_places
+from networks import bits, facts, same, tensors
+from random_models import ODD, SPECS, STRIDED, Keeper, behind, is_computed, own_places
 from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format
 from torch.nn.utils.parametrize import is_parametrized
@@ -70,7 +70,7 @@ def bare_cases(draw):
     spec = draw(SPECS.filter(lambda spec: not spec.has(ODD)))
     options = {"half": st.fixed_dictionaries({"dtype": DTYPE, "keep": st.just([])})}
     for name, memory_format in FORMATS.items():
-        either = st.sampled_from([memory_format, "contiguous"])
+        either = st.sampled_from([memory_format, memory_format, "contiguous"])
         options[name] = st.fixed_dictionaries({"memory_format": either})
     return spec, {name: draw(options[name]) for name in draw(some(options))}
 
@@ -159,7 +159,9 @@ def test_apply_changes_exactly_what_the_plan_named_and_as_it_said(case):
     hooked = {f"{name}:_forward_pre_hooks" for action in plan.actions for name in action.modules}
     assert {key for key in after if after[key] != before[key]} == named.keys() | hooked
     assert after.keys() == before.keys()
-    held = tensors(model)
+    start, held = tensors(case[0].build()), tensors(model)
+    for name, tensor in held.items():
+        assert bits(tensor) == bits(start[name].to(tensor.dtype)), name
     for name, new in named.items():
         tensor = held[name]
         assert (tensor.stride(), f"torch.{new.dtype}", str(tensor.device)) == (
@@ -177,16 +179,28 @@ def test_parameters_keep_their_identity_ties_flags_and_hooks(case):
         elif key.endswith("hooks"):
             # An attached input format comes before all others.
             assert fact[len(fact) - len(before[key]) :] == before[key]
+    assert storages(model) == storages(case[0].build())
+
+
+def storages(model):
+    """The names of the tensors that lie in one storage, for each."""
+    found = {}
+    for name, tensor in tensors(model).items():
+        if tensor.numel():
+            found.setdefault(tensor.untyped_storage().data_ptr(), set()).add(name)
+    return sorted(map(sorted, found.values()))
 
 
 @for_all(cases())
-def test_what_a_pattern_keeps_off_stays_as_it_was_wherever_else_it_stands(case):
+def test_what_a_pattern_or_own_code_keeps_off_stays_as_it_was_wherever_else_it_stands(case):
     spec, steps = case
     model, _, _ = prepared(*case)
     start, modules = tensors(spec.build()), dict(model.named_modules(remove_duplicate=False))
     for name, tensor in tensors(model).items():
         owner = re.sub(r"(^|\.)parametrizations\..*", "", name.rpartition(".")[0])
         if any(matches(word, owner, modules[owner]) for word in patterns_of(steps, "half", "keep")):
+            assert tensor.dtype is start[name].dtype
+        if isinstance(modules[owner], Keeper) and name.endswith("bias"):
             assert tensor.dtype is start[name].dtype
         for step, (*_, rank) in CONVERTERS.items():
             words = patterns_of(steps, step, "exclude")
@@ -226,6 +240,20 @@ def test_the_audit_agrees_with_the_plan_and_never_says_converted_of_what_is_not(
         assert (row.stride, row.dtype, row.device) == planned.new
         assert row.status == judged(planned)
         has_what_is_wanted(planned.wants, held[path(planned)])
+
+
+@for_all(cases())
+def test_the_audit_of_a_model_that_was_never_prepared_says_ineffective_of_all_that_was_planned(case):
+    spec, steps = case
+    model = spec.build()
+    plan = Pipeline.from_config(steps).plan(model)
+    statuses = {(r.module, r.tensor, r.kind): r.status for r in audit(model, plan=plan).rows}
+    for planned in plan.tensors:
+        status = statuses[planned.module, planned.tensor, planned.kind]
+        if planned.changes:
+            assert status == "ineffective"
+        else:
+            assert status != "converted"
 
 
 def judged(planned):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +13,7 @@ from prepare import files
 from prepare.report.terminal import show_table, shown_folder
 from prepare.report.text import line, one_line, plural, printable, size
 from prepare.sweep import CONVOLUTIONS, Row, Summary
+from prepare.tables import csv_text
 
 FORMAT, VERSION = "prepare.summary", 1
 
@@ -78,10 +77,8 @@ def _table(summary: Summary) -> tuple[list[str], list[list[Any]]]:
 
 
 def _csv(summary: Summary) -> str:
-    out = io.StringIO()
     titles, rows = _table(summary)
-    csv.writer(out, lineterminator="\n").writerows([titles, *rows])
-    return out.getvalue()
+    return csv_text([titles, *rows])
 
 
 def _markdown(summary: Summary) -> str:
