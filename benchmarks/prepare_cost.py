@@ -39,7 +39,11 @@ def build(gigabytes: float) -> nn.Module:
 
 
 def variants(dtype: torch.dtype) -> dict[str, Callable[[nn.Module], object]]:
-    steps = {"device": {"device": "cpu"}, "half": {"dtype": dtype, "keep": []}, "conv2d_memory_format": {}}
+    steps = {
+        "device": {"device": "cpu"},
+        "half": {"dtype": dtype, "keep": []},
+        "conv2d_memory_format": {},
+    }
     pipeline = Pipeline.from_config(steps)
 
     def upstream(model: nn.Module) -> object:
@@ -121,7 +125,10 @@ def many_modules(count: int, repeats: int) -> dict[str, float]:
 def untouched_batch() -> float:
     """Seconds for `pipeline.format` of a batch that needs nothing."""
     pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "input_format": {}})
-    batch = {"image": torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last), "label": torch.ones(2)}
+    batch = {
+        "image": torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),
+        "label": torch.ones(2),
+    }
     assert pipeline.format(batch) is batch
     times = []
     for _ in range(2000):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from prepare.errors import ConfigError, PrepareError, Problem, choose
 from prepare.outcome import DONE, FAILED, INTERRUPTED, WRONG
-from prepare.report.text import line, plural, printable
+from prepare.text import line, plural, printable
 
 if TYPE_CHECKING:
     from argparse import Namespace

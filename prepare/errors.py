@@ -100,9 +100,10 @@ class PartialError(PrepareError):
 
     def __init__(self, cause: BaseException, changed: list[str], unchanged: list[str]) -> None:
         self.changed, self.unchanged = changed, unchanged
+        total = len(changed) + len(unchanged)
         super().__init__(
             "low_memory",
-            f"{type(cause).__name__} after {len(changed)} of {len(changed) + len(unchanged)} tensors: {cause}",
+            f"{type(cause).__name__} after {len(changed)} of {total} tensors: {cause}",
             f"changed: {', '.join(changed)}; as before: {', '.join(unchanged)}; apply again to finish",
         )
 

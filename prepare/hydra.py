@@ -39,9 +39,9 @@ from prepare.report.terminal import (
     shown_folder,
     stage,
 )
-from prepare.report.text import line
 from prepare.settings import GROUPS, NONE_CHOSEN, Settings, read_settings
 from prepare.sweep import sweep_of, write_planned
+from prepare.text import line
 
 CONFIG_NAME = "config"
 # Hydra 1.4 has no choice of its past ways any more, and warns of the question.

@@ -14,7 +14,7 @@ from prepare.errors import (
     StepError,
 )
 from prepare.record import Result
-from prepare.report.text import printable
+from prepare.text import printable
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 

@@ -142,23 +142,27 @@ def _order(key: tuple[str, str, str], kind: str) -> tuple[str, str, str, str]:
     return module, kind, tensor, tensor_kind
 
 
-def _weights(places: Iterable[NamedTensor]) -> dict[str, set[tuple[str, str, str]]]:
-    """For each convolution, the rows that are its weight, or stand behind it."""
-    found: dict[str, set[tuple[str, str, str]]] = {}
+def _weights(places: Iterable[NamedTensor]) -> list[set[tuple[str, str, str]]]:
+    """For each convolution, the rows that are its weight, or stand behind it.
+
+    A module that stands in several places is one convolution.
+    """
+    found: dict[int, set[tuple[str, str, str]]] = {}
     for place in places:
         if isinstance(place.module, _ConvNd) and "weight" in (place.name, place.computes):
-            rows = found.setdefault(place.module_name, {(place.module_name, "weight", "computed")})
+            rows = found.setdefault(id(place.module), set())
+            rows.add((place.module_name, "weight", "computed"))
             rows.add((place.owner, place.name, place.kind))
-    return found
+    return list(found.values())
 
 
-def _summary(rows: list[Row], weights: dict[str, set[tuple[str, str, str]]]) -> dict[str, Any]:
+def _summary(rows: list[Row], weights: list[set[tuple[str, str, str]]]) -> dict[str, Any]:
     held = [row for row in rows if row.kind != "computed"]
     once = [row for row in held if all(row.path <= other for other in row.shared_with)]
     by_key = {(row.module, row.tensor, row.kind): row for row in rows}
     worst = (
         min((by_key[key].status for key in keys if key in by_key), key=STATUSES.index)
-        for keys in weights.values()
+        for keys in weights
     )
     return {
         "tensors": len(once),

@@ -11,13 +11,20 @@ CONF = Path(__file__).parent.parent / "conf"
 
 def small_2d() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.ConvTranspose2d(4, 2, 2)
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 4, 1),
+        nn.ConvTranspose2d(4, 2, 2),
     )
 
 
 def small_3d() -> nn.Module:
     return nn.Sequential(
-        nn.Conv3d(1, 8, 3), nn.InstanceNorm3d(8, affine=True), nn.Conv3d(8, 4, 1), nn.ConvTranspose3d(4, 2, 2)
+        nn.Conv3d(1, 8, 3),
+        nn.InstanceNorm3d(8, affine=True),
+        nn.Conv3d(8, 4, 1),
+        nn.ConvTranspose3d(4, 2, 2),
     )
 
 
@@ -76,7 +83,15 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def facts(model: nn.Module) -> dict[str, tuple]:
     """Everything that preparing may change about a model, tensor by tensor, and its hooks."""
     found = {
-        name: (id(t), t.stride(), t.dtype, t.device, t.requires_grad, bits(t), t._backward_hooks is None)
+        name: (
+            id(t),
+            t.stride(),
+            t.dtype,
+            t.device,
+            t.requires_grad,
+            bits(t),
+            t._backward_hooks is None,
+        )
         for name, t in tensors(model).items()
     }
     hooks = {
@@ -84,7 +99,9 @@ def facts(model: nn.Module) -> dict[str, tuple]:
         for name, module in model.named_modules()
         for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
     }
-    classes = {f"{name}:class": (id(module), type(module)) for name, module in model.named_modules()}
+    classes = {
+        f"{name}:class": (id(module), type(module)) for name, module in model.named_modules()
+    }
     return found | hooks | classes
 
 

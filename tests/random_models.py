@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from hypothesis import strategies as st
-from networks import tensors
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
+
+from networks import tensors
 
 WRAPPERS = {
     "as it is": lambda conv: conv,
@@ -210,11 +211,15 @@ def behind(module):
 
 
 def add_buffer(make):
-    return of_module(lambda module: module.register_buffer(free_name(module), make(), persistent=False))
+    return of_module(
+        lambda module: module.register_buffer(free_name(module), make(), persistent=False)
+    )
 
 
 def add_parameter(make):
-    return of_module(lambda module: module.register_parameter(free_name(module), nn.Parameter(make())))
+    return of_module(
+        lambda module: module.register_parameter(free_name(module), nn.Parameter(make()))
+    )
 
 
 def free_name(module):
@@ -271,7 +276,9 @@ def built(tree):
 
 def leaves(tree):
     kind, content = tree
-    return [leaf for child in content for leaf in leaves(child)] if kind in CONTAINERS else [content]
+    return (
+        [leaf for child in content for leaf in leaves(child)] if kind in CONTAINERS else [content]
+    )
 
 
 SIZES = st.integers(1, 2)
@@ -291,7 +298,9 @@ OTHER = st.tuples(st.just("other"), st.sampled_from(list(OTHERS)))
 LEAF = st.one_of(*[st.tuples(st.just("conv"), CONV)] * 2, OTHER)
 TREE = st.recursive(
     LEAF,
-    lambda inner: st.tuples(st.sampled_from(list(CONTAINERS)), st.lists(inner, min_size=1, max_size=3)),
+    lambda inner: st.tuples(
+        st.sampled_from(list(CONTAINERS)), st.lists(inner, min_size=1, max_size=3)
+    ),
     max_leaves=6,
 )
 ROOT = TREE | st.tuples(st.sampled_from(list(CONTAINERS)), st.lists(TREE, min_size=2, max_size=3))

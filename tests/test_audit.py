@@ -40,7 +40,12 @@ def test_every_parameter_and_buffer_of_every_module_has_one_row():
 
 def test_without_a_plan_it_says_what_is_and_judges_nothing():
     for found in audit(mixed()).rows:
-        assert (found.before, found.steps, found.status, found.reason) == (None, (), "untouched", None)
+        assert (found.before, found.steps, found.status, found.reason) == (
+            None,
+            (),
+            "untouched",
+            None,
+        )
 
 
 def test_an_audit_changes_nothing():
@@ -254,7 +259,9 @@ def test_rows_are_sorted_and_csv_has_one_line_for_each():
     assert keys == sorted(keys)
     lines = list(csv.DictReader(io.StringIO(found.to_csv())))
     assert [line["tensor"] for line in lines] == [r.tensor for r in found.rows]
-    first = next(line for line in lines if line["module"] == "flat.0" and line["tensor"] == "weight")
+    first = next(
+        line for line in lines if line["module"] == "flat.0" and line["tensor"] == "weight"
+    )
     assert (first["stride"], first["before_stride"]) == ("27 1 9 3", "27 9 3 1")
 
 
@@ -277,7 +284,7 @@ def test_diff_names_what_differs_and_only_that():
     model.append(nn.Linear(1, 1, bias=False))
     changed, added = before.diff(audit(model))
     assert str(changed) == (
-        "0.weight: stride [27,9,3,1] -> [27,1,9,3], layouts [\"contiguous\"] -> [\"channels_last\"]"
+        '0.weight: stride [27,9,3,1] -> [27,1,9,3], layouts ["contiguous"] -> ["channels_last"]'
     )
     assert str(added) == "5.weight: only in theirs"
     assert str(audit(model).diff(before)[1]) == "5.weight: only in ours"
@@ -290,7 +297,10 @@ def test_diff_names_what_differs_and_only_that():
         ("[]", "this is no audit"),
         ('{"format": "prepare.plan", "version": 1}', "this is a prepare.plan, not a prepare.audit"),
         ('{"format": "prepare.audit", "version": 9, "rows": []}', "version 9 is not known here"),
-        ('{"format": "prepare.audit", "version": 1, "summary": {}, "rows": [{}]}', "this is no audit"),
+        (
+            '{"format": "prepare.audit", "version": 1, "summary": {}, "rows": [{}]}',
+            "this is no audit",
+        ),
         ("[" * 100_000, "this is no audit"),
     ],
 )

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from networks import Tied, bits, build, clone, facts, same, small_2d, tensors
 from prepare.audit import audit
@@ -90,7 +90,9 @@ def test_a_module_that_stands_in_two_places_is_prepared_once():
     model = nn.ModuleDict({"a": conv, "b": nn.Sequential(conv)})
     apply(model)
     assert model["a"] is model["b"][0]
-    assert {row.path for row in audit(model).rows if row.tensor == "weight"} == {"a.weight", "b.0.weight"}
+    found = audit(model)
+    assert {row.path for row in found.rows if row.tensor == "weight"} == {"a.weight", "b.0.weight"}
+    assert sum(found.summary["convolutions"].values()) == 1
 
 
 def two_over_one_storage():
@@ -185,7 +187,9 @@ def test_scripted_and_traced_models_are_refused_with_the_way_out(kind):
 
 
 def test_an_exported_model_has_no_convolution_modules_and_is_told_so():
-    exported = torch.export.export(nn.Sequential(nn.Conv2d(2, 2, 3)).eval(), (torch.randn(1, 2, 5, 5),))
+    exported = torch.export.export(
+        nn.Sequential(nn.Conv2d(2, 2, 3)).eval(), (torch.randn(1, 2, 5, 5),)
+    )
     with pytest.raises(NothingMatchesError, match="no Conv2d.*one 4-d or 5-d parameter .0.weight"):
         apply(exported.module(), FLAT)
 
@@ -210,13 +214,17 @@ def test_a_compiled_model_is_refused_unless_there_is_nothing_to_do():
     apply(prepared, FLAT)
 
 
-@pytest.mark.parametrize("make", [lambda: nn.LazyConv2d(4, 3), lambda: nn.Sequential(nn.LazyLinear(3))])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.LazyConv2d(4, 3), lambda: nn.Sequential(nn.LazyLinear(3))]
+)
 @pytest.mark.parametrize("steps", [HALF, FLAT])
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_lazy_modules_are_refused_until_a_forward_pass_has_run(make, steps):
     model = make()
     pipeline = Pipeline.from_config(steps)
-    with pytest.raises(RefusedError, match="weight.*not initialised yet.*run one forward pass first"):
+    with pytest.raises(
+        RefusedError, match="weight.*not initialised yet.*run one forward pass first"
+    ):
         pipeline.apply(model)
     pipeline.plan(model)
     model(torch.randn(1, 3, 8, 8))
@@ -342,7 +350,9 @@ def test_parameters_that_hold_a_grad_are_refused():
 
 
 def test_a_data_parallel_model_is_refused(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     try:
         model = nn.parallel.DistributedDataParallel(small_2d())
         assert "prepare the module first, then wrap it" in refused(model, FLAT)
@@ -372,7 +382,7 @@ class Statistics(nn.Module):
         self.weight = nn.Parameter(torch.ones(3))
         self.register_buffer("mean", torch.zeros(3))
 
-    def _apply(self, fn, recurse=True):  # noqa: FBT002
+    def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
         self.mean = self.mean.float()
         return self
@@ -455,11 +465,16 @@ def test_an_infinity_that_was_there_already_is_no_reason_to_refuse():
 # Flags of torch's own
 
 
-@pytest.mark.parametrize("flag", ["overwrite_module_params_on_conversion", "swap_module_params_on_conversion"])
+@pytest.mark.parametrize(
+    "flag", ["overwrite_module_params_on_conversion", "swap_module_params_on_conversion"]
+)
 def test_parameters_keep_their_identity_whatever_torchs_global_flags_say(flag):
     model = small_2d()
     parameters = list(model.parameters())
-    set_flag, get_flag = getattr(torch.__future__, f"set_{flag}"), getattr(torch.__future__, f"get_{flag}")
+    set_flag, get_flag = (
+        getattr(torch.__future__, f"set_{flag}"),
+        getattr(torch.__future__, f"get_{flag}"),
+    )
     before = get_flag()
     set_flag(True)
     try:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import pytest
 import yaml
 from hydra.core.global_hydra import GlobalHydra
-from sample_nets import Net
 
 from prepare import cli
 from prepare.audit import audit
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
+from sample_nets import Net
 
 RUN = Path(__file__).resolve().parent.parent / "run.py"
 CONF = RUN.parent / "conf"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_house import imports
 
 from prepare import cli, recipe
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.steps.device import Device
+from test_house import imports
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

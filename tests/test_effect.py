@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from sample_nets import Mixed, Net, TakesTwo
 from torch import nn
 
 from prepare.effect import Call, Seen, seen, watch
@@ -12,6 +11,7 @@ from prepare.errors import ConfigError, ModelError
 from prepare.example import Example, build_example, read_example
 from prepare.forward import describe, run_example
 from prepare.pipeline import Pipeline
+from sample_nets import Mixed, Net, TakesTwo
 
 DEFAULT = {
     "shape": None,

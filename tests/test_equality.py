@@ -26,7 +26,9 @@ BY_RANK = {"conv2d_memory_format": {}, "conv3d_memory_format": {}}
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_and_both_formats_equal_torchs_own_calls(name, dtype):
     model = build(name)
-    reference = upstream(clone(model), dtype=dtype, flat=torch.channels_last, deep=torch.channels_last_3d)
+    reference = upstream(
+        clone(model), dtype=dtype, flat=torch.channels_last, deep=torch.channels_last_3d
+    )
     steps = {"half": {"dtype": dtype, "keep": []}, **BY_RANK}
     same(Pipeline.from_config(steps).apply(model, strict=False), reference)
 
@@ -56,7 +58,9 @@ def test_one_format_alone_equals_its_converter(step):
     same(Pipeline.from_config({step: {}}).apply(model), reference)
 
 
-@pytest.mark.parametrize("order", [["half", "conv2d_memory_format"], ["conv2d_memory_format", "half"]])
+@pytest.mark.parametrize(
+    "order", [["half", "conv2d_memory_format"], ["conv2d_memory_format", "half"]]
+)
 def test_the_order_of_tensor_steps_makes_no_difference(order):
     options = {"half": {"keep": []}, "conv2d_memory_format": {}}
     model, reference = mixed(), None

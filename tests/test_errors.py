@@ -38,7 +38,10 @@ def test_every_error_stands_in_the_tree_at_the_top_of_the_file():
 
 
 def test_the_nearest_word_comes_first_and_case_does_not_count():
-    assert nearest("Chanels_Last", ["contiguous", "channels_last_3d", "channels_last"])[0] == "channels_last"
+    assert (
+        nearest("Chanels_Last", ["contiguous", "channels_last_3d", "channels_last"])[0]
+        == "channels_last"
+    )
     assert nearest("zzz", ["half", "device"]) == []
     assert choose("haf", ["half", "device"]) == "did you mean 'half'? allowed: half, device"
     assert choose("x", [], noun="steps") == "steps: none"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from networks import CONF, same, small_2d
 
+from networks import CONF, same, small_2d
 from prepare import cli, files, record
 from prepare.audit import Audit, audit
 from prepare.errors import FileError

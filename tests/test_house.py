@@ -56,7 +56,15 @@ def test_only_the_command_line_knows_hydra(path):
 
 
 def test_the_audit_knows_no_step_and_no_pipeline():
-    files = ("audit.py", "rows.py", "reading.py", "tensors.py", "computed.py", "tree.py", "layout.py")
+    files = (
+        "audit.py",
+        "rows.py",
+        "reading.py",
+        "tensors.py",
+        "computed.py",
+        "tree.py",
+        "layout.py",
+    )
     for name in files:
         known = imports(ROOT / name, at_load=True) | imports(ROOT / name) - {"prepare.plan"}
         known = {name for name in known if name.startswith("prepare.")}
@@ -65,7 +73,15 @@ def test_the_audit_knows_no_step_and_no_pipeline():
 
 
 def test_the_pipeline_knows_no_audit_and_no_record():
-    for name in ("pipeline.py", "plan.py", "asking.py", "wants.py", "transfer.py", "step.py", "registry.py"):
+    for name in (
+        "pipeline.py",
+        "plan.py",
+        "asking.py",
+        "wants.py",
+        "transfer.py",
+        "step.py",
+        "registry.py",
+    ):
         for forbidden in ("audit", "record", "cli", "hydra", "report"):
             assert f"prepare.{forbidden}" not in imports(ROOT / name), (name, forbidden)
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from networks import CONF
 
 pytestmark = pytest.mark.slow

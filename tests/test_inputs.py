@@ -71,7 +71,9 @@ def test_integers_and_booleans_are_never_cast_and_stay_the_same_objects():
     assert result[3].dtype is torch.float16
 
 
-@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last", "channels_last_3d", "by_rank"])
+@pytest.mark.parametrize(
+    "memory_format", ["contiguous", "channels_last", "channels_last_3d", "by_rank"]
+)
 @pytest.mark.parametrize("rank", [0, 1, 2, 3, 4, 5, 6])
 def test_formats_go_by_rank_and_the_rest_is_untouched(memory_format, rank):
     shape = (2, 3, 4, 5, 6, 7)[:rank]
@@ -124,8 +126,14 @@ def test_a_batch_that_needs_nothing_comes_back_as_the_same_object():
 def test_options_left_null_follow_the_other_steps():
     pipeline = Pipeline.from_config({"device": {"device": "cpu"}, **HALF})
     flat, deep = pipeline.format([torch.ones(1, 3, 4, 4), torch.ones(1, 3, 4, 4, 4)])
-    assert (flat.dtype, flat.stride()) == (torch.float16, canonical_stride(flat.shape, "channels_last"))
-    assert (deep.dtype, deep.stride()) == (torch.float16, canonical_stride(deep.shape, "channels_last_3d"))
+    assert (flat.dtype, flat.stride()) == (
+        torch.float16,
+        canonical_stride(flat.shape, "channels_last"),
+    )
+    assert (deep.dtype, deep.stride()) == (
+        torch.float16,
+        canonical_stride(deep.shape, "channels_last_3d"),
+    )
     only = Pipeline.from_config({"conv3d_memory_format": {}, "input_format": {}})
     assert only.format(flat) is flat
     own = Pipeline.from_config({"half": {}, "input_format": {"dtype": "bfloat16"}})
@@ -145,7 +153,9 @@ def test_an_unknown_container_of_tensors_is_left_alone_and_reported():
             self.image = torch.ones(1)
 
     batch = Batch()
-    with pytest.warns(UserWarning, match="input_format leaves the tensors in a .*Batch as they are"):
+    with pytest.warns(
+        UserWarning, match="input_format leaves the tensors in a .*Batch as they are"
+    ):
         assert formatted(batch, dtype="float16") is batch
 
 
@@ -190,7 +200,9 @@ def test_attached_formatting_changes_no_output_of_a_model_that_needs_none():
     model = small_2d().eval()
     x = torch.randn(2, 3, 8, 8)
     wanted = model(x)
-    FormatHook(Pipeline.from_config({"input_format": {}})._phases["inputs"][0]._formatter).install(model)
+    FormatHook(Pipeline.from_config({"input_format": {}})._phases["inputs"][0]._formatter).install(
+        model
+    )
     assert torch.equal(model(x), wanted)
 
 

@@ -12,7 +12,11 @@ from prepare.pipeline import Pipeline
 
 FLAT = Pipeline.from_config({"conv2d_memory_format": {}})
 BACK = Pipeline.from_config({"conv2d_memory_format": {"memory_format": "contiguous"}})
-IMPLEMENTATIONS = {"plain": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+IMPLEMENTATIONS = {
+    "plain": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
 OPTIMIZERS = {
     "Adam": lambda p, **k: torch.optim.Adam(p, lr=1e-2, amsgrad=True, **k),
     "AdamW": lambda p, **k: torch.optim.AdamW(p, lr=1e-2, **k),
@@ -23,7 +27,9 @@ OPTIMIZERS = {
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).double()
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)
+    ).double()
 
 
 def train(model, optimizer, steps=3):
@@ -87,7 +93,9 @@ def test_resuming_a_checkpoint_of_the_other_layout_gives_the_same_weights(kind, 
 def test_without_the_optimizer_a_fused_one_corrupts_the_weights():
     """Why `optimizer=` is there: torch says nothing, and the weights are wrong."""
     model, reference = network(), network()
-    optimizer, other = (torch.optim.Adam(m.parameters(), lr=1e-2, fused=True) for m in (model, reference))
+    optimizer, other = (
+        torch.optim.Adam(m.parameters(), lr=1e-2, fused=True) for m in (model, reference)
+    )
     train(model, optimizer)
     train(reference, other)
     FLAT.apply(model)
@@ -101,7 +109,9 @@ def test_the_state_follows_a_cast_and_counters_are_left_alone():
     optimizer = torch.optim.Adam(model.parameters())
     train(model, optimizer)
     steps = [state["step"].clone() for state in optimizer.state.values()]
-    Pipeline.from_config({"half": {"dtype": "bfloat16", "keep": []}}).apply(model, optimizer=optimizer)
+    Pipeline.from_config({"half": {"dtype": "bfloat16", "keep": []}}).apply(
+        model, optimizer=optimizer
+    )
     in_line(optimizer)
     assert [state["step"] for state in optimizer.state.values()] == steps
     assert {state["exp_avg"].dtype for state in optimizer.state.values()} == {torch.bfloat16}
@@ -111,7 +121,9 @@ def test_training_in_float16_is_refused_with_advice():
     model = network()
     optimizer = torch.optim.Adam(model.parameters())
     before = facts(model)
-    with pytest.raises(RefusedError, match="GradScaler refuses.*use torch.autocast, or take dtype: bfloat16"):
+    with pytest.raises(
+        RefusedError, match="GradScaler refuses.*use torch.autocast, or take dtype: bfloat16"
+    ):
         Pipeline.from_config({"half": {}}).apply(model, optimizer=optimizer)
     assert facts(model) == before
 
@@ -124,7 +136,9 @@ def test_the_hook_is_installed_once_and_a_failure_leaves_the_state_alone():
     model[0].weight.grad = torch.zeros_like(model[0].weight)
     with pytest.raises(RefusedError, match="holds a .grad"):
         FLAT.apply(model, optimizer=optimizer)
-    assert {id(p): {k: v.stride() for k, v in s.items()} for p, s in optimizer.state.items()} == before
+    assert {
+        id(p): {k: v.stride() for k, v in s.items()} for p, s in optimizer.state.items()
+    } == before
     assert not optimizer._optimizer_load_state_dict_post_hooks
     model[0].weight.grad = None
     FLAT.apply(FLAT.apply(model, optimizer=optimizer), optimizer=optimizer)

@@ -12,9 +12,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from networks import CONF
 from packaging.requirements import Requirement
 
+from networks import CONF
 from prepare import record
 
 ROOT = CONF.parent

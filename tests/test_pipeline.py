@@ -57,14 +57,19 @@ def test_omegaconf_containers_never_pass_the_border():
     """No DictConfig or ListConfig may leak into a step, a plan or a recipe."""
     omegaconf = pytest.importorskip("omegaconf")
     config = omegaconf.OmegaConf.create(
-        {"d": "bfloat16", "steps": {"half": {"dtype": "${d}", "keep": ["type:LayerNorm"]}, "device": None}}
+        {
+            "d": "bfloat16",
+            "steps": {"half": {"dtype": "${d}", "keep": ["type:LayerNorm"]}, "device": None},
+        }
     )
     pipeline = Pipeline.from_config(config.steps)
     assert pipeline.steps["half"].dtype == "bfloat16"
 
     def plain(value):
         assert type(value).__module__ == "builtins", type(value)
-        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        for item in (
+            value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        ):
             plain(item)
 
     plain(pipeline.to_config())
@@ -128,7 +133,10 @@ def test_memory_formats_may_be_written_as_people_write_them(word, meant):
             {"half": {"dtype": 16}},
             "steps.half.dtype: 16 is not allowed; allowed: float16, bfloat16",
         ),
-        ({"half": {"keep": 3}}, "steps.half.keep: 3 is not norms or a list of patterns; give norms or a list of patterns"),
+        (
+            {"half": {"keep": 3}},
+            "steps.half.keep: 3 is not norms or a list of patterns; give norms or a list of patterns",
+        ),
         (
             {"half": {"keep": ["re:("]}},
             "steps.half.keep: 're:(' is no regular expression: missing ), unterminated subpattern at position 0",
@@ -145,7 +153,10 @@ def test_memory_formats_may_be_written_as_people_write_them(word, meant):
             "steps.device.device: 'cudaa' is no device; did you mean 'cuda'? "
             "allowed: auto, cpu, cuda, mps, xpu, meta",
         ),
-        ({"input_format": {"attach": "yes"}}, "steps.input_format.attach: 'yes' is not true or false; give true or false"),
+        (
+            {"input_format": {"attach": "yes"}},
+            "steps.input_format.attach: 'yes' is not true or false; give true or false",
+        ),
     ],
 )
 def test_a_wrong_declaration_says_where_what_and_what_is_allowed(steps, message):
@@ -298,7 +309,9 @@ def test_the_formats_of_a_pipeline_are_one_request():
     Pipeline.from_config({"conv2d_memory_format": {}, "conv3d_memory_format": {}}).apply(model)
     assert model[0].weight.stride(1) == 1
     with pytest.raises(NothingMatchesError, match="Linear has no Conv2d and no Conv3d"):
-        Pipeline.from_config({"conv2d_memory_format": {}, "conv3d_memory_format": {}}).apply(nn.Linear(1, 1))
+        Pipeline.from_config({"conv2d_memory_format": {}, "conv3d_memory_format": {}}).apply(
+            nn.Linear(1, 1)
+        )
 
 
 def test_without_strictness_a_request_without_effect_is_reported_and_the_rest_done():
@@ -331,7 +344,10 @@ def test_two_steps_that_want_different_things_are_an_error_that_names_both(plugi
 
 @pytest.mark.parametrize(
     ("device", "message"),
-    [("cuda:99", "cuda:99 is not available here; available: cpu"), ("meta", "meta holds no data; build the model there")],
+    [
+        ("cuda:99", "cuda:99 is not available here; available: cpu"),
+        ("meta", "meta holds no data; build the model there"),
+    ],
 )
 def test_a_device_that_is_not_there_is_refused(device, message):
     model = nn.Linear(2, 2)
@@ -375,7 +391,9 @@ def test_a_step_that_raises_is_named_with_the_tensor(plugin):
         def want(self, tensor):
             raise KeyError(tensor.name)
 
-    with pytest.raises(StepError, match="steps.broken: want\\(\\) raised on weight: KeyError: 'weight'"):
+    with pytest.raises(
+        StepError, match="steps.broken: want\\(\\) raised on weight: KeyError: 'weight'"
+    ):
         Pipeline.from_config({"broken": {}}).plan(nn.Linear(2, 2))
 
 
@@ -468,7 +486,9 @@ def test_a_failure_in_a_later_step_leaves_the_model_as_it_was(marks, plugin):
     model = nn.Sequential(nn.Linear(1, 1), nn.Conv2d(2, 2, 3))
     before = facts(model)
     with pytest.raises(RuntimeError, match="no"):
-        Pipeline.from_config({"first": {}, "half": {}, "conv2d_memory_format": {}, "fails": {}}).apply(model)
+        Pipeline.from_config(
+            {"first": {}, "half": {}, "conv2d_memory_format": {}, "fails": {}}
+        ).apply(model)
     assert facts(model) == before
     assert not hasattr(model[0], "marks")
     assert not hasattr(model, "half_done")
@@ -503,11 +523,16 @@ def test_plain_data_of_a_plan_says_bytes_steps_and_reasons():
     assert first["new"] == {"stride": [27, 1, 9, 3], "dtype": "float16", "device": "cpu"}
     wanted_by = {"device": ["device"], "dtype": ["half"], "memory_format": ["conv2d_memory_format"]}
     assert first["by"] == wanted_by
-    assert data["summary"]["by_step"] == {"conv2d_memory_format": 3, "half": 6}, "device has nothing to do"
+    assert data["summary"]["by_step"] == {"conv2d_memory_format": 3, "half": 6}, (
+        "device has nothing to do"
+    )
     assert (first["bytes_old"], first["bytes_new"]) == (8 * 27 * 4, 8 * 27 * 2)
     norm = next(t for t in data["tensors"] if (t["module"], t["tensor"]) == ("1", "weight"))
     assert norm["off"] == {"half": "keep: norms"}
-    assert data["summary"]["bytes_before"] - data["summary"]["bytes_after"] == data["summary"]["bytes_written"]
+    assert (
+        data["summary"]["bytes_before"] - data["summary"]["bytes_after"]
+        == data["summary"]["bytes_written"]
+    )
 
 
 def test_a_tied_tensor_is_moved_once_and_counted_once():
@@ -520,10 +545,14 @@ def test_each_tensor_is_allocated_once_and_copied_once(monkeypatch):
     counts = {"empty": 0, "copy": 0}
     real = torch.empty_strided
     monkeypatch.setattr(
-        torch, "empty_strided", lambda *a, **k: counts.update(empty=counts["empty"] + 1) or real(*a, **k)
+        torch,
+        "empty_strided",
+        lambda *a, **k: counts.update(empty=counts["empty"] + 1) or real(*a, **k),
     )
     model = small_2d()
-    pipeline = Pipeline.from_config({"device": {"device": "cpu"}, "half": {"keep": []}, "conv2d_memory_format": {}})
+    pipeline = Pipeline.from_config(
+        {"device": {"device": "cpu"}, "half": {"keep": []}, "conv2d_memory_format": {}}
+    )
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Copies(TorchDispatchMode):

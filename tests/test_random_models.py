@@ -8,23 +8,31 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
-from networks import bits, facts, same, tensors
-from random_models import ODD, SPECS, STRIDED, Keeper, behind, is_computed, own_places
 from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format
 from torch.nn.utils.parametrize import is_parametrized
 
+from networks import bits, facts, same, tensors
 from prepare import recipe
 from prepare.audit import audit
 from prepare.errors import RefusedError
 from prepare.patterns import matches
 from prepare.pipeline import Pipeline
+from random_models import ODD, SPECS, STRIDED, Keeper, behind, is_computed, own_places
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
 
 CONVERTERS = {
-    "conv2d_memory_format": ((nn.Conv2d, nn.ConvTranspose2d), convert_conv2d_weight_memory_format, 4),
-    "conv3d_memory_format": ((nn.Conv3d, nn.ConvTranspose3d), convert_conv3d_weight_memory_format, 5),
+    "conv2d_memory_format": (
+        (nn.Conv2d, nn.ConvTranspose2d),
+        convert_conv2d_weight_memory_format,
+        4,
+    ),
+    "conv3d_memory_format": (
+        (nn.Conv3d, nn.ConvTranspose3d),
+        convert_conv3d_weight_memory_format,
+        5,
+    ),
 }
 FORMATS = {"conv2d_memory_format": "channels_last", "conv3d_memory_format": "channels_last_3d"}
 DTYPE = st.sampled_from(["float16", "bfloat16"])
@@ -175,7 +183,11 @@ def test_parameters_keep_their_identity_ties_flags_and_hooks(case):
     for key, fact in facts(model).items():
         if key in tensors(model):
             identity, *_, requires_grad, _, hooks = fact
-            assert (identity, requires_grad, hooks) == (before[key][0], before[key][4], before[key][6])
+            assert (identity, requires_grad, hooks) == (
+                before[key][0],
+                before[key][4],
+                before[key][6],
+            )
         elif key.endswith("hooks"):
             # An attached input format comes before all others.
             assert fact[len(fact) - len(before[key]) :] == before[key]
@@ -206,7 +218,11 @@ def test_what_a_pattern_or_own_code_keeps_off_stays_as_it_was_wherever_else_it_s
             words = patterns_of(steps, step, "exclude")
             if tensor.dim() == rank and any(matches(word, owner, modules[owner]) for word in words):
                 # A cast keeps the strides, but for what was sliced.
-                wanted = torch.empty_like(start[name]) if start[name].dtype != tensor.dtype else start[name]
+                wanted = (
+                    torch.empty_like(start[name])
+                    if start[name].dtype != tensor.dtype
+                    else start[name]
+                )
                 assert tensor.stride() == wanted.stride()
 
 
@@ -228,7 +244,10 @@ def test_afterwards_the_plan_is_empty_and_twice_is_once(case):
 @for_all(cases())
 def test_the_audit_agrees_with_the_plan_and_never_says_converted_of_what_is_not(case):
     model, plan, _ = prepared(*case)
-    held, rows = tensors(model), {(r.module, r.tensor, r.kind): r for r in audit(model, plan=plan).rows}
+    held, rows = (
+        tensors(model),
+        {(r.module, r.tensor, r.kind): r for r in audit(model, plan=plan).rows},
+    )
     assert rows.keys() == {(p.module, p.tensor, p.kind) for p in plan.tensors}
     for planned in plan.tensors:
         row = rows[planned.module, planned.tensor, planned.kind]
@@ -243,7 +262,9 @@ def test_the_audit_agrees_with_the_plan_and_never_says_converted_of_what_is_not(
 
 
 @for_all(cases())
-def test_the_audit_of_a_model_that_was_never_prepared_says_ineffective_of_all_that_was_planned(case):
+def test_the_audit_of_a_model_that_was_never_prepared_says_ineffective_of_all_that_was_planned(
+    case,
+):
     spec, steps = case
     model = spec.build()
     plan = Pipeline.from_config(steps).plan(model)

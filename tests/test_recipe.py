@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fuzz_recipe import HEAD, Watch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzz_recipe import HEAD, Watch
 from prepare import plain_yaml, recipe
 from prepare.errors import ConfigError, RecipeError
 

@@ -71,8 +71,13 @@ STEPS["broken_step"]
     done = run(code, installed, check=False)
     assert done.stdout == "fine\n"
     assert "a_package_that_is_not_installed" in done.stderr.splitlines()[-1]
-    assert "steps.broken_step: the plugin example_prepare_broken:Broken failed to import" in done.stderr
-    assert "import a_package_that_is_not_installed" in done.stderr, "the plugin's own traceback is kept"
+    assert (
+        "steps.broken_step: the plugin example_prepare_broken:Broken failed to import"
+        in done.stderr
+    )
+    assert "import a_package_that_is_not_installed" in done.stderr, (
+        "the plugin's own traceback is kept"
+    )
 
 
 def test_a_taken_name_is_an_error_naming_both_owners(plugin):
@@ -107,7 +112,9 @@ def test_what_is_no_step_cannot_be_registered():
 
 def test_registering_the_same_class_again_is_no_clash(plugin):
     plugin("half")(STEPS["half"])
-    assert Pipeline.from_config({"half": {}}).to_config() == {"half": {"dtype": "float16", "keep": "norms"}}
+    assert Pipeline.from_config({"half": {}}).to_config() == {
+        "half": {"dtype": "float16", "keep": "norms"}
+    }
 
 
 def test_names_come_sorted_and_know_their_length():

@@ -16,7 +16,10 @@ from prepare.step import TensorStep
 from prepare.tensors import named_tensors
 
 # Options under which a step has something to do, where its defaults leave the model alone.
-OPTIONS = {"input_format": {"memory_format": "by_rank", "attach": True}, "device": {"device": "cpu"}}
+OPTIONS = {
+    "input_format": {"memory_format": "by_rank", "attach": True},
+    "device": {"device": "cpu"},
+}
 NAMES = list(STEPS)
 
 
@@ -50,7 +53,9 @@ def test_only_what_the_plan_named_changes(name):
     plan = pipeline(name).plan(model)
     pipeline(name).apply(model)
     named = {f"{t.module}.{t.tensor}".lstrip(".") for t in plan.tensors if t.changes}
-    hooked = {f"{module}:_forward_pre_hooks" for action in plan.actions for module in action.modules}
+    hooked = {
+        f"{module}:_forward_pre_hooks" for action in plan.actions for module in action.modules
+    }
     changed = {key for key, fact in facts(model).items() if fact != before[key]}
     assert changed == named | hooked
 

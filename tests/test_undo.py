@@ -29,7 +29,9 @@ ERRORS = [RuntimeError("no"), MemoryError(), torch.OutOfMemoryError("no"), Keybo
 
 
 def weighted():
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)), nn.Linear(2, 2))
+    model = nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)), nn.Linear(2, 2)
+    )
     model[1].register_forward_hook(print)
     model[1].weight.register_hook(print)
     return model

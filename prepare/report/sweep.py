@@ -11,9 +11,9 @@ from rich.table import Table
 
 from prepare import files
 from prepare.report.terminal import show_table, shown_folder
-from prepare.report.text import line, one_line, plural, printable, size
 from prepare.sweep import CONVOLUTIONS, Row, Summary
 from prepare.tables import csv_text
+from prepare.text import line, one_line, plural, printable, size
 
 FORMAT, VERSION = "prepare.summary", 1
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from prepare.layout import satisfied
-from prepare.report.text import counts, line, plural, printable, size
 from prepare.sweep import CONVOLUTIONS
+from prepare.text import counts, line, plural, printable, size
 
 if TYPE_CHECKING:
     from prepare.outcome import Facts, Outcome

@@ -56,7 +56,9 @@ class Device(TensorStep):
         where = f"steps.{self.name}.device"
         if kind == "meta":
             yield Problem(
-                where, "meta holds no data", "build the model there with torch.device('meta') instead"
+                where,
+                "meta holds no data",
+                "build the model there with torch.device('meta') instead",
             )
         elif int(index or 0) >= _count(kind):
             available = [found for found in _KINDS[1:-1] if _count(found)]
