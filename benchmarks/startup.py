@@ -4,7 +4,8 @@
 
 Every command is a process of its own, started from an empty folder. They run interleaved, in an order
 shuffled anew for every repeat, after one that is not counted. Medians, quartiles and ratios of medians
-are printed. The empty application's `--help` stands in the list twice: its ratio to itself is the noise.
+are printed, of the wall time and of the processor's, which a busy machine changes less. The empty
+application's `--help` stands in the list twice: its ratio to itself is the noise.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import os
 import platform
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -66,20 +68,26 @@ def commands(empty: Path) -> dict[str, tuple[list[str], int]]:
     }
 
 
-def timed(command: list[str], code: int, folder: Path) -> float:
-    start = time.perf_counter()
+def timed(command: list[str], code: int, folder: Path) -> tuple[float, float]:
+    """The seconds that passed, and those that processors worked for it."""
+    start, before = time.perf_counter(), processor()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - start
     if done.returncode != code:
         sys.exit(f"{' '.join(command)} gave {done.returncode}, not {code}:\n{done.stderr}")
-    return seconds
+    return seconds, processor() - before
 
 
-def measure(repeats: int) -> dict[str, list[float]]:
+def processor() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measure(repeats: int) -> dict[str, list[tuple[float, float]]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         every = commands(write_empty(folder))
-        found: dict[str, list[float]] = {name: [] for name in every}
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in every}
         for repeat in range(repeats + 1):
             for name in random.sample(list(every), len(every)):
                 seconds = timed(*every[name], folder)
@@ -88,14 +96,20 @@ def measure(repeats: int) -> dict[str, list[float]]:
     return found
 
 
-def report(found: dict[str, list[float]]) -> None:
-    base = statistics.median(found[BASE])
-    print(f"{'command':<36} {'median ms':>9}  {'quartiles ms':>13}  {'ratio':>5}")
-    for name, seconds in found.items():
-        low, middle, high = (1000 * q for q in statistics.quantiles(seconds, n=4))
-        ratio = statistics.median(seconds) / base
-        print(f"{name:<36} {middle:9.0f}  {f'{low:.0f} to {high:.0f}':>13}  {ratio:5.2f}")
-    ours = statistics.median(found["run.py --help"]) / base
+def report(found: dict[str, list[tuple[float, float]]]) -> None:
+    base = [statistics.median(side) for side in zip(*found[BASE], strict=True)]
+    print(
+        f"{'command':<42} {'wall ms':>7}  {'quartiles':>12}  {'ratio':>5}  {'cpu ms':>6}  {'ratio':>5}"
+    )
+    for name, pairs in found.items():
+        wall, cpu = zip(*pairs, strict=True)
+        low, middle, high = (1000 * q for q in statistics.quantiles(wall, n=4))
+        ratios = [statistics.median(wall) / base[0], statistics.median(cpu) / base[1]]
+        print(
+            f"{name:<42} {middle:7.0f}  {f'{low:.0f} to {high:.0f}':>12}  {ratios[0]:5.2f}"
+            f"  {1000 * statistics.median(cpu):6.0f}  {ratios[1]:5.2f}"
+        )
+    ours = statistics.median(wall for wall, _ in found["run.py --help"]) / base[0]
     print(f"\n--help: {ours:.2f} times an empty Hydra application's; the target is {TARGET}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import shutil
@@ -60,13 +61,21 @@ def _answer(argv: list[str]) -> int:
         return _versions()
     if {"--help", "-h"} & set(argv):
         return _help(argv)
-    try:
-        import hydra  # noqa: F401
-        import rich  # noqa: F401
-    except ImportError as error:
-        remedy = "install the extra: pip install 'torch-prepare[cli]'"
-        raise ConfigError("", f"the command line needs {error.name}", remedy) from error
+    _require("hydra", "rich")
     return _through_hydra(argv)
+
+
+def _require(*packages: str) -> None:
+    for package in packages:
+        try:
+            found = importlib.import_module(package)
+        except ImportError as error:
+            remedy = "install the extra: pip install 'torch-prepare[cli]'"
+            raise ConfigError("", f"the command line needs {error.name}", remedy) from error
+        if package == "hydra" and sys.version_info >= (3, 14) and found.__version__ < "1.4":
+            wrong = f"Hydra {found.__version__} does not start on Python 3.14"
+            remedy = "pip install --pre 'hydra-core>=1.4.0rc3', or take an older Python"
+            raise ConfigError("", wrong, remedy)
 
 
 def _steps(argv: list[str]) -> int:
@@ -93,6 +102,7 @@ def _diff(argv: list[str]) -> int:
 
 def _summary(argv: list[str]) -> int:
     _takes(argv, 1, "summary FOLDER", "the folder of a sweep")
+    _require("rich")
     _show_sweep(Path(argv[0]))
     return DONE
 

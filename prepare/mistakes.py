@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prepare.errors import Problem, choose, nearest
-from prepare.options import ALIASES
+from prepare.errors import ConfigError, Problem, choose, nearest
 from prepare.registry import STEPS
+from prepare.settings import KEYS
 
 # The keys that the choice in a group fills: where it failed, a missing key there says nothing.
 FILLS = {"model": ("model", "input"), "input": ("input",)}
@@ -17,9 +18,23 @@ _STEP_GROUPS = ("steps",)
 # The bare words, which stand first and alone.
 COMMANDS = ("steps", "diff", "summary")
 NO_OVERRIDE = "is neither key=value nor a command"
-
-# Other words for the options of the groups; nearer by meaning than any by letters.
-_SYNONYMS = {**ALIASES, "gpu": "cuda", "float16": "half", "fp16": "half", "both": "by_rank"}
+COMMAND_LATE = "is a command, and stands first and alone"
+# What people write for a key or a word of ours.
+_OTHER_KEYS = {
+    **dict.fromkeys(("dtype", "half", "fp16"), "precision"),
+    **dict.fromkeys(("memory_format", "format", "layout", "channels_last"), "memfmt"),
+    **dict.fromkeys(("net", "network", "arch"), "model"),
+    **dict.fromkeys(("shape", "size", "example"), "input"),
+}
+_OTHER_WORDS = {
+    "help": "--help",
+    "version": "--version",
+    "multirun": "--multirun",
+    "list": "steps",
+    **{word: f"task={word}" for word in ("prepare", "plan")},
+    **{word: f"mode={word}" for word in ("eval", "train")},
+}
+_KEY = re.compile(r"[+~]{0,2}[\w$-]+([./][\w$-]+)*(@[\w.:$-]*)?")
 
 
 @dataclass(frozen=True)
@@ -48,13 +63,16 @@ def explain(override: Override, menu: Menu, said: str) -> Problem:
             override.text, "no key stands before the =", "write key=value, without spaces"
         )
     if override.several:
-        remedy = "add --multirun for a run of each, or write a list as [a,b]"
-        return Problem(override.key, f"{_value(override)!r} is several values", remedy)
-    if override.key == "steps" and override.kind != "delete":
+        return _explain_several(override, menu)
+    if override.key == "steps":
         remedy = "add one as +steps.NAME={}, set an option as steps.NAME.OPTION=value"
+        remedy += ", drop one as steps.NAME=null"
         return Problem("steps", "cannot be set as a whole", f"{remedy}; steps: {', '.join(STEPS)}")
     if override.key in menu.groups:
         return _explain_choice(override, menu)
+    if "/" in override.key and (options := re.findall(r"^\t([\w-]+)$", said, re.MULTILINE)):
+        remedy = choose(str(override.value), options, noun="installed")
+        return Problem(override.key, f"there is no option {_value(override)!r}", remedy)
     if problem := _explain_key(override, menu):
         return problem
     return Problem(override.key, first_sentence(said))
@@ -65,8 +83,14 @@ def unreadable(text: str, groups: Mapping[str, list[str]]) -> Problem:
     key, sign, value = text.partition("=")
     if not sign:
         return _not_an_override(text, groups)
+    if not _KEY.fullmatch(key):
+        remedy = "a key is names with dots between them, as in steps.half.dtype, and no spaces"
+        return Problem(text, f"{key!r} is no key", remedy)
     quoted = value.replace("\\", "\\\\").replace('"', '\\"')
-    remedy = f"""quote a value that holds special characters: '{key}="{quoted}"'"""
+    remedy = f"""quote a value that holds special characters: {shlex.quote(f'{key}="{quoted}"')}"""
+    if value[:1] in ("[", "{", "("):
+        remedy = "write a list as [a,b] and a mapping as {a:b}, without spaces; quote an item that "
+        remedy += f"""holds special characters: '{key}=["re:.*"]'"""
     return Problem(key.strip("+~"), f"the value {value!r} cannot be read", remedy)
 
 
@@ -84,33 +108,59 @@ def first_sentence(said: str) -> str:
 
 def hides_the_model(problem: Problem) -> bool:
     """Whether a mistake explains why no model is chosen, so that none need be asked for as well."""
-    return problem.wrong == NO_OVERRIDE or bool(re.search(r"\bmodel=|'model'", problem.remedy))
+    is_word = problem.wrong in (NO_OVERRIDE, COMMAND_LATE)
+    return is_word or bool(re.search(r"\bmodel=|'model'", problem.remedy))
 
 
 def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
-    meant = {option: f"{group}={option}" for group in groups for option in groups[group]}
-    meant |= {group: f"{group}=NAME" for group in groups} | {name: name for name in COMMANDS}
-    close = nearest(word, meant)
+    if word in COMMANDS:
+        return Problem(word, COMMAND_LATE, "see --help")
+    if word.endswith((",", "]", "}")):
+        remedy = "if it belongs to the value before it, leave the spaces out: key=[a,b]"
+        return Problem(word, NO_OVERRIDE, remedy)
+    meant = {key: f"{key}=VALUE" for key in KEYS} | {group: f"{group}=NAME" for group in groups}
+    meant |= _OTHER_WORDS | {name: name for name in COMMANDS}
+    meant |= {option: f"{group}={option}" for group in groups for option in groups[group]}
+    close = nearest(word.strip("+~-"), meant, cutoff=0.6)
     remedy = f"did you mean {meant[close[0]]}? " if close else ""
-    return Problem(word, NO_OVERRIDE, f"{remedy}see --help")
+    return Problem(word if word.strip() else repr(word), NO_OVERRIDE, f"{remedy}see --help")
+
+
+def _explain_several(override: Override, menu: Menu) -> Problem:
+    values = _value(override)
+    if values.startswith("interval("):
+        remedy = "the basic sweeper takes a,b or range(1,3)"
+        return Problem(override.key, f"{values!r} is for a sweeper that searches", remedy)
+    remedy = "add --multirun for a run of each"
+    if override.key not in menu.groups and "(" not in values:
+        remedy += f", or write a list as {override.key}=[{values}]"
+    return Problem(override.key, f"{values!r} is several values", remedy)
 
 
 def _explain_choice(override: Override, menu: Menu) -> Problem:
     key, value, options = override.key, override.value, menu.groups[override.key]
     if override.kind == "delete":
-        return Problem(key, "cannot be dropped: nothing is chosen in this group")
+        return Problem(
+            key, f"{_value(override)!r} is not what is chosen", f"~{key} drops any choice"
+        )
+    if "@" in override.text.partition("=")[0]:
+        return Problem(key, "takes no package", f"write {key}={_value(override)}, without the @")
     if value is None:
         return Problem(key, "null is no option", f"~{key} drops the choice")
     if isinstance(value, list):
         remedy = f"with --multirun, {key}={','.join(map(str, value))} runs each of them"
         return Problem(key, f"takes one option, and not the list {_value(override)}", remedy)
     if isinstance(value, dict):
-        remedy = f"choose {key}=NAME, and set a key as {filled_by(key)[0]}.KEY=value"
+        if key in menu.config and (problem := _explain_key(override, menu)):
+            return problem
+        remedy = f"choose {key}=NAME, and set an option of a step as steps.NAME.OPTION=value"
         return Problem(key, "takes the name of an option, and not a mapping", remedy)
-    if str(value) not in options:
-        word = _SYNONYMS.get(str(value).lower(), str(value))
-        remedy = choose(word if word in options else str(value), options, noun="options")
-        return Problem(key, f"there is no option {str(value)!r}", remedy)
+    word = value if isinstance(value, str) else _value(override)
+    if word not in options:
+        remedy = choose(word, options, noun="options")
+        if key == "device" and _is_device(word):
+            remedy = f"give it as steps.device.device={word}; options: {', '.join(options)}"
+        return Problem(key, f"there is no option {word!r}", remedy)
     return Problem(key, "is chosen already", f"write {key}={value} once, without the +")
 
 
@@ -129,6 +179,9 @@ def _explain_key(override: Override, menu: Menu) -> Problem | None:
         if part not in at:
             return _missing(override, menu, parts[: index + 1], at)
         at = at[part]
+    if isinstance(override.value, dict) and isinstance(at, Mapping):
+        unknown = [str(key) for key in override.value if key not in at]
+        return _missing(override, menu, [*parts, unknown[0]], at) if unknown else None
     if override.kind == "add":
         return Problem(override.key, "is there already", f"write {override.text.lstrip('+')}")
     if isinstance(at, list) and not isinstance(override.value, list):
@@ -147,19 +200,28 @@ def _missing(
     if len(parts) == 1:
         return Problem(where, "no such key", _top_level(override, menu, siblings))
     if parts[0] == "model":
-        adds = f"a keyword it does not list is added as +{override.text.lstrip('+~')}"
-        close = nearest(name, siblings)
-        remedy = f"did you mean {close[0]!r}? {adds}" if close else adds
+        keys = [str(key) for key in siblings if not str(key).startswith("_")]
+        listed = f"{choose(name, keys, noun='keys')}; " if keys else ""
+        remedy = f"{listed}a keyword that is not listed is added as +{where}=value"
         return Problem(where, "this model's configuration has no such key", remedy)
-    return Problem(where, "no such key", choose(name, map(str, siblings), noun="keys"))
+    noun = "option" if parts[0] == "steps" else "key"
+    return Problem(where, f"no such {noun}", choose(name, map(str, siblings), noun=f"{noun}s"))
 
 
 def _top_level(override: Override, menu: Menu, siblings: Mapping[str, Any]) -> str:
-    """The remedy for a wrong key; a value that is an option of one group says which was meant."""
-    allowed = [*menu.groups, *(str(key) for key in siblings if key not in menu.groups)]
+    """The remedy for a wrong key: where it stands deeper down, or which group has such an option."""
+    steps = siblings.get("steps") or {}
+    deeper = {at: siblings.get(at) or {} for at in ("model", "input")}
+    deeper |= {f"steps.{name}": options or {} for name, options in steps.items()}
+    found = [f"{at}.{override.key}" for at, keys in deeper.items() if override.key in keys]
     meant = [group for group, options in menu.groups.items() if override.value in options]
-    word = meant[0] if len(meant) == 1 and override.kind != "delete" else override.key
-    return choose(word, allowed, noun="keys and groups")
+    name = override.key.partition(".")[0]
+    word = _OTHER_KEYS.get(name, name)
+    if len(meant) == 1 and override.kind != "delete":
+        word = meant[0]
+    elif found:
+        return f"did you mean {found[0]!r}? keys and groups: {', '.join(KEYS)}"
+    return choose(word, KEYS, noun="keys and groups")
 
 
 def _missing_step(name: str, present: Mapping[str, Any]) -> Problem:
@@ -175,6 +237,14 @@ def _missing_step(name: str, present: Mapping[str, Any]) -> Problem:
     way = f"{adds[name]} or " if name in adds else ""
     remedy = f"add it with {way}+steps.{name}={{}}"
     return Problem(f"steps.{name}", f"this pipeline has no such step, {here}", remedy)
+
+
+def _is_device(word: str) -> bool:
+    try:
+        STEPS["device"].from_options({"device": word})
+    except ConfigError:
+        return False
+    return True
 
 
 def _value(override: Override) -> str:

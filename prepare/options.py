@@ -1,29 +1,13 @@
 """From the plain values of a configuration to the fields of a step, with every mistake named."""
 
 import dataclasses
+import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Union
 
-from prepare.errors import ConfigError, Problem, choose
-
-# Other words that people use for the same thing; accepted wherever the word on the right is allowed.
-ALIASES = {
-    "half": "float16",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "fp32": "float32",
-    "float": "float32",
-    "nhwc": "channels_last",
-    "cl": "channels_last",
-    "channels_last_2d": "channels_last",
-    "ndhwc": "channels_last_3d",
-    "cl3": "channels_last_3d",
-    "nchw": "contiguous",
-    "ncdhw": "contiguous",
-    "contiguous_format": "contiguous",
-}
+from prepare.errors import ALIASES, ConfigError, Problem, choose
 
 
 class _CheckError(ValueError):
@@ -73,14 +57,7 @@ def convert(value: Any, hint: Any) -> Any:
     """`value` as the type `hint` says; ValueError(what is wrong, what to do) where it cannot be."""
     origin = typing.get_origin(hint)
     if origin is Annotated:
-        inner, *checks = typing.get_args(hint)
-        result = convert(value, inner)
-        try:
-            for check in filter(callable, checks):
-                check(result)
-        except ValueError as error:
-            raise _CheckError(*error.args) from None
-        return result
+        return _convert_checked(value, hint)
     if origin in (Union, types.UnionType):
         return _convert_union(value, hint)
     if origin is Literal:
@@ -98,7 +75,7 @@ def convert(value: Any, hint: Any) -> Any:
         return float(value)
     elif type(value) is hint:
         return value
-    raise ValueError(f"{value!r} is not {describe(hint)}", f"give {describe(hint)}")
+    raise _misfit(value, hint)
 
 
 def describe(hint: Any) -> str:
@@ -127,6 +104,30 @@ def describe(hint: Any) -> str:
     return words.get(hint, getattr(hint, "__name__", str(hint)))
 
 
+def shown(value: Any) -> str:
+    """A value as its user wrote it: `null` and `true`, not None and True."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+
+
+def _misfit(value: Any, hint: Any) -> ValueError:
+    return ValueError(f"{shown(value)} is not allowed", f"give {describe(hint)}")
+
+
+def _convert_checked(value: Any, hint: Any) -> Any:
+    inner, *checks = typing.get_args(hint)
+    try:
+        result = convert(value, inner)
+    except ValueError:
+        # The words of the annotation say more than those of the type.
+        raise _misfit(value, hint) from None
+    try:
+        for check in filter(callable, checks):
+            check(result)
+    except ValueError as error:
+        raise _CheckError(*error.args) from None
+    return result
+
+
 def _convert_union(value: Any, hint: Any) -> Any:
     args = typing.get_args(hint)
     if value is None and type(None) in args:
@@ -142,7 +143,7 @@ def _convert_union(value: Any, hint: Any) -> Any:
     for error in problems:
         if isinstance(error, _CheckError) or len(problems) == 1:
             raise error
-    raise ValueError(f"{value!r} is not {describe(hint)}", f"give {describe(hint)}")
+    raise _misfit(value, hint)
 
 
 def _convert_literal(value: Any, hint: Any) -> Any:
@@ -154,4 +155,4 @@ def _convert_literal(value: Any, hint: Any) -> Any:
     for word in words:
         if any(word == choice and type(word) is type(choice) for choice in allowed):
             return word
-    raise ValueError(f"{value!r} is not allowed", choose(str(value), map(str, allowed)))
+    raise ValueError(f"{shown(value)} is not allowed", choose(str(value), map(str, allowed)))

@@ -8,17 +8,26 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from prepare.errors import ConfigError, PrepareError, Problem, choose
 from prepare.example import read_example
-from prepare.options import convert
+from prepare.options import convert, shown
 from prepare.registry import STEPS
 
 NONE_CHOSEN = "none is chosen"
 # The groups that a configuration is put together from.
 GROUPS = ("model", "device", "precision", "memfmt", "input")
+# Everything that stands at the top of a configuration.
+KEYS = (*GROUPS, "steps", "task", "mode", "strict", "plugins", "seed", "hydra")
 
 
 def _check_seed(seed: int) -> None:
     if not 0 <= seed < 2**63:
         raise ValueError(f"{seed} is out of range", "give one from 0 to 9223372036854775807")
+
+
+def _check_plugins(plugins: tuple[str, ...]) -> None:
+    for name in plugins:
+        if not _is_dotted(name):
+            remedy = "give the dotted name of a module, as in my_package.steps"
+            raise ValueError(f"{name!r} is no dotted name", remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +40,7 @@ class Settings:
     task: Literal["prepare", "plan"] = "prepare"
     mode: Literal["eval", "train"] = "eval"
     strict: bool = True
-    plugins: tuple[str, ...] = ()
+    plugins: Annotated[tuple[str, ...], "a list of modules", _check_plugins] = ()
     seed: Annotated[int, _check_seed] = 0
     choices: dict[str, Any]
 
@@ -49,11 +58,10 @@ def read_settings(
     problems: list[Problem] = []
     read: dict[str, Any] = {"choices": dict(choices)}
     hints = get_type_hints(Settings, include_extras=True)
-    known = [field.name for field in fields(Settings) if field.name != "choices"]
+    known = {field.name for field in fields(Settings)} - {"choices"}
     for key in config:
         if key not in known:
-            allowed = dict.fromkeys([*GROUPS, *known])
-            remedy = choose(str(key), allowed, noun="keys and groups")
+            remedy = choose(str(key), KEYS, noun="keys and groups")
             problems.append(Problem(str(key), "no such key", remedy))
     for key in ("task", "mode", "strict", "plugins", "seed"):
         if key in config:
@@ -61,6 +69,7 @@ def read_settings(
                 read[key] = convert(config[key], hints[key])
             except ValueError as error:
                 problems.append(Problem(key, *error.args))
+    problems += _check_choices(choices)
     checks: dict[str, Callable[[dict[str, Any]], Iterable[Problem]]] = {
         "model": lambda model: _check_model(model, list(models)),
         "input": _check_input,
@@ -81,6 +90,15 @@ def read_settings(
     return Settings(**read)
 
 
+def _check_choices(choices: Mapping[str, Any]) -> Iterable[Problem]:
+    """Hydra takes the path of a file for an option; what asks for the option would not know it."""
+    for group, choice in choices.items():
+        path = str(choice).split("/")
+        if ".." in path or path[-1].endswith((".yaml", ".yml")):
+            name = path[-1].partition(".")[0]
+            yield Problem(group, f"{choice!r} is a path, and no option", f"write {group}={name}")
+
+
 def no_model(models: Iterable[str]) -> Problem:
     """The problem of a run that names no model; says which there are."""
     listed = ", ".join(models)
@@ -89,7 +107,7 @@ def no_model(models: Iterable[str]) -> Problem:
 
 
 def _not_a_mapping(key: str, value: Any) -> Problem:
-    wrong = f"{value!r} is no mapping"
+    wrong = f"{shown(value)} is no mapping"
     return Problem(key, wrong, f"choose an option of the group, or set its keys as {key}.KEY=value")
 
 
@@ -97,9 +115,13 @@ def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
     target = model.get("_target_")
     if target is None:
         yield no_model(models)
-    elif not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")):
+    elif not isinstance(target, str) or not _is_dotted(target):
         remedy = "give the dotted name of a class or function, as in my_package.nets.build"
-        yield Problem("model._target_", f"{target!r} is no dotted name", remedy)
+        yield Problem("model._target_", f"{shown(target)} is no dotted name", remedy)
+
+
+def _is_dotted(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
 
 
 def _check_training(steps: dict[str, Any]) -> Iterable[Problem]:
@@ -126,9 +148,8 @@ def _check_steps(steps: dict[str, Any], *, plugins: bool) -> Iterable[Problem]:
         if options is None:
             continue
         if not isinstance(options, dict):
-            yield Problem(
-                f"steps.{name}", f"{options!r} is no mapping of options", "give {} or null"
-            )
+            remedy = f"set one as steps.{name}.OPTION=value; null drops the step"
+            yield Problem(f"steps.{name}", f"{shown(options)} is no mapping of options", remedy)
             continue
         if plugins and name not in STEPS:
             continue  # A plugin may register it, and those are imported in the job only.

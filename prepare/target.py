@@ -21,6 +21,8 @@ EXTRAS = {
     "torchvision": "torchvision",
     "timm": "timm",
 }
+# Keys that are for Hydra, and not for the target.
+_HYDRAS = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")
 
 
 def check_targets(config: Mapping[str, Any], where: str = "model") -> None:
@@ -120,21 +122,29 @@ def _keyword_problems(
 ) -> Iterable[Problem]:
     try:
         parameters = inspect.signature(found).parameters.values()
+        # A wrapper may take more than what it wraps says: the configurations of transformers do.
+        outermost = inspect.signature(found, follow_wrapped=False).parameters.values()
     except (ValueError, TypeError):  # classes written in C may have no signature
         return
-    given = [str(key) for key in node if not str(key).startswith("_")]
-    positional = len(node.get("_args_") or ())
+    positional = node.get("_args_") or []
+    if not isinstance(positional, list):
+        yield Problem(f"{where}._args_", f"{positional!r} is no list", "give [a,b]")
+        return
+    given = [str(key) for key in node if key not in _HYDRAS]
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        allowed = [p.name for p in named]
-        for key in given:
-            if key not in allowed:
-                wrong = f"{node['_target_']} takes no such keyword"
-                yield Problem(f"{where}.{key}", wrong, choose(key, allowed, noun="keywords"))
+    allowed = [p.name for p in named]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in (*parameters, *outermost))
+    unknown = [] if takes_any else [key for key in given if key not in allowed]
+    for key in unknown:
+        known = [*allowed, *_HYDRAS] if key.startswith("_") else allowed
+        wrong = f"{node['_target_']} takes no such keyword"
+        yield Problem(f"{where}.{key}", wrong, choose(key, known, noun="keywords"))
     if node.get("_partial_"):
         return
+    # A keyword that is misspelt is not complained of as missing too.
+    given += [match for key in unknown for match in nearest(key, allowed)[:1]]
     for index, parameter in enumerate(named):
-        filled = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and index < positional
+        filled = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and index < len(positional)
         if parameter.default is parameter.empty and parameter.name not in given and not filled:
             wrong = f"{node['_target_']} needs it, and it is not given"
             remedy = f"give +{where}.{parameter.name}=value"

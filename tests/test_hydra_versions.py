@@ -55,7 +55,6 @@ COMMANDS = {
     "no such model class": (f"{NETS}Nett",),
     "nothing to convert": (*NET, "memfmt=channels_last_3d"),
     "model that raises": (f"{NETS}raises",),
-    "model of forbidden code": ("model._target_=os.system", "+model.command=true"),
     "steps": ("steps",),
     "summary of nothing": ("summary", "."),
 }
@@ -126,6 +125,20 @@ def test_a_command_says_and_writes_the_same(following, tmp_path, name):
         found[len(first)] = (code, plain(out), plain(err), files, kinds)
     assert found[1] == found[0]
     assert found[1][0] in (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("target", "argument"),
+    [("os.remove", "kept"), ("os.system", "rm kept"), ("shutil.rmtree", "kept"), ("subprocess.run", "[rm,kept]")],
+)  # fmt: skip
+def test_what_hydra_refuses_to_call_is_called_by_neither(following, tmp_path, target, argument):
+    (tmp_path / "kept").touch()
+    words = [f"model._target_={target}", f"+model._args_=[{argument}]"]
+    for first in ((), (following,)):
+        code, _, err = run(*words, cwd=tmp_path, first=first)
+        assert code == 1
+        assert f"Target '{target}' is " in err
+        assert (tmp_path / "kept").exists()
 
 
 @pytest.mark.parametrize(

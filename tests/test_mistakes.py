@@ -1,132 +1,198 @@
-"""Every way to get the configuration wrong, and exactly what is said to it; no run is started."""
+"""Every way to get the configuration wrong, and exactly what is said; and how good the guesses are."""
 
+import functools
+import random
+import shlex
+import string
+import subprocess
+import sys
+import typing
+from dataclasses import fields
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import yaml
 
-from prepare import hydra as ours
+from prepare import cli
+from prepare.errors import ConfigError, nearest
+from prepare.example import DTYPES
+from prepare.example import KEYS as INPUT_KEYS
 from prepare.registry import STEPS
-from prepare.settings import GROUPS
+from prepare.settings import GROUPS, KEYS, Settings
+from prepare.target import check_targets
 
-CONF = Path(ours.__file__).resolve().parent.parent / "conf"
-MODELS = ", ".join(sorted(path.stem for path in CONF.glob("model/*.yaml")))
-OWN = MODELS.replace("custom, ", "")
-KEYS = "model, device, precision, memfmt, input"
-FORMATS = "by_rank, channels_last, channels_last_3d, contiguous"
-ALL_STEPS = ", ".join(STEPS)
-DTYPES = "float16, bfloat16, float32, float64, int64, int32, int16, int8, uint8, bool, complex64, complex128"
-NO_MODEL = (
-    "model: none is chosen; choose model=NAME, or give your own as "
-    f"model._target_=package.module.name; models: {OWN}"
-)
-# What is given, and every line of what is said.
-WRONG = [
-    ([], [NO_MODEL]),
-    (["~model"], [NO_MODEL]),
-    (["model=unet3dd"], [f"model: there is no option 'unet3dd'; did you mean 'unet3d'? options: {MODELS}"]),
-    (["modle=unet3d"], [f"modle: no such key; did you mean 'model'? keys and groups: {KEYS}, hydra, task, mode, strict, plugins, seed, steps"]),
-    (["model=unet3d", "memfmt=chanels_last"], [f"memfmt: there is no option 'chanels_last'; did you mean 'channels_last'? options: {FORMATS}"]),
-    (["model=unet3d", "memfmt=[a,b]"], ["memfmt: takes one option, and not the list [a,b]; with --multirun, memfmt=a,b runs each of them"]),
-    (["model=unet3d", "memfmt={a: b}"], ["memfmt: takes the name of an option, and not a mapping; choose memfmt=NAME, and set a key as steps.KEY=value"]),
-    (["model=unet3d", "memfmt=null"], ["memfmt: null is no option; ~memfmt drops the choice"]),
-    (["model=unet3d", "memfmt=contiguous,by_rank"], ["memfmt: 'contiguous,by_rank' is several values; add --multirun for a run of each, or write a list as [a,b]"]),
-    (["model=unet3d", "+memfmt=by_rank"], ["memfmt: is chosen already; write memfmt=by_rank once, without the +"]),
-    (["model=unet3d", "precision=hlf"], ["precision: there is no option 'hlf'; did you mean 'half'? options: bfloat16, float32, half"]),
-    (["model=unet3d", "device=gpu"], ["device: there is no option 'gpu'; did you mean 'cuda'? options: auto, cpu, cuda, mps"]),
-    (["model=unet3d", "precision=float16"], ["precision: there is no option 'float16'; did you mean 'half'? options: bfloat16, float32, half"]),
-    (["model=unet3d", "precision=bf16"], ["precision: there is no option 'bf16'; did you mean 'bfloat16'? options: bfloat16, float32, half"]),
-    (["model=unet3d", "memfmt=NHWC"], [f"memfmt: there is no option 'NHWC'; did you mean 'channels_last'? options: {FORMATS}"]),
-    (["model=unet3d", "hydra.job.chdir=maybe"], ["hydra.job.chdir: Value 'maybe' is not a valid bool (type str)"]),
-    (["model=unet3d", "model=unet2d,unet3d"], ["model: 'unet2d,unet3d' is several values; add --multirun for a run of each, or write a list as [a,b]"]),
-    (["model=unet3d", "+steps.half.keep=[norms]", "+steps.half.x=1"], ["steps.half.x: no such option; options: dtype, keep"]),
-    (["model=unet3d", "steps=half"], [f"steps: cannot be set as a whole; add one as +steps.NAME={{}}, set an option as steps.NAME.OPTION=value; steps: {ALL_STEPS}"]),
-    (["model=unet3d", "steps.device.device=gpuu"], ["steps.device.device: 'gpuu' is no device; did you mean 'xpu'? allowed: auto, cpu, cuda, mps, xpu, meta"]),
-    (["model=unet3d", "input=volum"], ["input: there is no option 'volum'; did you mean 'volume'? options: image, tokens, volume"]),
-    (["model=unet3d", "+typo=1"], [f"typo: no such key; keys and groups: {KEYS}, steps, task, mode, strict, plugins, seed"]),
-    (["model=unet3d", "+memfnt=channels_last"], [f"memfnt: no such key; did you mean 'memfmt'? keys and groups: {KEYS}, steps, task, mode, strict, plugins, seed"]),
-    (["model=unet3d", "model.dpth=3"], ["model.dpth: this model's configuration has no such key; did you mean 'depth'? a keyword it does not list is added as +model.dpth=3"]),
-    (["model=unet3d", "steps.half.keep=[]"], ["steps.half: this pipeline has no such step, it holds device; add it with precision=half or +steps.half={}"]),
-    (["model=unet3d", "~steps.half"], ["steps.half: this pipeline has no such step, it holds device; add it with precision=half or +steps.half={}"]),
-    (["model=unet3d", "steps.hlf.keep=[]"], [f"steps.hlf: no such step; did you mean 'half'? steps: {ALL_STEPS}"]),
-    (["model=unet3d", "+steps.hlf={}"], [f"steps.hlf: no such step; did you mean 'half'? steps: {ALL_STEPS}"]),
-    (["model=unet3d", "+steps.half=1"], ["steps.half: 1 is no mapping of options; give {} or null"]),
-    (["model=unet3d", "precision=half", "steps.half.kep=[]"], ["steps.half.kep: no such key; did you mean 'keep'? keys: dtype, keep"]),
-    (["model=unet3d", "precision=half", "+steps.half.kep=[]"], ["steps.half.kep: no such option; did you mean 'keep'? options: dtype, keep"]),
-    (["model=unet3d", "precision=half", "steps.half.dtype=float15"], ["steps.half.dtype: 'float15' is not allowed; did you mean 'float16'? allowed: float16, bfloat16"]),
-    (["model=unet3d", "task=plam"], ["task: 'plam' is not allowed; did you mean 'plan'? allowed: prepare, plan"]),
-    (["model=unet3d", "mode=evil"], ["mode: 'evil' is not allowed; did you mean 'eval'? allowed: eval, train"]),
-    (["model=unet3d", "strict=1"], ["strict: 1 is not true or false; give true or false"]),
-    (["model=unet3d", "seed=x"], ["seed: 'x' is not a whole number; give a whole number"]),
-    (["model=unet3d", "seed=-1e30"], ["seed: -1e+30 is not a whole number; give a whole number"]),
-    (["model=unet3d", "seed=99999999999999999999"], ["seed: 99999999999999999999 is out of range; give one from 0 to 9223372036854775807"]),
-    (["model=unet3d", "seed.x=1"], ["seed.x: seed is a value and has no keys; set it as seed=value"]),
-    (["model=unet3d", "+seed=1"], ["seed: is there already; write seed=1"]),
-    (["model=unet3d", "sed=1"], [f"sed: no such key; did you mean 'seed'? keys and groups: {KEYS}, hydra, task, mode, strict, plugins, seed, steps"]),
-    (["model=unet3d", "plugins={a: b}"], ["plugins: {a: b} is no list; write plugins=[a,b]"]),
-    (["model._target_=3"], ["model._target_: 3 is no dotted name; give the dotted name of a class or function, as in my_package.nets.build"]),
-    (["model._target_=a..b"], ["model._target_: 'a..b' is no dotted name; give the dotted name of a class or function, as in my_package.nets.build"]),
-    (["model=unet3d", "+model.x=???"], ["model.x: has no value yet (???); set model.x=value"]),
-    (["model=unet3d", "seed=${oc.env:NOT_SET_ANYWHERE}"], ["seed: ${oc.env:NOT_SET_ANYWHERE} cannot be resolved: Environment variable 'NOT_SET_ANYWHERE' not found"]),
-    (["model=unet3d", "seed=${sed}"], ["seed: ${sed} cannot be resolved: Interpolation key 'sed' not found"]),
-    (["model=unet3d", "input.shape=[1,x]"], ["input.shape: [1, 'x'] is no list of whole numbers; give a list of sizes, as in [2,3,64,64]"]),
-    (["model=unet3d", "input.shape=[1,0]"], ["input.shape: [1, 0] holds a size below 1; give a list of sizes, as in [2,3,64,64]"]),
-    (["model=unet3d", "input.dtype=flot32"], [f"input.dtype: 'flot32' is no dtype; did you mean 'float32'? allowed: {DTYPES}"]),
-    (["model=unet3d", "input.dtype=int64"], ["input.high: is missing for int64; give how many values there are, as in high: 1000"]),
-    (["model=unet3d", "input.shap=[1]"], ["input.shap: no such key; did you mean 'shape'? keys: shape, dtype, low, high, args, kwargs"]),
-    (["model=unet3d", "+input.shap=[1]"], ["input.shap: no such key; did you mean 'shape'? keys: shape, dtype, low, high, args, kwargs"]),
-    (["model=unet3d", "input.args=[{shape: [1], dtpe: x}]"], ["input.shape: this model takes input.args; change input.args, or drop them with input.args=null", "input.args[0].dtpe: no such key; did you mean 'dtype'? keys: shape, dtype, low, high"]),
-    (["unet3d"], ["unet3d: is neither key=value nor a command; did you mean model=unet3d? see --help"]),
-    (["model=unet3d", "step"], ["step: is neither key=value nor a command; did you mean steps? see --help"]),
-    (["model=unet3d", "=3"], ["=3: no key stands before the =; write key=value, without spaces"]),
-    (["model=unet3d", "model.name=a=b{"], ["model.name: the value 'a=b{' cannot be read; quote a value that holds special characters: 'model.name=\"a=b{\"'"]),
-    (
-        ["model=unet3dd", "memfmt=channels_lst", "seed=x", "+typo=1", "input.shape=2", "model.depth=1"],
-        [
-            f"model: there is no option 'unet3dd'; did you mean 'unet3d'? options: {MODELS}",
-            f"memfmt: there is no option 'channels_lst'; did you mean 'channels_last'? options: {FORMATS}",
-            f"typo: no such key; keys and groups: {KEYS}, steps, task, mode, strict, plugins, seed",
-            "seed: 'x' is not a whole number; give a whole number",
-        ],
-    ),
-]  # fmt: skip
+TESTS = Path(__file__).resolve().parent
+CONF = TESTS.parent / "conf"
+OPTIONS = {group: sorted(path.stem for path in CONF.glob(f"{group}/*.yaml")) for group in GROUPS}
+# What mistakes.txt calls by a name, because it is long or grows.
+LISTS = {
+    "{models}": OPTIONS["model"],
+    "{own models}": [name for name in OPTIONS["model"] if name != "custom"],
+    "{keys}": KEYS,
+    "{steps}": STEPS,
+    "{dtypes}": DTYPES,
+}
 
 
-@pytest.fixture(scope="module")
-def composer():
-    with ours.composing() as composer:
-        yield composer
+class Mistake(NamedTuple):
+    argv: list[str]
+    lines: list[str]
 
 
-@pytest.mark.parametrize(("argv", "lines"), WRONG, ids=[" ".join(argv) for argv, _ in WRONG])
-def test_a_mistake_in_the_configuration_is_said_exactly(composer, argv, lines):
-    assert [str(problem) for problem in composer.diagnose(argv, multirun=False)] == lines
+def mistakes(name):
+    """The blocks of a file: `$` and a command, then every line that is said; `#` is a title."""
+    text = (TESTS / name).read_text()
+    for key, words in LISTS.items():
+        text = text.replace(key, ", ".join(words))
+    blocks = [block.split("\n") for block in text.strip().split("\n\n")]
+    return [Mistake(shlex.split(block[0][1:]), block[1:]) for block in blocks if block[0][0] == "$"]
+
+
+SHOWN = mistakes("mistakes.txt")
+ONLY_THE_MODEL_SHOWS = mistakes("model_mistakes.txt")
+
+
+def each(table):
+    return pytest.mark.parametrize("mistake", table, ids=[" ".join(row.argv) for row in table])
+
+
+@each(SHOWN)
+def test_a_mistake_in_the_configuration_is_said_exactly_and_leaves_no_folder(
+    mistake, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    code = cli.run(mistake.argv)
+    out, err = capsys.readouterr()
+    assert err.splitlines() == mistake.lines
+    assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
+
+
+@each(ONLY_THE_MODEL_SHOWS)
+def test_a_mistake_that_only_the_model_shows_leaves_its_result_alone(
+    mistake, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    code = cli.run(mistake.argv)
+    out, err = capsys.readouterr()
+    # A stage that takes long is shown, by a line with three dots.
+    assert [line for line in err.splitlines() if not line.endswith(" ...")] == mistake.lines
+    assert (code, out) == (2, "")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["result.json"]
+
+
+def plain(depth):
+    return depth
+
+
+@functools.wraps(plain)
+def wrapper(**keywords):
+    return plain(len(keywords))
+
+
+def test_what_a_wrapper_takes_is_no_mistake_and_what_the_wrapped_needs_is():
+    check_targets({"_target_": "test_mistakes.wrapper", "depth": 1, "other": 2})
+    with pytest.raises(ConfigError, match="^model.depth: .* needs it, and it is not given"):
+        check_targets({"_target_": "test_mistakes.wrapper", "other": 2})
+
+
+def test_there_are_enough_of_them_and_none_twice():
+    commands = [tuple(row.argv) for row in [*SHOWN, *ONLY_THE_MODEL_SHOWS]]
+    assert len(set(commands)) == len(commands) >= 150
+
+
+@pytest.mark.slow
+def test_what_the_configuration_shows_is_told_without_torch(tmp_path):
+    code = """
+import sys
+from prepare import cli
+from test_mistakes import SHOWN
+codes = {cli.run(mistake.argv) for mistake in SHOWN}
+assert codes == {2}, codes
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False,
+        env={"PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------ guesses
+
+
+def allowed_words():
+    """Every list of words that a message chooses from."""
+    yield from OPTIONS.values()
+    yield KEYS
+    yield STEPS
+    yield INPUT_KEYS
+    yield DTYPES
+    yield cli.COMMANDS
+    for config in CONF.glob("model/*.yaml"):
+        yield [key for key in yaml.safe_load(config.read_text())["model"] if key != "_target_"]
+    for name in STEPS:
+        yield [field.name for field in fields(STEPS[name])]
+    for cls in [Settings, *STEPS.values()]:
+        yield from filter(None, map(literals, typing.get_type_hints(cls).values()))
+
+
+def literals(hint):
+    if typing.get_origin(hint) is typing.Literal:
+        return list(typing.get_args(hint))
+    return [word for arg in typing.get_args(hint) for word in literals(arg)]
+
+
+def misspelt(word, edits, rng):
+    for _ in range(edits):
+        at, letter = rng.randrange(len(word)), rng.choice(string.ascii_lowercase)
+        before, rest = word[:at], word[at:]
+        made = {
+            "delete": before + rest[1:],
+            "insert": before + letter + rest,
+            "replace": before + letter + rest[1:],
+            "swap": before + rest[1:2] + rest[:1] + rest[2:],
+        }
+        word = made[rng.choice(sorted(made))]
+    return word
+
+
+def test_the_nearest_match_is_the_right_one_for_one_and_two_slips():
+    rng = random.Random(0)
+    tried, wrong = 0, []
+    for allowed in map(list, allowed_words()):
+        for word in (word for word in allowed if len(word) >= 4):
+            for edits in (1, 1, 1, 2, 2, 2):
+                slip = misspelt(word, edits, rng)
+                # Some slips undo each other, or make another word that is allowed.
+                if slip not in allowed:
+                    tried += 1
+                    if nearest(slip, allowed)[:1] != [word]:
+                        wrong.append((word, slip, nearest(slip, allowed)))
+    assert tried >= 400
+    assert len(wrong) <= 0.05 * tried, wrong
 
 
 @pytest.mark.parametrize(
-    ("group", "option"),
-    [
-        (path.parent.name, path.stem)
-        for path in sorted(CONF.glob("*/*.yaml"))
-        if path.parent.name in GROUPS
-    ],
+    ("slip", "right"),
+    [("une2td", "unet2d"), ("conv3d_memory_foramt", "conv3d_memory_format"), ("UNet3D", "unet3d")],
 )
-def test_every_option_of_every_group_composes_without_a_mistake(composer, group, option):
-    overrides = [f"{group}={option}"] if group == "model" else ["model=unet3d", f"{group}={option}"]
-    if option == "custom":
-        overrides.append("model._target_=my_package.nets.build")
-    assert composer.examine([overrides]) == []
+def test_the_rank_is_never_lost_to_letters_that_changed_places(slip, right):
+    words = [*OPTIONS["model"], *STEPS]
+    assert nearest(slip, words)[0] == right
 
 
 @pytest.mark.parametrize(
-    ("argv", "line"),
+    ("said", "meant", "allowed"),
     [
-        (["model=unet3d,unet2dd"], "model: there is no option 'unet2dd'; did you mean 'unet2d'?"),
-        (["memfmt=contiguous,channels_last"], "model: none is chosen; "),
-        (["model=unet3d", "sed=0,1"], "sed: no such key; did you mean 'seed'?"),
-        (["model=unet3d", "+typo=0,1"], "typo: no such key; "),
-        (["model=unet3d", "task=plan,pln", "seed=0,1,2"], "task: 'pln' is not allowed; "),
+        ("float16", "half", OPTIONS["precision"]),
+        ("FP16", "half", OPTIONS["precision"]),
+        ("gpu", "cuda", OPTIONS["device"]),
+        ("nhwc", "channels_last", OPTIONS["memfmt"]),
+        ("ndhwc", "channels_last_3d", OPTIONS["memfmt"]),
     ],
 )
-def test_a_mistake_in_any_row_of_a_sweep_is_named_once(composer, argv, line):
-    (problem,) = composer.diagnose(argv, multirun=True)
-    assert str(problem).startswith(line)
+def test_another_word_for_the_same_thing_comes_before_what_is_spelt_alike(said, meant, allowed):
+    assert nearest(said, allowed)[0] == meant

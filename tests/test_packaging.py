@@ -11,11 +11,12 @@ from email.parser import BytesParser
 from importlib import metadata
 from pathlib import Path
 
+import hydra
 import pytest
 from packaging.requirements import Requirement
 
 from networks import CONF
-from prepare import record
+from prepare import cli, record
 
 ROOT = CONF.parent
 CLI = ("hydra", "omegaconf", "rich")
@@ -210,8 +211,7 @@ def test_every_module_but_those_of_the_command_line_loads_without_its_packages(t
     done = without(CLI, code, tmp_path)
     assert done.stderr == ""
     assert set(done.stdout.split()) <= {
-        *("prepare.hydra", "prepare.sweeping", "prepare.composing"),
-        *("prepare.report.terminal", "prepare.report.sweep"),
+        *("prepare.hydra", "prepare.report.terminal", "prepare.report.sweep"),
     }
 
 
@@ -225,8 +225,26 @@ def test_the_command_line_says_in_one_line_which_extra_it_needs(tmp_path, absent
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_steps_and_the_version_are_told_without_the_command_lines_packages(tmp_path):
-    for word, told in {"steps": "conv3d_memory_format", "--version": "torch "}.items():
+def test_a_sweeps_table_asks_for_the_extra_in_one_line_too(tmp_path):
+    done = without(("rich",), "from prepare.cli import main; main(['summary', '.'])", tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("the command line needs rich; install the extra: ")
+
+
+def test_a_hydra_that_does_not_start_on_this_python_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "version_info", (3, 14, 0, "final", 0))
+    monkeypatch.setattr(hydra, "__version__", "1.3.8")
+    assert cli.run(["model=unet2d"]) == 2
+    assert capsys.readouterr().err == (
+        "Hydra 1.3.8 does not start on Python 3.14; "
+        "pip install --pre 'hydra-core>=1.4.0rc3', or take an older Python\n"
+    )
+
+
+def test_what_needs_no_extra_is_told_without_the_command_lines_packages(tmp_path):
+    every = {"steps": "conv3d_memory_format", "--version": "torch ", "--help": "channels_last_3d"}
+    for word, told in every.items():
         done = without(CLI, f"from prepare.cli import main; main([{word!r}])", tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert told in done.stdout

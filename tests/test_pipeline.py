@@ -135,7 +135,7 @@ def test_memory_formats_may_be_written_as_people_write_them(word, meant):
         ),
         (
             {"half": {"keep": 3}},
-            "steps.half.keep: 3 is not norms or a list of patterns; give norms or a list of patterns",
+            "steps.half.keep: 3 is not allowed; give norms or a list of patterns",
         ),
         (
             {"half": {"keep": ["re:("]}},
@@ -155,7 +155,7 @@ def test_memory_formats_may_be_written_as_people_write_them(word, meant):
         ),
         (
             {"input_format": {"attach": "yes"}},
-            "steps.input_format.attach: 'yes' is not true or false; give true or false",
+            "steps.input_format.attach: 'yes' is not allowed; give true or false",
         ),
     ],
 )

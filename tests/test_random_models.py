@@ -332,10 +332,11 @@ def test_a_recipe_gives_an_equal_pipeline(case):
 
 @for_all(cases())
 def test_copies_of_a_prepared_model_are_prepared(case):
+    if case[0].has({"alias", "views"}):
+        reject()  # both ways of copying tear apart what lies in one storage
     model, _, _ = prepared(*case)
     pipeline = Pipeline.from_config(case[1])
-    if not case[0].has({"alias", "views"}):  # deepcopy tears those apart
-        assert not pipeline.plan(copy.deepcopy(model))
+    assert not pipeline.plan(copy.deepcopy(model))
     # torch gives the state of parametrized modules to pickle, and not themselves.
     if not any(is_parametrized(module) for module in model.modules()):
         again = pickle.loads(pickle.dumps(model))
