@@ -141,7 +141,9 @@ class Composer:
     @cached_property
     def groups(self) -> dict[str, list[str]]:
         """The options of each of our groups."""
-        return {group: self._loader.get_group_options(group) for group in GROUPS}
+        # The loader's own method copies every source of configurations before it answers.
+        repository = self._loader.repository
+        return {group: repository.get_group_options(group) for group in GROUPS}
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """The configuration of a run with these overrides; raises one of ERRORS."""

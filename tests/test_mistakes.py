@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from prepare import cli
+from prepare import hydra as ours
 from prepare.errors import ConfigError, nearest
 from prepare.example import DTYPES
 from prepare.example import KEYS as INPUT_KEYS
@@ -79,6 +80,22 @@ def test_a_mistake_that_only_the_model_shows_leaves_its_result_alone(
     assert [line for line in err.splitlines() if not line.endswith(" ...")] == mistake.lines
     assert (code, out) == (2, "")
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["result.json"]
+
+
+@pytest.fixture(scope="module")
+def composer():
+    with ours.composing() as composer:
+        yield composer
+
+
+@pytest.mark.parametrize(
+    ("group", "option"), [(group, option) for group in GROUPS for option in OPTIONS[group]]
+)
+def test_every_option_of_every_group_composes_without_a_mistake(composer, group, option):
+    overrides = [f"{group}={option}"] if group == "model" else ["model=unet3d", f"{group}={option}"]
+    if option == "custom":
+        overrides.append("model._target_=my_package.nets.build")
+    assert composer.examine([overrides]) == []
 
 
 def plain(depth):
