@@ -41,6 +41,8 @@ CONVOLUTIONS = {
     "3-d, one channel": lambda: nn.Conv3d(1, 6, 3),
     "1-d beside": lambda: nn.Sequential(nn.Conv1d(4, 4, 3), nn.Conv2d(4, 4, 3)),
     "mixed": lambda: nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv3d(4, 4, 3), nn.Linear(3, 3)),
+    "large": lambda: nn.Conv2d(512, 480, 3, bias=False),
+    "large, 3-d": lambda: nn.ConvTranspose3d(96, 512, 3, bias=False),
     "without bias": lambda: nn.Conv2d(4, 4, 3, bias=False),
     "empty": lambda: nn.Conv2d(4, 0, 3, bias=False),
     "frozen": lambda: nn.Conv2d(4, 4, 3).requires_grad_(requires_grad=False),
