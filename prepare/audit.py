@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from prepare import files
 from prepare.errors import AuditError
 from prepare.rows import Row
+from prepare.tables import csv_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,16 +76,14 @@ class Audit:
 
     def to_csv(self) -> str:
         """CSV, one row a tensor; lists are written with spaces between, as spreadsheets like them."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
         before = ("stride", "dtype", "device")
         fields = [name for name in Row._fields if name != "before"]
-        writer.writerow([*fields, *(f"before_{name}" for name in before)])
+        rows = [[*fields, *(f"before_{name}" for name in before)]]
         for row in self.rows:
             cells = [getattr(row, name) for name in fields]
             cells += [(row.before or {}).get(name) for name in before]
-            writer.writerow([_cell(cell) for cell in cells])
-        return out.getvalue()
+            rows.append([_cell(cell) for cell in cells])
+        return csv_text(rows)
 
     def diff(self, other: Audit) -> list[Difference]:
         """Every tensor that differs, in any field, sorted by name; empty where none does."""

@@ -14,7 +14,7 @@ def tree(cls=PrepareError):
         yield from tree(sub)
 
 
-@pytest.mark.parametrize("cls", [cls for cls in tree() if cls is not PartialError])
+@pytest.mark.parametrize("cls", [c for c in tree() if c is not PartialError])
 def test_every_error_travels_between_processes_with_its_data(cls):
     error = cls.of([Problem("steps.half", "is wrong", "mend it"), Problem("", "so is this")])
     again = pickle.loads(pickle.dumps(error))
@@ -33,7 +33,7 @@ def test_a_partial_failure_keeps_what_changed():
 
 
 def test_every_error_stands_in_the_tree_at_the_top_of_the_file():
-    for cls in tree():
+    for cls in (cls for cls in tree() if not cls.__name__.startswith("_")):
         assert f" {cls.__name__} " in f" {errors.__doc__} ".replace("\n", " \n")
 
 

@@ -104,10 +104,12 @@ def folder(tmp_path, monkeypatch) -> Path:
 def start(*words: str | Path, cwd: Path, **more: str) -> subprocess.Popen:
     """The command line in a process of its own, its output as bytes."""
     env = os.environ | {"OMP_NUM_THREADS": "1"} | more
-    program = [sys.executable, str(ROOT / "run.py"), *words]
+    # A shell has its background processes ignore Ctrl-C, and all that they start.
+    heeds = (lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) if os.name == "posix" else None
     return subprocess.Popen(
-        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd, env=env
-    )
+        [sys.executable, str(ROOT / "run.py"), *words], cwd=cwd, env=env, preexec_fn=heeds,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:

