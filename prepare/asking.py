@@ -102,9 +102,9 @@ def _ask(asked: list[_Asked], wanted: Wanted, protected: Protected) -> Iterable[
     for one in asked:
         said = [(place, sides) for place in wanted.places if (sides := _sides(one.step, place))]
         why = one.kept_off([place for place, _ in said]) if said and one.patterns else None
-        for place, sides in said if why is None else ():
+        for _, sides in said if why is None else ():
             for side, value in sides:
-                if side == "dtype" and (kept := protected.reason(place.tensor, value)):
+                if side == "dtype" and (kept := _kept(wanted, value, protected)):
                     why = kept
                 else:
                     claims.append((one.step.name, side, value))
@@ -114,6 +114,11 @@ def _ask(asked: list[_Asked], wanted: Wanted, protected: Protected) -> Iterable[
     for wrong in disagreements:
         remedy = "drop one step, or exclude the module"
         yield Problem(wanted.places[0].path, wrong, remedy)
+
+
+def _kept(wanted: Wanted, dtype: str, protected: Protected) -> str | None:
+    """Whose code keeps any of the objects that are this tensor out of `dtype`, or None."""
+    return next((why for each in wanted.tensors if (why := protected.reason(each, dtype))), None)
 
 
 @lru_cache(maxsize=4096)  # nearly all tensors of a model are wanted in one of a few ways

@@ -417,6 +417,21 @@ def test_what_a_modules_own_code_protects_stays_protected_and_is_named():
     assert not pipeline.plan(model)
 
 
+def test_what_is_protected_in_one_place_stays_so_for_every_parameter_over_its_storage():
+    class Keeper(nn.Linear):
+        def _apply(self, fn, recurse=True):
+            bias = self.bias.data
+            super()._apply(fn, recurse)
+            self.bias.data = bias
+            return self
+
+    model = nn.Sequential(Keeper(2, 3), nn.Linear(2, 3))
+    model[1].bias = nn.Parameter(model[0].bias.data)
+    apply(model, HALF)
+    assert model[0].bias.dtype is model[1].bias.dtype is torch.float32
+    assert model[1].weight.dtype is torch.float16
+
+
 def test_an_override_that_forbids_the_cast_is_a_refusal_in_its_own_words():
     class Quantized(nn.Linear):
         def half(self):

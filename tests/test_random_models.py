@@ -108,10 +108,10 @@ def torch_format(name):
 
 
 def for_all(*strategies):
-    """Runs a test on fifty cases in the quick tier, and on two thousand in the slow one."""
+    """Runs a test on thirty cases in the quick tier, and on two thousand in the slow one."""
 
     def decorate(body):
-        @pytest.mark.parametrize("count", [50, pytest.param(2000, marks=pytest.mark.slow)])
+        @pytest.mark.parametrize("count", [30, pytest.param(2000, marks=pytest.mark.slow)])
         def test(count):
             within = settings(
                 max_examples=count,
