@@ -14,6 +14,7 @@ from prepare.errors import (
     NothingMatchesError,
     Problem,
 )
+from prepare.interrupts import held_interrupts
 from prepare.outcome import DONE, FAILED, Facts, Outcome, failure
 from prepare.record import Job, Record, Result
 
@@ -65,7 +66,8 @@ def _isolated_run(
     stage: Stage,
 ) -> Outcome:
     wanted = settings()
-    with stage("starting torch"):
+    # An interrupt in the midst of that import is swallowed there, and the import fails for odd reasons.
+    with stage("starting torch"), held_interrupts():
         from prepare.build import build_model, import_plugins
         from prepare.isolate import isolated
     with isolated():

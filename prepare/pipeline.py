@@ -15,13 +15,14 @@ from prepare import recipe
 from prepare.asking import make_table
 from prepare.collector import paused_collector
 from prepare.errors import ConfigError, PrepareError, Problem, RefusedError, StepError
+from prepare.interrupts import held_interrupts
 from prepare.optimizer import KeepInLine, state_moves, trains_in_float16
 from prepare.options import plain
 from prepare.plan import Action, Plan, tensor_plans
 from prepare.refusals import lazy, refusals
 from prepare.registry import STEPS
 from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
-from prepare.transfer import FlatMove, Move, Transfer, held_interrupts
+from prepare.transfer import FlatMove, Move, Transfer
 from prepare.tree import Snapshot, copy_tree
 from prepare.wants import Table
 

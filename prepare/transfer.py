@@ -1,16 +1,13 @@
 """Realises what is wanted of tensors: each is allocated once and copied once; undone on failure."""
 
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from prepare.errors import PartialError, RefusedError
+from prepare.interrupts import held_interrupts
 from prepare.layout import span
 
 _PIECE = 2**19  # elements: some megabytes, which a second-level cache holds
@@ -139,23 +136,6 @@ class Transfer:
             left = [move.path for move in self._moves[len(done) :]]
             raise PartialError(error, done, left) from error
         _settle(self._moves)
-
-
-@contextmanager
-def held_interrupts() -> Iterator[None]:
-    """Holds Ctrl-C back until the block ends; only the main thread ever receives one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[tuple[int, Any]] = []
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if held and callable(before):
-            before(*held[0])
 
 
 def _settle(moves: Sequence[Move | FlatMove]) -> None:
