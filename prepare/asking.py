@@ -55,6 +55,7 @@ class _Asked:
     def __init__(self, step: TensorStep) -> None:
         self.step = step
         self.candidates: dict[str, nn.Module] = {}
+        self._why: dict[str, str | None] = {}
         self.patterns = {option: step.chosen(option) for option in _OPTIONS if step.chosen(option)}
         self.used: set[tuple[str, str]] = set()
 
@@ -63,18 +64,24 @@ class _Asked:
 
         An exclusion in one of its places holds in all: the tensor is one and the same.
         """
-        self.candidates.update((place.module_name, place.module) for place in places)
-        reasons = [(place, why) for place in places if (why := self._kept_off(place))]
-        if not reasons:
-            return None
-        place, why = reasons[0]
-        return f"{why} (as {place.path})" if len(places) > 1 else why
+        # Every place is looked at, so that no pattern passes for dead which matches a later one.
+        reasons = [self._module_kept_off(place.module_name, place.module) for place in places]
+        for place, why in zip(places, reasons, strict=True):
+            if why:
+                return f"{why} (as {place.path})" if len(places) > 1 else why
+        return None
 
-    def _kept_off(self, place: NamedTensor) -> str | None:
+    def _module_kept_off(self, name: str, module: nn.Module) -> str | None:
+        if name not in self._why:
+            self.candidates[name] = module
+            self._why[name] = self._matched(name, module)
+        return self._why[name]
+
+    def _matched(self, name: str, module: nn.Module) -> str | None:
         found: dict[str, str] = {}
         for option, chosen in self.patterns.items():
             for pattern in chosen:
-                if matches(pattern, place.module_name, place.module):
+                if matches(pattern, name, module):
                     self.used.add((option, pattern))
                     found.setdefault(option, pattern)
         for option in ("exclude", "keep"):
@@ -101,13 +108,14 @@ def _ask(asked: list[_Asked], wanted: Wanted, protected: Protected) -> Iterable[
     claims = []
     for one in asked:
         said = [(place, sides) for place in wanted.places if (sides := _sides(one.step, place))]
-        why = one.kept_off([place for place, _ in said]) if said and one.patterns else None
-        for _, sides in said if why is None else ():
-            for side, value in sides:
-                if side == "dtype" and (kept := _kept(wanted, value, protected)):
-                    why = kept
-                else:
-                    claims.append((one.step.name, side, value))
+        if not said:
+            continue
+        why = one.kept_off([place for place, _ in said]) if one.patterns else None
+        for side, value in () if why else (pair for _, sides in said for pair in sides):
+            if side == "dtype" and protected and (kept := _kept(wanted, value, protected)):
+                why = kept
+            else:
+                claims.append((one.step.name, side, value))
         if why:
             wanted.off = {**wanted.off, one.step.name: why}
     wanted.wants, wanted.by, disagreements = _merge(tuple(claims))

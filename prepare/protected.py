@@ -25,10 +25,11 @@ class Protected:
         ]
         self._kept: dict[str, dict[int, str]] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._overriding)
+
     def reason(self, tensor: Tensor, dtype: str) -> str | None:
         """Whose code keeps `tensor` out of `dtype`, or None."""
-        if not self._overriding:
-            return None
         if dtype not in self._kept:
             self._kept[dtype] = {}
             for name, module in self._overriding:

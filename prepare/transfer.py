@@ -9,8 +9,10 @@ from torch import Tensor
 from prepare.errors import PartialError, RefusedError
 from prepare.interrupts import held_interrupts
 from prepare.layout import span
+from prepare.pages import huge_pages
 
-_PIECE = 2**19  # elements: some megabytes, which a second-level cache holds
+_PIECE = 2**19  # elements: some megabytes, which a cache holds
+_SMALL = 2**15  # elements, below which one kernel is faster than two
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Move:
             fresh = torch.empty_strided(
                 tensor.shape, self.stride, dtype=self.dtype, device=self.device
             )
-            _copy(fresh, tensor)
+            _copy(huge_pages(fresh), tensor)
         _check_cast(self.path, tensor, fresh)
         return [(each, fresh) for each in self.tensors]
 
@@ -54,7 +56,7 @@ class FlatMove:
         first = min(tensor.storage_offset() for tensor in self.tensors)
         last = max(t.storage_offset() + span(t.shape, t.stride()) for t in self.tensors)
         source = self.tensors[0].detach().as_strided((last - first,), (1,), first)
-        fresh = torch.empty(last - first, dtype=self.dtype, device=self.device)
+        fresh = huge_pages(torch.empty(last - first, dtype=self.dtype, device=self.device))
         fresh.copy_(source, non_blocking=True)
         _check_cast(self.path, source, fresh)
         return [
@@ -64,17 +66,14 @@ class FlatMove:
 
 
 def _copy(fresh: Tensor, source: Tensor) -> None:
-    """Copies; a large cast that also turns the dimensions goes piece by piece through the cache.
+    """Copies; a cast that also turns the dimensions goes piece by piece through the cache.
 
     torch's kernel for both at once reads and writes one element at a time; a cast of a piece that
     stays in the cache, and then a turn of it, are two fast kernels in its place.
     """
     turned = source.stride() != fresh.stride() and source.dtype != fresh.dtype
-    if (
-        not turned
-        or source.numel() < 2 * _PIECE
-        or {source.device.type, fresh.device.type} != {"cpu"}
-    ):
+    here = {source.device.type, fresh.device.type} == {"cpu"}
+    if not (turned and here and source.numel() >= _SMALL):
         fresh.copy_(source, non_blocking=True)
         return
     rows = max(1, _PIECE * len(source) // source.numel())

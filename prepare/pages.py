@@ -1,0 +1,32 @@
+"""Asks the operating system for huge pages under memory that is about to be written for the first time.
+
+Fresh memory comes from the system page by page as it is first written, and with pages of 4 KiB that
+takes longer than the copy itself: `benchmarks/prepare_cost.py`. Linux gives pages of 2 MiB to whoever
+asks, where it is set to `madvise`, as most distributions are; torch asks only if the environment
+variable THP_MEM_ALLOC_ENABLE was set at its start.
+"""
+
+import ctypes
+import mmap
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+_LEAST = 1 << 22  # bytes; below, few huge pages fit, and the allocator has likely touched it before
+_ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
+
+
+def huge_pages(fresh: Tensor) -> Tensor:
+    """The same tensor; a large one on a CPU is given huge pages where the system has them."""
+    if _ADVICE is not None and fresh.device.type == "cpu" and fresh.nbytes >= _LEAST:
+        start = -(-fresh.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = fresh.data_ptr() + fresh.nbytes - start
+        # Advice only: a system that refuses it says so in the result, and nothing is lost.
+        _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _ADVICE)
+    return fresh
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None)

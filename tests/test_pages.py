@@ -1,0 +1,51 @@
+"""Large fresh memory is given huge pages where the system has them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.pages import huge_pages
+from prepare.pipeline import Pipeline
+
+SMAPS = Path("/proc/self/smaps")
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+needs_huge_pages = pytest.mark.skipif(
+    not (SMAPS.is_file() and HUGE.is_file() and "[never]" not in HUGE.read_text()),
+    reason="this system has no huge pages to ask for",
+)
+
+
+def advised(tensor: torch.Tensor) -> bool:
+    """Whether the middle of the tensor's memory is marked `hg`: huge pages were asked for."""
+    middle = tensor.data_ptr() + tensor.nbytes // 2
+    inside = False
+    for line in SMAPS.read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and ":" not in first:
+            start, end = (int(part, 16) for part in first.split("-"))
+            inside = start <= middle < end
+        elif inside and first == "VmFlags:":
+            return "hg" in line.split()
+    return False
+
+
+@needs_huge_pages
+def test_a_large_tensor_is_given_huge_pages():
+    assert not advised(torch.empty(16 << 20))
+    assert advised(huge_pages(torch.empty(16 << 20)))
+
+
+@needs_huge_pages
+def test_a_large_convolution_is_written_into_huge_pages():
+    model = nn.Conv2d(1024, 512, 3, bias=False)
+    Pipeline.from_config({"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}}).apply(model)
+    assert advised(model.weight)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_small_tensors_and_those_without_memory_are_left_alone(device):
+    tensor = torch.empty(3, device=device)
+    assert huge_pages(tensor) is tensor
+    huge_pages(torch.empty(1 << 30, device="meta"))
