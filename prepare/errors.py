@@ -6,6 +6,7 @@
     │   ├── PatternError          a pattern cannot be read, or matches nothing
     │   ├── NothingMatchesError   a memory format was asked for and no tensor can take it
     │   ├── ConflictError         two steps want different things of one tensor
+    │   ├── KnownIssueError       this torch is known to give wrong numbers for it
     │   └── RecipeError           a recipe that cannot be read
     ├── RefusedError              this model cannot be prepared as it is now
     ├── PartialError              a failure midway, where the old tensors had been given up
@@ -104,6 +105,14 @@ class NothingMatchesError(ConfigError):
 
 class ConflictError(ConfigError):
     """Two steps want different things of one tensor."""
+
+
+class KnownIssueError(ConfigError):
+    """This torch is known to give wrong numbers for this model in training, prepared so."""
+
+
+class KnownIssueWarning(UserWarning):
+    """What torch is known to do wrong or slowly with this model, prepared so."""
 
 
 class RecipeError(ConfigError):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -14,10 +15,19 @@ from torch.optim import Optimizer
 from prepare import recipe
 from prepare.asking import make_table
 from prepare.collector import paused_collector
-from prepare.errors import ConfigError, PrepareError, Problem, RefusedError, StepError
+from prepare.consult import KnownIssues, Met, check_choice, consult
+from prepare.errors import (
+    ConfigError,
+    KnownIssueError,
+    KnownIssueWarning,
+    PrepareError,
+    Problem,
+    RefusedError,
+    StepError,
+)
 from prepare.interrupts import held_interrupts
 from prepare.optimizer import KeepInLine, state_moves, trains_in_float16
-from prepare.options import plain
+from prepare.options import no_options, plain
 from prepare.plan import Action, Plan, tensor_plans
 from prepare.refusals import lazy, refusals
 from prepare.registry import STEPS
@@ -91,15 +101,18 @@ class Pipeline:
         """Writes the recipe: plain YAML, fully resolved, whole or not at all."""
         recipe.save(path, self.to_config())
 
-    def plan(self, model: nn.Module) -> Plan:
+    def plan(self, model: nn.Module, *, known_issues: KnownIssues = "error") -> Plan:
         """What `apply` would do to `model`; touches nothing, and works on the meta device too.
+
+        Where this torch is known to give wrong numbers for a model in training mode, that is among
+        the plan's errors, or with `known_issues="warn"` among its warnings; "ignore" asks for neither.
 
         Raises:
             ConflictError: two tensor steps want different things of one tensor.
         """
+        check_choice(known_issues)
         with paused_collector():
-            actions, table = self._survey(model)
-            return Plan(self.to_config(), tensor_plans(table), actions, table.errors)
+            return self._plan(model, known_issues)
 
     def apply(
         self,
@@ -108,6 +121,7 @@ class Pipeline:
         *,
         optimizer: Optimizer | None = None,
         low_memory: bool = False,
+        known_issues: KnownIssues = "error",
     ) -> _Model:
         """Prepares `model` in place and gives it back: the same object, the same Parameters.
 
@@ -116,16 +130,25 @@ class Pipeline:
         kept in line when a checkpoint is loaded into it later. On any failure all is as it was;
         with `low_memory`, which gives each old tensor up at once, the error says what has changed.
 
+        Where this torch is known to give wrong numbers for the model, that is an error in training
+        mode and a KnownIssueWarning in eval mode, or with `known_issues="warn"`; "ignore" does not ask.
+        What is known to be slow is in `plan(model).warnings`.
+
         Raises:
             ConfigError: the request comes to nothing, or contradicts itself.
+            KnownIssueError: it would give wrong numbers in training.
             RefusedError: this model cannot be prepared as it is now.
             StepError: a step raised, or did not bring about what it wants.
             PartialError: a failure midway, with `low_memory`.
         """
-        actions, table = self._survey(model)
+        check_choice(known_issues)
+        actions, table, met = self._survey(model, known_issues)
         _raise(RefusedError, lazy(table))
-        if strict and table.errors:
-            raise _as_one(table.errors)
+        if errors := [*(table.errors if strict else ()), *_known_errors(met)]:
+            raise _as_one(errors)
+        for one in met:
+            if one.issue.effect == "wrong":
+                warnings.warn(str(one.problem()), KnownIssueWarning, stacklevel=2)
         moves = _moves(table, optimizer)
         if actions or moves:
             problems = [p for step in self.steps.values() for p in step.obstacles(model)]
@@ -144,8 +167,12 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"Pipeline.from_config({self.to_config()!r})"
 
-    def _survey(self, model: nn.Module) -> tuple[list[Action], Table]:
-        """What is to be done: by the steps that act on modules, and to which tensors."""
+    def _plan(self, model: nn.Module, known_issues: KnownIssues) -> Plan:
+        actions, table, met = self._survey(model, known_issues)
+        errors = [*table.errors, *_known_errors(met)]
+        return Plan(self.to_config(), tensor_plans(table), actions, errors, _warnings(met))
+
+    def _survey(self, model: nn.Module, known_issues: KnownIssues = "ignore") -> _Survey:
         actions = []
         if self._phases["structure"]:
             model = copy_tree(model)
@@ -153,7 +180,8 @@ class Pipeline:
         for step in self._acting:
             if names := tuple(step.targets(model)):
                 actions.append(Action(step.name, step.phase, names))
-        return actions, make_table(model, self._phases["tensors"])
+        table = make_table(model, self._phases["tensors"])
+        return _Survey(actions, table, consult(model, table, known_issues))
 
     def _act(
         self,
@@ -177,7 +205,7 @@ class Pipeline:
                 for step in self._acting:
                     if list(step.targets(model)):
                         step.act(model)
-                _nothing_left(*self._survey(model))
+                _nothing_left(self._survey(model))
                 # Casts that autocast has cached are of the old weights.
                 torch.clear_autocast_cache()
                 done = True
@@ -189,6 +217,14 @@ class Pipeline:
             if not done:
                 undo.run()
             raise
+
+
+class _Survey(NamedTuple):
+    """What is to be done by the steps that act on modules, and to which tensors; what is known of it."""
+
+    actions: list[Action]
+    table: Table
+    met: list[Met]
 
 
 @dataclass
@@ -234,9 +270,7 @@ def _options(name: str, options: Any) -> dict[str, Any] | None:
     ) as error:  # a foreign mapping (OmegaConf's) resolves here, and says what is wrong
         raise ConfigError(f"steps.{name}", str(error).splitlines()[0]) from error
     if options is not None and not isinstance(options, dict):
-        raise ConfigError(
-            f"steps.{name}", f"{options!r} is no mapping of options", "give {} or null"
-        )
+        raise ConfigError.of([no_options(name, options)])
     return options
 
 
@@ -256,15 +290,24 @@ def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> list[Action]:
     return actions
 
 
-def _nothing_left(actions: list[Action], table: Table) -> None:
+def _nothing_left(found: _Survey) -> None:
     """The postcondition: after `apply`, nothing is to be done any more."""
-    for action in actions:
+    for action in found.actions:
         names = ", ".join(action.modules[:3]) or "the model"
         raise StepError(f"steps.{action.step}", f"still has to do with {names} after it has run")
-    for wanted in table.tensors:
+    for wanted in found.table.tensors:
         if wanted.move():
             wrong = f"{wanted.places[0].path} did not take {dict(wanted.wants)}"
             raise StepError(f"steps.{', '.join(wanted.steps)}", wrong)
+
+
+def _known_errors(met: list[Met]) -> list[ConfigError]:
+    problems = [one.problem() for one in met if one.is_error]
+    return [KnownIssueError.of(problems)] if problems else []
+
+
+def _warnings(met: list[Met]) -> list[Problem]:
+    return [one.problem() for one in met if not one.is_error]
 
 
 def _as_one(errors: list[ConfigError]) -> PrepareError:

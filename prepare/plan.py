@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from prepare.computed import computed_tensors
-from prepare.errors import ConfigError
+from prepare.errors import ConfigError, Problem
 from prepare.tensors import NamedTensor, is_strided, name_of
 from prepare.wants import Table, Wanted, steps_of
 
@@ -77,13 +77,15 @@ class Plan:
     """What a pipeline would do to one model; false when there is nothing to do.
 
     `tensors` holds every place of every tensor, sorted by name; `actions` the structure, runtime
-    and input steps that have something to do; `errors` the requests that come to nothing.
+    and input steps that have something to do; `errors` the requests that come to nothing, and what
+    is known to go wrong; `warnings` what is known to be slow, or wrong where it does not matter now.
     """
 
     steps: dict[str, dict[str, Any]]
     tensors: list[TensorPlan]
     actions: list[Action] = field(default_factory=list)
     errors: list[ConfigError] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.actions) or any(tensor.changes for tensor in self.tensors)
@@ -111,6 +113,7 @@ class Plan:
             "steps": self.steps,
             "actions": [asdict(action) for action in self.actions],
             "problems": [str(problem) for error in self.errors for problem in error.problems],
+            "warnings": [str(warning) for warning in self.warnings],
             "tensors": [
                 tensor._asdict() | {"old": tensor.old._asdict(), "new": tensor.new._asdict()}
                 for tensor in self.tensors
@@ -137,28 +140,21 @@ def _is_first_place(plan: TensorPlan) -> bool:
 
 
 def _places(wanted: Wanted) -> Iterable[TensorPlan]:
-    tensor, move = wanted.tensor, wanted.move()
+    tensor, move, places = wanted.tensor, wanted.move(), wanted.places
     old = new = state(tensor)
-    bytes_old = bytes_new = tensor.nbytes if old.stride is not None else 0
+    strided = old.stride is not None
+    bytes_old = bytes_new = tensor.nbytes if strided else 0
     if move:
         new = State(move.stride, name_of(move.dtype), name_of(move.device))
         bytes_new = tensor.numel() * move.dtype.itemsize if new.stride is not None else 0
-    shape = tuple(tensor.shape) if old.stride is not None else None
-    paths = sorted(place.path for place in wanted.places) if len(wanted.places) > 1 else []
-    for place in wanted.places:
+    shape = tuple(tensor.shape) if strided else None
+    wants, by, off = wanted.wants, wanted.by, wanted.off
+    paths = sorted(place.path for place in places) if len(places) > 1 else ()
+    for _, _, name, kind, _, owner, _ in places:
+        shared = tuple(p for p in paths if p != (f"{owner}.{name}" if owner else name))
+        # By position: a model has ten thousands of them, and names cost half as much again.
         yield TensorPlan(
-            module=place.owner,
-            tensor=place.name,
-            kind=place.kind,
-            shape=shape,
-            old=old,
-            new=new,
-            wants=wanted.wants,
-            by=wanted.by,
-            off=wanted.off,
-            shared_with=tuple(path for path in paths if path != place.path),
-            bytes_old=bytes_old,
-            bytes_new=bytes_new,
+            owner, name, kind, shape, old, new, wants, by, off, shared, bytes_old, bytes_new
         )
 
 

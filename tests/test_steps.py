@@ -51,7 +51,7 @@ def test_only_what_the_plan_named_changes(name):
     model = mixed()
     before = facts(model)
     plan = pipeline(name).plan(model)
-    pipeline(name).apply(model)
+    pipeline(name).apply(model, known_issues="ignore")
     named = {f"{t.module}.{t.tensor}".lstrip(".") for t in plan.tensors if t.changes}
     hooked = {
         f"{module}:_forward_pre_hooks" for action in plan.actions for module in action.modules
@@ -64,7 +64,7 @@ def test_only_what_the_plan_named_changes(name):
 def test_every_tensor_is_as_planned(name):
     model = mixed()
     plan = pipeline(name).plan(model)
-    pipeline(name).apply(model)
+    pipeline(name).apply(model, known_issues="ignore")
     after = tensors(model)
     for planned in plan.tensors:
         tensor = after[f"{planned.module}.{planned.tensor}".lstrip(".")]
@@ -74,10 +74,10 @@ def test_every_tensor_is_as_planned(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_afterwards_the_plan_is_empty_and_twice_is_once(name):
     model = mixed()
-    pipeline(name).apply(model)
+    pipeline(name).apply(model, known_issues="ignore")
     once = facts(model)
     assert not pipeline(name).plan(model)
-    pipeline(name).apply(model)
+    pipeline(name).apply(model, known_issues="ignore")
     assert facts(model) == once
 
 
@@ -87,7 +87,7 @@ def test_the_model_its_parameters_and_ties_keep_their_identity(name):
     objects = {path: id(tensor) for path, tensor in tensors(model).items()}
     seen = []
     model["flat"][0].weight.register_hook(seen.append)
-    assert pipeline(name).apply(model) is model
+    assert pipeline(name).apply(model, known_issues="ignore") is model
     assert {path: id(tensor) for path, tensor in tensors(model).items()} == objects
     assert model["tied"].head.weight is model["tied"].embedding.weight
     model["flat"][0].weight.float().sum().backward()
@@ -121,7 +121,7 @@ def test_the_docstring_is_a_card(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_without_anything_to_prepare_is_left_alone(name):
     model = nn.Sequential()
-    pipeline(name).apply(model, strict=False)
+    pipeline(name).apply(model, strict=False, known_issues="ignore")
     assert list(model.parameters()) == []
 
 

@@ -1,0 +1,109 @@
+"""Which known issues a model will meet once it is as a pipeline wants it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import nn
+
+from prepare.errors import ConfigError, Problem, choose
+from prepare.known_issues import Issue, standing
+from prepare.layout import canonical_stride
+from prepare.repairs import find, names
+from prepare.tensors import is_strided, name_of
+from prepare.wants import Table, Wanted
+
+KnownIssues = Literal["error", "warn", "ignore"]
+
+_SHOWN = 3
+_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True)
+class Met:
+    """One known issue, the names and classes of the modules that meet it, and whether that is an error."""
+
+    issue: Issue
+    modules: Mapping[str, str]
+    is_error: bool
+
+    def problem(self) -> Problem:
+        """It in words, with the way out."""
+        names = list(self.modules)
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        kinds = ", ".join(sorted(set(self.modules.values())))
+        where = f"{kinds} ({', '.join(name or 'the model' for name in names[:_SHOWN])}{more})"
+        wrong = f"{self.issue.what} [{self.issue.name}]"
+        return Problem(where, wrong, self._way_out())
+
+    def _way_out(self) -> str:
+        if self.issue.repair:
+            return "add the step repair_layout, +steps.repair_layout={}"
+        if self.issue.effect == "wrong":
+            return "take another memory format or device, or known_issues=warn to go on"
+        return ""
+
+
+def consult(model: nn.Module, table: Table, known_issues: KnownIssues) -> list[Met]:
+    """What is known of this model, as `table` will leave it; errors first.
+
+    Numbers known to be wrong are an error for a model in training mode, and a warning in eval mode,
+    or where `known_issues` is "warn"; with "ignore" nothing is looked up.
+    """
+    if known_issues == "ignore":
+        return []
+    formats, dtypes, devices = _convolutions(table)
+    if not devices:
+        return []
+    kinds: dict[str, dict[str, nn.Module]] = {}
+    for name, module in model.named_modules():
+        kinds.setdefault(type(module).__name__, {})[name] = module
+    met = []
+    for issue in dict.fromkeys(issue for device in sorted(devices) for issue in standing(device)):
+        modules = {
+            name: kind
+            for kind in issue.operations
+            if kind in kinds and issue.concerns(kind, formats, dtypes)
+            for name, module in kinds[kind].items()
+            if issue.repair not in names() or find(issue.repair).fits(module)
+        }
+        if modules:
+            wrong = issue.effect == "wrong" and model.training
+            met.append(Met(issue, modules, wrong and known_issues == "error"))
+    return sorted(met, key=lambda one: not one.is_error)
+
+
+def check_choice(known_issues: str) -> None:
+    """Raises ConfigError for a word that is none of error, warn and ignore."""
+    if known_issues not in get_args(KnownIssues):
+        remedy = choose(str(known_issues), get_args(KnownIssues))
+        raise ConfigError("known_issues", f"{known_issues!r} is not allowed", remedy)
+
+
+def _convolutions(table: Table) -> tuple[set[str], set[str], set[str]]:
+    """The formats and dtypes that convolutions' weights will have, and the types of their devices."""
+    formats, dtypes, devices = set(), set(), set()
+    for wanted in table.tensors:
+        if not is_strided(wanted.tensor) or not _is_weight(wanted):
+            continue
+        move, tensor = wanted.move(), wanted.tensor
+        stride = tuple(move.stride if move else tensor.stride())
+        asked = wanted.wants.get("memory_format")
+        formats.add(asked or _format(tensor.shape, stride))
+        dtypes.add(name_of(move.dtype if move else tensor.dtype))
+        devices.add((move.device if move else tensor.device).type)
+    return formats - {""}, dtypes, devices
+
+
+def _is_weight(wanted: Wanted) -> bool:
+    return wanted.tensor.dim() in (4, 5) and any(
+        isinstance(place.module, _CONVOLUTIONS) for place in wanted.places
+    )
+
+
+def _format(shape: Iterable[int], stride: tuple[int, ...]) -> str:
+    """The format whose canonical strides these are; empty for any other."""
+    shape = tuple(shape)
+    last = "channels_last" if len(shape) == 4 else "channels_last_3d"
+    both = ("contiguous", last)
+    return next((name for name in both if canonical_stride(shape, name) == stride), "")
