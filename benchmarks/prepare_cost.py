@@ -1,6 +1,6 @@
 """What one `apply` costs in time and memory, against the usual calls and against a plain copy.
 
-    python benchmarks/prepare_cost.py [--gigabytes 1.3] [--repeats 9] [--dtype bfloat16]
+    python benchmarks/prepare_cost.py [--gigabytes 1.3] [--channels 1024] [--repeats 15] [--dtype bfloat16]
 
 Variants run interleaved, in an order shuffled anew for every repeat, each on a fresh model.
 Medians and ratios are printed; `apply` stands in the list twice, which shows the noise (A/A).
@@ -21,21 +21,23 @@ from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from prepare.audit import audit
+from prepare.pages import huge_pages
 from prepare.pipeline import Pipeline
 
-CHANNELS = 1024
 
-
-def build(gigabytes: float) -> nn.Module:
-    """3x3 convolutions of 1024 channels, that many gigabytes of float32 weights."""
-    count = max(1, round(gigabytes * 1e9 / (CHANNELS * CHANNELS * 9 * 4)))
+def build(gigabytes: float, channels: int) -> nn.Module:
+    """3x3 convolutions of so many channels, that many gigabytes of float32 weights."""
+    count = max(1, round(gigabytes * 1e9 / (channels * channels * 9 * 4)))
     with torch.device("meta"):
-        model = nn.Sequential(*(nn.Conv2d(CHANNELS, CHANNELS, 3) for _ in range(count)))
+        model = nn.Sequential(*(nn.Conv2d(channels, channels, 3) for _ in range(count)))
     model.to_empty(device="cpu")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.02)
     return model
+
+
+Cost = tuple[float, int]
 
 
 def variants(dtype: torch.dtype) -> dict[str, Callable[[nn.Module], object]]:
@@ -74,17 +76,18 @@ def peak_memory() -> int:
 
 
 def warm_memory(gigabytes: float) -> None:
-    """Touches as much memory as the model takes, and gives it back.
+    """Touches twice the memory that the model takes, and gives it back.
 
     A virtual machine's host takes free memory away, and handing it out again costs more than all
     that is measured here; whoever came first would pay for it.
     """
-    torch.empty(int(gigabytes * 1e9), dtype=torch.uint8).fill_(1)
+    # In one piece and in huge pages: memory that is free in large blocks serves every variant.
+    huge_pages(torch.empty(int(gigabytes * 2e9), dtype=torch.uint8)).fill_(1)
 
 
-def measure(act: Callable[[nn.Module], object], gigabytes: float) -> tuple[float, int]:
-    """Seconds, and bytes held above what the model itself held at the start."""
-    model = build(gigabytes)
+def measure(act: Callable[[nn.Module], object], gigabytes: float, channels: int) -> Cost:
+    """Seconds, and bytes held above what the process held at the start."""
+    model = build(gigabytes, channels)
     gc.collect()
     warm_memory(gigabytes)
     Path("/proc/self/clear_refs").write_text("5")
@@ -97,14 +100,14 @@ def measure(act: Callable[[nn.Module], object], gigabytes: float) -> tuple[float
     return seconds, extra
 
 
-def copies(gigabytes: float, repeats: int, dtype: torch.dtype) -> dict[str, dict]:
+def copies(gigabytes: float, channels: int, repeats: int, dtype: torch.dtype) -> dict[str, dict]:
     acts = variants(dtype)
     found = {name: [] for name in acts}
     for repeat in range(repeats + 1):
         names = list(acts)
         random.Random(repeat).shuffle(names)
         for name in names:
-            result = measure(acts[name], gigabytes)
+            result = measure(acts[name], gigabytes, channels)
             if repeat:  # the first round warms up
                 found[name].append(result)
         print(f"  round {repeat} of {repeats}", flush=True)
@@ -151,7 +154,8 @@ def untouched_batch() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=1.3)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--channels", type=int, default=1024, help="of every convolution")
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
     parser.add_argument("--json", type=Path, help="write all figures here")
     options = parser.parse_args()
@@ -165,8 +169,9 @@ def main() -> None:
         print(f"{name}: {large:.2f} s for 20,000 modules, {large / small:.1f} times that of 2,000")
     batch = untouched_batch()
     print(f"format of a batch that needs nothing: {batch * 1e6:.1f} microseconds")
-    found = copies(options.gigabytes, options.repeats, getattr(torch, options.dtype))
-    weights = sum(p.numel() for p in build(options.gigabytes).parameters())
+    size = (options.gigabytes, options.channels)
+    found = copies(*size, options.repeats, getattr(torch, options.dtype))
+    weights = sum(p.numel() for p in build(*size).parameters())
     base = found["apply"]["seconds"]
     print(f"\n{weights * 4 / 1e9:.2f} GB of float32 to {options.dtype}, channels_last; medians")
     print(f"{'':40} seconds  apply/this  extra GB (new weights: {weights * 2 / 1e9:.2f})")
@@ -175,7 +180,7 @@ def main() -> None:
         print(f"{name:40} {result['seconds']:7.3f}  {base / result['seconds']:10.2f}  {extra:8.2f}")
     if options.json:
         report = {"torch": torch.__version__, "threads": torch.get_num_threads(), "many": many}
-        report |= {"format_seconds": batch, "gigabytes": options.gigabytes, "copies": found}
+        report |= {"format_seconds": batch, "gigabytes": options.gigabytes, "channels": options.channels, "copies": found}
         options.json.write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -52,6 +52,9 @@ def build_model(settings: Settings, build: Callable[[Mapping[str, Any]], Any]) -
         if is_out_of_memory(cause):
             raise cause from None
         said = str(cause).strip().split("\n")[0]
+        key, _, wrong = said.partition(": ")
+        if _is_ours(target) and isinstance(cause, ValueError) and key in settings.model:
+            raise ConfigError(f"model.{key}", wrong) from error
         wrong = f"building {target} raised {type(cause).__name__}: {said}"
         raise ModelError("model", wrong) from error
     if not isinstance(model, nn.Module):
@@ -62,6 +65,11 @@ def build_model(settings: Settings, build: Callable[[Mapping[str, Any]], Any]) -
     if settings.choices.get("precision") == "float32" and settings.steps.get("half") is None:
         _require_float32(model)
     return model.train(settings.mode == "train")
+
+
+def _is_ours(target: str) -> bool:
+    """Whether it is a built-in network, which checks its keywords, and names the one that is wrong."""
+    return target.startswith("prepare.models.")
 
 
 def _require_float32(model: nn.Module) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from prepare.errors import ConfigError, PrepareError, Problem, choose
+from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.outcome import DONE, FAILED, INTERRUPTED, WRONG
 from prepare.text import line, plural, printable
 
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from prepare.hydra import Session
 
 _WIDEST = 110
-_WITH_VALUE = (
-    *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"),
-    *("--config-dir", "-cd", "--experimental-rerun"),
-)
 _Read = TypeVar("_Read")
 
 
@@ -143,9 +139,11 @@ def _versions() -> int:
 
 def _through_hydra(argv: list[str]) -> int:
     from prepare import hydra as ours
+    from prepare.flags import flags_first, read_flags
 
-    argv = _sorted(argv)
-    asked = _parsed(argv)
+    argv = flags_first(argv)
+    asked = read_flags(argv)
+    _keep_the_checks(asked)
     session = ours.Session()
     token = ours.SESSION.set(session)
     code = FAILED
@@ -159,7 +157,21 @@ def _through_hydra(argv: list[str]) -> int:
     return code
 
 
+def _keep_the_checks(asked: Namespace) -> None:
+    """Refuses what would switch off the checks before a run; what else is wrong is said with it."""
+    from prepare import composing, mistakes
+
+    found = {word: mistakes.of_our_checks(word) for word in asked.overrides}
+    if not any(found.values()):
+        return
+    rest = [word for word, problem in found.items() if problem is None]
+    with composing.composing(asked.config_dir) as composer:
+        others = composer.diagnose(rest, multirun=asked.multirun)
+    raise ConfigError.of([*filter(None, found.values()), *others])
+
+
 def _launch(argv: list[str], asked: Namespace, session: Session) -> int:
+    from prepare import composing, mistakes
     from prepare import hydra as ours
 
     try:
@@ -169,15 +181,17 @@ def _launch(argv: list[str], asked: Namespace, session: Session) -> int:
         _complain([Problem("", "interrupted")])
         return INTERRUPTED
     except SystemExit as stop:
+        if asked.cfg and stop.code == FAILED:
+            return WRONG  # Hydra has said what there is nothing of to show.
         return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
-    except ours.ERRORS as error:
+    except composing.ERRORS as error:
         if session.began:
             raise
-        with ours.composing(asked.config_dir) as composer:
+        with composing.composing(asked.config_dir) as composer:
             problems = composer.diagnose(asked.overrides, multirun=asked.multirun)
-        if not problems and isinstance(error, ValueError):
+        if not problems and isinstance(error, composing.BUILT_IN):
             raise
-        _complain(problems or [Problem("", ours.mistakes.first_sentence(str(error)))])
+        _complain(problems or [Problem("", mistakes.first_sentence(str(error)))])
         return WRONG
     except OSError as error:
         # A run of ours raises none; Hydra does where it cannot make a run's folder.
@@ -211,38 +225,6 @@ def _show_sweep(folder: Path) -> int:
     write_summary(summary, folder)
     show_summary(summary, folder)
     return summary.exit_code()
-
-
-def _sorted(argv: list[str]) -> list[str]:
-    """The arguments with the flags first: Hydra 1.3 takes none after an override."""
-    values = {index + 1 for index, word in enumerate(argv) if word in _WITH_VALUE}
-    flags = [word for index, word in enumerate(argv) if word.startswith("-") or index in values]
-    rest = [w for index, w in enumerate(argv) if not (w.startswith("-") or index in values)]
-    return [*flags, *rest]
-
-
-def _parsed(argv: list[str]) -> Namespace:
-    """The arguments as Hydra reads them.
-
-    Raises:
-        ConfigError: a flag that does not exist, or is given wrongly.
-    """
-    from hydra._internal.utils import get_args_parser
-
-    parser = get_args_parser()
-    known = [name for action in parser._actions for name in action.option_strings]
-    long = [name for name in known if name.startswith("--")]
-    unknown = [w for w in argv if w.startswith("-") and w.partition("=")[0] not in known]
-    if unknown:
-        raise ConfigError.of(
-            Problem(word, "no such flag", choose(word, long, noun="flags")) for word in unknown
-        )
-
-    def refuse(message: str) -> NoReturn:
-        raise ConfigError("", message, "see --help")
-
-    parser.error = refuse
-    return parser.parse_args(argv)
 
 
 @contextlib.contextmanager

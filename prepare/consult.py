@@ -9,7 +9,7 @@ from torch import nn
 from prepare.errors import ConfigError, Problem, choose
 from prepare.known_issues import Issue, standing
 from prepare.layout import canonical_stride
-from prepare.repairs import find, names
+from prepare.repairs import find
 from prepare.tensors import is_strided, name_of
 from prepare.wants import Table, Wanted
 
@@ -65,7 +65,7 @@ def consult(model: nn.Module, table: Table, known_issues: KnownIssues) -> list[M
             for kind in issue.operations
             if kind in kinds and issue.concerns(kind, formats, dtypes)
             for name, module in kinds[kind].items()
-            if issue.repair not in names() or find(issue.repair).fits(module)
+            if not issue.repair or find(issue.repair).fits(module)
         }
         if modules:
             wrong = issue.effect == "wrong" and model.training

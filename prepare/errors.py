@@ -9,10 +9,12 @@
     │   ├── KnownIssueError       this torch is known to give wrong numbers for it
     │   └── RecipeError           a recipe that cannot be read
     ├── RefusedError              this model cannot be prepared as it is now
+    ├── DriftError                a prepared model no longer lies as it was prepared
     ├── PartialError              a failure midway, where the old tensors had been given up
     ├── ModelError                the model's own code raised while it was built or run
     ├── StepError                 a step broke its contract or raised; the step is at fault
     ├── AuditError                a file that is not an audit
+    ├── FlowError                 a file that is not a flow
     └── FileError                 a file could not be written or read
 
 Anything else that escapes is a bug of ours and keeps its traceback.
@@ -123,6 +125,10 @@ class RefusedError(PrepareError):
     """This model cannot be prepared as it is now; the remedy says what to do first."""
 
 
+class DriftError(PrepareError):
+    """A prepared model no longer lies as it was prepared; one problem for everything that differs."""
+
+
 class PartialError(PrepareError):
     """A failure midway, where the old tensors had been given up to save memory.
 
@@ -149,6 +155,10 @@ class StepError(PrepareError):
 
 class AuditError(PrepareError):
     """A file that is not an audit."""
+
+
+class FlowError(PrepareError):
+    """A file that is not a flow."""
 
 
 class FileError(PrepareError):

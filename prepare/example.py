@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from prepare.errors import ConfigError, Problem, choose
-from prepare.options import ALIASES
+from prepare.options import ALIASES, shown
 
 if TYPE_CHECKING:
     import torch
@@ -103,15 +103,17 @@ def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
     problems += _unknown(config, "input", KEYS)
     args, kwargs = config.get("args"), config.get("kwargs")
     if args is not None and not isinstance(args, list):
-        problems.append(Problem("input.args", f"{args!r} is no list", "give [item, ...]"))
+        problems.append(Problem("input.args", f"{shown(args)} is no list", "give [item,item]"))
         args = None
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        problems.append(Problem("input.kwargs", f"{kwargs!r} is no mapping", "give {name: item}"))
+        problems.append(
+            Problem("input.kwargs", f"{shown(kwargs)} is no mapping", "give {name:item}")
+        )
         kwargs = None
     single = config.get("shape") is not None
     if single and args:
-        remedy = "change input.args, or drop them with input.args=null"
-        problems.append(Problem("input.shape", "this model takes input.args", remedy))
+        remedy = "drop one of them, with input.shape=null or input.args=null"
+        problems.append(Problem("input.shape", "stands beside input.args", remedy))
     items = [_tensor(config, "input", _TENSOR_KEYS, problems)] if single else []
     items += [_item(item, f"input.args[{i}]", problems) for i, item in enumerate(args or [])]
     named = {
@@ -155,7 +157,7 @@ def _tensor(
 
 
 def _dtype(value: Any) -> Any:
-    word = str(value or "float32").removeprefix("torch.")
+    word = ("float32" if value is None else str(value)).removeprefix("torch.")
     return word if word in DTYPES else ALIASES.get(word.lower(), word)
 
 
@@ -164,36 +166,56 @@ def _check_shape(value: Any) -> Iterator[tuple[str, str]]:
     if value is None:
         yield "is missing", remedy
     elif not isinstance(value, list) or any(type(size) is not int for size in value):
-        yield f"{value!r} is no list of whole numbers", remedy
+        yield f"{shown(value)} is no list of whole numbers", remedy
     elif any(size < 1 for size in value):
         yield f"{value!r} holds a size below 1", remedy
 
 
 def _check_dtype(value: Any) -> Iterator[tuple[str, str]]:
     if _dtype(value) not in DTYPES:
-        yield f"{value!r} is no dtype", choose(str(value), DTYPES)
+        yield f"{shown(value)} is no dtype", choose(str(value), DTYPES)
 
 
 def _check_bound(value: Any) -> Iterator[tuple[str, str]]:
     if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-        yield f"{value!r} is no finite number", "give a number or null"
+        yield f"{shown(value)} is no finite number", "give a number or null"
 
 
 def _range(dtype: str, low: Any, high: Any) -> Iterator[tuple[str, str, str]]:
     whole = dtype in INTEGERS
     if whole and high is None:
-        yield "high", f"is missing for {dtype}", "give how many values there are, as in high: 1000"
-    for key, bound in (("low", low), ("high", high)):
-        if whole and isinstance(bound, float) and not bound.is_integer():
-            yield key, f"{bound!r} is no whole number", f"the dtype is {dtype}"
-    if high is not None or low is not None:
-        first, last = TensorSpec((), dtype, low, high).bounds()
-        if not (whole and high is None) and first >= last:
-            yield (
-                "high",
-                f"{last:g} is not above low, which is {first:g}",
-                "values are in [low, high)",
-            )
+        remedy = "give the first number that is too high, as in high=1000 for 0 to 999"
+        yield "high", f"is missing for {dtype}", remedy
+    wrong = list(_unfit(dtype, low, high)) if whole else []
+    yield from wrong
+    if wrong or (high is None and (low is None or whole)) or dtype not in (*FLOATS, *INTEGERS):
+        return
+    first, last = TensorSpec((), dtype, low, high).bounds()
+    if first >= last and high is None:
+        yield (
+            "high",
+            "is missing",
+            f"give one above low, which is {low}; without it values end at 1",
+        )
+    elif first >= last and low is None:
+        yield (
+            "low",
+            "is missing",
+            f"give one below high, which is {high}; without it values start at 0",
+        )
+    elif first >= last:
+        yield "high", f"{high} is not above low, which is {low}", "values are in [low, high)"
+
+
+def _unfit(dtype: str, low: Any, high: Any) -> Iterator[tuple[str, str, str]]:
+    signed = not dtype.startswith("u")
+    bits = int(dtype.removeprefix("u").removeprefix("int")) - signed
+    # `high` itself is not drawn; torch takes none of 2**63.
+    for key, bound, last in (("low", low, 2**bits - 1), ("high", high, min(2**bits, 2**63 - 1))):
+        if isinstance(bound, float) and not bound.is_integer():
+            yield key, f"{bound!r} is no whole number", f"give one, as the dtype is {dtype}"
+        elif bound is not None and not -(2**bits) * signed <= bound <= last:
+            yield key, f"{bound} is out of range for {dtype}", "choose another input.dtype"
 
 
 _CHECKS: dict[str, Callable[[Any], Iterator[tuple[str, str]]]] = {

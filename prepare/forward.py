@@ -66,18 +66,19 @@ def run_example(model: nn.Module, example: Example) -> Forward:
         except Exception as error:
             if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
                 raise
-            raise _explained(model, error) from error
+            raise explained(model, error) from error
     return Forward(given, describe(output), calls)
 
 
 def describe(value: Any) -> str:
     """The tensors anywhere in `value`, in words: `[2, 1, 32, 32] float32`, several with commas."""
-    found = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in _tensors(value)]
+    found = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in(value)]
     more = f", and {len(found) - 3} more" if len(found) > 3 else ""
     return ", ".join(found[:3]) + more or type(value).__name__
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors anywhere in `value`: in lists, tuples, mappings and dataclasses."""
     if isinstance(value, Tensor):
         yield value
         return
@@ -86,10 +87,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     items = value.values() if isinstance(value, Mapping) else value
     if isinstance(items, list | tuple | ValuesView):
         for item in items:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
-def _explained(model: nn.Module, error: Exception) -> ModelError:
+def explained(model: nn.Module, error: Exception) -> ModelError:
+    """What `model` raised while it ran, as an error that names the innermost module and a likely cause."""
     said = str(error).strip().split("\n")[0]
     hints = (hint for pattern, hint in _HINTS.items() if re.search(pattern, str(error)))
     where = _innermost(model, error.__traceback__)

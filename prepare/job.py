@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from prepare.errors import (
     ConfigError,
     FileError,
-    NothingMatchesError,
+    KnownIssueError,
     Problem,
 )
 from prepare.interrupts import held_interrupts
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from prepare.audit import Audit
+    from prepare.example import Example
+    from prepare.flows.records import Flow
     from prepare.forward import Forward
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
@@ -74,7 +76,7 @@ def _isolated_run(
         import_plugins(wanted.plugins)
         with stage(f"building {wanted.model['_target_']}"):
             model = build_model(wanted, build)
-        facts, made = _prepare(wanted, model, stage)
+        facts, made = (_look if wanted.task == "flow" else _prepare)(wanted, model, stage)
         with stage("writing the record"):
             made.write(record, replace(job, seen=_seen(facts)))
     return Outcome(Result("ok"), DONE, facts)
@@ -87,6 +89,7 @@ class _Made:
     pipeline: Pipeline
     plan: Plan
     audit: Audit | None = None
+    flow: Flow | None = None
 
     def write(self, record: Record, job: Job) -> None:
         from prepare.environment import environment
@@ -94,49 +97,90 @@ class _Made:
         record.write_plan(self.plan)
         if self.audit:
             record.write_prepared(self.pipeline, self.audit)
+        if self.flow:
+            record.write_flow(self.flow)
         record.write_environment(environment())
         record.write_job(job)
 
 
 def _prepare(settings: Settings, model: nn.Module, stage: Stage) -> tuple[Facts, _Made]:
     from prepare.audit import audit
+    from prepare.forward import run_example
     from prepare.pipeline import Pipeline
 
     pipeline = Pipeline.from_config(settings.steps)
     with stage("planning"):
-        plan = pipeline.plan(model)
-    if settings.strict and plan.errors:
-        raise _as_one(plan.errors)
+        plan = pipeline.plan(model, known_issues=settings.known_issues)
+    if errors := _errors(plan, settings):
+        raise _as_one(errors)
     facts = Facts(
         model=type(model).__name__,
         steps=pipeline.to_config(),
         plan=plan.summary(),
         problems=[str(problem) for error in plan.errors for problem in error.problems],
+        warnings=[str(warning) for warning in plan.warnings],
     )
     if settings.task == "plan":
         return replace(facts, changes=_changes(plan)), _Made(pipeline, plan)
     with stage("preparing"):
-        pipeline.apply(model, strict=settings.strict)
-    forward = _try(settings, pipeline, model, stage)
+        # What is known of it has been said with the plan.
+        pipeline.apply(model, strict=settings.strict, known_issues="ignore")
+    example = _example(settings, pipeline)
+    if example:
+        with stage("running the example input"):
+            forward = run_example(model, example)
+        facts = replace(facts, given=forward.given, gave=forward.gave, seen=_gave(forward, plan))
+    flow = _flow(settings, model, example, stage)
     with stage("auditing"):
         audited = audit(model, plan=plan)
-    if forward:
-        facts = replace(facts, given=forward.given, gave=forward.gave, seen=_gave(forward, plan))
     notable = [row._asdict() for row in audited.rows if row.status in ("ineffective", "skipped")]
-    facts = replace(facts, audit=audited.summary, notable=notable)
-    return facts, _Made(pipeline, plan, audited)
+    facts = replace(facts, audit=audited.summary, notable=notable, flow=flow)
+    return facts, _Made(pipeline, plan, audited, flow)
+
+
+def _errors(plan: Plan, settings: Settings) -> list[ConfigError]:
+    """What stops a run: without `strict` only what is known to give wrong numbers."""
+    return [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]
+
+
+def _look(settings: Settings, model: nn.Module, stage: Stage) -> tuple[Facts, _Made]:
+    """The layout flow of a model that nothing is done to."""
+    from prepare.pipeline import Pipeline
+
+    unprepared = Pipeline([])
+    example = _example(settings, unprepared)
+    if not example:
+        remedy = "give one with input.shape=[...]"
+        raise ConfigError("input", "task=flow needs an example input", remedy)
+    plan = unprepared.plan(model)
+    flow = _flow(settings, model, example, stage)
+    steps = ", ".join(name for name in settings.steps if name != "device")
+    problems = [f"{steps}: not applied, for task=flow looks at the model as it is"] if steps else []
+    facts = Facts(type(model).__name__, {}, plan.summary(), problems, flow=flow)
+    return facts, _Made(unprepared, plan, None, flow)
+
+
+def _flow(
+    settings: Settings, model: nn.Module, example: Example | None, stage: Stage
+) -> Flow | None:
+    if settings.flow == "none" or not example:
+        return None
+    from prepare import flow
+
+    with stage("following the layout of activations"):
+        look = flow.predict if settings.flow == "predict" else flow.observe
+        return look(model, example, backward=settings.mode == "train")
 
 
 def _as_one(errors: list[ConfigError]) -> ConfigError:
-    nothing = all(isinstance(error, NothingMatchesError) for error in errors)
+    kinds = {type(error) for error in errors}
     problems: list[Problem] = [problem for error in errors for problem in error.problems]
-    return (NothingMatchesError if nothing else ConfigError).of(problems)
+    return (kinds.pop() if len(kinds) == 1 else ConfigError).of(problems)
 
 
-def _try(settings: Settings, pipeline: Pipeline, model: nn.Module, stage: Stage) -> Forward | None:
-    """One forward with the example, formatted as the pipeline's steps say; None without an example."""
+def _example(settings: Settings, pipeline: Pipeline) -> Example | None:
+    """The example, formatted as the pipeline's steps say; None where none is given."""
     from prepare.example import build_example
-    from prepare.forward import run_example
     from prepare.steps.input_format import InputFormat
 
     example = build_example(settings.input, settings.seed)
@@ -146,11 +190,9 @@ def _try(settings: Settings, pipeline: Pipeline, model: nn.Module, stage: Stage)
         (s for s in pipeline.steps.values() if isinstance(s, InputFormat)), InputFormat()
     )
     formats = formats.bind(pipeline.steps.values())
-    example = replace(
+    return replace(
         example, args=formats.format(example.args), kwargs=formats.format(example.kwargs)
     )
-    with stage("running the example input"):
-        return run_example(model, example)
 
 
 def _gave(forward: Forward, plan: Plan) -> list[dict[str, Any]]:

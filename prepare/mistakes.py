@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from prepare.errors import ConfigError, Problem, choose, nearest
+from prepare.options import no_options
 from prepare.registry import STEPS
 from prepare.settings import KEYS
 
@@ -34,7 +35,8 @@ _OTHER_WORDS = {
     **{word: f"task={word}" for word in ("prepare", "plan")},
     **{word: f"mode={word}" for word in ("eval", "train")},
 }
-_KEY = re.compile(r"[+~]{0,2}[\w$-]+([./][\w$-]+)*(@[\w.:$-]*)?")
+_OURS = "hydra.callbacks.prepare"
+_KEY = re.compile(r"[+~]{0,2}[\w$-]+([./][\w$-]+)*(@[\w.:$-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,11 @@ def explain(override: Override, menu: Menu, said: str) -> Problem:
         return Problem(
             override.text, "no key stands before the =", "write key=value, without spaces"
         )
+    if within(override.key, "hydra.sweeper.params"):
+        remedy = "give a key of yours several values, as in seed=1,2"
+        return Problem(override.key, "cannot be set on the command line", remedy)
     if override.several:
-        return _explain_several(override, menu)
+        return _explain_several(override)
     if override.key == "steps":
         remedy = "add one as +steps.NAME={}, set an option as steps.NAME.OPTION=value"
         remedy += ", drop one as steps.NAME=null"
@@ -99,6 +104,49 @@ def filled_by(group: str) -> tuple[str, ...]:
     return FILLS.get(group, _STEP_GROUPS)
 
 
+def is_certain(key: str, unfilled: Collection[str], known: Mapping[str, Any]) -> bool:
+    """Whether a refused key is a mistake, whatever the choices that failed would have filled.
+
+    Every key of the input is there without them, and every option of a step that is there.
+    """
+    top, *rest = key.split(".")
+    if top not in unfilled:
+        return True
+    here = known.get(top) or {}
+    if top == "input":
+        return bool(rest) and rest[0] not in here
+    return top == "steps" and bool(rest) and (rest[0] in here or rest[0] not in STEPS)
+
+
+def no_values(key: str, value: str, groups: Mapping[str, list[str]]) -> Problem:
+    """The mistake in values for a sweep of which there are none."""
+    if key in groups:
+        return Problem(
+            key, f"{value!r} matches none of its options", choose("", groups[key], noun="options")
+        )
+    remedy = "write the values with commas, as in {key}=1,2"
+    if value.startswith("range"):
+        remedy = "a range stops before its end, as in range(1,4) for 1, 2 and 3"
+    elif value.startswith("glob"):
+        remedy = f"a glob is for a group; {remedy}"
+    return Problem(key, f"{value!r} gives no value", remedy.format(key=key))
+
+
+def of_our_checks(override: str) -> Problem | None:
+    """The mistake in an override that would switch off or replace the checks before a run."""
+    key, _, value = override.partition("=")
+    key = key.lstrip("+~")
+    if key == "hydra.callbacks" or within(key, _OURS) or (key == "hydra" and "callbacks" in value):
+        remedy = "add one of your own as +hydra.callbacks.NAME={_target_:package.Class}"
+        return Problem(key, "the checks before a run stay as they are", remedy)
+    return None
+
+
+def within(where: str, key: str) -> bool:
+    """Whether `where` is `key`, or something in it."""
+    return where == key or where.startswith((f"{key}.", f"{key}["))
+
+
 def first_sentence(said: str) -> str:
     """The first sentence of an error, on one line."""
     lines = [line.strip() for line in said.strip().splitlines() if line.strip()]
@@ -109,7 +157,8 @@ def first_sentence(said: str) -> str:
 def hides_the_model(problem: Problem) -> bool:
     """Whether a mistake explains why no model is chosen, so that none need be asked for as well."""
     is_word = problem.wrong in (NO_OVERRIDE, COMMAND_LATE)
-    return is_word or bool(re.search(r"\bmodel=|'model'", problem.remedy))
+    is_list = problem.where == "model" and problem.wrong.startswith("takes one option")
+    return is_word or is_list or bool(re.search(r"\bmodel=|'model'", problem.remedy))
 
 
 def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
@@ -126,13 +175,14 @@ def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
     return Problem(word if word.strip() else repr(word), NO_OVERRIDE, f"{remedy}see --help")
 
 
-def _explain_several(override: Override, menu: Menu) -> Problem:
+def _explain_several(override: Override) -> Problem:
     values = _value(override)
     if values.startswith("interval("):
         remedy = "the basic sweeper takes a,b or range(1,3)"
         return Problem(override.key, f"{values!r} is for a sweeper that searches", remedy)
     remedy = "add --multirun for a run of each"
-    if override.key not in menu.groups and "(" not in values:
+    # The other keys at the top take one value each.
+    if (override.key == "plugins" or "." in override.key) and "(" not in values:
         remedy += f", or write a list as {override.key}=[{values}]"
     return Problem(override.key, f"{values!r} is several values", remedy)
 
@@ -148,7 +198,7 @@ def _explain_choice(override: Override, menu: Menu) -> Problem:
     if value is None:
         return Problem(key, "null is no option", f"~{key} drops the choice")
     if isinstance(value, list):
-        remedy = f"with --multirun, {key}={','.join(map(str, value))} runs each of them"
+        remedy = _instead_of_a_list(override, options)
         return Problem(key, f"takes one option, and not the list {_value(override)}", remedy)
     if isinstance(value, dict):
         if key in menu.config and (problem := _explain_key(override, menu)):
@@ -164,6 +214,17 @@ def _explain_choice(override: Override, menu: Menu) -> Problem:
     return Problem(key, "is chosen already", f"write {key}={value} once, without the +")
 
 
+def _instead_of_a_list(override: Override, options: list[str]) -> str:
+    key, items = override.key, override.value
+    if key == "input" and items and all(type(item) is int for item in items):
+        return f"give the shape as input.shape={_value(override)}"
+    if len(items) == 1 and items[0] in options:
+        return f"write {key}={items[0]}"
+    if len(items) > 1 and all(isinstance(item, str) for item in items):
+        return f"with --multirun, {key}={','.join(items)} runs each of them"
+    return f"options: {', '.join(options)}"
+
+
 def _explain_key(override: Override, menu: Menu) -> Problem | None:
     at: Any = menu.config
     parts = override.key.split(".")
@@ -172,10 +233,10 @@ def _explain_key(override: Override, menu: Menu) -> Problem | None:
         if isinstance(at, list):
             return None
         if not isinstance(at, Mapping):
-            remedy = (
-                f"set it as {where}=value" if at is not None else f"it is null; set {where} first"
-            )
-            return Problem(override.key, f"{where} is a value and has no keys", remedy)
+            what, remedy = "a value", f"set it as {where}=value"
+            if at is None:
+                what, remedy = "null", f"set all of it, as in {where}={{{part}:value}}"
+            return Problem(override.key, f"{where} is {what} and has no keys", remedy)
         if part not in at:
             return _missing(override, menu, parts[: index + 1], at)
         at = at[part]
@@ -184,6 +245,14 @@ def _explain_key(override: Override, menu: Menu) -> Problem | None:
         return _missing(override, menu, [*parts, unknown[0]], at) if unknown else None
     if override.kind == "add":
         return Problem(override.key, "is there already", f"write {override.text.lstrip('+')}")
+    if isinstance(at, Mapping) and isinstance(override.value, list):
+        if parts[0] == "steps" and len(parts) == 2:
+            return no_options(parts[1], override.value)
+        return Problem(
+            override.key,
+            f"{_value(override)} is no mapping",
+            f"set a key in it as {override.key}.KEY=value",
+        )
     if isinstance(at, list) and not isinstance(override.value, list):
         return Problem(
             override.key, f"{_value(override)} is no list", f"write {override.key}=[a,b]"

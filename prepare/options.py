@@ -78,6 +78,12 @@ def convert(value: Any, hint: Any) -> Any:
     raise _misfit(value, hint)
 
 
+def no_options(name: str, value: Any) -> Problem:
+    """The problem of a step that is given something else than its options."""
+    remedy = "give them as {OPTION:value}, or null to drop the step"
+    return Problem(f"steps.{name}", f"{shown(value)} is no mapping of options", remedy)
+
+
 def describe(hint: Any) -> str:
     """A type in a user's words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)

@@ -1,12 +1,15 @@
 """How a run ended: what an exception means for its record, its exit code and whoever watches."""
 
+from __future__ import annotations
+
 import traceback
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare.errors import (
     ConfigError,
     FileError,
+    KnownIssueError,
     ModelError,
     NothingMatchesError,
     PrepareError,
@@ -15,6 +18,9 @@ from prepare.errors import (
 )
 from prepare.record import Result
 from prepare.text import printable
+
+if TYPE_CHECKING:
+    from prepare.flows.records import Flow
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 
@@ -27,12 +33,14 @@ class Facts:
     steps: dict[str, dict[str, Any]]
     plan: dict[str, Any]
     problems: list[str]
+    warnings: list[str] = field(default_factory=list)
     changes: list[dict[str, Any]] = field(default_factory=list)
     audit: dict[str, Any] | None = None
     notable: list[dict[str, Any]] = field(default_factory=list)
     given: str | None = None
     gave: str | None = None
     seen: list[dict[str, Any]] = field(default_factory=list)
+    flow: Flow | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,7 @@ def failure(error: BaseException) -> Outcome:
         return Outcome(Result("no_effect", "no effect", said), WRONG)
     if isinstance(error, (ConfigError, RefusedError)):
         reason = "refused" if isinstance(error, RefusedError) else "configuration"
+        reason = "known issue" if isinstance(error, KnownIssueError) else reason
         return Outcome(Result("failed", reason, said), WRONG)
     if isinstance(error, SystemExit):
         return Outcome(

@@ -13,9 +13,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from prepare import recipe
-from prepare.asking import make_table
+from prepare.asking import make_table, targets
 from prepare.collector import paused_collector
 from prepare.consult import KnownIssues, Met, check_choice, consult
+from prepare.drift import Drift, Guard, bring_into_line, drifted, raise_on
 from prepare.errors import (
     ConfigError,
     KnownIssueError,
@@ -158,6 +159,31 @@ class Pipeline:
             KeepInLine().install(optimizer)
         return model
 
+    def check(self, model: nn.Module, *, strict: bool = False) -> list[Drift]:
+        """What of a prepared `model` is no longer as this pipeline wants it; empty where all is.
+
+        A checkpoint loaded with `assign=True`, swapped weights or a module that was cast again.
+
+        Raises:
+            DriftError: with `strict`, if anything has drifted.
+        """
+        found = drifted(self.plan(model, known_issues="ignore"))
+        if strict:
+            raise_on(found)
+        return found
+
+    def guard(self, model: nn.Module, *, every: int = 100) -> Guard:
+        """A watch over a prepared `model` for the training loop: call it after each step.
+
+        Every so many calls it looks at all modules and tensors, in less than a millisecond for 500
+        of them, and raises DriftError where one is no longer as this pipeline wants it.
+
+        Raises:
+            DriftError: something has drifted already.
+        """
+        self.check(model, strict=True)
+        return Guard(model, every=every)
+
     def format(self, batch: Any) -> Any:
         """The batch as the prepared model wants it; without an input step, the same object."""
         for step in self._phases["inputs"]:
@@ -173,14 +199,15 @@ class Pipeline:
         return Plan(self.to_config(), tensor_plans(table), actions, errors, _warnings(met))
 
     def _survey(self, model: nn.Module, known_issues: KnownIssues = "ignore") -> _Survey:
-        actions = []
+        actions, dead = [], []
         if self._phases["structure"]:
             model = copy_tree(model)
-            actions = _rewrite(model, self._phases["structure"])
+            actions, dead = _rewrite(model, self._phases["structure"])
         for step in self._acting:
             if names := tuple(step.targets(model)):
                 actions.append(Action(step.name, step.phase, names))
         table = make_table(model, self._phases["tensors"])
+        table.errors.extend(dead)
         return _Survey(actions, table, consult(model, table, known_issues))
 
     def _act(
@@ -217,6 +244,19 @@ class Pipeline:
             if not done:
                 undo.run()
             raise
+
+
+def like(model: _Model, reference: nn.Module) -> _Model:
+    """Brings `model`, a copy of `reference` made before that was prepared, into line with it, in place.
+
+    An EMA or teacher copy, say: every tensor gets the device, dtype and strides of its counterpart
+    by name, and every module its repairs; values stay. On any failure all is as it was.
+
+    Raises:
+        RefusedError: the two have not the same tensors, or `model` cannot be prepared as it is now.
+    """
+    bring_into_line(model, reference)
+    return model
 
 
 class _Survey(NamedTuple):
@@ -274,11 +314,12 @@ def _options(name: str, options: Any) -> dict[str, Any] | None:
     return options
 
 
-def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> list[Action]:
-    """Runs the structure steps on `model`, in their order; what each of them did."""
-    actions = []
+def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> tuple[list[Action], list[ConfigError]]:
+    """Runs the structure steps on `model`, in their order; what each did, and patterns without a match."""
+    actions, dead = [], []
     for step in steps:
-        names = tuple(step.targets(model))
+        names, errors = targets(model, step)
+        dead += errors
         for name in names:
             for path, module in step.rewrite(model, name).items():
                 if not path and module is not model:
@@ -287,7 +328,7 @@ def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> list[Action]:
                     model.set_submodule(path, module)
         if names:
             actions.append(Action(step.name, step.phase, names))
-    return actions
+    return actions, dead
 
 
 def _nothing_left(found: _Survey) -> None:
@@ -317,4 +358,13 @@ def _as_one(errors: list[ConfigError]) -> PrepareError:
     return ConfigError.of(problems)
 
 
-__all__ = ["InputStep", "ModelStep", "ModuleStep", "Pipeline", "Plan", "Step", "TensorStep"]
+__all__ = [
+    "InputStep",
+    "ModelStep",
+    "ModuleStep",
+    "Pipeline",
+    "Plan",
+    "Step",
+    "TensorStep",
+    "like",
+]

@@ -14,6 +14,7 @@ from prepare.errors import FileError
 
 if TYPE_CHECKING:
     from prepare.audit import Audit
+    from prepare.flows.records import Flow
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
 
@@ -24,6 +25,7 @@ STATUSES = (
 # Everything a run may leave; what an earlier run left in the same folder is removed first.
 FILES = (
     *("recipe.yaml", "plan.json", "audit.json", "audit.csv"),
+    *("flow.json", "flow.svg", "report.html"),
     *("environment.json", "job.json", "result.json"),
 )
 _RESULT, _JOB = "prepare.result", "prepare.job"
@@ -90,6 +92,10 @@ class Record:
         pipeline.save(self.folder / "recipe.yaml")
         audit.save(self.folder / "audit.json")
         audit.save(self.folder / "audit.csv")
+
+    def write_flow(self, flow: Flow) -> None:
+        """Where the layout is lost, in `flow.json`."""
+        flow.save(self.folder / "flow.json")
 
     def write_result(self, result: Result) -> None:
         """How it ended, in `result.json`: the last file to be written."""

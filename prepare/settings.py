@@ -8,14 +8,18 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from prepare.errors import ConfigError, PrepareError, Problem, choose
 from prepare.example import read_example
-from prepare.options import convert, shown
+from prepare.options import convert, no_options, shown
 from prepare.registry import STEPS
+from prepare.target import hydra_key_problems
 
 NONE_CHOSEN = "none is chosen"
 # The groups that a configuration is put together from.
 GROUPS = ("model", "device", "precision", "memfmt", "input")
 # Everything that stands at the top of a configuration.
-KEYS = (*GROUPS, "steps", "task", "mode", "strict", "plugins", "seed", "hydra")
+KEYS = (
+    *(*GROUPS, "steps", "task", "mode", "strict", "known_issues", "flow"),
+    *("plugins", "seed", "hydra"),
+)
 
 
 def _check_seed(seed: int) -> None:
@@ -37,9 +41,11 @@ class Settings:
     model: dict[str, Any]
     steps: dict[str, Any]
     input: dict[str, Any]
-    task: Literal["prepare", "plan"] = "prepare"
+    task: Literal["prepare", "plan", "flow"] = "prepare"
     mode: Literal["eval", "train"] = "eval"
     strict: bool = True
+    known_issues: Literal["error", "warn", "ignore"] = "error"
+    flow: Literal["none", "predict", "observe"] = "predict"
     plugins: Annotated[tuple[str, ...], "a list of modules", _check_plugins] = ()
     seed: Annotated[int, _check_seed] = 0
     choices: dict[str, Any]
@@ -63,7 +69,7 @@ def read_settings(
         if key not in known:
             remedy = choose(str(key), KEYS, noun="keys and groups")
             problems.append(Problem(str(key), "no such key", remedy))
-    for key in ("task", "mode", "strict", "plugins", "seed"):
+    for key in ("task", "mode", "strict", "known_issues", "flow", "plugins", "seed"):
         if key in config:
             try:
                 read[key] = convert(config[key], hints[key])
@@ -83,6 +89,8 @@ def read_settings(
             problems += check(read[key])
         else:
             problems.append(_not_a_mapping(key, read[key]))
+    if not problems and read.get("task") == "flow" and read.get("flow") == "none":
+        problems.append(Problem("flow", "task=flow needs a flow", "choose flow=predict or observe"))
     if not problems and read.get("mode") == "train":
         problems += _check_training(read["steps"])
     if problems:
@@ -118,6 +126,7 @@ def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
     elif not isinstance(target, str) or not _is_dotted(target):
         remedy = "give the dotted name of a class or function, as in my_package.nets.build"
         yield Problem("model._target_", f"{shown(target)} is no dotted name", remedy)
+    yield from hydra_key_problems(model)
 
 
 def _is_dotted(name: str) -> bool:
@@ -148,8 +157,7 @@ def _check_steps(steps: dict[str, Any], *, plugins: bool) -> Iterable[Problem]:
         if options is None:
             continue
         if not isinstance(options, dict):
-            remedy = f"set one as steps.{name}.OPTION=value; null drops the step"
-            yield Problem(f"steps.{name}", f"{shown(options)} is no mapping of options", remedy)
+            yield no_options(name, options)
             continue
         if plugins and name not in STEPS:
             continue  # A plugin may register it, and those are imported in the job only.

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from prepare.errors import ConfigError, ModelError, PrepareError, Problem, choose, nearest
+from prepare.options import shown
 
 # Packages that come with an extra of ours, as they are imported.
 EXTRAS = {
@@ -23,6 +24,7 @@ EXTRAS = {
 }
 # Keys that are for Hydra, and not for the target.
 _HYDRAS = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")
+_CONVERTS = ("none", "partial", "object", "all")
 
 
 def check_targets(config: Mapping[str, Any], where: str = "model") -> None:
@@ -43,6 +45,22 @@ def check_targets(config: Mapping[str, Any], where: str = "model") -> None:
             problems += error.problems
     if problems:
         raise ConfigError.of(problems)
+
+
+def hydra_key_problems(config: Mapping[str, Any], where: str = "model") -> Iterable[Problem]:
+    """The values that Hydra would refuse, or pass over, in the keys that are its own."""
+    for path, node in _targets(config, where):
+        for key in ("_partial_", "_recursive_"):
+            if key in node and not isinstance(node[key], bool):
+                wrong = f"{shown(node[key])} is not allowed"
+                yield Problem(f"{path}.{key}", wrong, "give true or false")
+        if "_convert_" in node and node["_convert_"] not in _CONVERTS:
+            word = node["_convert_"]
+            yield Problem(
+                f"{path}._convert_", f"{shown(word)} is not allowed", choose(str(word), _CONVERTS)
+            )
+        if not isinstance(node.get("_args_") or [], list):
+            yield Problem(f"{path}._args_", f"{shown(node['_args_'])} is no list", "give [a,b]")
 
 
 def locate(target: str, where: str = "model") -> Callable[..., Any]:
@@ -127,9 +145,6 @@ def _keyword_problems(
     except (ValueError, TypeError):  # classes written in C may have no signature
         return
     positional = node.get("_args_") or []
-    if not isinstance(positional, list):
-        yield Problem(f"{where}._args_", f"{positional!r} is no list", "give [a,b]")
-        return
     given = [str(key) for key in node if key not in _HYDRAS]
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     allowed = [p.name for p in named]

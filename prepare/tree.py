@@ -1,11 +1,14 @@
 """A model's module tree apart from its tensors: a shallow copy of it, and a way back to how it was."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 _CONTAINERS = (dict, list, set)
+# A subclass may refuse to be refilled (diffusers' configurations are frozen dictionaries).
+_REFILLED = (dict, OrderedDict, list, set)
 
 
 def copy_tree(
@@ -55,7 +58,7 @@ class Snapshot:
 
 def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
     return {
-        key: (value, value.copy() if isinstance(value, _CONTAINERS) else None)
+        key: (value, value.copy() if type(value) in _REFILLED else None)
         for key, value in vars(module).items()
     }
 

@@ -233,7 +233,43 @@ def test_the_command_works_from_any_folder_without_a_terminal_in_any_language(tm
     assert b"Traceback" not in done.stderr
 
 
+def test_a_network_of_transformers_is_prepared_from_its_configuration(go):
+    pytest.importorskip("transformers")
+    small = (
+        "model.config.embedding_size=4",
+        "model.config.hidden_sizes=[8]",
+        "model.config.depths=[1]",
+    )
+    ran = go("model=transformers_resnet", *small, "input.shape=[1,3,32,32]", "memfmt=channels_last")
+    assert ran.code == 0, ran.err
+    assert {path.name for path in ran.folder.iterdir()} == FILES
+    assert "ResNetForImageClassification is prepared" in ran.out
+    converted = json.loads((ran.folder / "audit.json").read_text())["summary"]["convolutions"]
+    assert converted["converted"] > 0
+    assert converted["ineffective"] == 0
+
+
 # ------------------------------------------------------------------------------- the configuration
+
+
+def test_an_interpolation_may_be_a_value_of_a_sweep(go, monkeypatch, tmp_path):
+    monkeypatch.setenv("NORM", "group")
+    words = ("model.width=1,${model.depth}", "model.norm=${oc.env:NORM}", "hydra.sweep.dir=sweep")
+    ran = go("-m", "model=unet3d", "model.depth=2", "seed=${hydra:job.num}", *words, "task=plan")
+    assert ran.code == 0, ran.err
+    rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())["rows"]
+    assert [row["choices"]["model.width"] for row in rows] == ["1", "${model.depth}"]
+
+
+def test_a_text_of_the_environment_is_no_number_and_how_it_becomes_one_is_said(go, monkeypatch):
+    monkeypatch.setenv("SEED", "5")
+    ran = go(NET, "seed=${oc.env:SEED}")
+    assert (ran.code, ran.err) == (
+        2,
+        "seed: '5' is not allowed; give a whole number, and not a text, as in "
+        "'seed=\"${oc.decode:${oc.env:SEED}}\"'\n",
+    )
+    assert go(NET, 'seed="${oc.decode:${oc.env:SEED}}"', "task=plan").code == 0
 
 
 def test_the_steps_stand_in_one_order_whatever_the_order_of_the_words(go):

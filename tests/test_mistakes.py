@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from prepare import cli
-from prepare import hydra as ours
+from prepare.composing import composing
 from prepare.errors import ConfigError, nearest
 from prepare.example import DTYPES
 from prepare.example import KEYS as INPUT_KEYS
@@ -84,7 +84,7 @@ def test_a_mistake_that_only_the_model_shows_leaves_its_result_alone(
 
 @pytest.fixture(scope="module")
 def composer():
-    with ours.composing() as composer:
+    with composing() as composer:
         yield composer
 
 

@@ -222,7 +222,11 @@ def test_an_unknown_norm_is_refused_with_the_nearest_name(network):
     [
         (UNet3d, {"depth": 0}, "depth: 0 is no such count; give a whole number from 1 up"),
         (UNet2d, {"width": 1.5}, "width: 1.5 is no such count; give a whole number from 1 up"),
-        (ResNet2d, {"blocks": []}, "stages: 0 is no such count; give a whole number from 1 up"),
+        (
+            ResNet2d,
+            {"blocks": []},
+            "blocks: [] is no list of counts; give one for each stage, as in [2,2,2]",
+        ),
         (ResNet2d, {"blocks": [1, 0]}, "blocks: 0 is no such count; give a whole number from 1 up"),
     ],
 )

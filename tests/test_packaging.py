@@ -211,7 +211,8 @@ def test_every_module_but_those_of_the_command_line_loads_without_its_packages(t
     done = without(CLI, code, tmp_path)
     assert done.stderr == ""
     assert set(done.stdout.split()) <= {
-        *("prepare.hydra", "prepare.report.terminal", "prepare.report.sweep"),
+        *("prepare.hydra", "prepare.composing", "prepare.composed"),
+        *("prepare.report.terminal", "prepare.report.sweep"),
     }
 
 

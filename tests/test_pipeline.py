@@ -119,7 +119,10 @@ def test_memory_formats_may_be_written_as_people_write_them(word, meant):
             "steps.hlaf: no such step; did you mean 'half'? steps: conv2d_memory_format, "
             "conv3d_memory_format, device, half, input_format",
         ),
-        ({"half": 3}, "steps.half: 3 is no mapping of options; give {} or null"),
+        (
+            {"half": 3},
+            "steps.half: 3 is no mapping of options; give them as {OPTION:value}, or null to drop the step",
+        ),
         (
             {"half": {"dtpye": "float16"}},
             "steps.half.dtpye: no such option; did you mean 'dtype'? options: dtype, keep",

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import prepare
 from networks import Tied, facts, mixed, small_2d, small_3d
 from prepare.errors import PartialError
+from prepare.models.unet import UNet2d
 from prepare.pipeline import Pipeline
 from prepare.step import ModelStep, ModuleStep
 
@@ -43,7 +44,14 @@ def sharing():
     return model
 
 
-ZOO = {"2-d": small_2d, "3-d": small_3d, "mixed": mixed, "computed": weighted, "sharing": sharing}
+def network():
+    return UNet2d(width=4, depth=2, norm="instance")
+
+
+ZOO = {
+    **{"2-d": small_2d, "3-d": small_3d, "mixed": mixed},
+    **{"computed": weighted, "sharing": sharing, "network": network},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +123,15 @@ def test_a_failure_at_any_torch_operation_leaves_the_model_as_it_was(make):
         break
     assert failed >= mode.count > 10 or failed > 10
     assert not pipeline.plan(model)
+
+
+def test_the_zoo_has_at_least_five_hundred_operations_to_fail_at():
+    operations = 0
+    for make in ZOO.values():
+        with FailAt(-1, None) as mode:
+            Pipeline.from_config(STEPS_USED).apply(make(), known_issues="ignore")
+        operations += mode.count
+    assert operations >= 500
 
 
 @contextlib.contextmanager

@@ -30,5 +30,5 @@ def build_norm(name: str, *, channels: int, dims: int) -> nn.Module:
 def check_positive(**counts: int) -> None:
     """Raise ValueError naming the first of `counts` that is not a whole number above zero."""
     for name, count in counts.items():
-        if not isinstance(count, int) or count < 1:
+        if type(count) is not int or count < 1:
             raise ValueError(f"{name}: {count!r} is no such count; give a whole number from 1 up")

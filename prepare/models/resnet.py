@@ -29,7 +29,10 @@ class ResNet2d(nn.Module):
         norm: str = "batch",
     ) -> None:
         super().__init__()
-        check_positive(in_channels=in_channels, classes=classes, width=width, stages=len(blocks))
+        check_positive(in_channels=in_channels, classes=classes, width=width)
+        if not isinstance(blocks, list | tuple) or not blocks:
+            wrong = f"blocks: {blocks!r} is no list of counts"
+            raise ValueError(f"{wrong}; give one for each stage, as in [2,2,2]")
         self.stem = nn.Sequential(
             nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False),
             build_norm(norm, channels=width, dims=2),

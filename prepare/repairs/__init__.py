@@ -7,7 +7,8 @@ from typing import Any
 
 def names() -> list[str]:
     """Every repair there is, by its file's name."""
-    return sorted(found.name for found in iter_modules(__path__) if found.name != "repair")
+    files = (found.name for found in iter_modules(__path__))
+    return sorted(name for name in files if name != "repair" and not name.startswith("_"))
 
 
 def find(name: str) -> Any:

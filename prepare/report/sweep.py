@@ -10,7 +10,8 @@ from typing import Any
 from rich.table import Table
 
 from prepare import files
-from prepare.report.terminal import show_table, shown_folder
+from prepare.report.console import show_table
+from prepare.report.terminal import shown_folder
 from prepare.sweep import CONVOLUTIONS, Row, Summary
 from prepare.tables import csv_text
 from prepare.text import line, one_line, plural, printable, size

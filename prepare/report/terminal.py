@@ -1,19 +1,17 @@
-"""What a single run shows in the terminal: progress, a short table, and errors, one line each."""
+"""What a single run shows in the terminal: a short table, and errors, one line each."""
 
 from __future__ import annotations
 
 import os
-import sys
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from prepare.layout import satisfied
+from prepare.report.console import show_table
+from prepare.report.flow import flow_sentence, show_flow
 from prepare.sweep import CONVOLUTIONS
 from prepare.text import counts, line, plural, printable, size
 
@@ -24,43 +22,14 @@ if TYPE_CHECKING:
 _SHOWN = 10
 
 
-def console(*, errors: bool = False) -> Console:
-    """A console that takes names as they are: `[red]` in one is text, and no colour."""
-    file = sys.stderr if errors else sys.stdout
-    wide = None if file.isatty() or os.environ.get("COLUMNS") else 100
-    return Console(file=file, markup=False, highlight=False, emoji=False, width=wide)
-
-
-@contextmanager
-def stage(what: str, *, after: float = 1.0) -> Iterator[None]:
-    """Shows what is going on: a spinner in a terminal, else a line once it has taken `after` seconds."""
-    if sys.stderr.isatty():
-        # The spinner `line` is plain ASCII; others cannot be shown everywhere.
-        with console(errors=True).status(printable(what), spinner="line"):
-            yield
-        return
-    timer = threading.Timer(after, line, [f"{printable(what)} ..."], {"errors": True})
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def show_table(table: Table) -> None:
-    """A table, without the spaces that would fill its last column up."""
-    out = console()
-    with out.capture() as captured:
-        out.print(table)
-    line("\n".join(row.rstrip() for row in captured.get().splitlines()))
-
-
 def show_outcome(outcome: Outcome, folder: Path) -> None:
     """What became of a single run: its table, or its mistakes."""
     shown = shown_folder(folder)
     if outcome.facts is not None:
-        (show_prepared if outcome.facts.audit else show_plan)(outcome.facts, shown)
+        for warning in outcome.facts.warnings:
+            line(printable(f"warning: {warning}"), errors=True)
+        show = show_prepared if outcome.facts.audit else show_plan
+        (show if outcome.facts.audit or not outcome.facts.flow else show_look)(outcome.facts, shown)
         return
     show_problems((outcome.result.error or "").splitlines())
     if outcome.result.traceback:
@@ -92,6 +61,8 @@ def show_prepared(facts: Facts, folder: str) -> None:
     else:
         rows.append(("example", f"{facts.given} -> {facts.gave}"))
         rows += [("seen in it", _seen(one)) for one in facts.seen]
+    if facts.flow:
+        rows.append((f"flow ({facts.flow.mode})", flow_sentence(facts.flow)))
     rows += [("note", problem) for problem in facts.problems]
     rows += [("note", note) for note in _notes(facts.notable)]
     rows.append(("files", folder))
@@ -112,6 +83,14 @@ def show_plan(facts: Facts, folder: str) -> None:
     _show(rows)
     if facts.changes:
         _show_changes(facts.changes)
+
+
+def show_look(facts: Facts, folder: str) -> None:
+    """The layout flow of a model as it is."""
+    line(f"{printable(facts.model)} as it is, nothing prepared")
+    for problem in facts.problems:
+        line(printable(problem))
+    show_flow(facts.flow, folder)
 
 
 def show_problems(problems: Iterable[Any]) -> None:

@@ -1,0 +1,222 @@
+"""Where activations change layout in a forward pass, who does it, and what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from prepare.errors import RefusedError
+from prepare.flows.layouts import layout_of
+from prepare.flows.places import ModuleStack, Place
+from prepare.flows.reasons import reason_for
+from prepare.flows.records import Convolution, Copy, Event, Flow, ModuleLayout
+from prepare.flows.stand_ins import (
+    copy_of,
+    lazy_parameter,
+    real_stand_in,
+    stand_ins_for,
+    standing_in,
+)
+from prepare.flows.states import States
+from prepare.flows.tally import Tally
+from prepare.flows.wanted import wanted_layouts
+from prepare.flows.watch import Watcher, is_followed
+from prepare.forward import explained, tensors_in
+from prepare.isolate import isolated
+
+__all__ = ["Convolution", "Copy", "Event", "Flow", "ModuleLayout", "observe", "predict"]
+
+
+def predict(
+    model: nn.Module,
+    example: Any,
+    *,
+    backward: bool = False,
+    wanted: Mapping[int, str] | None = None,
+) -> Flow:
+    """The flow of one forward, without computing it: on tensors that have shapes and strides only.
+
+    Args:
+        model: it stays as it is, in training mode or not.
+        example: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
+        backward: follow the gradients of the sum of all outputs as well.
+        wanted: `{4: "channels_last", 5: "channels_last_3d"}`; by default as the model's
+            convolutions lie, see `prepare.flows.wanted`.
+
+    Where forward needs a value, or an operation cannot run without data, the flow has the status
+    `cannot predict`, the reason, and what was seen up to there. torch's own shape functions are wrong
+    about a few operations (ReplicationPad3d; in backward a view of one sample, and ReLU6): there only
+    `observe` is right.
+
+    Raises:
+        ConfigError: `wanted` names no layout.
+    """
+    layouts, tally = wanted_layouts(model, wanted), Tally()
+    watcher = Watcher(ModuleStack(model), States(layouts, tally), tally)
+    if name := lazy_parameter(model):
+        reason = f"{name} has no shape yet; run one forward first"
+        return tally.flow(model, "predict", layouts, reason)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        return fake.from_tensor(tensor, static_shapes=True)
+
+    reason = ""
+    try:
+        with _watching(model, watcher, stand_in):
+            given = stand_ins_for(_arguments(example), stand_in)
+            _run(model, given, watcher, backward=backward, fake=fake)
+    except (
+        Exception
+    ) as error:  # the model's own code met tensors without data, and may raise anything
+        if watcher.fault or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            raise
+        reason = reason_for(model, error)
+    return tally.flow(model, "predict", layouts, reason)
+
+
+def observe(
+    model: nn.Module,
+    example: Any,
+    *,
+    backward: bool = False,
+    wanted: Mapping[int, str] | None = None,
+) -> Flow:
+    """The flow of one real forward, in the grad mode of `backward`; the arguments are those of `predict`.
+
+    The model runs on its own parameters' values, on copies of its buffers and of the example. Random
+    states, gradients, attributes, hooks and training mode are afterwards as before.
+
+    Raises:
+        ConfigError: `wanted` names no layout.
+        RefusedError: a lazy module has no parameters yet.
+        ModelError: the forward or backward raised; names the innermost module.
+    """
+    layouts, tally = wanted_layouts(model, wanted), Tally()
+    watcher = Watcher(ModuleStack(model), States(layouts, tally), tally)
+    if name := lazy_parameter(model):
+        raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
+    try:
+        with _watching(model, watcher, real_stand_in):
+            given = stand_ins_for(_arguments(example), copy_of)
+            _run(model, given, watcher, backward=backward, fake=None)
+    except Exception as error:
+        if watcher.fault or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            raise
+        raise explained(model, error) from error
+    return tally.flow(model, "observe", layouts)
+
+
+@contextmanager
+def _watching(model: nn.Module, watcher: Watcher, stand_in: Any) -> Iterator[None]:
+    """Everything that is set up for a run, and set back after it."""
+    outputs = _Outputs(watcher)
+    watcher.stack.on_enter, watcher.stack.on_exit = outputs.enter, outputs.exit
+    with ExitStack() as entered:
+        entered.enter_context(isolated())
+        if any(_is_compiled(module) for module in model.modules()):
+            entered.enter_context(_eagerly())
+        for tensor in (*model.parameters(), *model.buffers()):
+            watcher.states.hold(tensor, "weight", "a parameter")
+        for tensor in entered.enter_context(standing_in(model, stand_in)).values():
+            watcher.states.hold(tensor, "weight", "a parameter")
+        entered.enter_context(watcher.stack)
+        yield
+
+
+def _run(
+    model: nn.Module,
+    given: tuple[tuple, dict],
+    watcher: Watcher,
+    *,
+    backward: bool,
+    fake: FakeTensorMode | None,
+) -> None:
+    args, kwargs = given
+    for tensor in tensors_in([*args, *kwargs.values()]):
+        watcher.states.hold(tensor, "none", "the input")
+    # A FakeTensorMode below the watcher: it answers, the watcher asks.
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(backward):
+        with fake or contextlib.nullcontext(), watcher:
+            output = model(*args, **kwargs)
+        if not backward:
+            return
+        roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        if not roots:
+            watcher.tally.note("no output needs a gradient, so there was no backward to follow")
+            return
+        with fake or contextlib.nullcontext():
+            gradients = [torch.ones_like(root) for root in roots]
+            for gradient in gradients:
+                state = "inside" if watcher.states.is_inside(gradient) else "none"
+                watcher.states.hold(gradient, state, "the loss", backward=True)
+            # torch.autograd.grad would not do: reentrant checkpoints refuse it.
+            with watcher:
+                torch.autograd.backward(roots, gradients)
+
+
+def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, tuple | list):
+        return tuple(example), {}
+    if hasattr(example, "args") and hasattr(example, "kwargs"):
+        return tuple(example.args), dict(example.kwargs)
+    return (example,), {}
+
+
+class _Outputs:
+    """Notes what each module gave, and hides the inside of those that are compiled."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self.watcher = watcher
+        self._compiled: tuple[nn.Module, list[Tensor], Place] | None = None
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        name = self._name(module)
+        if isinstance(module, torch.jit.ScriptModule):
+            text = f"{name} is scripted: its operations are seen, its modules are not told apart"
+            self.watcher.tally.note(text)
+        if _is_compiled(module) and self._compiled is None:
+            self.watcher.tally.note(f"{name} is compiled: what happens inside cannot be seen")
+            given = [tensor for tensor in tensors_in(args) if is_followed(tensor)]
+            self._compiled = (module, given, self.watcher.stack.place())
+            self.watcher.hidden = True
+
+    def exit(self, module: nn.Module, output: Any) -> None:
+        gave = [tensor for tensor in tensors_in(output) if is_followed(tensor)]
+        if self._compiled is not None and self._compiled[0] is module:
+            _, given, place = self._compiled
+            place.operation = "torch.compile"
+            self.watcher.hidden, self._compiled = False, None
+            self.watcher.passed(place, given, gave)
+        name = self.watcher.stack.name(module)
+        # In backward a checkpointed segment runs again, and says nothing new.
+        if (
+            name is not None
+            and torch._C._current_autograd_node() is None
+            and not self.watcher.hidden
+        ):
+            layouts = (layout_of(tuple(tensor.shape), tensor.stride()) for tensor in gave)
+            self.watcher.tally.gave(name, [word for word in layouts if word != "none"])
+
+    def _name(self, module: nn.Module) -> str:
+        return self.watcher.stack.name(module) or type(module).__name__
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None or (
+        type(module).__name__ == "OptimizedModule"
+    )
+
+
+def _eagerly() -> Any:
+    """Runs compiled modules eagerly: the strides of what they give are the same, by torch's promise."""
+    set_stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
+    return set_stance("force_eager") if set_stance else contextlib.nullcontext()

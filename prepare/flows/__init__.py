@@ -1,0 +1,1 @@
+"""The parts of the layout flow: its records, what is watched, and the facts it is judged by."""

@@ -1,0 +1,101 @@
+"""The repair of small 3-d convolutions on a CPU: oneDNN's channels-last kernels instead of the reference code."""
+
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from prepare.repairs.repair import SwapClass, is_channels_last
+
+# The limits of `use_mkldnn` in torch's aten/src/ATen/native/Convolution.cpp: at batch 1 and without
+# groups no more than so many elements in C * D * H; and the batch from which 1x1x1 kernels take oneDNN.
+_SMALL = 20480
+_MANY = 16
+
+
+class KeepingConv3d(nn.Conv3d):
+    """torch's Conv3d, but a small convolution of one channels-last sample runs in groups of its outputs.
+
+    Helps: in float32, torch's own takes reference kernels there, several times slower, which give contiguous
+    activations; with groups it takes oneDNN. A 1x1x1 kernel runs as a matrix product.
+    Hurts: the input is kept twice for the backward pass. Numbers are rounded as at batch 2 and above: over
+    several thousand products up to 10 times the reference kernels' error (1e-5 of a deviation).
+    Source: `torch._C._select_conv_backend` says Slow3d at batch 1 and Mkldnn at batch 2.
+    """
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
+        if not _fits(self, input, weight):
+            return super()._conv_forward(input, weight, bias)
+        x, padding = input, self.padding
+        if self.padding_mode != "zeros":
+            x, padding = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
+            x = x.contiguous(memory_format=torch.channels_last_3d)
+        small = _is_small(x, weight)
+        if _is_product(self, padding) and (small or len(x) < _MANY and torch.get_num_threads() == 1):
+            return F.linear(x.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
+        if not small:
+            return super()._conv_forward(input, weight, bias)
+        for groups in (2, 3, 5):
+            if len(weight) % groups == 0:
+                x = torch.cat([x] * groups, 1)
+                return F.conv3d(x, weight, bias, self.stride, padding, self.dilation, groups)
+        # A prime number of outputs, or one: of two samples, which even so is faster.
+        return F.conv3d(torch.cat([x, x]), weight, bias, self.stride, padding, self.dilation)[:1]
+
+
+class KeepingConvTranspose3d(nn.ConvTranspose3d):
+    """torch's ConvTranspose3d, but a small one of one channels-last sample runs in two groups of its outputs.
+
+    Helps and hurts: as `KeepingConv3d`; the weight is copied as well. Leaves those whose outputs are no
+    multiple of 16, for which oneDNN's groups are not faster.
+    Source: as `KeepingConv3d`.
+    """
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002
+        if (
+            not _fits(self, input, self.weight)
+            or not _is_small(input, self.weight)
+            or self.padding_mode != "zeros"
+            or self.out_channels % 16
+        ):
+            return super().forward(input, output_size)
+        output_padding = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size, 3, self.dilation
+        )
+        x = torch.cat([input, input], 1)
+        weight = torch.cat(self.weight.chunk(2, 1))
+        return F.conv_transpose3d(
+            x, weight, self.bias, self.stride, self.padding, output_padding, 2, self.dilation
+        )
+
+
+REPAIR = SwapClass(
+    "conv3d", {nn.Conv3d: KeepingConv3d, nn.ConvTranspose3d: KeepingConvTranspose3d}
+)
+
+
+def _fits(module: nn.Module, x: Tensor, weight: Tensor) -> bool:
+    """Whether torch might take a reference kernel that oneDNN could replace; a compiler is to see torch's own."""
+    return (
+        not torch.compiler.is_compiling()
+        and module.groups == 1
+        and x.dtype == weight.dtype == torch.float32
+        and x.device.type == "cpu"
+        and is_channels_last(x)
+        and x.shape[1] == module.in_channels
+        and x.numel() > 0
+        and torch._C._get_mkldnn_enabled()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def _is_small(x: Tensor, weight: Tensor) -> bool:
+    *_, height, width = weight.shape
+    return len(x) == 1 and prod(x.shape[1:4]) <= _SMALL and not (height > 3 and width > 3)
+
+
+def _is_product(module: nn.Conv3d, padding: str | int | tuple[int, ...]) -> bool:
+    # Of a single number neither "same" nor "valid" leaves anything to pad.
+    padded = any(padding) if isinstance(padding, tuple) else padding not in (0, "same", "valid")
+    return prod(module.kernel_size) == prod(module.stride) == 1 and not padded

@@ -1,0 +1,138 @@
+"""What has drifted since a model was prepared is found, and a copy is brought into line."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.drift import Guard
+from prepare.errors import DriftError, RefusedError
+from prepare.pipeline import Pipeline, like
+
+PIPELINE = Pipeline.from_config({"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}})
+
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Sequential(nn.Conv2d(8, 4, 1)))
+
+
+def prepared():
+    return PIPELINE.apply(make())
+
+
+def facts(model):
+    return {name: (t.stride(), t.dtype) for name, t in model.state_dict().items()}
+
+
+def assign_a_checkpoint(model):
+    model.load_state_dict(make().state_dict(), assign=True)
+
+
+def swap_weights_as_an_average_does(model):
+    for parameter, other in zip(model.parameters(), make().parameters(), strict=True):
+        parameter.data = other.data
+
+
+def cast_one_module_again(model):
+    model[2].float()
+
+
+DRIFTS = {
+    assign_a_checkpoint: {"0.weight", "0.bias", "2.0.weight", "2.0.bias"},
+    swap_weights_as_an_average_does: {"0.weight", "0.bias", "2.0.weight", "2.0.bias"},
+    cast_one_module_again: {"2.0.weight", "2.0.bias"},
+}
+
+
+def test_nothing_has_drifted_of_a_model_just_prepared():
+    model = prepared()
+    assert PIPELINE.check(model) == []
+    guard = PIPELINE.guard(model, every=1)
+    guard()
+
+
+@pytest.mark.parametrize("drift", DRIFTS, ids=lambda drift: drift.__name__)
+def test_what_has_drifted_is_listed_and_raised_on_request(drift):
+    model = prepared()
+    guard = PIPELINE.guard(model, every=1)
+    drift(model)
+    assert {one.where for one in PIPELINE.check(model)} == DRIFTS[drift]
+    with pytest.raises(DriftError, match=r"0\.weight"):
+        PIPELINE.check(model, strict=True)
+    assert {one.where for one in guard.look()} == DRIFTS[drift]
+    with pytest.raises(DriftError, match="apply the pipeline again"):
+        guard()
+    PIPELINE.apply(model)
+    assert PIPELINE.check(model) == []
+
+
+def test_a_drift_says_what_it_is_and_how_it_was_prepared():
+    model = prepared()
+    model[0].weight.data = model[0].weight.data.contiguous()
+    (drift,) = PIPELINE.check(model)
+    assert str(drift) == "0.weight: stride is (27, 9, 3, 1), prepared as (27, 1, 9, 3)"
+
+
+def test_a_guard_looks_every_so_many_calls_and_at_no_other():
+    model = prepared()
+    guard = PIPELINE.guard(model, every=3)
+    model[2].float()
+    guard()
+    guard()
+    with pytest.raises(DriftError):
+        guard()
+
+
+def test_a_guard_sees_modules_that_were_replaced_or_changed_their_class_and_tensors_that_are_gone():
+    model = prepared()
+    guard = Guard(model)
+    model[1] = nn.BatchNorm2d(8)
+    assert [str(drift) for drift in guard.look()] == [
+        "1: the module is another module, prepared as BatchNorm2d"
+    ]
+    model = prepared()
+    guard = Guard(model)
+    model[2][0].register_parameter("bias", None)
+    model[1].__class__ = nn.SyncBatchNorm
+    assert {drift.where for drift in guard.look()} == {"1", "2.0.bias"}
+
+
+def test_a_guard_wants_a_model_that_has_not_drifted_and_a_number_of_calls():
+    with pytest.raises(DriftError):
+        PIPELINE.guard(make())
+    with pytest.raises(RefusedError, match="every: 0 is not at least 1"):
+        PIPELINE.guard(prepared(), every=0)
+
+
+def test_a_copy_made_before_is_brought_into_line_with_its_values():
+    model = make()
+    average = copy.deepcopy(model)
+    PIPELINE.apply(model)
+    parameters = list(average.parameters())
+    assert like(average, model) is average
+    assert facts(average) == facts(model)
+    assert all(a is b for a, b in zip(average.parameters(), parameters, strict=True))
+    assert torch.equal(average[0].weight, make()[0].weight.bfloat16())
+    assert PIPELINE.check(average) == []
+
+
+def test_tied_parameters_of_a_copy_stay_tied():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    model[1].weight = model[0].weight
+    model[1].bias = nn.Parameter(model[0].bias.detach())
+    average = copy.deepcopy(model)
+    like(average, PIPELINE.apply(model))
+    assert average[0].weight is average[1].weight
+    assert average[0].bias.data_ptr() == average[1].bias.data_ptr()
+
+
+def test_a_model_of_other_tensors_is_refused_and_left_alone():
+    other = nn.Sequential(nn.Conv2d(3, 8, 5), nn.BatchNorm2d(8), nn.Sequential(nn.Conv2d(8, 4, 1)))
+    before = facts(other)
+    with pytest.raises(RefusedError, match=r"0\.weight: the two models have not the same"):
+        like(other, prepared())
+    with pytest.raises(RefusedError, match="not the same tensors"):
+        like(nn.Conv2d(3, 8, 3), prepared())
+    assert facts(other) == before

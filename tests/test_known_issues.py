@@ -1,0 +1,212 @@
+"""What is known to be wrong or slow is true of this torch, and a plan says so."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from prepare import repairs
+from prepare.errors import ConfigError, KnownIssueError, KnownIssueWarning
+from prepare.known_issues import Issue, issues, standing
+from prepare.pipeline import Pipeline
+
+FLAT = Pipeline.from_config({"conv2d_memory_format": {}})
+REPAIRED = Pipeline.from_config({"conv2d_memory_format": {}, "repair_layout": {}})
+BY_NAME = {issue.name: issue for issue in issues()}
+HERE = {issue.name for issue in standing("cpu")}
+
+
+def last(tensor):
+    return tensor.to(memory_format=[torch.channels_last, torch.channels_last_3d][tensor.dim() - 4])
+
+
+def is_last(tensor):
+    kind = [torch.channels_last, torch.channels_last_3d][tensor.dim() - 4]
+    return tensor.is_contiguous(memory_format=kind)
+
+
+def with_norm(norm):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.SiLU(), nn.Conv2d(8, 4, 3))
+
+
+def gradient(model):
+    torch.manual_seed(1)
+    loss = (model(torch.randn(1, 3, 12, 12)) ** 2).sum()
+    return torch.autograd.grad(loss, model[0].weight)[0]
+
+
+def loses_layout(module, shape):
+    return not is_last(module(last(torch.randn(shape))))
+
+
+def instance_norm_has_wrong_gradients():
+    reference, flat = gradient(with_norm(nn.InstanceNorm2d(8))), with_norm(nn.InstanceNorm2d(8))
+    FLAT.apply(flat, known_issues="ignore")
+    return (gradient(flat) - reference).abs().max() > 0.1 * reference.abs().max()
+
+
+def group_norm_is_wrong_at_large_means():
+    torch.manual_seed(0)
+    given = torch.randn(1, 8, 32, 32) + 1000
+    norm = nn.GroupNorm(4, 8)
+    exact = norm.double()(given.double())
+    norm.float()
+    return (norm(last(given)) - exact).abs().max() > 100 * (norm(given) - exact).abs().max()
+
+
+def a_small_convolution_takes_the_reference_kernel():
+    backend = torch._C._select_conv_backend(
+        *(last(torch.randn(1, 16, 8, 8, 8)), last(torch.randn(16, 16, 3, 3, 3)), None),
+        *([1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1),
+    )
+    return backend is torch._C._ConvBackend.Slow3d
+
+
+REPRODUCED = {
+    "instance_norm_gradients_cpu": instance_norm_has_wrong_gradients,
+    "group_norm_large_mean_cpu": group_norm_is_wrong_at_large_means,
+    "instance_norm_copies": lambda: loses_layout(nn.InstanceNorm3d(8), (2, 8, 6, 6, 6)),
+    "conv3d_reference_cpu": a_small_convolution_takes_the_reference_kernel,
+    "pooling_3d_layout": lambda: loses_layout(nn.AvgPool3d(2), (2, 8, 6, 6, 6)),
+    "softmax_layout": lambda: loses_layout(nn.Softmax(dim=1), (2, 8, 6, 6)),
+    "layer_norm_layout": lambda: loses_layout(nn.LayerNorm((8, 6, 6)), (2, 8, 6, 6)),
+}
+# Known of other devices, or a matter of time alone, which no test asserts.
+NOT_HERE = {
+    *("conv3d_float16_cpu", "conv3d_contiguous_mps"),
+    *("batch_norm_backward_mps", "convolution_layout_xpu"),
+}
+
+
+def test_every_entry_is_reproduced_here_or_says_that_it_cannot_be():
+    assert set(BY_NAME) == set(REPRODUCED) | NOT_HERE
+    for name in NOT_HERE - {"conv3d_float16_cpu"}:
+        assert "not run here" in BY_NAME[name].evidence
+
+
+@pytest.mark.parametrize("name", REPRODUCED)
+def test_this_torch_has_what_is_known_of_it(name):
+    if name not in HERE:
+        pytest.skip("this torch is not in the entry's range")
+    assert REPRODUCED[name](), f"this torch no longer has {name}: give the entry an `until`"
+
+
+@pytest.mark.parametrize("issue", issues(), ids=lambda issue: issue.name)
+def test_every_entry_is_complete_and_names_classes_and_a_repair_that_exist(issue):
+    assert issue.effect in ("wrong", "slow")
+    assert issue.part in ("outputs", "gradients", "time")
+    assert issue.what and issue.evidence and issue.devices and issue.formats
+    assert all(issubclass(getattr(nn, operation), nn.Module) for operation in issue.operations)
+    assert not issue.repair or issue.repair in repairs.names()
+
+
+def test_an_entry_retires_with_the_torch_that_mends_it():
+    issue = Issue(**{**vars(issues()[0]), "since": "2.3", "until": "2.14"})
+    assert not issue.stands("cpu", "2.2.1")
+    assert issue.stands("cpu", "2.3.0+cpu")
+    assert issue.stands("cpu", "2.13.0")
+    assert not issue.stands("cpu", "2.14.0")
+    assert not issue.stands("cuda", "2.13.0")
+
+
+def test_an_entry_of_another_torch_is_not_standing():
+    assert not standing("cpu", "1.4.0")
+    assert standing("cuda:1", "2.13.0")
+
+
+def test_wrong_gradients_are_an_error_in_training_and_a_warning_in_evaluation():
+    model = with_norm(nn.InstanceNorm2d(8))
+    before = [p.stride() for p in model.parameters()]
+    with pytest.raises(KnownIssueError, match=r"InstanceNorm2d \(1\).*wrong gradients.*repair_layout"):
+        FLAT.apply(model)
+    assert [p.stride() for p in model.parameters()] == before
+    (error,) = FLAT.plan(model).errors
+    assert isinstance(error, KnownIssueError)
+    with pytest.warns(KnownIssueWarning, match="wrong gradients"):
+        FLAT.apply(model.eval())
+
+
+def test_not_being_strict_does_not_allow_wrong_gradients():
+    with pytest.raises(KnownIssueError):
+        FLAT.apply(with_norm(nn.InstanceNorm2d(8)), strict=False)
+
+
+def test_warn_warns_ignore_says_nothing_and_another_word_is_an_error():
+    model = with_norm(nn.InstanceNorm2d(8))
+    with pytest.warns(KnownIssueWarning):
+        FLAT.apply(model, known_issues="warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FLAT.apply(with_norm(nn.InstanceNorm2d(8)), known_issues="ignore")
+    plan = FLAT.plan(model, known_issues="ignore")
+    assert not plan.errors
+    assert not plan.warnings
+    for act in (FLAT.plan, FLAT.apply):
+        with pytest.raises(ConfigError, match="known_issues: 'wran' is not allowed; did you mean 'warn'"):
+            act(model, known_issues="wran")
+
+
+@pytest.mark.parametrize("norm", [nn.InstanceNorm2d(8), nn.GroupNorm(4, 8)], ids=["in", "gn"])
+def test_with_the_repair_nothing_is_wrong_and_nothing_is_said(norm):
+    model = with_norm(norm)
+    reference = gradient(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        REPAIRED.apply(model)
+    assert not [w for w in REPAIRED.plan(model).warnings if "Norm" in str(w)]
+    torch.testing.assert_close(gradient(model), reference, rtol=1e-4, atol=1e-4)
+
+
+def test_a_network_in_the_contiguous_format_or_without_such_modules_meets_nothing():
+    contiguous = Pipeline.from_config({"conv2d_memory_format": {"memory_format": "contiguous"}})
+    assert not contiguous.plan(with_norm(nn.InstanceNorm2d(8))).errors
+    plan = FLAT.plan(with_norm(nn.BatchNorm2d(8)))
+    assert not plan.errors
+    assert not plan.warnings
+
+
+def test_a_model_that_is_channels_last_already_meets_the_same():
+    model = with_norm(nn.InstanceNorm2d(8))
+    FLAT.apply(model, known_issues="ignore")
+    assert Pipeline.from_config({"half": {"dtype": "bfloat16"}}).plan(model).errors
+
+
+def test_what_is_slow_is_a_warning_of_the_plan_that_names_the_repair():
+    model = nn.Sequential(nn.Conv3d(4, 8, 3), nn.AvgPool3d(2))
+    plan = Pipeline.from_config({"conv3d_memory_format": {}}).plan(model)
+    said = [str(warning) for warning in plan.warnings]
+    assert any("AvgPool3d (1)" in one and "+steps.repair_layout={}" in one for one in said)
+    assert any("Conv3d (0)" in one and "reference" in one for one in said)
+    assert plan.to_dict()["warnings"] == said
+
+
+def test_a_softmax_or_layer_norm_over_other_dimensions_is_not_named():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Softmax(dim=-1), nn.LayerNorm(10))
+    assert not FLAT.plan(model).warnings
+
+
+def test_float16_on_a_cpu_is_a_warning():
+    plan = Pipeline.from_config({"half": {}}).plan(nn.Sequential(nn.Conv2d(3, 8, 3)))
+    assert "float16" in str(plan.warnings[0])
+
+
+def test_the_same_module_under_two_names_is_named_once():
+    norm = nn.InstanceNorm2d(8)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, norm)
+    (problem,) = FLAT.plan(model).errors[0].problems
+    assert problem.where == "InstanceNorm2d (1)"
+
+
+def test_functional_norms_are_not_seen_by_the_plan():
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+
+        def forward(self, given):
+            return F.instance_norm(self.conv(given))
+
+    assert not FLAT.plan(Functional()).errors
