@@ -1,4 +1,4 @@
-"""Asks every tensor step of a pipeline for every tensor of a model, and merges what they want."""
+"""Asks the steps of a pipeline what they want of a model: of every tensor, merged, and of which modules."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
@@ -17,7 +17,7 @@ from prepare.errors import (
 from prepare.layout import FORMATS, takes
 from prepare.patterns import NORMS, matches, near_misses
 from prepare.protected import Protected
-from prepare.step import TensorStep, Want
+from prepare.step import ModuleStep, TensorStep, Want
 from prepare.tensors import NamedTensor, identity, is_lazy, named_tensors
 from prepare.wants import Table, Wanted
 
@@ -49,10 +49,25 @@ def make_table(model: nn.Module, steps: Sequence[TensorStep]) -> Table:
     return Table(found, [*dead, *_without_effect(model, steps, found)])
 
 
+def targets(model: nn.Module, step: ModuleStep) -> tuple[tuple[str, ...], list[ConfigError]]:
+    """The modules that `step` is yet to make as wanted, and the patterns of it that match nothing.
+
+    An exclusion under one name of a module holds under all.
+    """
+    asked = _Asked(step)
+    if not asked.patterns:
+        return tuple(step.targets(model)), []
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found = [name for name in step.candidates(model) if asked.module_kept_off(name, modules[name])]
+    off = {id(modules[name]) for name in found}
+    names = tuple(name for name in step.targets(model) if id(modules[name]) not in off)
+    return names, list(asked.dead_patterns())
+
+
 class _Asked:
     """What came of asking one step: which modules it has to do with, and which patterns matched."""
 
-    def __init__(self, step: TensorStep) -> None:
+    def __init__(self, step: TensorStep | ModuleStep) -> None:
         self.step = step
         self.candidates: dict[str, nn.Module] = {}
         self._why: dict[str, str | None] = {}
@@ -65,13 +80,13 @@ class _Asked:
         An exclusion in one of its places holds in all: the tensor is one and the same.
         """
         # Every place is looked at, so that no pattern passes for dead which matches a later one.
-        reasons = [self._module_kept_off(place.module_name, place.module) for place in places]
+        reasons = [self.module_kept_off(place.module_name, place.module) for place in places]
         for place, why in zip(places, reasons, strict=True):
             if why:
                 return f"{why} (as {place.path})" if len(places) > 1 else why
         return None
 
-    def _module_kept_off(self, name: str, module: nn.Module) -> str | None:
+    def module_kept_off(self, name: str, module: nn.Module) -> str | None:
         if name not in self._why:
             self.candidates[name] = module
             self._why[name] = self._matched(name, module)

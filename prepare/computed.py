@@ -13,6 +13,8 @@ from prepare.tree import copy_tree
 _CONVOLUTIONS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
 )  # fmt: skip
+# Forwards that take the weight as it is: torch's, and those of our repairs.
+_KNOWN = ("torch.nn.modules.", "prepare.repairs.")
 
 
 def computed_tensors(module: nn.Module) -> dict[str, Tensor | str]:
@@ -64,7 +66,7 @@ def _has_own_forward(module: nn.Module) -> bool:
         if hasattr(getattr(module, name), "__func__")
     )
     return len(found := list(methods)) < 2 or any(
-        not method.__module__.startswith("torch.nn.modules.") for method in found
+        not method.__module__.startswith(_KNOWN) for method in found
     )
 
 

@@ -15,7 +15,7 @@ from prepare.wants import Table, Wanted
 
 KnownIssues = Literal["error", "warn", "ignore"]
 
-_SHOWN = 3
+_SHOWN = 1
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 

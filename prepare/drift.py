@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from prepare.errors import DriftError, Problem, RefusedError
 from prepare.interrupts import held_interrupts
 from prepare.plan import Plan, State, state
+from prepare.repairs import find, names
 from prepare.tensors import NamedTensor, identity, is_strided, name_of, named_tensors
 from prepare.transfer import Move, Transfer
 from prepare.tree import Snapshot
@@ -145,6 +146,12 @@ def bring_into_line(model: nn.Module, reference: nn.Module) -> None:
             transfer.undo()
             snapshot.restore()
         raise
+
+
+def _repair_like(module: nn.Module, reference: nn.Module) -> None:
+    for repair in map(find, names()):
+        if repair.is_repaired(reference) and repair.fits(module):
+            repair.repair(module, {4: "channels_last", 5: "channels_last_3d"})
 
 
 def _check_alike(here: Mapping[str, NamedTensor], there: Mapping[str, Tensor]) -> None:

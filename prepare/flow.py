@@ -51,8 +51,7 @@ def predict(
 
     Where forward needs a value, or an operation cannot run without data, the flow has the status
     `cannot predict`, the reason, and what was seen up to there. torch's own shape functions are wrong
-    about a few operations (ReplicationPad3d; in backward a view of one sample, and ReLU6): there only
-    `observe` is right.
+    about a few operations (ReplicationPad3d; in backward also ReLU6): there only `observe` is right.
 
     Raises:
         ConfigError: `wanted` names no layout.

@@ -36,21 +36,20 @@ def _modules(model: nn.Module) -> Iterator[Problem]:
         if isinstance(module, DistributedDataParallel):
             wrong = "is in DistributedDataParallel, whose buckets have the old strides"
             yield Problem(where, wrong, "prepare the module first, then wrap it")
-        elif _is_fsdp(module):
+        elif _is_any(module, "FullyShardedDataParallel", "FSDPModule"):
             yield Problem(where, "is sharded by FSDP", "prepare the module first, then shard it")
         elif isinstance(module, torch.jit.ScriptModule):
             wrong = f"is a {type(module).__name__}: its modules cannot be seen or changed"
             yield Problem(where, wrong, "prepare the model first, then script or trace it")
             return
-        elif isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl:
+        elif _is_any(module, "OptimizedModule") or module._compiled_call_impl:
             wrong = "is compiled already, for the layout and type it has now"
             yield Problem(where, wrong, "prepare first, then compile")
 
 
-def _is_fsdp(module: nn.Module) -> bool:
-    # By name: importing torch.distributed.fsdp costs a second, and the class is there only if loaded.
-    names = {"FullyShardedDataParallel", "FSDPModule"}
-    return any(base.__name__ in names for base in type(module).__mro__)
+def _is_any(module: nn.Module, *classes: str) -> bool:
+    # By name: importing torch.distributed.fsdp or torch._dynamo for their classes costs a second.
+    return any(base.__name__ in classes for base in type(module).__mro__)
 
 
 def _tensors(table: Table) -> Iterator[Problem]:

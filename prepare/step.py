@@ -71,6 +71,11 @@ class Step:
         """What makes this step impossible on this machine or model, each with the way out."""
         return ()
 
+    def chosen(self, field: str) -> tuple[str, ...]:
+        """The patterns in the option `field`; none where this step has no such option."""
+        value = getattr(self, field, ())
+        return (value,) if isinstance(value, str) else value
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TensorStep(Step):
@@ -90,21 +95,24 @@ class TensorStep(Step):
         """What it likely means that this step found nothing in `model`."""
         return f"no tensor of {type(model).__name__} is one that {self.name} prepares"
 
-    def chosen(self, field: str) -> tuple[str, ...]:
-        """The patterns in the option `field`; none where this step has no such option."""
-        value = getattr(self, field, ())
-        return (value,) if isinstance(value, str) else value
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModuleStep(Step):
-    """Replaces or changes modules."""
+    """Replaces or changes modules.
+
+    Fields named `include`, `exclude` and `keep` take patterns and are honoured by the pipeline:
+    `targets` need not look at them.
+    """
 
     phase: ClassVar[str] = "structure"
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
         """The dotted names of the modules that are not yet as wanted. Pure."""
         raise NotImplementedError
+
+    def candidates(self, model: torch.nn.Module) -> Iterable[str]:
+        """The names of all modules that this step's patterns may mean, as wanted already or not. Pure."""
+        return (name for name, _ in model.named_modules(remove_duplicate=False))
 
     def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
         """Makes `name` as wanted: `{dotted name: module}` of what is to stand there.

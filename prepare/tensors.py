@@ -15,6 +15,7 @@ _NO_DISPATCH = Tensor.__torch_dispatch__
 _OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
 _SIMPLE = frozenset({bool, int, float, str, type(None), torch.Size})
 _HOOK_PARTS = ("g", "v", "u", "orig", "mask")
+_HOOKS_IN = ("torch.nn.utils.", "prepare.repairs.")
 
 
 class NamedTensor(NamedTuple):
@@ -101,15 +102,18 @@ def _tensors_in(path: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Te
 def computed_names(module: nn.Module) -> tuple[str, ...]:
     """The tensors that `module` computes before each forward: parametrized, or by torch's older hooks."""
     names = list(getattr(module, "parametrizations", None) or ()) if _parametrized(module) else []
-    return (*names, *(name for _, name in weight_hooks(module))) if _hooks(module) else tuple(names)
+    if _hooks(module):
+        hooked = dict.fromkeys(name for _, name in weight_hooks(module))
+        names += [name for name in hooked if name not in module._parameters]
+    return tuple(names)
 
 
 def weight_hooks(module: nn.Module) -> list[tuple[Any, str]]:
-    """The hooks of weight_norm, spectral_norm (both legacy) and pruning, with the tensor each computes."""
+    """The hooks of weight_norm, spectral_norm (both legacy), pruning and a repair: with what each computes."""
     found = []
     for hook in module._forward_pre_hooks.values():
         name = getattr(hook, "name", getattr(hook, "_tensor_name", None))
-        if type(hook).__module__.startswith("torch.nn.utils.") and isinstance(name, str):
+        if type(hook).__module__.startswith(_HOOKS_IN) and isinstance(name, str):
             found.append((hook, name))
     return found
 

@@ -62,18 +62,11 @@ def _transformers(name: str, **options: Any) -> Any:
     return make
 
 
-def _kornia(name: str) -> Any:
+def _kornia(module: str, name: str) -> Any:
     def make() -> nn.Module:
-        import kornia
+        from importlib import import_module
 
-        path = {
-            "HardNet": lambda: kornia.feature.HardNet(pretrained=False),
-            "SOSNet": lambda: kornia.feature.SOSNet(pretrained=False),
-            "TFeat": lambda: kornia.feature.TFeat(pretrained=False),
-            "DexiNed": lambda: kornia.filters.DexiNed(pretrained=False),
-            "KeyNet": lambda: kornia.feature.KeyNet(pretrained=False),
-        }
-        return path[name]()
+        return getattr(import_module(f"kornia.{module}"), name)(pretrained=False)
 
     return make
 
@@ -86,14 +79,13 @@ MORE: dict[str, tuple] = {
         (2, 1, 32, 32, 32),
     ),
     "monai_vnet": (_monai("VNet", spatial_dims=3, **_TWO), (2, 1, 32, 32, 32)),
-    "monai_unetr": (
-        _monai("UNETR", img_size=(32, 32, 32), feature_size=8, hidden_size=48, mlp_dim=96,
-               num_heads=4, **_TWO),
-        (2, 1, 32, 32, 32),
+    "monai_autoencoder": (
+        _monai("AutoEncoder", spatial_dims=3, channels=(4, 8), strides=(2, 2), **_TWO),
+        (2, 1, 16, 16, 16),
     ),
-    "monai_swinunetr": (
-        _monai("SwinUNETR", feature_size=12, spatial_dims=2, **_TWO),
-        (2, 1, 64, 64),
+    "monai_unetplusplus": (
+        _monai("BasicUNetPlusPlus", spatial_dims=2, features=(8, 8, 16, 16, 32, 8), **_TWO),
+        (2, 1, 32, 32),
     ),
     "monai_highresnet": (_monai("HighResNet", spatial_dims=3, **_TWO), (2, 1, 16, 16, 16)),
     "monai_flexibleunet": (
@@ -113,7 +105,7 @@ MORE: dict[str, tuple] = {
         (2, 1, 32, 32, 32),
     ),
     "monai_mednext": (
-        _monai("MedNeXtSmall", spatial_dims=3, in_channels=1, out_channels=2, init_filters=8),
+        _monai("MedNeXt", spatial_dims=3, init_filters=8, **_TWO),
         (2, 1, 32, 32, 32),
     ),
     "transformers_swin": (
@@ -136,7 +128,8 @@ MORE: dict[str, tuple] = {
         (2, 3, 64, 64),
     ),
     "transformers_cvt": (
-        _transformers("Cvt", embed_dim=[16, 32, 48], num_heads=[1, 2, 3], depth=[1, 1, 1]),
+        _transformers("Cvt", embed_dim=[16, 32, 48], num_heads=[1, 2, 3], depth=[1, 1, 1],
+                      drop_path_rate=[0.0, 0.0, 0.0]),
         (2, 3, 64, 64),
     ),
     "transformers_bit": (
@@ -144,15 +137,16 @@ MORE: dict[str, tuple] = {
                       num_groups=4),
         (2, 3, 64, 64),
     ),
-    "kornia_hardnet": (_kornia("HardNet"), (2, 1, 32, 32)),
-    "kornia_sosnet": (_kornia("SOSNet"), (2, 1, 32, 32)),
-    "kornia_tfeat": (_kornia("TFeat"), (2, 1, 32, 32)),
-    "kornia_dexined": (_kornia("DexiNed"), (2, 3, 64, 64)),
-    "kornia_keynet": (_kornia("KeyNet"), (2, 1, 64, 64)),
+    "kornia_hardnet": (_kornia("feature", "HardNet"), (2, 1, 32, 32)),
+    "kornia_sosnet": (_kornia("feature", "SOSNet"), (2, 1, 32, 32)),
+    "kornia_tfeat": (_kornia("feature", "TFeat"), (2, 1, 32, 32)),
+    "kornia_dexined": (_kornia("filters.dexined", "DexiNed"), (2, 3, 64, 64)),
+    "kornia_keynet": (_kornia("feature", "KeyNet"), (2, 1, 64, 64)),
 }  # fmt: skip
 NETS = [*model_configs(), *MORE]
 # Where prediction and observation differ, and in which parts.
 FOUND = {
     # torch's fake ReplicationPad3d gives contiguous, the real one keeps channels_last_3d.
     "diffusers_autoencoder_hunyuan": ("events", "copies", "convolutions"),
+    "monai_basicunet3d": ("events",),
 }

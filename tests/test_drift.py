@@ -118,14 +118,26 @@ def test_a_copy_made_before_is_brought_into_line_with_its_values():
     assert PIPELINE.check(average) == []
 
 
-def test_tied_parameters_of_a_copy_stay_tied():
+def tied():
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
     model[1].weight = model[0].weight
     model[1].bias = nn.Parameter(model[0].bias.detach())
-    average = copy.deepcopy(model)
-    like(average, PIPELINE.apply(model))
+    return model
+
+
+def test_tied_parameters_of_a_copy_stay_tied():
+    average = like(tied(), PIPELINE.apply(tied()))
     assert average[0].weight is average[1].weight
     assert average[0].bias.data_ptr() == average[1].bias.data_ptr()
+
+
+def test_a_copy_is_repaired_as_its_reference_is():
+    repaired = Pipeline.from_config({"conv2d_memory_format": {}, "repair_layout": {}})
+    reference = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8))
+    average = copy.deepcopy(reference)
+    repaired.apply(reference)
+    assert type(like(average, reference)[1]) is type(reference[1]) is not nn.InstanceNorm2d
+    assert repaired.check(average) == []
 
 
 def test_a_model_of_other_tensors_is_refused_and_left_alone():

@@ -377,15 +377,16 @@ def test_the_gradient_of_an_instance_norm_is_followed_in_backward(look):
     assert flow.summary["backward"]["copied_bytes"] > 0
 
 
-def test_one_sample_through_an_instance_norm_is_named_where_gradients_go_wrong():
+@BOTH
+def test_one_sample_through_an_instance_norm_is_named_where_gradients_go_wrong(look):
     net = Net(lambda net, x: F.silu(net.norm(x)), norm=nn.InstanceNorm2d(4))
-    flow = observe(net, cl(1, 4, 8, 8), backward=True)
+    flow = look(net, cl(1, 4, 8, 8), backward=True)
     assert any(
         note.startswith("norm: grad_out of aten.native_batch_norm_backward has strides")
         and note.endswith("torch is known to give wrong gradients there")
         for note in flow.notes
     )
-    assert observe(net, cl(2, 4, 8, 8), backward=True).notes == ()
+    assert look(net, cl(2, 4, 8, 8), backward=True).notes == ()
 
 
 @BOTH

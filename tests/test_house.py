@@ -87,6 +87,19 @@ def test_the_pipeline_knows_no_audit_and_no_record():
             assert f"prepare.{forbidden}" not in imports(ROOT / name), (name, forbidden)
 
 
+def test_applying_loads_no_compiler_and_no_distributed_training():
+    # Either costs more than a second, and most of the time of a first `apply`.
+    script = (
+        "import sys\nimport torch\nfrom torch import nn\nfrom prepare.pipeline import Pipeline\n"
+        "steps = {'half': {}, 'conv3d_memory_format': {}, 'repair_layout': {}, 'input_format': {}}\n"
+        "model = nn.Sequential(nn.Conv3d(2, 2, 3), nn.InstanceNorm3d(2))\n"
+        "Pipeline.from_config(steps).apply(model)\n"
+        "slow = {'torch._dynamo', 'torch.distributed.fsdp', 'torch._inductor', 'sympy'}\n"
+        "print(sorted(slow & set(sys.modules)))\n"
+    )
+    assert run(script) == "[]"
+
+
 def test_the_report_knows_no_torch():
     for path in (ROOT / "report").rglob("*.py"):
         assert not {"torch", "hydra", "omegaconf"} & package(imports(path)), path

@@ -117,7 +117,7 @@ def test_memory_formats_may_be_written_as_people_write_them(word, meant):
         (
             {"hlaf": {}},
             "steps.hlaf: no such step; did you mean 'half'? steps: conv2d_memory_format, "
-            "conv3d_memory_format, device, half, input_format",
+            "conv3d_memory_format, device, half, input_format, repair_layout",
         ),
         (
             {"half": 3},

@@ -103,7 +103,7 @@ class States:
             operands = [one for one in operands if one.held and one.held.backward]
         minds = is_sensitive(step.name)
         acting = [one for one in operands if minds or one.state != "weight"]
-        inside = [one for one in acting if self.is_inside(one.tensor)]
+        inside = [one for one in acting if self._acts_inside(one)]
         if minds:
             self._mind(step, acting, inside)
         for index, tensor in outputs:
@@ -135,7 +135,7 @@ class States:
         changed = (given.shape, given.stride()) != (tensor.shape, tensor.stride())
         if held.state in ("inside", "passage") and self._is_outside(tensor) and changed:
             held.place = _came_back(step, given)
-        elif held.state in ("lost", "passage") and self.is_inside(tensor):
+        elif held.state in ("lost", "passage") and self.is_inside(tensor) and not _is_odd(tensor):
             if held.state == "lost" and not self.is_inside(given):
                 self._regain(step, given, tensor)
             held.state, held.place = "inside", None
@@ -207,6 +207,11 @@ class States:
         if step.name.endswith("batch_norm_backward"):
             text += "; torch is known to give wrong gradients there"
         self.tally.note(text)
+
+    def _acts_inside(self, one: Operand) -> bool:
+        # The heads of an attention over one token only look like channels-last.
+        by_chance = one.state in ("lost", "passage") and _is_odd(one.tensor)
+        return self.is_inside(one.tensor) and not by_chance
 
     def _is_outside(self, tensor: Tensor) -> bool:
         return is_outside(tuple(tensor.shape), tensor.stride(), self.wanted)

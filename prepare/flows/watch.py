@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from prepare.flows.fakes import corrected
 from prepare.flows.layouts import in_words, order_of
 from prepare.flows.operations import (
     PARAMETERS,
@@ -48,7 +49,7 @@ class Watcher(TorchDispatchMode):
         if _is_composite(func):  # inference_mode does not take these apart
             with self:
                 return func.decompose(*args, **kwargs)
-        output = func(*args, **kwargs)
+        output = corrected(func._schema.name, args, func(*args, **kwargs))
         if not self.hidden:
             try:
                 self._see(func, args, kwargs, output)

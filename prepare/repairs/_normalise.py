@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prepare.repairs.repair import FORMATS
+
 # Rows are summed one by one, and more lanes leave fewer of them; yet more would leave the cache.
 _LANES = 64
 # Elements that are worked on at a time by each thread: fresh memory costs more than the arithmetic.
@@ -120,7 +122,8 @@ def _plain(
     if bias is not None:
         y = y + bias
     mean, var = (each.detach().expand_as(grouped[:, :1]).flatten(1) for each in (mean, var))
-    return _like(y.to(x.dtype), x), mean, var
+    # A copy, because compiled code gives a view of batch 1 other strides than it has here.
+    return _like(y.to(x.dtype), x).clone(memory_format=FORMATS[x.dim()]), mean, var
 
 
 def _plain_backward(ctx: Any, grad: Tensor, x: Tensor, weight: Any, bias: Any) -> tuple:

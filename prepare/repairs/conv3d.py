@@ -1,10 +1,10 @@
-"""The repair of small 3-d convolutions on a CPU: oneDNN's channels-last kernels instead of the reference code."""
+"""The repair of small 3-d convolutions on a CPU: oneDNN's channels-last kernels, not the reference ones."""
 
 from math import prod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from prepare.repairs.repair import SwapClass, is_channels_last
 
@@ -32,10 +32,11 @@ class KeepingConv3d(nn.Conv3d):
             x, padding = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
             x = x.contiguous(memory_format=torch.channels_last_3d)
         small = _is_small(x, weight)
-        if _is_product(self, padding) and (small or len(x) < _MANY and torch.get_num_threads() == 1):
+        alone = len(x) < _MANY and torch.get_num_threads() == 1
+        if (small or alone) and _is_product(self, padding):
             return F.linear(x.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
         if not small:
-            return super()._conv_forward(input, weight, bias)
+            return F.conv3d(x, weight, bias, self.stride, padding, self.dilation)
         for groups in (2, 3, 5):
             if len(weight) % groups == 0:
                 x = torch.cat([x] * groups, 1)
@@ -70,18 +71,17 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
         )
 
 
-REPAIR = SwapClass(
-    "conv3d", {nn.Conv3d: KeepingConv3d, nn.ConvTranspose3d: KeepingConvTranspose3d}
-)
+REPAIR = SwapClass("conv3d", {nn.Conv3d: KeepingConv3d, nn.ConvTranspose3d: KeepingConvTranspose3d})
 
 
 def _fits(module: nn.Module, x: Tensor, weight: Tensor) -> bool:
-    """Whether torch might take a reference kernel that oneDNN could replace; a compiler is to see torch's own."""
+    """Whether oneDNN could replace a kernel that torch takes here. A compiler is to see torch's own."""
     return (
         not torch.compiler.is_compiling()
         and module.groups == 1
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
+        and x.dim() == 5
         and is_channels_last(x)
         and x.shape[1] == module.in_channels
         and x.numel() > 0

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from prepare.repairs.repair import SwapClass, is_channels_last
 
@@ -20,22 +20,21 @@ class KeepingAvgPool3d(nn.AvgPool3d):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
-        if not _fits(input):
+        if not _fits(input, 5):
             return super().forward(input)
         return _average(
-            _cast(input), self.kernel_size, self.stride, self.padding,
-            self.ceil_mode, self.count_include_pad, self.divisor_override,
-        )  # fmt: skip
+            _cast(input), self, self.padding, self.count_include_pad, self.divisor_override
+        )
 
 
 class KeepingLPPool3d(nn.LPPool3d):
     """torch's LPPool3d that keeps a channels-last layout: `KeepingAvgPool3d` between two powers."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        if not _fits(input):
+        if not _fits(input, 5):
             return super().forward(input)
         kernel, power = _three(self.kernel_size), float(self.norm_type)
-        mean = _average(_cast(input.pow(power)), kernel, self.stride, 0, self.ceil_mode)
+        mean = _average(_cast(input.pow(power)), self)
         # As torch writes it: odd powers may leave negative sums.
         total = mean.sign() * mean.abs().relu() * (kernel[0] * kernel[1] * kernel[2])
         return total.pow(1.0 / power)
@@ -50,7 +49,7 @@ class KeepingAdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        if not _fits(input) or 0 in (size := _sizes(self.output_size, input.shape[2:])):
+        if not _fits(input, 5) or 0 in (size := _sizes(self.output_size, input.shape[2:])):
             return super().forward(input)
         x = _cast(input)
         if size == (1, 1, 1):
@@ -69,14 +68,14 @@ class KeepingAdaptiveMaxPool3d(nn.AdaptiveMaxPool3d):
     """
 
     def forward(self, input: Tensor) -> Any:  # noqa: A002
-        if not _fits(input) or 0 in (size := _sizes(self.output_size, input.shape[2:])):
+        if not _fits(input, 5) or 0 in (size := _sizes(self.output_size, input.shape[2:])):
             return super().forward(input)
         values, indices = _maxima(_cast(input), size)
         return (values, indices) if self.return_indices else values
 
 
 class KeepingAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
-    """torch's AdaptiveAvgPool2d whose gradient keeps a channels-last layout, too, when pooling to one element.
+    """torch's AdaptiveAvgPool2d whose gradient keeps a channels-last layout when pooling to one element too.
 
     Helps: squeeze-and-excitation and classification heads, whose gradient torch lays out contiguous.
     Hurts: nothing known. To more elements torch's own keeps the layout, and is used.
@@ -84,7 +83,7 @@ class KeepingAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        if not _fits(input) or _sizes(self.output_size, input.shape[2:]) != (1, 1):
+        if not _fits(input, 4) or _sizes(self.output_size, input.shape[2:]) != (1, 1):
             return super().forward(input)
         return _mean(input)
 
@@ -101,11 +100,10 @@ REPAIR = SwapClass(
 )
 
 
-def _fits(x: Tensor) -> bool:
-    """Whether this is a case that torch's CPU kernels lose; integers would be rounded twice."""
-    return (
-        x.device.type == "cpu" and x.is_floating_point() and x.numel() > 0 and is_channels_last(x)
-    )
+def _fits(x: Tensor, rank: int) -> bool:
+    """Whether this is a batch whose layout torch's CPU kernels lose; whole numbers would be rounded twice."""
+    known = x.dim() == rank and x.device.type == "cpu" and x.is_floating_point()
+    return known and x.numel() > 0 and is_channels_last(x)
 
 
 def _cast(x: Tensor) -> Tensor:
@@ -115,15 +113,16 @@ def _cast(x: Tensor) -> Tensor:
 
 
 def _average(
-    x: Tensor, kernel: Any, stride: Any, padding: Any,
-    ceil: bool = False, count_pad: bool = True, divisor: int | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor, module: nn.Module, padding: Any = 0, count: Any = 1, divisor: int | None = None
+) -> Tensor:
+    kernel, stride, ceil = module.kernel_size, module.stride, module.ceil_mode
     k, s, p = _three(kernel), _three(kernel if stride is None else stride), _three(padding)
     # The divisor of a box is the product of those of its sides, at the borders as well.
     once = None if divisor is None else 1
-    planes = F.avg_pool2d(_planes(x), k[1:], s[1:], p[1:], ceil, count_pad, once)
+    count = bool(count)
+    planes = F.avg_pool2d(_planes(x), k[1:], s[1:], p[1:], ceil, count, once)
     depths = _depths(planes, x)
-    pooled = F.avg_pool2d(depths, (k[0], 1), (s[0], 1), (p[0], 0), ceil, count_pad, divisor)
+    pooled = F.avg_pool2d(depths, (k[0], 1), (s[0], 1), (p[0], 0), ceil, count, divisor)
     return _volumes(pooled, planes)
 
 
@@ -141,9 +140,9 @@ def _maxima(x: Tensor, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     planes, in_plane = F.adaptive_max_pool2d(_planes(x), size[1:], return_indices=True)
     depths = _depths(planes, x)
     pooled, depth = F.adaptive_max_pool2d(depths, (size[0], 1), return_indices=True)
-    in_plane = _depths(in_plane, x).gather(2, depth)
-    indices = in_plane + depth * (x.shape[3] * x.shape[4])
-    return _volumes(pooled, planes), _volumes(indices, planes)
+    in_plane, depth = (each.movedim(1, -1) for each in (_depths(in_plane, x), depth))
+    indices = in_plane.gather(1, depth) + depth * (x.shape[3] * x.shape[4])
+    return _volumes(pooled, planes), _volumes(indices.movedim(-1, 1), planes)
 
 
 def _planes(x: Tensor) -> Tensor:

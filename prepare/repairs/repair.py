@@ -62,14 +62,14 @@ class SwapClass(Repair):
 
     def __init__(self, name: str, swaps: Mapping[type[nn.Module], type[nn.Module]]) -> None:
         self.name = name
-        self._swaps = dict(swaps)
+        self.swaps = dict(swaps)
         self._back = {swapped: original for original, swapped in swaps.items()}
 
     def fits(self, module: nn.Module) -> bool:
-        return type(module) in self._swaps
+        return type(module) in self.swaps
 
     def repair(self, module: nn.Module, formats: Mapping[int, str]) -> None:
-        module.__class__ = self._swaps[type(module)]
+        module.__class__ = self.swaps[type(module)]
 
     def is_repaired(self, module: nn.Module) -> bool:
         return type(module) in self._back

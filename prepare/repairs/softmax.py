@@ -3,8 +3,8 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from prepare.repairs.repair import FORMATS, SwapClass, is_channels_last
 
@@ -31,8 +31,10 @@ class _KeepsLayout:
         place = dim if dim == 0 else (dim - 2) % (rank - 1) + 1  # of `dim` in N, *spatial, C
         channel = input.shape[1] * input.dtype.itemsize
         if input.device.type == "cpu" and channel < _VECTOR_BYTES and place >= rank - 2:
-            y = super().forward(_GradientAsInput.apply(input))
-            return y.to(memory_format=FORMATS[rank])
+            # Compilers and torch.func lay gradients out as they like.
+            plainly = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+            x = input if plainly else _GradientAsInput.apply(input)
+            return super().forward(x).to(memory_format=FORMATS[rank])
         return self._function(input.movedim(1, -1), place).movedim(-1, 1)
 
 
@@ -76,20 +78,14 @@ REPAIR = SwapClass(
 class _GradientAsInput(torch.autograd.Function):
     """Hands its input on as it is, and lays the gradient out in channels-last."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
+    def forward(_: Any, x: Tensor) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(_: Any, grad: Tensor) -> Tensor:
         return grad.to(memory_format=FORMATS[grad.dim()])
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+    def jvp(_: Any, tangent: Tensor) -> Tensor:
         return tangent.view_as(tangent)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +12,14 @@ from markupsafe import Markup
 
 from prepare import files
 from prepare.report.flow import flow_sentence
+from prepare.report.flow_words import cut, details, happened, layouts, title, wide
 from prepare.report.folding import Row, rows
 from prepare.report.rendering import render
 from prepare.report.ribbon import Ribbon, ribbon
-from prepare.text import plural, printable, size
+from prepare.text import plural, size
 
 if TYPE_CHECKING:
-    from prepare.flows.records import Event, Flow
+    from prepare.flows.records import Flow
 
 # More rows than these are no picture any more.
 LIMIT = 120
@@ -85,43 +84,22 @@ def write_flow_svg(flow: Flow, path: str | Path) -> None:
     files.write_text(path, flow_svg(flow))
 
 
-def cut(text: str, room: float) -> str:
-    """As much of a text as `room` letters hold, its middle left out; wide letters count twice."""
-    text = printable(text[:6000])
-    if _wide(text) <= room:
-        return text
-    head, tail = "", ""
-    for letter in text:
-        if _wide(head + letter) > room * 0.6 - 1:
-            break
-        head += letter
-    for letter in reversed(text):
-        if _wide(head) + _wide(tail + letter) > room - 1:
-            break
-        tail = letter + tail
-    return f"{head}…{tail}"
-
-
-def _wide(text: str) -> int:
-    return sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text)
-
-
 def _context(flow: Flow, beside: Flow | None, limit: int, headline: list[str]) -> dict:
     shown = rows(flow, limit=limit, beside=beside)
-    details = [cut(text, 128) for text in _details(flow, shown)]
+    lines = [cut(text, 128) for text in details(flow, shown)]
     overview = Ribbon([], [])
     if len(shown) > _OVERVIEW:
         overview = ribbon(flow, width=_WIDTH - 32, style=_style)
     legend = _legend(flow)
     at = {"headline": 28, "details": 26 + 21 * len(headline)}
-    at["ribbon"] = at["details"] + 18 * len(details) + 6
+    at["ribbon"] = at["details"] + 18 * len(lines) + 6
     at["legend"] = at["ribbon"] + (40 if overview.parts else 4)
     at["rows"] = at["legend"] + 20 * len(legend) + 24
     most = max((row.sums.copied for row in shown), default=0)
     return {
         "sentence": flow_sentence(flow),
         "headline": headline,
-        "details": details,
+        "details": lines,
         "ribbon": overview,
         "legend": legend,
         "rows": [_drawn(row, at["rows"] + _ROW * n, most) for n, row in enumerate(shown)],
@@ -131,32 +109,6 @@ def _context(flow: Flow, beside: Flow | None, limit: int, headline: list[str]) -
         "row_height": _ROW,
         "columns": {"name": _NAME, "event": _EVENT, "bytes": _BYTES},
     }
-
-
-def _details(flow: Flow, shown: list[Row]) -> Iterable[str]:
-    first = next((event for event in flow.events if event.kind == "break"), None)
-    if first:
-        where = cut(first.module, 90) or "the model itself"
-        yield f"Lost first in {where} ({cut(first.type, 30)}), by {cut(_by(first), 50)}."
-    found = flow.summary
-    regained = f", regained {_times(found['regains'])}" if found["regains"] else ""
-    lost = f"lost {_times(found['breaks'])}" if found["breaks"] else "never lost"
-    lost = f"{_wanted(flow)} is {lost}{regained}"
-    gave = f"{found['in_layout']} of {plural(found['convolutions'], 'convolution')} gave it"
-    yield f"Forward: {lost}; {gave}."
-    hidden = len(flow.modules) - sum(not row.folded for row in shown)
-    if hidden:
-        folded = sum(row.folded for row in shown)
-        text = f"{plural(len(flow.modules), 'module')} in {plural(len(shown), 'row')}"
-        yield f"{text}: {plural(folded, 'row')} in italics stand for modules that are folded up."
-
-
-def _wanted(flow: Flow) -> str:
-    return " and ".join(dict.fromkeys(map(printable, flow.wanted.values()))) or "the layout"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count:,} times"
 
 
 def _legend(flow: Flow) -> list[list[tuple[str, str, str]]]:
@@ -188,39 +140,29 @@ def _drawn(row: Row, y: int, most: int) -> _Drawn:
     label = row.label or (row.module.name if row.depth else row.module.type)
     kind, about = _about(row)
     name = cut(label or "the model", room)
-    left = (room - _wide(name) - 1.5) * _LETTER / _WORD
-    width = _BAR * row.sums.copied / most if most else 0
+    left = (room - wide(name) - 1.5) * _LETTER / _WORD
+    bar = _BAR * row.sums.copied / most if most else 0
     return _Drawn(
         y=y,
         x=x,
         name=name,
         type=cut(about, left) if about and left > 5 else "",
-        title=_title(row),
+        title=title(row),
         swatch=_swatch(row),
         letter=_letter(row),
         kind=kind,
         mark=mark,
-        text=cut(_happened(row), (_BYTES - _EVENT - 28) / 6.3),
-        bar=round(max(width, 1.5), 1) if row.sums.copied else 0,
+        text=cut(happened(row), (_BYTES - _EVENT - 28) / 6.3),
+        bar=round(max(bar, 1.5), 1) if row.sums.copied else 0,
         copied=size(row.sums.copied) if row.sums.copied else "",
     )
 
 
 def _about(row: Row) -> tuple[str, str]:
     if row.folded:
-        return "folded", f"{plural(row.sums.modules, 'module')}, {_layouts(row)}"
+        return "folded", f"{plural(row.sums.modules, 'module')}, {layouts(row)}"
     kind = "holds" if row.holds else "leaf"
     return kind, row.module.type if row.depth else ""
-
-
-def _layouts(row: Row) -> str:
-    """`all channels_last`, or `20 channels_last, 4 contiguous`; those that were not seen only if all."""
-    seen = Counter({word: count for word, count in row.sums.layouts.items() if word != "none"})
-    if not seen:
-        return "not seen"
-    if len(seen) == 1:
-        return f"all {printable(next(iter(seen)))}"
-    return ", ".join(f"{count:,} {printable(word)}" for word, count in seen.most_common())
 
 
 def _swatch(row: Row) -> list[tuple[str, float, float]]:
@@ -239,50 +181,6 @@ def _swatch(row: Row) -> list[tuple[str, float, float]]:
 def _letter(row: Row) -> str:
     words = {_style(word) for word in row.sums.layouts if word != "none"}
     if len(words) > 1:
-        return "±"
+        return ""
     word = next((word for word in row.sums.layouts if word != "none"), "none")
     return LETTERS.get(word, "?")
-
-
-def _happened(row: Row) -> str:
-    if row.folded:
-        counts = ((row.sums.events[kind], kind) for kind in ("break", "regain"))
-        return ", ".join(plural(count, kind) for count, kind in counts if count)
-    return "; ".join(_said(*item) for item in _grouped(row.events).items())
-
-
-def _grouped(events: Iterable[Event]) -> Counter[tuple[str, str, str]]:
-    """How often each thing happened; what happened in forward first, and breaks before regains."""
-    found: Counter[tuple[str, str, str]] = Counter()
-    for event in sorted(events, key=lambda event: (event.phase != "forward", event.kind)):
-        found[event.kind, event.phase, _by(event)] += event.count
-    return found
-
-
-def _said(key: tuple[str, str, str], count: int) -> str:
-    kind, phase, by = key
-    where = "" if phase == "forward" else f" in {phase}"
-    return f"{'regained: ' if kind == 'regain' else ''}{by} {count:,}×{where}"
-
-
-def _by(event: Event) -> str:
-    """The operation, and its cause where that says more: `aten.clone (instance_norm)`."""
-    says_more = not event.operation.endswith(event.cause)
-    return f"{event.operation} ({event.cause})" if says_more else event.operation
-
-
-def _title(row: Row) -> str:
-    """The row in words, whole, for whoever rests on it."""
-    name = cut(row.module.name, 300) or "the model itself"
-    if row.folded:
-        more = "and the modules up to the next row"
-        text = [f"{name} {more}: {plural(row.sums.modules, 'module')}, {_layouts(row)}"]
-    else:
-        calls = "called once" if row.module.calls == 1 else f"called {row.module.calls:,} times"
-        gave = "gave no 4-d or 5-d tensor" if row.module.layout == "none" else row.module.layout
-        text = [f"{name}: {cut(row.module.type, 100)}, {gave}, {calls}"]
-    happened = _happened(row)
-    text += [happened] if happened else []
-    if row.sums.copied:
-        text.append(f"{size(row.sums.copied)} copied because of layouts")
-    return "; ".join(text)

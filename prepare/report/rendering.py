@@ -50,9 +50,8 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "bytes": size,
         "count": lambda number: f"{number:,}",
-        "numbers": lambda values: "" if values is None else "×".join(map(str, values)),
+        "listed": lambda values: ", ".join(map(str, values or ())),
         "plural": plural,
-        "steps": lambda values: "" if values is None else ", ".join(map(str, values)),
         "short": short,
     }
     return environment

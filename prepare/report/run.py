@@ -63,9 +63,7 @@ def read_run(folder: str | Path) -> Run:
         "flow": ("flow.json", Flow.load),
         "flow_before": ("flow_before.json", Flow.load),
     }
-    found = {
-        key: _read(folder / name, reader, problems) for key, (name, reader) in readers.items()
-    }
+    found = {key: _read(folder / name, reader, problems) for key, (name, reader) in readers.items()}
     if not problems and not any(value is not None for value in found.values()):
         wrong = "holds nothing of a run"
         raise FileError(files.shown(folder), wrong, "give the folder that a run left behind")

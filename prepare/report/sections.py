@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.report.flow import flow_sentence
 from prepare.report.flow_picture import flow_figure
+from prepare.report.flow_words import times
 from prepare.rows import STATUSES, Row
 from prepare.text import counts, plural, size
 
@@ -52,7 +53,8 @@ def happened(run: Run) -> Context | None:
     """How the run ended, what the audit counts, and every tensor with its status."""
     if not run.result and not run.audit and not run.plan:
         return None
-    shown: Context = {"result": run.result, "facts": [], "skipped": [], "tensors": None, "statuses": {}}
+    shown: Context = {"result": run.result, "facts": [], "statuses": {}}
+    shown |= {"skipped": [], "tensors": None}
     if run.audit:
         shown["facts"] = _audit_facts(run)
         shown["statuses"] = {word: run.audit.summary["status"].get(word, 0) for word in STATUSES}
@@ -101,7 +103,8 @@ def environment(run: Run) -> Context | None:
     found = run.environment
     if not found:
         return None
-    versions = {"Python": found["python"], "torch": found["torch"], **found["packages"]}
+    known = {"Python": found["python"], "torch": found["torch"], **found["packages"]}
+    versions = {key: value for key, value in known.items() if value}
     cores = f"{found['cores']} cores, {plural(found['threads'], 'thread')} for torch"
     machine = {
         "Date": found["date"],
@@ -110,7 +113,7 @@ def environment(run: Run) -> Context | None:
         "Devices": ", ".join(found["devices"]) or "none besides the processor",
         "Commit": found["git_commit"] or "not in a git repository",
     }
-    return {"versions": {key: value for key, value in versions.items() if value}, "machine": machine}
+    return {"versions": versions, "machine": machine}
 
 
 def again(run: Run) -> Context | None:
@@ -144,7 +147,7 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
     if run.flow:
         summary = run.flow.summary
         causes = ", ".join(f"{word} {count:,}" for word, count in summary["by_cause"].items())
-        found.append(("Layout lost", _times(summary["breaks"]), causes or "from end to end kept"))
+        found.append(("Layout lost", times(summary["breaks"]), causes or "from end to end kept"))
         copied = size(summary["copied_bytes"])
         found.append(("Copied because of layouts", copied, "in each forward"))
     if run.result:
@@ -183,7 +186,8 @@ def _audit_facts(run: Run) -> list[tuple[str, str]]:
 
 def _seen(one: dict[str, Any]) -> str:
     text = f"{one['gave']} of {plural(one['of'], 'convolution')} gave {one['format']}"
-    return f"{text}; {one['ambiguous']} of them can be read as another" if one["ambiguous"] else text
+    also = f"; {one['ambiguous']} of them can be read as another" if one["ambiguous"] else ""
+    return text + also
 
 
 def _plan_facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -232,7 +236,3 @@ def _left(found: dict[str, int]) -> str:
     if found["untouched"]:
         left.append(f"{found['untouched']:,} untouched")
     return ", ".join(left) or "none left out"
-
-
-def _times(count: int) -> str:
-    return "never" if not count else "once" if count == 1 else f"{count:,} times"

@@ -62,7 +62,7 @@ def show_prepared(facts: Facts, folder: str) -> None:
         rows.append(("example", f"{facts.given} -> {facts.gave}"))
         rows += [("seen in it", _seen(one)) for one in facts.seen]
     if facts.flow:
-        rows.append((f"flow ({facts.flow.mode})", flow_sentence(facts.flow)))
+        rows.append(("layout flow", flow_sentence(facts.flow)))
     rows += [("note", problem) for problem in facts.problems]
     rows += [("note", note) for note in _notes(facts.notable)]
     rows.append(("files", folder))
@@ -146,9 +146,12 @@ def _steps(steps: Mapping[str, Mapping[str, Any]]) -> str:
     """Each step in a word or two: its first option says what it does."""
     if not steps:
         return "no step"
-    return ", ".join(
-        f"{name} {next(iter(options.values()), '')}".strip() for name, options in steps.items()
-    )
+    return ", ".join(f"{name} {_first(options)}".strip() for name, options in steps.items())
+
+
+def _first(options: Mapping[str, Any]) -> str:
+    value = next(iter(options.values()), "")
+    return value if isinstance(value, str) else ""
 
 
 def _notes(rows: list[dict[str, Any]]) -> list[str]:

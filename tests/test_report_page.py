@@ -1,0 +1,614 @@
+"""The page of a run and the picture of a layout flow: what they say, and that nothing breaks out of them."""
+
+import html
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from networks import small_3d
+from prepare.audit import Audit, audit
+from prepare.errors import FileError
+from prepare.flows.records import Convolution, Copy, Event, Flow, ModuleLayout
+from prepare.pipeline import Pipeline
+from prepare.record import Job, Record, Result
+from prepare.report.flow_picture import LIMIT, flow_svg, write_flow_svg
+from prepare.report.flow_words import cut, wide
+from prepare.report.folding import SMALL, rows
+from prepare.report.page import Part, page, run_page, write_page
+from prepare.report.sections import LIMIT as ROWS_SHOWN
+from prepare.report.sections import SECTIONS, cut_rows
+from prepare.rows import Row
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+TEMPLATES = Path(run_page.__code__.co_filename).parent / "templates"
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = [
+    "</title><script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "a\nb\r\x00\x1b[31m\x0b\u2028",
+    "\ud800 and \udc80",
+    "n" * 5000,
+    "{{ 7 * 7 }} {% raw %}",
+    "]]> & &amp; <![CDATA[ --> <!--",
+    "=1+1 [red] \u202eabc \u5c42",
+    "</style><style>*{display:none}",
+]
+
+
+def module(name: str, layout: str = "channels_last_3d", kind: str = "Conv3d") -> ModuleLayout:
+    depth = name.count(".") + 1 if name else 0
+    return ModuleLayout(name=name, type=kind, depth=depth, layout=layout, calls=1)
+
+
+def event(name: str, kind: str = "break", *, count: int = 1, phase: str = "forward") -> Event:
+    operation, cause = "aten.clone", "instance_norm"
+    if kind == "regain":
+        operation, cause = "aten.convolution", "convolution"
+    return Event(kind=kind, phase=phase, module=name, type="InstanceNorm3d", operation=operation, operand="self channels_last_3d",
+                 shape=(2, 8, 4, 4, 4), before=(512, 1, 128, 32, 8), after=(512, 64, 16, 4, 1), bytes=4096 * count,
+                 source="", cause=cause, count=count)  # fmt: skip
+
+
+def copied(name: str, size: int = 4096) -> Copy:
+    return Copy(module=name, type="InstanceNorm3d", operation="aten.clone", bytes=size, phase="forward", why="instance_norm", count=1)  # fmt: skip
+
+
+def flow_of(modules, events=(), copies=()) -> Flow:
+    convolutions = tuple(
+        Convolution(module=one.name, type=one.type, input="contiguous", weight="channels_last_3d",
+                    output="channels_last_3d", backend="Mkldnn", calls=1)
+        for one in modules if one.type == "Conv3d"
+    )  # fmt: skip
+    return Flow(mode="predict", status="ok", reason="", wanted={5: "channels_last_3d"}, events=tuple(events),
+                copies=tuple(copies), convolutions=convolutions, modules=tuple(modules), notes=("a note",))  # fmt: skip
+
+
+def blocks(count: int, *, broken: int | None = None) -> Flow:
+    """A net of `count` blocks of a convolution, a norm and a ReLU; the first `broken` lose the layout."""
+    broken = count if broken is None else broken
+    modules, events, copies = [module("", kind="Net"), module("body", kind="Sequential")], [], []
+    for number in range(count):
+        lost = "contiguous" if number < broken else "channels_last_3d"
+        name = f"body.{number}"
+        modules += [module(name, lost, "Block"), module(f"{name}.conv")]
+        modules += [
+            module(f"{name}.norm", lost, "InstanceNorm3d"),
+            module(f"{name}.relu", lost, "ReLU"),
+        ]
+        if number < broken:
+            events += [event(f"{name}.norm"), event(f"{name}.conv", "regain")]
+            copies.append(copied(f"{name}.norm"))
+    return flow_of(modules, events, copies)
+
+
+def hostile_flow() -> Flow:
+    modules = [module("", kind=HOSTILE[0])]
+    modules += [replace(module(""), name=name, type=name, depth=1) for name in HOSTILE]
+    events = [
+        replace(event(name), type=name, operation=name, operand=name, source=name, cause=name)
+        for name in HOSTILE
+    ]
+    copies = [replace(copied(name), type=name, operation=name, why=name) for name in HOSTILE]
+    found = flow_of(modules, events, copies)
+    odd = [replace(module(""), name=f"odd {name}", depth=1, layout=name) for name in HOSTILE]
+    rows_ = tuple(
+        replace(flow_of([module("")]).convolutions[0], module=n, type=n, backend=n) for n in HOSTILE
+    )
+    return replace(found, modules=(*found.modules, *odd), convolutions=rows_, notes=tuple(HOSTILE))
+
+
+def left_behind(folder: Path, flow: Flow | None = None) -> Path:
+    """What a run leaves, made by the parts that make it."""
+    record, model = Record(folder), small_3d()
+    pipeline = Pipeline.from_config({"conv3d_memory_format": {}, "half": {"dtype": "bfloat16"}})
+    plan = pipeline.plan(model, known_issues="ignore")
+    pipeline.apply(model, known_issues="ignore")
+    record.clear()
+    record.write_plan(replace(plan, warnings=["InstanceNorm3d: copies; add a step"]))
+    record.write_prepared(pipeline, audit(model, plan=plan))
+    seen = {"given": "(2, 1)", "gave": "(2, 2)", "convolutions": [{"format": "channels_last_3d", "gave": 2, "of": 3, "ambiguous": 1}]}  # fmt: skip
+    choices = {"model": "small_3d", "memfmt": "channels_last_3d", "input": None}
+    record.write_job(
+        Job(
+            None,
+            None,
+            ["model=small_3d", "memfmt=channels_last_3d", "+model.x=[1, 2]"],
+            choices,
+            seen,
+        )
+    )
+    environment = {"format": "prepare.environment", "version": 1, "date": "2025-01-02T03:04:05+00:00", "python": "3.11.7",
+                   "torch": "2.13.0", "packages": {"numpy": None}, "platform": "Linux", "cpu": "a processor", "cores": 2,
+                   "threads": 1, "devices": [], "git_commit": "abc"}  # fmt: skip
+    record.write_environment(environment)
+    record.write_result(Result("ok", seconds=1.25))
+    (flow or blocks(3)).save(folder / "flow.json")
+    return folder
+
+
+class Reader(HTMLParser):
+    """Reads a page as strictly as it can: which elements, with which attributes, in which order."""
+
+    VOID = ("meta", "br", "hr", "img", "link", "input", "path", "rect")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict]] = []
+        self.open: list[str] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if data.strip():
+            self.texts.append((self.open[-1] if self.open else "", data.strip()))
+
+    @property
+    def tags(self) -> set[str]:
+        return {tag for tag, _ in self.elements}
+
+    def all(self, tag: str) -> list[dict]:
+        return [attrs for name, attrs in self.elements if name == tag]
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(text for tag, text in self.texts if tag != "style"))
+
+
+@pytest.fixture
+def ran(tmp_path) -> Path:
+    return left_behind(tmp_path / "run")
+
+
+# ------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_says_what_the_run_left(ran):
+    found = Reader(run_page(ran))
+    summary = Audit.load(ran / "audit.json").summary
+    for said in (
+        "python run.py model=small_3d memfmt=channels_last_3d '+model.x=[1, 2]'",
+        f"{summary['convolutions']['converted']} converted",
+        "2 of 3 convolutions gave channels_last_3d; 1 of them can be read as another",
+        "3 breaks, all InstanceNorm3d, 12.0 KiB copied per forward",
+        "InstanceNorm3d: copies; add a step",
+        "half: keep: norms",
+        "torch 2.13.0",
+        "Date 2025-01-02T03:04:05+00:00",
+        "memory_format: channels_last_3d",
+        'Pipeline.load("recipe.yaml")',
+        "1.2 s",
+        "a note",
+    ):
+        assert said in found.text, said
+
+
+def test_every_tensor_is_in_the_page_with_its_status(ran):
+    page_rows = re.findall(r'<th scope="row"><code>([^<]+)</code></th><td>[^<]*</td><td><span class="word (\w+)">', run_page(ran))  # fmt: skip
+    wanted = [(row.path, row.status) for row in Audit.load(ran / "audit.json").rows]
+    assert sorted(page_rows) == sorted(wanted)
+    statuses = [status for _, status in page_rows]
+    assert statuses == sorted(statuses, key=["ineffective", "skipped", "converted", "already", "untouched"].index)  # fmt: skip
+
+
+def test_every_break_copy_and_convolution_is_in_the_page(ran):
+    text, flow = run_page(ran), Flow.load(ran / "flow.json")
+    assert text.count('<span class="word lost">') == flow.summary["breaks"] == 3
+    assert text.count('<span class="word regained">') == flow.summary["regains"] == 3
+    assert f"{len(flow.copies)} places" in text
+    assert text.count("<td>Mkldnn</td>") == len(flow.convolutions) == 3
+
+
+def test_the_page_needs_no_network_and_no_script(ran):
+    left_behind(ran, hostile_flow())
+    text = run_page(ran)
+    assert not re.search(r"https?://|//www", text)
+    found = Reader(text)
+    assert not found.tags & {"script", "link", "img", "iframe", "object", "base", "form"}
+    assert all(not key.startswith("on") for _, attrs in found.elements for key in attrs)
+    assert all(attrs["href"].startswith("#") for attrs in found.all("a"))
+    styles = " ".join(text for tag, text in found.texts if tag == "style")
+    assert "url(" not in styles
+    assert "@import" not in styles
+
+
+def test_hostile_names_stay_text_all_round_the_page(ran, tmp_path):
+    hostile_flow().save(ran / "flow.json")
+    blocks(1).save(ran / "flow_before.json")
+    rows_ = [
+        Row(name, name, name, "parameter", (1,), (1,), name, name, (name,), (name,),
+            {"stride": (1,), "dtype": name, "device": name}, "skipped", (name,), name)
+        for name in HOSTILE
+    ]  # fmt: skip
+    before = Audit.load(ran / "audit.json")
+    Audit([*before.rows, *rows_], before.summary | {"unregistered": HOSTILE}).save(ran / "audit.json")  # fmt: skip
+    Record(ran).write_result(Result("failed", HOSTILE[0], "\n".join(HOSTILE), "\n".join(HOSTILE)))
+    Record(ran).write_job(Job(None, None, HOSTILE, dict(zip(HOSTILE, HOSTILE, strict=True))))
+    data = json.loads((ran / "plan.json").read_text()) | {"problems": HOSTILE, "warnings": HOSTILE}
+    (ran / "plan.json").write_text(json.dumps(data))
+    (ran / "recipe.yaml").write_bytes("\n".join(HOSTILE).encode("utf-8", "surrogatepass"))
+    safe = Reader(run_page(left_behind(tmp_path / "safe")))
+    path = write_page(ran)
+    text = path.read_bytes().decode("utf-8")  # strictly
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u2028\u202e]", text)
+    assert "n" * 2000 not in text.replace("n" * 5000, "", 3)  # whole only where a text is quoted
+    found = Reader(text)
+    assert found.tags <= safe.tags | {"h3", "p", "li", "details"}
+    assert "{{ 7 * 7 }}" in found.text
+    assert "alert(1)" in found.text
+
+
+def test_the_page_is_in_order_for_readers_that_hear_it(ran):
+    blocks(2).save(ran / "flow_before.json")
+    found = Reader(run_page(ran))
+    levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert all(attrs.get("scope") in ("col", "row") for attrs in found.all("th"))
+    ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    for _, attrs in found.elements:
+        wanted = attrs.get("aria-labelledby", "").split()
+        wanted += [attrs["href"].removeprefix("#")] if "href" in attrs else []
+        assert set(wanted) <= set(ids)
+    assert found.all("html") == [{"lang": "en"}]
+    assert all(attrs["role"] == "img" for attrs in found.all("svg"))
+    assert all("aria-label" in attrs for attrs in found.all("div") if attrs.get("role") == "region")
+
+
+def test_two_flows_stand_side_by_side_row_by_row(ran):
+    before, after = blocks(30), replace(blocks(30, broken=0), events=(event("body.7.norm"),))
+    before.save(ran / "flow_before.json")
+    after.save(ran / "flow.json")
+    found = Reader(run_page(ran))
+    assert len(found.all("svg")) == 2
+    assert "Layout lost 30 1" in found.text
+    ours, theirs = rows(before, limit=LIMIT, beside=after), rows(after, limit=LIMIT, beside=before)
+    assert [row.module.name for row in ours] == [row.module.name for row in theirs]
+
+
+def test_a_page_is_made_of_whatever_is_there(ran, tmp_path):
+    for path in sorted(ran.iterdir()):
+        one = tmp_path / path.name
+        one.mkdir()
+        shutil.copy(path, one)
+        Reader(run_page(one)) if path.name != "audit.csv" else None
+        less = tmp_path / f"without {path.name}"
+        shutil.copytree(ran, less)
+        (less / path.name).unlink()
+        assert "What cannot be shown" not in Reader(run_page(less)).text
+
+
+@pytest.mark.parametrize("name", ["result.json", "job.json", "plan.json", "audit.json", "environment.json", "flow.json"])  # fmt: skip
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000])
+def test_a_file_that_is_none_is_named_and_the_rest_is_shown(ran, name, content):
+    (ran / name).write_bytes(content)
+    text = Reader(run_page(ran)).text
+    assert "What cannot be shown" in text
+    assert name in text
+    assert 'Pipeline.load("recipe.yaml")' in text
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "title"),
+    [
+        ("plan.json", "warnings", 3, "Known issues and warnings"),
+        ("audit.json", "summary", {}, "What happened"),
+        ("environment.json", "packages", None, "Where it ran"),
+        ("flow.json", "wanted", {"5": None}, None),
+        ("flow.json", "events", [{}], "flow.json"),
+        ("job.json", "overrides", [1], "What was declared"),
+    ],
+)
+def test_a_section_whose_file_is_odd_is_left_out_and_named(ran, name, key, value, title):
+    data = json.loads((ran / name).read_text()) | {key: value}
+    (ran / name).write_text(json.dumps(data))
+    text = Reader(run_page(ran)).text
+    assert title is None or f"{title}:" in text
+    assert "Do it again" in text or name == "job.json"
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path):
+    with pytest.raises(FileError, match="holds nothing of a run; give the folder that a run left"):
+        write_page(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_folder_gives_the_same_bytes_wherever_it_lies(ran, tmp_path):
+    first = write_page(ran).read_bytes()
+    copied_there = tmp_path / "elsewhere" / ran.name
+    shutil.copytree(ran, copied_there)
+    (copied_there / "report.html").unlink()
+    assert write_page(copied_there).read_bytes() == first
+
+
+def test_a_long_table_is_cut_and_says_where_all_of_it_is(ran):
+    flow = blocks(ROWS_SHOWN + 1)
+    flow.save(ran / "flow.json")
+    text = Reader(run_page(ran)).text
+    total = f"{len(flow.events):,}"
+    assert f"The first {ROWS_SHOWN:,} of {total} rows; flow.json has them all." in text
+    assert f"The first {ROWS_SHOWN:,} of {len(flow.copies):,} rows; flow.json has them all." in text
+    whole = cut_rows(range(ROWS_SHOWN), "x")
+    assert len(whole["rows"]) == whole["total"]
+
+
+def test_a_run_that_failed_shows_its_error(tmp_path):
+    record = Record(tmp_path)
+    record.write_result(
+        Result("failed", "oom", "RuntimeError: no memory", "Traceback: line 1", 2.0)
+    )
+    text = Reader(run_page(tmp_path)).text
+    for said in ("failed", "oom", "RuntimeError: no memory", "The traceback", "Traceback: line 1"):
+        assert said in text
+
+
+def test_other_pages_are_made_by_the_same_template():
+    text = page("A sweep", [Part("rows", "Rows", html_text("<p>one</p>"))], problems=["none"])
+    found = Reader(text)
+    assert [attrs["id"] for attrs in found.all("section") if "id" in attrs] == ["rows"]
+    assert "<p>one</p>" in text
+
+
+def html_text(text: str):
+    from markupsafe import Markup
+
+    return Markup(text)
+
+
+def test_each_section_has_its_template_and_each_template_its_section():
+    assert sorted(section.name for section in SECTIONS) == sorted(
+        path.stem for path in (TEMPLATES / "sections").iterdir()
+    )
+
+
+# ------------------------------------------------------------------------------------- the picture
+
+
+def marked(svg: str, kind: str) -> list[ET.Element]:
+    root = ET.fromstring(svg)
+    return [g for g in root.iter(f"{SVG}g") if f"fp-in-{kind}" in g.get("class", "").split()]
+
+
+def texts(element: ET.Element) -> str:
+    return " ".join("".join(text.itertext()) for text in element.iter(f"{SVG}text"))
+
+
+def test_the_picture_shows_where_the_layout_is_lost():
+    flow = blocks(3)
+    svg = flow_svg(flow)
+    lost = marked(svg, "break")
+    assert len(lost) == flow.summary["breaks"] == 3
+    assert all("aten.clone (instance_norm), once" in texts(g) and "4.0 KiB" in texts(g) for g in lost)  # fmt: skip
+    assert len(marked(svg, "regain")) == flow.summary["regains"] == 3
+    said = texts(ET.fromstring(svg))
+    assert "3 breaks, all InstanceNorm3d" in said
+    assert "Lost first in body.0.norm (InstanceNorm3d), by aten.clone (instance_norm)." in said
+    assert "lost 3 times, regained 3 times; 3 of 3 convolutions gave it" in said
+
+
+def test_a_flow_without_a_break_says_so():
+    svg = flow_svg(blocks(3, broken=0))
+    assert marked(svg, "break") == []
+    assert "channels_last_3d is never lost; 3 of 3 convolutions gave it." in texts(ET.fromstring(svg))  # fmt: skip
+    assert "Lost first" not in svg
+
+
+def test_times_and_phases_are_told():
+    flow = blocks(1)
+    events = (event("body.0.norm", count=12), event("body.0.conv", phase="backward"))
+    titles = [t.text for t in ET.fromstring(flow_svg(replace(flow, events=events))).iter(f"{SVG}title")]  # fmt: skip
+    assert any("; aten.clone (instance_norm), 12 times; 4.0 KiB copied" in said for said in titles)
+    assert any(said.endswith("aten.clone (instance_norm), once in backward") for said in titles)
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "channels_last_3d", "contiguous", "ambiguous", "other"])  # fmt: skip
+def test_each_layout_has_a_letter_besides_its_colour(layout):
+    svg = flow_svg(flow_of([module("", layout)]))
+    letter = {"channels_last": "L", "channels_last_3d": "L", "contiguous": "C", "ambiguous": "A", "other": "O"}[layout]  # fmt: skip
+    letters = [t.text for t in ET.fromstring(svg).iter(f"{SVG}text") if "fp-letter" in t.get("class", "")]  # fmt: skip
+    assert letters == [letter, letter]  # in the legend and in the row
+
+
+def test_the_picture_is_whole_with_hostile_names(tmp_path):
+    write_flow_svg(hostile_flow(), tmp_path / "flow.svg")
+    text = (tmp_path / "flow.svg").read_bytes().decode("utf-8")
+    root = ET.fromstring(text)
+    assert {element.tag.removeprefix(SVG) for element in root.iter()} == {
+        *("svg", "title", "desc", "style", "rect", "text", "tspan", "path", "g"),
+    }
+    assert re.findall("https?://[^\"' ]+", text) == ["http://www.w3.org/2000/svg"]
+    assert "n" * 400 not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_a_small_tree_is_shown_as_it_is():
+    flow = blocks(9, broken=0)
+    assert len(flow.modules) <= SMALL
+    assert [row.module for row in rows(flow, limit=LIMIT)] == list(flow.modules)
+
+
+def test_what_loses_nothing_is_folded_into_one_row():
+    shown = rows(blocks(100, broken=1), limit=LIMIT)
+    assert len(shown) < 10
+    assert shown[-1].label == "1 to 99"
+    assert shown[-1].sums.modules == 99 * 4
+    assert "396 modules, all channels_last_3d" in flow_svg(blocks(100, broken=1))
+
+
+def deep(levels: int) -> Flow:
+    names = ["", *(".".join("d" * level) for level in range(1, levels + 1))]
+    return flow_of([module(name) for name in names], [event(names[-1])], [copied(names[-1])])
+
+
+TREES = {
+    "blocks": blocks(50),
+    "many blocks": blocks(5000),
+    "few of many": blocks(5000, broken=7),
+    "deep": deep(700),
+    "wide": flow_of([module(""), *(module(str(n)) for n in range(20_000))], [event(str(n)) for n in range(20_000)], [copied("3")]),
+    "not in the tree": flow_of([module(""), module("a")], [event("elsewhere.x")], [copied("elsewhere.x")]),
+    "alone": flow_of([module("")], [event("")], [copied("")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [LIMIT, 30])
+@pytest.mark.parametrize("name", TREES)
+def test_no_tree_has_too_many_rows_and_nothing_is_lost_in_folding(name, limit):
+    flow = TREES[name]
+    shown = rows(flow, limit=limit)
+    assert len(shown) <= max(limit, min(SMALL, len(flow.modules)))
+    found = flow.summary
+    assert sum(row.sums.events["break"] for row in shown) == found["breaks"]
+    assert sum(row.sums.events["regain"] for row in shown) == found["regains"]
+    assert sum(row.sums.copied for row in shown) == found["copied_bytes"]
+    index = {module.name: number for number, module in enumerate(flow.modules)}
+    order = [index[row.module.name] for row in shown]
+    assert order == sorted(order)
+    ET.fromstring(flow_svg(flow, limit=limit))
+
+
+def test_a_flow_of_nothing_has_a_picture():
+    ET.fromstring(flow_svg(replace(flow_of([]), wanted={}, status="cannot predict", reason="no")))
+
+
+@pytest.mark.parametrize("text", ["short", "n" * 100, "\u5c42" * 40, "a" + "\u5c42" * 40])
+def test_a_cut_text_is_no_wider_than_its_room(text):
+    assert wide(cut(text, 20)) <= 20
+    assert cut(text, 20)[0] == text[0]
+    assert cut(text, 20)[-1] == text[-1]
+
+
+# ------------------------------------------------------------------------------------- light and dark
+
+READABLE = [
+    *(("ink", "card"), ("ink", "paper"), ("ink", "code"), ("soft", "card"), ("soft", "paper")),
+    *(("accent", "card"), ("accent", "paper"), ("good", "good-soft"), ("bad", "bad-soft")),
+    *(("good", "card"), ("bad", "card"), ("warn", "card"), ("ink", "stripe"), ("soft", "code")),
+]
+READABLE_PICTURE = [
+    *(("ink", "paper"), ("soft", "paper"), ("hurt", "hurt-soft"), ("ink", "hurt-soft"), ("soft", "hurt-soft")),
+    *((f"on-{name}", name) for name in ("last", "contiguous", "other", "ambiguous")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("sheet", "pairs"), [("report.css", READABLE), ("flow_picture.css", READABLE_PICTURE)])  # fmt: skip
+def test_every_text_can_be_read_in_light_and_dark(sheet, pairs, dark):
+    light, _, rest = (TEMPLATES / sheet).read_text().partition("@media (prefers-color-scheme: dark)")  # fmt: skip
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", light))
+    if dark:
+        changed = dict(re.findall(r"--([\w-]+): (#\w{6})", rest))
+        assert changed.keys() == colours.keys()
+        colours |= changed
+    for text, ground in pairs:
+        assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+
+
+def contrast(one: str, other: str) -> float:
+    """By WCAG 2: from 1 to 21; 4.5 is asked of text."""
+    bright, dim = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (bright + 0.05) / (dim + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+# ------------------------------------------------------------------------------------- in a browser
+
+browser = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
+]
+# Opens a page in a frame, and says how wide it came out and how long it took to be laid out.
+HARNESS = """<body style="margin:0"><pre id="out"></pre><script>
+const frame = document.createElement("iframe");
+frame.style.cssText = "border:0;width:%dpx;height:900px";
+const start = performance.now();
+frame.onload = () => {
+  const root = frame.contentDocument.documentElement;
+  for (const one of frame.contentDocument.querySelectorAll("details")) one.open = %s;
+  document.getElementById("out").textContent = JSON.stringify({
+    wide: Math.max(root.scrollWidth, frame.contentDocument.body.scrollWidth), room: root.clientWidth,
+    milliseconds: performance.now() - start,
+    dark: getComputedStyle(frame.contentDocument.body).backgroundColor});
+};
+frame.srcdoc = %s;
+document.body.append(frame);
+</script>"""
+
+
+def opened(text: str, folder: Path, *, width: int = 1280, details: bool = False, extra=()):
+    """What chromium measures of a page, and what it writes to its console."""
+    quoted = json.dumps(text).replace("</", "<\\/").replace("<!--", "<\\!--")
+    (folder / "harness.html").write_text(HARNESS % (width, str(details).lower(), quoted))
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+               f"--user-data-dir={folder / 'profile'}", *extra, "--dump-dom", (folder / "harness.html").as_uri()]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    measured = re.search(r'<pre id="out">(.*?)</pre>', done.stdout)[1]
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return json.loads(html.unescape(measured)), said
+
+
+def large(folder: Path) -> Path:
+    """The folder of a run with 20,000 modules, all of which lose the layout."""
+    left_behind(folder, blocks(5000))
+    found = Audit.load(folder / "audit.json")
+    many = [row._replace(module=f"body.{n}.{row.module}") for n in range(5000) for row in found.rows[:4]]  # fmt: skip
+    Audit(many, found.summary).save(folder / "audit.json")
+    return folder
+
+
+class TestInABrowser:
+    pytestmark = browser
+
+    def test_the_console_of_the_browser_is_seen(self, tmp_path):
+        _, said = opened("<script>console.error('heard')</script>", tmp_path)
+        assert any("heard" in line for line in said)
+
+    @pytest.mark.parametrize("details", [False, True])
+    def test_a_page_opens_without_errors_and_fits_a_phone(self, ran, tmp_path, details):
+        hostile_flow().save(ran / "flow_before.json")
+        measured, said = opened(run_page(ran), tmp_path, width=390, details=details)
+        assert said == []
+        assert measured["wide"] == measured["room"] <= 390
+
+    def test_wide_and_side_by_side_nothing_sticks_out(self, ran, tmp_path):
+        blocks(30).save(ran / "flow_before.json")
+        measured, _ = opened(run_page(ran), tmp_path, width=1500)
+        assert measured["wide"] == measured["room"]
+
+    def test_a_page_of_20000_modules_opens_in_3_seconds(self, tmp_path):
+        measured, said = opened(run_page(large(tmp_path / "run")), tmp_path)
+        assert said == []
+        assert measured["milliseconds"] < 3000
+
+    def test_the_page_is_dark_where_that_is_preferred(self, ran, tmp_path):
+        text = run_page(ran)
+        light, _ = opened(text, tmp_path)
+        dark, _ = opened(text, tmp_path, extra=["--blink-settings=preferredColorScheme=0"])
+        assert (light["dark"], dark["dark"]) == ("rgb(245, 247, 250)", "rgb(13, 16, 21)")
