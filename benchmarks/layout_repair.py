@@ -142,9 +142,7 @@ def main() -> None:
     )
     print(f"{'':52} contiguous  A/A  without   with repair")
     found = {}
-    for case in itertools.product(
-        NETWORKS, (2, 3), ("float32", "bfloat16"), (1, 2), (False, True)
-    ):
+    for case in itertools.product(NETWORKS, (2, 3), ("float32", "bfloat16"), (1, 2), (False, True)):
         name, rank, dtype, batch, train = case
         kind = "training" if train else "evaluation"
         label = f"{name} {rank}-d {dtype} batch {batch} {kind}"

@@ -180,7 +180,12 @@ def main() -> None:
         print(f"{name:40} {result['seconds']:7.3f}  {base / result['seconds']:10.2f}  {extra:8.2f}")
     if options.json:
         report = {"torch": torch.__version__, "threads": torch.get_num_threads(), "many": many}
-        report |= {"format_seconds": batch, "gigabytes": options.gigabytes, "channels": options.channels, "copies": found}
+        report |= {
+            "format_seconds": batch,
+            "gigabytes": options.gigabytes,
+            "channels": options.channels,
+            "copies": found,
+        }
         options.json.write_text(json.dumps(report, indent=1) + "\n")
 
 

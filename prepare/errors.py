@@ -15,6 +15,8 @@
     ├── StepError                 a step broke its contract or raised; the step is at fault
     ├── AuditError                a file that is not an audit
     ├── FlowError                 a file that is not a flow
+    ├── VerificationError         a file that is not a verification
+    ├── BenchError                a file that is not a bench
     └── FileError                 a file could not be written or read
 
 Anything else that escapes is a bug of ours and keeps its traceback.
@@ -159,6 +161,14 @@ class AuditError(PrepareError):
 
 class FlowError(PrepareError):
     """A file that is not a flow."""
+
+
+class BenchError(PrepareError):
+    """A file that is not a bench."""
+
+
+class VerificationError(PrepareError):
+    """A file that is not a verification."""
 
 
 class FileError(PrepareError):

@@ -52,6 +52,8 @@ def predict(
     Where forward needs a value, or an operation cannot run without data, the flow has the status
     `cannot predict`, the reason, and what was seen up to there. torch's own shape functions are wrong
     about a few operations (ReplicationPad3d; in backward also ReLU6): there only `observe` is right.
+    Both hold for this number of threads: with a single one, torch 2.13 runs 1x1x1 convolutions of
+    float32 on its reference path, which gives a contiguous tensor.
 
     Raises:
         ConfigError: `wanted` names no layout.

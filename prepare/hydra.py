@@ -31,6 +31,7 @@ from prepare.job import run
 from prepare.outcome import FAILED, INTERRUPTED, WRONG
 from prepare.record import Job, Record
 from prepare.report.console import stage
+from prepare.report.pages import write_pages
 from prepare.report.terminal import show_outcome, show_problems, show_row, shown_folder
 from prepare.settings import Settings, read_settings
 from prepare.sweep import sweep_of, write_planned
@@ -77,6 +78,7 @@ def task(config: DictConfig) -> None:
         build=_instantiate,
         job=job,
         stage=stage if single else lambda _: nullcontext(),
+        pages=write_pages,
     )
     if single:
         show_outcome(outcome, folder)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.errors import (
@@ -40,11 +41,13 @@ def run(
     build: Callable[[Mapping[str, Any]], Any],
     job: Job,
     stage: Stage = lambda _: nullcontext(),
+    pages: Callable[[Outcome, Path], None] = lambda *_: None,
 ) -> Outcome:
     """Does one run and writes its record; never raises.
 
     `settings` gives the checked configuration, or raises; `build` instantiates a model's
-    configuration; `stage` is entered with what is going on, for whoever watches.
+    configuration; `stage` is entered with what is going on, for whoever watches; `pages` writes what
+    is made of the record, before its last file, the result.
     """
     start = time.perf_counter()
     try:
@@ -56,6 +59,11 @@ def run(
         outcome = failure(error)
     seconds = round(time.perf_counter() - start, 3)
     outcome = replace(outcome, result=replace(outcome.result, seconds=seconds))
+    try:
+        pages(outcome, record.folder)
+    except BaseException as error:
+        failed = failure(error)
+        outcome = replace(failed, result=replace(failed.result, seconds=seconds))
     return _write_result(outcome, record)
 
 
@@ -90,6 +98,7 @@ class _Made:
     plan: Plan
     audit: Audit | None = None
     flow: Flow | None = None
+    flow_before: Flow | None = None
 
     def write(self, record: Record, job: Job) -> None:
         from prepare.environment import environment
@@ -99,6 +108,8 @@ class _Made:
             record.write_prepared(self.pipeline, self.audit)
         if self.flow:
             record.write_flow(self.flow)
+        if self.flow_before:
+            record.write_flow_before(self.flow_before)
         record.write_environment(environment())
         record.write_job(job)
 
@@ -131,11 +142,27 @@ def _prepare(settings: Settings, model: nn.Module, stage: Stage) -> tuple[Facts,
             forward = run_example(model, example)
         facts = replace(facts, given=forward.given, gave=forward.gave, seen=_gave(forward, plan))
     flow = _flow(settings, model, example, stage)
+    before = _flow_before(pipeline, model, example, flow)
     with stage("auditing"):
         audited = audit(model, plan=plan)
     notable = [row._asdict() for row in audited.rows if row.status in ("ineffective", "skipped")]
-    facts = replace(facts, audit=audited.summary, notable=notable, flow=flow)
-    return facts, _Made(pipeline, plan, audited, flow)
+    facts = replace(facts, audit=audited.summary, notable=notable, flow=flow, flow_before=before)
+    return facts, _Made(pipeline, plan, audited, flow, before)
+
+
+def _flow_before(
+    pipeline: Pipeline, model: nn.Module, example: Example | None, flow: Flow | None
+) -> Flow | None:
+    """The flow as it would be without the repairs; None where there are none."""
+    if flow is None or "repair_layout" not in pipeline.steps:
+        return None
+    from prepare.flow import predict
+    from prepare.steps import repair_layout
+    from prepare.tree import copy_tree
+
+    bare = copy_tree(model)  # shares the tensors, which predict does not write into
+    repair_layout.undo(bare)
+    return predict(bare, example, backward=model.training)
 
 
 def _errors(plan: Plan, settings: Settings) -> list[ConfigError]:

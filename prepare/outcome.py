@@ -41,6 +41,7 @@ class Facts:
     gave: str | None = None
     seen: list[dict[str, Any]] = field(default_factory=list)
     flow: Flow | None = None
+    flow_before: Flow | None = None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ STATUSES = (
 # Everything a run may leave; what an earlier run left in the same folder is removed first.
 FILES = (
     *("recipe.yaml", "plan.json", "audit.json", "audit.csv"),
-    *("flow.json", "flow.svg", "report.html"),
+    *("flow.json", "flow_before.json", "flow.svg", "report.html"),
     *("environment.json", "job.json", "result.json"),
 )
 _RESULT, _JOB = "prepare.result", "prepare.job"
@@ -96,6 +96,10 @@ class Record:
     def write_flow(self, flow: Flow) -> None:
         """Where the layout is lost, in `flow.json`."""
         flow.save(self.folder / "flow.json")
+
+    def write_flow_before(self, flow: Flow) -> None:
+        """Where it would be lost without the repairs, in `flow_before.json`."""
+        flow.save(self.folder / "flow_before.json")
 
     def write_result(self, result: Result) -> None:
         """How it ended, in `result.json`: the last file to be written."""

@@ -109,7 +109,7 @@ def computed_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def weight_hooks(module: nn.Module) -> list[tuple[Any, str]]:
-    """The hooks of weight_norm, spectral_norm (both legacy), pruning and a repair: with what each computes."""
+    """Hooks of weight_norm, spectral_norm (both legacy), pruning and a repair, with what each computes."""
     found = []
     for hook in module._forward_pre_hooks.values():
         name = getattr(hook, "name", getattr(hook, "_tensor_name", None))

@@ -128,8 +128,7 @@ MORE: dict[str, tuple] = {
         (2, 3, 64, 64),
     ),
     "transformers_cvt": (
-        _transformers("Cvt", embed_dim=[16, 32, 48], num_heads=[1, 2, 3], depth=[1, 1, 1],
-                      drop_path_rate=[0.0, 0.0, 0.0]),
+        _transformers("Cvt", embed_dim=[16, 32, 48], num_heads=[1, 2, 3], depth=[1, 2, 3]),
         (2, 3, 64, 64),
     ),
     "transformers_bit": (
@@ -149,4 +148,6 @@ FOUND = {
     # torch's fake ReplicationPad3d gives contiguous, the real one keeps channels_last_3d.
     "diffusers_autoencoder_hunyuan": ("events", "copies", "convolutions"),
     "monai_basicunet3d": ("events",),
+    # torch's fake interpolate of one channel gives it other strides, and cat goes by them.
+    "kornia_dexined": ("events", "copies", "convolutions"),
 }

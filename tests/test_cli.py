@@ -24,6 +24,9 @@ FILES = {
     "plan.json",
     "audit.json",
     "audit.csv",
+    "flow.json",
+    "flow.svg",
+    "report.html",
     "environment.json",
     "job.json",
     "result.json",
@@ -134,6 +137,8 @@ def test_a_plan_touches_nothing_and_says_what_would_change(go):
         "recipe.yaml",
         "audit.json",
         "audit.csv",
+        "flow.json",
+        "flow.svg",
     }
     assert "would be prepared" in ran.out
     assert re.search(

@@ -65,6 +65,13 @@ def a_small_convolution_takes_the_reference_kernel():
     return backend == torch._C._ConvBackend.Slow3d
 
 
+def a_computed_weight_comes_out_contiguous():
+    module = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 3))
+    original = module.parametrizations.weight.original1
+    original.data = last(original.data)
+    return not is_last(module.weight)
+
+
 REPRODUCED = {
     "instance_norm_gradients_cpu": instance_norm_has_wrong_gradients,
     "group_norm_large_mean_cpu": group_norm_is_wrong_at_large_means,
@@ -72,6 +79,7 @@ REPRODUCED = {
     "conv3d_reference_cpu": a_small_convolution_takes_the_reference_kernel,
     "pooling_3d_layout": lambda: loses_layout(nn.AvgPool3d(2), (2, 8, 6, 6, 6)),
     "softmax_layout": lambda: loses_layout(nn.Softmax(dim=1), (2, 8, 6, 6)),
+    "computed_weight_layout": a_computed_weight_comes_out_contiguous,
     "layer_norm_layout": lambda: loses_layout(nn.LayerNorm((8, 6, 6)), (2, 8, 6, 6)),
 }
 # Known of other devices, or a matter of time alone, which no test asserts.
@@ -120,7 +128,9 @@ def test_an_entry_of_another_torch_is_not_standing():
 def test_wrong_gradients_are_an_error_in_training_and_a_warning_in_evaluation():
     model = with_norm(nn.InstanceNorm2d(8))
     before = [p.stride() for p in model.parameters()]
-    with pytest.raises(KnownIssueError, match=r"InstanceNorm2d \(1\).*wrong gradients.*repair_layout"):
+    with pytest.raises(
+        KnownIssueError, match=r"InstanceNorm2d \(1\).*wrong gradients.*repair_layout"
+    ):
         FLAT.apply(model)
     assert [p.stride() for p in model.parameters()] == before
     (error,) = FLAT.plan(model).errors
@@ -145,7 +155,9 @@ def test_warn_warns_ignore_says_nothing_and_another_word_is_an_error():
     assert not plan.errors
     assert not plan.warnings
     for act in (FLAT.plan, FLAT.apply):
-        with pytest.raises(ConfigError, match="known_issues: 'wran' is not allowed; did you mean 'warn'"):
+        with pytest.raises(
+            ConfigError, match="known_issues: 'wran' is not allowed; did you mean 'warn'"
+        ):
             act(model, known_issues="wran")
 
 

@@ -27,6 +27,7 @@ POOLS = {
     "avg with a divisor": lambda: nn.AvgPool3d(3, 2, (1, 0, 1), divisor_override=5),
     "power 2": lambda: nn.LPPool3d(2, 2),
     "power 3": lambda: nn.LPPool3d(3.0, (2, 3, 2), 1, ceil_mode=True),
+    "infinite power": lambda: nn.LPPool3d(float("inf"), 2),
     "adaptive avg": lambda: nn.AdaptiveAvgPool3d((3, 2, 4)),
     "adaptive avg with None": lambda: nn.AdaptiveAvgPool3d((None, 1, 3)),
     "adaptive avg to one": lambda: nn.AdaptiveAvgPool3d(1),

@@ -251,7 +251,9 @@ def test_hostile_names_stay_text_all_round_the_page(ran, tmp_path):
     path = write_page(ran)
     text = path.read_bytes().decode("utf-8")  # strictly
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u2028\u202e]", text)
-    assert "n" * 2000 not in text.replace("n" * 5000, "", 3)  # whole only where a text is quoted
+    # Whole only in the texts that are quoted: recipe, error and traceback.
+    assert text.count("n" * 5000) == 3
+    assert "n" * 3000 not in text.replace("n" * 5000, "")
     found = Reader(text)
     assert found.tags <= safe.tags | {"h3", "p", "li", "details"}
     assert "{{ 7 * 7 }}" in found.text
@@ -455,6 +457,14 @@ def test_what_loses_nothing_is_folded_into_one_row():
     assert shown[-1].label == "1 to 99"
     assert shown[-1].sums.modules == 99 * 4
     assert "396 modules, all channels_last_3d" in flow_svg(blocks(100, broken=1))
+
+
+def test_where_all_is_lost_the_first_culprits_are_seen():
+    shown = rows(blocks(5000), limit=LIMIT)
+    seen = [row.module.name for row in shown if row.events and not row.folded]
+    assert seen[:4] == ["body.0.conv", "body.0.norm", "body.1.conv", "body.1.norm"]
+    assert shown[-1].folded
+    assert "to 4999" in shown[-1].label
 
 
 def deep(levels: int) -> Flow:

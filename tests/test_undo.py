@@ -20,6 +20,7 @@ from prepare.step import ModelStep, ModuleStep
 SOURCES = str(Path(prepare.__file__).parent)
 STEPS_USED = {
     "marks": {},
+    "repair_layout": {},
     "half": {"keep": []},
     "conv2d_memory_format": {},
     "conv3d_memory_format": {},

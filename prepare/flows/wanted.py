@@ -16,8 +16,9 @@ _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def wanted_layouts(model: nn.Module, asked: Mapping[int, str] | None = None) -> dict[int, str]:
     """`{rank: format}` for the ranks whose activations are followed.
 
-    Without `asked` every convolution's weight votes by its exact strides; one that satisfies two
-    formats (1x1 kernels, one channel) does not, and where none votes, contiguous it is. A rank
+    Without `asked` every convolution's weight votes by its exact strides. One that satisfies two
+    formats (1x1 kernels, one channel per group) is asked only where no other weight has that rank:
+    code that skips such a weight leaves it contiguous. Where none votes, contiguous it is. A rank
     without a convolution is not followed, unless there is none at all.
 
     Raises:
@@ -25,30 +26,24 @@ def wanted_layouts(model: nn.Module, asked: Mapping[int, str] | None = None) -> 
     """
     if asked is not None:
         return _checked(asked)
-    votes = {rank: Counter[str]() for rank in RANKS}
-    seen = set()
+    votes: dict[tuple[int, bool], Counter[str]] = {}
     for tensor in named_tensors(model):
         is_weight = tensor.name == "weight" or tensor.computes == "weight"
         if is_weight and isinstance(tensor.module, _CONVOLUTIONS) and is_strided(tensor.tensor):
             shape, stride = tuple(tensor.tensor.shape), tensor.tensor.stride()
-            if len(shape) in RANKS:
-                seen.add(len(shape))
-                votes[len(shape)].update(_vote(shape, stride))
-    ranks = sorted(seen) or RANKS
-    return {rank: _winner(votes[rank]) for rank in ranks}
+            clear = len(satisfied(shape, stride)) < 2
+            votes.setdefault((len(shape), clear), Counter()).update(_vote(shape, stride))
+    ranks = [rank for rank in RANKS if any(seen == rank for seen, _ in votes)] or RANKS
+    return {rank: _winner(votes.get((rank, True)) or votes.get((rank, False))) for rank in ranks}
 
 
 def _vote(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[str]:
-    if len(satisfied(shape, stride)) > 1:
-        return []
-    return [
-        name
-        for name in FORMATS
-        if takes(name, len(shape)) and canonical_stride(shape, name) == stride
-    ]
+    formats = [name for name in FORMATS if takes(name, len(shape))]
+    exact = [name for name in formats if canonical_stride(shape, name) == stride]
+    return exact if len(exact) == 1 else []  # a weight of one element has the strides of all
 
 
-def _winner(votes: Counter[str]) -> str:
+def _winner(votes: Counter[str] | None) -> str:
     # Channels-last wins a tie: a convolution only lies so where somebody wanted it.
     return max(reversed(FORMATS), key=lambda name: votes[name]) if votes else "contiguous"
 

@@ -6,7 +6,7 @@ Here every sample is seen as rows of many pixels each, so that torch's own two-p
 few rows; what each lane found is merged in float64.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -17,12 +17,12 @@ from prepare.repairs.repair import FORMATS
 
 # Rows are summed one by one, and more lanes leave fewer of them; yet more would leave the cache.
 _LANES = 64
-# Elements that are worked on at a time by each thread: fresh memory costs more than the arithmetic.
-_PIECE = 1 << 17
+# Elements for each thread at a time: fresh memory costs more than the arithmetic, waking threads as well.
+_PIECE = 1 << 19
 # A mean is far from 0 beyond this many deviations.
 _FAR = 4
-# In a smaller sample than this the kernels' calls, one per sample, cost more than they save.
-_SMALL = 1 << 14
+# For a sample of fewer elements two copies cost less than the calls of many kernels.
+_SMALL = 1 << 17
 
 
 def normalise(
@@ -35,6 +35,20 @@ def normalise(
     """
     run = _plain if _is_watched(x) else _Normalise.apply
     return run(x, groups, weight, bias, eps)
+
+
+def is_small(x: Tensor) -> bool:
+    """Whether `x` is better copied, normalised by torch's contiguous kernel, and copied back."""
+    samples, channels = x.shape[:2]
+    return not _is_watched(x) and (
+        x.numel() < _SMALL * samples or _lanes(x.numel() // (samples * channels)) < _LANES // 4
+    )
+
+
+def through_contiguous(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`forward` on a contiguous copy of `x`; its result, and both gradients, with exact strides."""
+    contiguous, last = torch.contiguous_format, FORMATS[x.dim()]
+    return _Laid.apply(forward(_Laid.apply(x, contiguous, last)), last, contiguous)
 
 
 def fits(x: Tensor, weight: Tensor | None) -> bool:
@@ -68,7 +82,7 @@ class _Normalise(torch.autograd.Function):
         if weight is not None:
             scale = scale * weight
         shift = torch.zeros_like(mean) if bias is None else bias.expand_as(mean)
-        by = _by_elements if _is_small(rows) or _is_far(rows, mean, var) else _by_kernel
+        by = _by_elements if _is_far(rows, mean, var) else _by_kernel
         return _like(by(rows, mean, scale, shift), x), mean, var
 
     @staticmethod
@@ -93,6 +107,22 @@ class _Normalise(torch.autograd.Function):
         d_weight = None if weight is None else (dot * rstd).sum(0).to(weight.dtype)
         d_bias = None if bias is None else total.sum(0).to(bias.dtype)
         return _like(dx, x), None, d_weight, d_bias, None
+
+
+class _Laid(torch.autograd.Function):
+    """A copy in one format, and of its gradient in another: at batch 1 kernels misread other strides."""
+
+    @staticmethod
+    def forward(x: Tensor, there: torch.memory_format, _: torch.memory_format) -> Tensor:
+        return x.clone(memory_format=there)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:  # noqa: ARG004
+        _, ctx.there, ctx.back = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        return _Laid.apply(grad, ctx.back, ctx.there), None, None
 
 
 def _is_watched(x: Tensor) -> bool:
@@ -122,8 +152,11 @@ def _plain(
     if bias is not None:
         y = y + bias
     mean, var = (each.detach().expand_as(grouped[:, :1]).flatten(1) for each in (mean, var))
-    # A copy, because compiled code gives a view of batch 1 other strides than it has here.
-    return _like(y.to(x.dtype), x).clone(memory_format=FORMATS[x.dim()]), mean, var
+    y = _like(y.to(x.dtype), x)
+    if torch.compiler.is_compiling():
+        # Compiled code gives a view of batch 1 other strides than it has here.
+        y = y.clone(memory_format=FORMATS[x.dim()])
+    return y, mean, var
 
 
 def _plain_backward(ctx: Any, grad: Tensor, x: Tensor, weight: Any, bias: Any) -> tuple:
@@ -147,9 +180,6 @@ def _like(rows: Tensor, x: Tensor) -> Tensor:
 
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance over the rows, (N, S, C) to (N, C), in float64."""
-    if _is_small(rows):
-        var, mean = torch.var_mean(rows.double(), 1, correction=0)
-        return mean, var
     mean, var = _moments_in_lanes(rows)
     if _is_far(rows, mean, var):
         near = mean.to(rows.dtype)
@@ -173,9 +203,6 @@ def _moments_in_lanes(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _sums(grads: Tensor, rows: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     """Sums over the rows, (N, S, C) to (N, C): of `grads`, and of `grads` times `rows - mean`."""
-    if _is_small(rows):
-        grads = grads.double()
-        return grads.sum(1), (grads * (rows - mean.unsqueeze(1))).sum(1)
     lanes = _lanes(rows.shape[1])
     near = mean.to(wide(rows))
     one = torch.ones(lanes * rows.shape[2], dtype=near.dtype)
@@ -263,10 +290,6 @@ def _lanes(rows: int) -> int:
     """The smallest divisor of `rows` that is `_LANES` or more, or else the largest there is."""
     divisors = [k for k in range(1, min(rows, 16 * _LANES) + 1) if rows % k == 0]
     return next((k for k in divisors if k >= _LANES), divisors[-1])
-
-
-def _is_small(rows: Tensor) -> bool:
-    return rows[0].numel() < _SMALL or _lanes(rows.shape[1]) < _LANES // 4
 
 
 def _is_far(rows: Tensor, mean: Tensor, var: Tensor) -> bool:

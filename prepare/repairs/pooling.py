@@ -1,6 +1,7 @@
 """The repair of average and adaptive pooling: outputs and gradients keep a channels-last input's layout."""
 
 from collections.abc import Sequence
+from math import isinf
 from typing import Any
 
 import torch
@@ -23,7 +24,11 @@ class KeepingAvgPool3d(nn.AvgPool3d):
         if not _fits(input, 5):
             return super().forward(input)
         return _average(
-            _cast(input), self, self.padding, self.count_include_pad, self.divisor_override
+            _cast(input),
+            self,
+            padding=self.padding,
+            count=self.count_include_pad,
+            divisor=self.divisor_override,
         )
 
 
@@ -31,7 +36,8 @@ class KeepingLPPool3d(nn.LPPool3d):
     """torch's LPPool3d that keeps a channels-last layout: `KeepingAvgPool3d` between two powers."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        if not _fits(input, 5):
+        # Of infinite power it is torch's max_pool3d, which keeps the layout.
+        if not _fits(input, 5) or isinf(self.norm_type):
             return super().forward(input)
         kernel, power = _three(self.kernel_size), float(self.norm_type)
         mean = _average(_cast(input.pow(power)), self)
@@ -113,13 +119,17 @@ def _cast(x: Tensor) -> Tensor:
 
 
 def _average(
-    x: Tensor, module: nn.Module, padding: Any = 0, count: Any = 1, divisor: int | None = None
+    x: Tensor,
+    module: nn.Module,
+    *,
+    padding: Any = 0,
+    count: bool = True,
+    divisor: int | None = None,
 ) -> Tensor:
     kernel, stride, ceil = module.kernel_size, module.stride, module.ceil_mode
     k, s, p = _three(kernel), _three(kernel if stride is None else stride), _three(padding)
     # The divisor of a box is the product of those of its sides, at the borders as well.
     once = None if divisor is None else 1
-    count = bool(count)
     planes = F.avg_pool2d(_planes(x), k[1:], s[1:], p[1:], ceil, count, once)
     depths = _depths(planes, x)
     pooled = F.avg_pool2d(depths, (k[0], 1), (s[0], 1), (p[0], 0), ceil, count, divisor)

@@ -45,7 +45,7 @@ _OVERVIEW = 25
 _WIDTH, _ROW = 900, 22
 _NAME, _EVENT, _BYTES = 46, 470, 752
 _INDENT, _DEEPEST = 13, 12
-_LETTER, _WORD = 7.0, 6.6
+_LETTER, _WORD, _BOLD = 7.0, 6.6, 7.2
 _BAR = 66
 
 
@@ -152,7 +152,7 @@ def _drawn(row: Row, y: int, most: int) -> _Drawn:
         letter=_letter(row),
         kind=kind,
         mark=mark,
-        text=cut(happened(row), (_BYTES - _EVENT - 28) / 6.3),
+        text=cut(happened(row), (_BYTES - _EVENT - 28) / _BOLD),
         bar=round(max(bar, 1.5), 1) if row.sums.copied else 0,
         copied=size(row.sums.copied) if row.sums.copied else "",
     )

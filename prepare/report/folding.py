@@ -142,11 +142,16 @@ class _Fold:
             self.cut = True
             if self.room < _LEAST:
                 return []
-            rest = [number for group in groups[self.room - 1 :] for number in group]
-            groups = [*groups[: self.room - 1], rest]
+            # Half of the room is for what the first of them hold: the culprit is to be seen.
+            deeper = any(self.tree.children[group[0]] for group in groups if self._opens(group))
+            kept = (self.room // 2 if deeper else self.room) - 1
+            groups = [*groups[:kept], [number for group in groups[kept:] for number in group]]
         self.room -= len(groups)
         self.groups[number] = groups
-        return [group[0] for group in groups if len(group) == 1 and group[0] in self.alone]
+        return [group[0] for group in groups if self._opens(group)]
+
+    def _opens(self, group: list[int]) -> bool:
+        return len(group) == 1 and group[0] in self.alone
 
     def _grouped(self, children: Sequence[int]) -> list[list[int]]:
         """Children that stand alone, each in a row; those between two of them, in one row together."""

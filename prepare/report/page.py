@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from prepare.report.sections import SECTIONS, Section, tiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from prepare.record import Result
 
 NAME = "report.html"
 # What a file of another version or by another hand can do to code that expects ours.
@@ -31,23 +33,25 @@ class Part:
     body: Markup
 
 
-def write_page(folder: str | Path) -> Path:
+def write_page(folder: str | Path, *, result: Result | None = None) -> Path:
     """Writes `report.html` into the folder of a run, from the files that are there; gives its path.
 
-    The same files give the same bytes. Raises FileError.
+    The same files give the same bytes. `result` is that of a run which has not written its own yet.
+    Raises FileError.
     """
     path = Path(folder) / NAME
-    files.write_text(path, run_page(folder))
+    files.write_text(path, run_page(folder, result=result))
     return path
 
 
-def run_page(folder: str | Path) -> str:
+def run_page(folder: str | Path, *, result: Result | None = None) -> str:
     """The page of the run in `folder`.
 
     Raises:
         FileError: there is no such folder, or nothing of a run in it.
     """
     run = read_run(folder)
+    run = replace(run, result=run.result or result)
     problems = list(run.problems)
     parts = list(_parts(run, SECTIONS, problems))
     try:

@@ -37,8 +37,9 @@ class RepairLayout(ModuleStep):
     inputs go through torch's own code. Modules of a user's subclass are left alone.
     Helps: networks with instance norm (nnU-Net, MONAI): on a CPU their gradients are wrong at batch
     1 without it, and every norm copies its input; group norm on a CPU loses all digits far from 0.
-    Hurts: nothing that was measured, except that TorchScript cannot compile a repaired module;
-    `repair_layout.undo(model)` (`from prepare.steps import repair_layout`) takes it back.
+    Hurts: a small activation is copied to contiguous and back, which for group norm costs several
+    times torch's (inexact) kernel. TorchScript cannot compile a repaired norm. To take it all back:
+    `from prepare.steps import repair_layout; repair_layout.undo(model)`.
     Source: pytorch#59168, #113437; `prepare/known_issues.yaml` has the evidence.
     """
 
@@ -121,7 +122,8 @@ def _has_weights_in(model: torch.nn.Module, rank: int, memory_format: str) -> bo
 
     kinds = {4: (nn.Conv2d, nn.ConvTranspose2d), 5: (nn.Conv3d, nn.ConvTranspose3d)}[rank]
     for module in model.modules():
-        weight = getattr(module, "weight", None) if isinstance(module, kinds) else None
+        # Only a Parameter: to ask for a computed weight may change what it is computed from.
+        weight = module._parameters.get("weight") if isinstance(module, kinds) else None
         if weight is None or is_lazy(weight) or not is_strided(weight) or weight.dim() != rank:
             continue
         wanted = canonical_stride(weight.shape, memory_format)
