@@ -113,8 +113,8 @@ class Guard:
             if tensor is None:
                 found.append(Drift(path.lstrip("."), "the tensor", "gone", "there"))
             elif tensor.dtype is not dtype or tensor.device != device or _stride(tensor) != stride:
-                path = path.lstrip(".")
-                found += _sides(path, state(tensor), State(stride, name_of(dtype), name_of(device)))
+                wanted = State(stride, name_of(dtype), name_of(device))
+                found += _sides(path.lstrip("."), state(tensor), wanted)
         return found
 
 

@@ -106,7 +106,7 @@ def test_this_torch_has_what_is_known_of_it(name):
 def test_every_entry_is_complete_and_names_classes_and_a_repair_that_exist(issue):
     assert issue.effect in ("wrong", "slow")
     assert issue.part in ("outputs", "gradients", "time")
-    assert issue.what and issue.evidence and issue.devices and issue.formats
+    assert all((issue.what, issue.evidence, issue.devices, issue.formats))
     assert all(issubclass(getattr(nn, operation), nn.Module) for operation in issue.operations)
     assert not issue.repair or issue.repair in repairs.names()
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from networks import bits
+from prepare.pipeline import Pipeline
 from prepare.repairs import _normalise, find
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -372,3 +373,22 @@ def test_infinite_and_missing_numbers_stay_in_their_channel():
     x[0, 3, 5, 5] = float("nan")
     ours, theirs = repaired(made("in2d"))(channels_last(x)), made("in2d")(x)
     assert torch.equal(ours.isnan(), theirs.isnan())
+
+
+@pytest.mark.parametrize(
+    "act", [nn.LeakyReLU(inplace=True), nn.ReLU(inplace=True)], ids=["leaky", "relu"]
+)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_an_activation_in_place_may_follow_in_training(act, batch):
+    # 96 x 96: large enough for the repair's own backward.
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.InstanceNorm2d(32, affine=True), act)
+    reference = copy.deepcopy(model)
+    steps = {"conv2d_memory_format": {}, "repair_layout": {}}
+    Pipeline.from_config(steps).apply(model)
+    x = torch.randn(batch, 3, 96, 96)
+    for each in (model, reference):
+        (each(x.to(memory_format=torch.channels_last)) ** 2).mean().backward()
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        scale = max(1e-3, float(theirs.grad.abs().max()))
+        assert (mine.grad - theirs.grad).abs().max() < 1e-4 * scale

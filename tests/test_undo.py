@@ -50,8 +50,12 @@ def network():
 
 
 ZOO = {
-    **{"2-d": small_2d, "3-d": small_3d, "mixed": mixed},
-    **{"computed": weighted, "sharing": sharing, "network": network},
+    "2-d": small_2d,
+    "3-d": small_3d,
+    "mixed": mixed,
+    "computed": weighted,
+    "sharing": sharing,
+    "network": network,
 }
 
 

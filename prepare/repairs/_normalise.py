@@ -83,7 +83,10 @@ class _Normalise(torch.autograd.Function):
             scale = scale * weight
         shift = torch.zeros_like(mean) if bias is None else bias.expand_as(mean)
         by = _by_elements if _is_far(rows, mean, var) else _by_kernel
-        return _like(by(rows, mean, scale, shift), x), mean, var
+        # No view: an activation that works in place may follow.
+        y = torch.empty_like(x, memory_format=FORMATS[x.dim()])
+        by(rows, mean, scale, shift, _rows(y))
+        return y, mean, var
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -103,7 +106,8 @@ class _Normalise(torch.autograd.Function):
         gain = torch.ones_like(rstd) if weight is None else weight.expand_as(rstd)
         of_x = -_group_mean(gain * dot, ctx.groups) / rows.shape[1] * rstd**3
         shift = -_group_mean(gain * total, ctx.groups) / rows.shape[1] * rstd
-        dx = _by_elements(rows, mean, of_x, shift, (grads, gain * rstd))
+        dx = torch.empty_like(grads)
+        _by_elements(rows, mean, of_x, shift, dx, (grads, gain * rstd))
         d_weight = None if weight is None else (dot * rstd).sum(0).to(weight.dtype)
         d_bias = None if bias is None else total.sum(0).to(bias.dtype)
         return _like(dx, x), None, d_weight, d_bias, None
@@ -229,21 +233,19 @@ def _group_mean(x: Tensor, groups: int) -> Tensor:
     return grouped.mean(2, keepdim=True).expand_as(grouped).flatten(1)
 
 
-def _by_kernel(rows: Tensor, mean: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def _by_kernel(rows: Tensor, mean: Tensor, scale: Tensor, shift: Tensor, out: Tensor) -> None:
     """`(rows - mean) * scale + shift`, (N, S, C) and (N, C): fast, and inexact if the mean is far from 0."""
-    out = torch.empty_like(rows)
     mean, scale, shift = (each.to(wide(rows)) for each in (mean, scale, shift))
     one, none = torch.ones_like(mean[0]), mean.new_empty(0)
     for x, m, a, b, y in zip(rows, mean, scale, shift, out, strict=True):
         outs = (_image(y), none, none.clone())
         torch.native_batch_norm(_image(x), a, b, m, one, False, 0.0, 0.0, out=outs)
-    return out
 
 
 def _by_elements(
-    rows: Tensor, mean: Tensor, scale: Tensor, shift: Tensor, more: Any = None
-) -> Tensor:
-    """`(rows - mean) * scale + shift (+ more[0] * more[1])`, in the dtype of `rows`."""
+    rows: Tensor, mean: Tensor, scale: Tensor, shift: Tensor, out: Tensor, more: Any = None
+) -> None:
+    """`out = (rows - mean) * scale + shift (+ more[0] * more[1])`, in the dtype of `rows`."""
     lanes = _lanes(rows.shape[1])  # many pixels in a row make long inner loops
 
     def long(each: Tensor) -> Tensor:
@@ -256,14 +258,13 @@ def _by_elements(
     shift = shift + (near - mean) * scale
     x, m, a, b = long(rows), repeated(near), repeated(scale), repeated(shift)
     g, c = (long(more[0]), repeated(more[1])) if more else (None, None)
-    out = torch.empty_like(x)
+    out = long(out)
     for at, n in _pieces(x):
         part = x[at] - m[n]
         torch.addcmul(b[n], part, a[n], out=part)
         if more:
             part.addcmul_(g[at], c[n])
         out[at] = part
-    return out.view(rows.shape)
 
 
 def _pieces(x: Tensor) -> Iterator[tuple[tuple[slice, slice], slice]]:

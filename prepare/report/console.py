@@ -7,11 +7,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
 from prepare.text import line, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def console(*, errors: bool = False) -> Console:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from prepare.outcome import Outcome
+if TYPE_CHECKING:
+    from prepare.outcome import Outcome
 
 
 def write_pages(outcome: Outcome, folder: Path) -> None:

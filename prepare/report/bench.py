@@ -1,0 +1,96 @@
+"""A bench in the terminal: one sentence, and a table; made from its records alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from prepare.report.console import show_table
+from prepare.text import line, plural, printable, size
+
+if TYPE_CHECKING:
+    from prepare.benching.records import Comparison, Control, Interval, Row
+
+_TITLES = ("variant", "time", "of the baseline's", "interval", "items/s", "peak", "verdict")
+
+
+def bench_sentence(found: Comparison) -> str:
+    """One sentence: `half is faster: 0.620 of the time of contiguous (0.601 to 0.643); 1 failed`."""
+    differing = sorted((r for r in found.rows if r.verdict in ("faster", "slower")), key=_ratio)
+    named, rest = differing[:2], [row for row in found.rows if row not in differing[:2]]
+    counted = Counter(row.verdict for row in rest if row.verdict != "baseline")
+    parts = [_difference(row, found.baseline) for row in named]
+    parts += [
+        f"{count} {'with ' * word.startswith('no ')}{word}" for word, count in counted.items()
+    ]
+    return "; ".join(parts) or f"{printable(found.baseline)} alone was timed"
+
+
+def show_bench(found: Comparison, folder: str = "") -> None:
+    """Prints the sentence, the table, the control, why variants failed, and what to bear in mind."""
+    step = "training step" if found.settings["train"] else "inference"
+    line(f"bench ({step}): {bench_sentence(found)}")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for title in _TITLES:
+        right = title not in ("variant", "interval", "verdict")
+        table.add_column(title, overflow="fold", justify="right" if right else "left")
+    for row in found.rows:
+        table.add_row(*_cells(row))
+    show_table(table)
+    line(f"  {plural(found.repeats, 'round')} in {seconds(found.seconds)}{_control(found.aa)}")
+    for row in found.rows:
+        if row.reason:
+            line(f"  {printable(row.name)} failed: {printable(row.reason)}")
+    for note in found.notes:
+        line(f"  note: {printable(note)}")
+    if folder:
+        line(f"  all of it is in {printable(folder)}")
+
+
+def seconds(value: float) -> str:
+    """A time as a person says it, in three digits: `1.23 s`, `45.6 ms`, `789 us`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if value >= 0.9995 * scale:
+            return f"{_digits(value / scale)} {unit}"
+    return f"{_digits(value / 1e-6)} us"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        printable(row.name),
+        "" if row.seconds is None else seconds(row.seconds),
+        "" if row.ratio is None else f"{row.ratio:.3f}",
+        _interval(row.ratio_interval),
+        "" if row.throughput is None else _digits(row.throughput),
+        "" if row.peak_bytes is None else size(row.peak_bytes),
+        row.verdict,
+    )
+
+
+def _control(aa: Control | None) -> str:
+    if aa is None:
+        return "; the baseline failed, so there is nothing to compare to"
+    text = f"; the baseline against itself: {aa.ratio:.3f} {_interval(aa.interval)}".rstrip()
+    return text if aa.noise is None else f"{text}, so less than {aa.noise - 1:.1%} is noise"
+
+
+def _difference(row: Row, baseline: str) -> str:
+    name, than = printable(row.name), printable(baseline)
+    of = f"{row.ratio:.3f} of the time of {than} {_interval(row.ratio_interval)}"
+    return f"{name} is {row.verdict}: {of}"
+
+
+def _interval(interval: Interval) -> str:
+    return "" if interval is None else f"({interval[0]:.3f} to {interval[1]:.3f})"
+
+
+def _ratio(row: Row) -> float:
+    return row.ratio or 0.0
+
+
+def _digits(value: float) -> str:
+    """Three digits, and no fewer than all before the point."""
+    places = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:,.{places}f}"
