@@ -14,7 +14,9 @@ from prepare.pipeline import Pipeline
 def test_it_is_the_same_in_every_memory_format():
     model = mixed()
     before = fingerprint(model)
-    Pipeline.from_config({"conv2d_memory_format": {}, "conv3d_memory_format": {}}).apply(model)
+    Pipeline.from_config({"conv2d_memory_format": {}, "conv3d_memory_format": {}}).apply(
+        model, known_issues="ignore"
+    )
     assert fingerprint(model) == before == fingerprint(clone(model))
 
 
