@@ -173,29 +173,33 @@ def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
 
 
 class _Outputs:
-    """Notes what each module gave, and hides the inside of those that are compiled."""
+    """Notes what each module gave, and takes those that are compiled or repaired as a whole."""
 
     def __init__(self, watcher: Watcher) -> None:
         self.watcher = watcher
-        self._compiled: tuple[nn.Module, list[Tensor], Place] | None = None
+        self._whole: tuple[nn.Module, list[Tensor], Place] | None = None
 
     def enter(self, module: nn.Module, args: Any) -> None:
         name = self._name(module)
         if isinstance(module, torch.jit.ScriptModule):
             text = f"{name} is scripted: its operations are seen, its modules are not told apart"
             self.watcher.tally.note(text)
-        if _is_compiled(module) and self._compiled is None:
-            self.watcher.tally.note(f"{name} is compiled: what happens inside cannot be seen")
+        compiled, repaired = _is_compiled(module), _is_repaired(module)
+        if (compiled or repaired) and self._whole is None:
             given = [tensor for tensor in tensors_in(args) if is_followed(tensor)]
-            self._compiled = (module, given, self.watcher.stack.place())
-            self.watcher.hidden = True
+            place = self.watcher.stack.place()
+            place.operation = "torch.compile" if compiled else "repair_layout"
+            self._whole = (module, given, place)
+            self.watcher.hidden, self.watcher.inside = compiled, repaired
+        if compiled:
+            self.watcher.tally.note(f"{name} is compiled: what happens inside cannot be seen")
 
     def exit(self, module: nn.Module, output: Any) -> None:
         gave = [tensor for tensor in tensors_in(output) if is_followed(tensor)]
-        if self._compiled is not None and self._compiled[0] is module:
-            _, given, place = self._compiled
-            place.operation = "torch.compile"
-            self.watcher.hidden, self._compiled = False, None
+        if self._whole is not None and self._whole[0] is module:
+            _, given, place = self._whole
+            self.watcher.hidden = self.watcher.inside = False
+            self._whole = None
             self.watcher.passed(place, given, gave)
         name = self.watcher.stack.name(module)
         # In backward a checkpointed segment runs again, and says nothing new.
@@ -209,6 +213,10 @@ class _Outputs:
 
     def _name(self, module: nn.Module) -> str:
         return self.watcher.stack.name(module) or type(module).__name__
+
+
+def _is_repaired(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("prepare.repairs.")
 
 
 def _is_compiled(module: nn.Module) -> bool:

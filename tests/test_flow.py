@@ -25,6 +25,7 @@ from prepare.flows.layouts import is_odd, layout_of
 from prepare.flows.operations import backend_of, hidden_copies
 from prepare.flows.wanted import wanted_layouts
 from prepare.layout import FORMATS, canonical_stride
+from prepare.pipeline import Pipeline
 from prepare.report.flow import flow_sentence, show_flow
 
 BOTH = pytest.mark.parametrize("look", [predict, observe])
@@ -774,6 +775,26 @@ QUICK = ["diffusers_autoencoder_kl", "diffusers_unet2d_condition",
 @pytest.mark.parametrize("name", QUICK)
 def test_a_flow_is_predicted_as_it_is_observed(name):
     assert differences(name) == []
+
+
+REPAIRED = ["monai_dynunet3d", "monai_unet2d", "monai_unet3d", "nnunet_plain2d", "nnunet_plain3d",
+            "nnunet_resenc2d", "nnunet_resenc3d", "unet3d"]  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", REPAIRED)
+def test_after_the_repair_nothing_is_lost_forward_or_backward(name, batch):
+    formats = {"conv2d_memory_format": {}, "conv3d_memory_format": {}}
+    pipeline = Pipeline.from_config({**formats, "repair_layout": {}, "input_format": {}})
+    model = pipeline.apply(network(name), strict=False)
+    example = example_of(name)
+    args = tuple(pipeline.format(tensor[:batch]) for tensor in example.args)
+    flows = [how(model, args, backward=True) for how in (predict, observe)]
+    for found in flows:
+        assert found.status == "ok", found.reason
+        assert (found.summary["breaks"], found.summary["backward"]["breaks"]) == (0, 0)
+    assert flows[0].copies == flows[1].copies
+    assert flows[0].convolutions == flows[1].convolutions
 
 
 @pytest.mark.slow

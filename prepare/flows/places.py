@@ -22,7 +22,8 @@ _FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")  # noqa: PTH118
 class Place:
     """Where an operation ran. `function` is the one of torch.nn.functional that called it, if any.
 
-    A place is made once for every call, so `reported` is of that call alone.
+    A place is made once for every call, so `reported` is of that call alone. What runs `inside` a
+    module that is taken as a whole is no event of its own.
     """
 
     module: str
@@ -34,6 +35,7 @@ class Place:
     operand: str = ""
     before: tuple[int, ...] = ()
     reported: bool = False
+    inside: bool = False
 
     def copy(self) -> Place:
         """The same place for another event, which is not reported yet."""

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 class Watcher(TorchDispatchMode):
     """Follows all operations while it is entered, and tells a Tally.
 
-    While `hidden` it sees nothing. `fault` is a mistake of its own, which is none of the model's.
+    While `hidden` it sees nothing, and while `inside` copies and convolutions alone. `fault` is a
+    mistake of its own, which is none of the model's.
     """
 
     supports_higher_order_operators = True
@@ -39,6 +40,7 @@ class Watcher(TorchDispatchMode):
         super().__init__()
         self.stack, self.states, self.tally = stack, states, tally
         self.hidden = False
+        self.inside = False
         self.fault: Exception | None = None
         self._origins: dict[int, Place] = {}
 
@@ -59,7 +61,7 @@ class Watcher(TorchDispatchMode):
         return output
 
     def passed(self, place: Place, given: list[Tensor], gave: list[Tensor]) -> None:
-        """Treats a module whose inside cannot be seen as one operation."""
+        """Treats a module that is taken as a whole as one operation."""
         operands = [Operand(f"input {i}", t, self.states.of(t)) for i, t in enumerate(given)]
         self.states.follow(Step("compile", place), operands, list(enumerate(gave)))
 
@@ -73,6 +75,7 @@ class Watcher(TorchDispatchMode):
         place = self._place(node)
         place.operation = f"aten.{name}"
         if phase != "backward":
+            place.inside = self.inside
             self._origins.setdefault(torch.autograd._get_sequence_nr() - 1, place)
         backend, memory_format = backend_of(arguments) if is_convolution(name) else ("", None)
         if backend and phase == "forward":
@@ -84,6 +87,8 @@ class Watcher(TorchDispatchMode):
             self._copied(step, tensor, why)
         if name in ("clone", "_to_copy"):
             self._reordered(step, arguments["self"], output)
+        if place.inside:
+            return
         operands = [
             Operand(label, tensor, self.states.of(tensor))
             for label, tensor in _labelled(arguments)

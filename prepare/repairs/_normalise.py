@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from prepare.repairs.repair import FORMATS
 
@@ -40,7 +41,8 @@ def normalise(
 def is_small(x: Tensor) -> bool:
     """Whether `x` is better copied, normalised by torch's contiguous kernel, and copied back."""
     samples, channels = x.shape[:2]
-    return not _is_watched(x) and (
+    # What has no data is to show the copies that the same with data makes.
+    return (not _is_watched(x) or _is_fake(x)) and (
         x.numel() < _SMALL * samples or _lanes(x.numel() // (samples * channels)) < _LANES // 4
     )
 
@@ -107,7 +109,7 @@ class _Normalise(torch.autograd.Function):
         of_x = -_group_mean(gain * dot, ctx.groups) / rows.shape[1] * rstd**3
         shift = -_group_mean(gain * total, ctx.groups) / rows.shape[1] * rstd
         dx = torch.empty_like(grads)
-        _by_elements(rows, mean, of_x, shift, dx, (grads, gain * rstd))
+        _by_elements(rows, mean, of_x, shift, dx, grads, gain * rstd)
         d_weight = None if weight is None else (dot * rstd).sum(0).to(weight.dtype)
         d_bias = None if bias is None else total.sum(0).to(bias.dtype)
         return _like(dx, x), None, d_weight, d_bias, None
@@ -127,6 +129,10 @@ class _Laid(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         return _Laid.apply(grad, ctx.back, ctx.there), None, None
+
+
+def _is_fake(x: Tensor) -> bool:
+    return isinstance(x, FakeTensor) and not torch.compiler.is_compiling()
 
 
 def _is_watched(x: Tensor) -> bool:
@@ -157,8 +163,10 @@ def _plain(
         y = y + bias
     mean, var = (each.detach().expand_as(grouped[:, :1]).flatten(1) for each in (mean, var))
     y = _like(y.to(x.dtype), x)
-    if torch.compiler.is_compiling():
-        # Compiled code gives a view of batch 1 other strides than it has here.
+    transformed = torch._C._are_functorch_transforms_active()
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and not transformed):
+        # No view: compiled code gives one of batch 1 other strides than it has here, and an activation
+        # that works in place on one costs two copies in backward.
         y = y.clone(memory_format=FORMATS[x.dim()])
     return y, mean, var
 
@@ -243,7 +251,7 @@ def _by_kernel(rows: Tensor, mean: Tensor, scale: Tensor, shift: Tensor, out: Te
 
 
 def _by_elements(
-    rows: Tensor, mean: Tensor, scale: Tensor, shift: Tensor, out: Tensor, more: Any = None
+    rows: Tensor, mean: Tensor, scale: Tensor, shift: Tensor, out: Tensor, *more: Tensor
 ) -> None:
     """`out = (rows - mean) * scale + shift (+ more[0] * more[1])`, in the dtype of `rows`."""
     lanes = _lanes(rows.shape[1])  # many pixels in a row make long inner loops

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from prepare.repairs._normalise import through_contiguous
 from prepare.repairs.repair import SwapClass, is_channels_last
 
 # The limits of `use_mkldnn` in torch's aten/src/ATen/native/Convolution.cpp: at batch 1 and without
@@ -48,19 +49,19 @@ class KeepingConv3d(nn.Conv3d):
 class KeepingConvTranspose3d(nn.ConvTranspose3d):
     """torch's ConvTranspose3d, but a small one of one channels-last sample runs in two groups of its outputs.
 
-    Helps and hurts: as `KeepingConv3d`; the weight is copied as well. Leaves those whose outputs are no
-    multiple of 16, for which oneDNN's groups are not faster.
+    Helps and hurts: as `KeepingConv3d`; the weight is copied as well. Where the outputs are no multiple
+    of 16 oneDNN is not faster: then the reference kernel runs, on contiguous copies.
     Source: as `KeepingConv3d`.
     """
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002
-        if (
-            not _fits(self, input, self.weight)
-            or not _is_small(input, self.weight)
-            or self.padding_mode != "zeros"
-            or self.out_channels % 16
-        ):
+        fits = _fits(self, input, self.weight) and self.padding_mode == "zeros"
+        if not fits or not _is_small(input, self.weight):
             return super().forward(input, output_size)
+        if self.out_channels % 16:
+            return through_contiguous(
+                lambda x: nn.ConvTranspose3d.forward(self, x, output_size), input
+            )
         output_padding = self._output_padding(
             input, output_size, self.stride, self.padding, self.kernel_size, 3, self.dilation
         )
