@@ -64,6 +64,8 @@ def predict(
         reason = f"{name} has no shape yet; run one forward first"
         return tally.flow(model, "predict", layouts, reason)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
+    # Its answers are kept for the whole process, and a convolution's depends on the number of threads.
+    fake.cache_enabled = False
 
     def stand_in(tensor: Tensor) -> Tensor:
         return fake.from_tensor(tensor, static_shapes=True)
