@@ -16,19 +16,19 @@ from prepare.errors import (
     Problem,
 )
 from prepare.interrupts import held_interrupts
-from prepare.outcome import DONE, FAILED, Facts, Outcome, failure
-from prepare.record import Job, Record, Result
+from prepare.outcome import DONE, FAILED, Facts, Outcome, failure, finished
 
 if TYPE_CHECKING:
     from torch import nn
 
     from prepare.audit import Audit
-    from prepare.example import Example
     from prepare.flows.records import Flow
     from prepare.forward import Forward
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
+    from prepare.record import Job, Record
     from prepare.settings import Settings
+    from prepare.verifying.records import Verification
 
 
 Stage = Callable[[str], AbstractContextManager[Any]]
@@ -87,7 +87,7 @@ def _isolated_run(
         facts, made = (_look if wanted.task == "flow" else _prepare)(wanted, model, stage)
         with stage("writing the record"):
             made.write(record, replace(job, seen=_seen(facts)))
-    return Outcome(Result("ok"), DONE, facts)
+    return finished(facts)
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class _Made:
     audit: Audit | None = None
     flow: Flow | None = None
     flow_before: Flow | None = None
+    verification: Verification | None = None
 
     def write(self, record: Record, job: Job) -> None:
         from prepare.environment import environment
@@ -110,11 +111,14 @@ class _Made:
             record.write_flow(self.flow)
         if self.flow_before:
             record.write_flow_before(self.flow_before)
+        if self.verification:
+            record.write_verification(self.verification)
         record.write_environment(environment())
         record.write_job(job)
 
 
 def _prepare(settings: Settings, model: nn.Module, stage: Stage) -> tuple[Facts, _Made]:
+    from prepare import looks
     from prepare.audit import audit
     from prepare.forward import run_example
     from prepare.pipeline import Pipeline
@@ -133,36 +137,27 @@ def _prepare(settings: Settings, model: nn.Module, stage: Stage) -> tuple[Facts,
     )
     if settings.task == "plan":
         return replace(facts, changes=_changes(plan)), _Made(pipeline, plan)
+    reference = looks.reference_of(settings, model)
     with stage("preparing"):
         # What is known of it has been said with the plan.
         pipeline.apply(model, strict=settings.strict, known_issues="ignore")
-    example = _example(settings, pipeline)
+    given = looks.example_of(settings)
+    example = given and looks.formatted(given, pipeline)
     if example:
         with stage("running the example input"):
             forward = run_example(model, example)
         facts = replace(facts, given=forward.given, gave=forward.gave, seen=_gave(forward, plan))
-    flow = _flow(settings, model, example, stage)
-    before = _flow_before(pipeline, model, example, flow)
+    with stage("following the layout of activations"):
+        flow = looks.flow_of(settings, model, example)
+        before = flow and looks.flow_without_repairs(pipeline, model, example)
+    with stage("verifying outputs and gradients"):
+        verification = looks.verification_of(settings, pipeline, reference, model, given)
     with stage("auditing"):
         audited = audit(model, plan=plan)
     notable = [row._asdict() for row in audited.rows if row.status in ("ineffective", "skipped")]
-    facts = replace(facts, audit=audited.summary, notable=notable, flow=flow, flow_before=before)
-    return facts, _Made(pipeline, plan, audited, flow, before)
-
-
-def _flow_before(
-    pipeline: Pipeline, model: nn.Module, example: Example | None, flow: Flow | None
-) -> Flow | None:
-    """The flow as it would be without the repairs; None where there are none."""
-    if flow is None or "repair_layout" not in pipeline.steps:
-        return None
-    from prepare.flow import predict
-    from prepare.steps import repair_layout
-    from prepare.tree import copy_tree
-
-    bare = copy_tree(model)  # shares the tensors, which predict does not write into
-    repair_layout.undo(bare)
-    return predict(bare, example, backward=model.training)
+    facts = replace(facts, audit=audited.summary, notable=notable)
+    facts = replace(facts, flow=flow, flow_before=before, verification=verification)
+    return facts, _Made(pipeline, plan, audited, flow, before, verification)
 
 
 def _errors(plan: Plan, settings: Settings) -> list[ConfigError]:
@@ -172,54 +167,27 @@ def _errors(plan: Plan, settings: Settings) -> list[ConfigError]:
 
 def _look(settings: Settings, model: nn.Module, stage: Stage) -> tuple[Facts, _Made]:
     """The layout flow of a model that nothing is done to."""
+    from prepare import looks
     from prepare.pipeline import Pipeline
 
     unprepared = Pipeline([])
-    example = _example(settings, unprepared)
-    if not example:
+    given = looks.example_of(settings)
+    if not given:
         remedy = "give one with input.shape=[...]"
         raise ConfigError("input", "task=flow needs an example input", remedy)
     plan = unprepared.plan(model)
-    flow = _flow(settings, model, example, stage)
+    with stage("following the layout of activations"):
+        flow = looks.flow_of(settings, model, looks.formatted(given, unprepared))
     steps = ", ".join(name for name in settings.steps if name != "device")
     problems = [f"{steps}: not applied, for task=flow looks at the model as it is"] if steps else []
     facts = Facts(type(model).__name__, {}, plan.summary(), problems, flow=flow)
     return facts, _Made(unprepared, plan, None, flow)
 
 
-def _flow(
-    settings: Settings, model: nn.Module, example: Example | None, stage: Stage
-) -> Flow | None:
-    if settings.flow == "none" or not example:
-        return None
-    from prepare import flow
-
-    with stage("following the layout of activations"):
-        look = flow.predict if settings.flow == "predict" else flow.observe
-        return look(model, example, backward=settings.mode == "train")
-
-
 def _as_one(errors: list[ConfigError]) -> ConfigError:
     kinds = {type(error) for error in errors}
     problems: list[Problem] = [problem for error in errors for problem in error.problems]
     return (kinds.pop() if len(kinds) == 1 else ConfigError).of(problems)
-
-
-def _example(settings: Settings, pipeline: Pipeline) -> Example | None:
-    """The example, formatted as the pipeline's steps say; None where none is given."""
-    from prepare.example import build_example
-    from prepare.steps.input_format import InputFormat
-
-    example = build_example(settings.input, settings.seed)
-    if not example:
-        return None
-    formats = next(
-        (s for s in pipeline.steps.values() if isinstance(s, InputFormat)), InputFormat()
-    )
-    formats = formats.bind(pipeline.steps.values())
-    return replace(
-        example, args=formats.format(example.args), kwargs=formats.format(example.kwargs)
-    )
 
 
 def _gave(forward: Forward, plan: Plan) -> list[dict[str, Any]]:

@@ -21,8 +21,9 @@ from prepare.text import printable
 
 if TYPE_CHECKING:
     from prepare.flows.records import Flow
+    from prepare.verifying.records import Verification
 
-DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, WRONG, NOT_VERIFIED, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Facts:
     seen: list[dict[str, Any]] = field(default_factory=list)
     flow: Flow | None = None
     flow_before: Flow | None = None
+    verification: Verification | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,15 @@ class Outcome:
     result: Result
     code: int
     facts: Facts | None = None
+
+
+def finished(facts: Facts) -> Outcome:
+    """The outcome of a run that came to its end."""
+    found = facts.verification
+    if found is not None and found.status == "fail":
+        reason = found.reason.partition(":")[0]
+        return Outcome(Result("verification_failed", reason, found.reason), NOT_VERIFIED, facts)
+    return Outcome(Result("ok"), DONE, facts)
 
 
 def failure(error: BaseException) -> Outcome:

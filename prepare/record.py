@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prepare.flows.records import Flow
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
+    from prepare.verifying.records import Verification
 
 STATUSES = (
     *("ok", "no_effect", "skipped", "interrupted"),
@@ -25,7 +26,7 @@ STATUSES = (
 # Everything a run may leave; what an earlier run left in the same folder is removed first.
 FILES = (
     *("recipe.yaml", "plan.json", "audit.json", "audit.csv"),
-    *("flow.json", "flow_before.json", "flow.svg", "report.html"),
+    *("flow.json", "flow_before.json", "flow.svg", "verify.json", "report.html"),
     *("environment.json", "job.json", "result.json"),
 )
 _RESULT, _JOB = "prepare.result", "prepare.job"
@@ -100,6 +101,10 @@ class Record:
     def write_flow_before(self, flow: Flow) -> None:
         """Where it would be lost without the repairs, in `flow_before.json`."""
         flow.save(self.folder / "flow_before.json")
+
+    def write_verification(self, found: Verification) -> None:
+        """Whether outputs and gradients are still right, in `verify.json`."""
+        found.save(self.folder / "verify.json")
 
     def write_result(self, result: Result) -> None:
         """How it ended, in `result.json`: the last file to be written."""

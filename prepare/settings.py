@@ -12,12 +12,14 @@ from prepare.options import convert, no_options, shown
 from prepare.registry import STEPS
 from prepare.target import hydra_key_problems
 
+# The keys that are one value each.
+_CONVERTED = ("task", "mode", "strict", "known_issues", "flow", "verify", "plugins", "seed")
 NONE_CHOSEN = "none is chosen"
 # The groups that a configuration is put together from.
 GROUPS = ("model", "device", "precision", "memfmt", "input")
 # Everything that stands at the top of a configuration.
 KEYS = (
-    *(*GROUPS, "steps", "task", "mode", "strict", "known_issues", "flow"),
+    *(*GROUPS, "steps", "task", "mode", "strict", "known_issues", "flow", "verify"),
     *("plugins", "seed", "hydra"),
 )
 
@@ -46,6 +48,7 @@ class Settings:
     strict: bool = True
     known_issues: Literal["error", "warn", "ignore"] = "error"
     flow: Literal["none", "predict", "observe"] = "predict"
+    verify: Literal["none", "short", "full"] = "short"
     plugins: Annotated[tuple[str, ...], "a list of modules", _check_plugins] = ()
     seed: Annotated[int, _check_seed] = 0
     choices: dict[str, Any]
@@ -69,7 +72,7 @@ def read_settings(
         if key not in known:
             remedy = choose(str(key), KEYS, noun="keys and groups")
             problems.append(Problem(str(key), "no such key", remedy))
-    for key in ("task", "mode", "strict", "known_issues", "flow", "plugins", "seed"):
+    for key in _CONVERTED:
         if key in config:
             try:
                 read[key] = convert(config[key], hints[key])

@@ -93,3 +93,8 @@ def reports_the_process():
     state = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads())
     sys.stdout.write(f"process {state} {torch.rand(1).item()}\n")
     return Net()
+
+
+def wrong_in_training():
+    """At batch 1 in channels-last, a CPU computes wrong gradients for this one."""
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3))

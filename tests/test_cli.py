@@ -26,6 +26,7 @@ FILES = {
     "audit.csv",
     "flow.json",
     "flow.svg",
+    "verify.json",
     "report.html",
     "environment.json",
     "job.json",
@@ -139,6 +140,7 @@ def test_a_plan_touches_nothing_and_says_what_would_change(go):
         "audit.csv",
         "flow.json",
         "flow.svg",
+        "verify.json",
     }
     assert "would be prepared" in ran.out
     assert re.search(
@@ -146,6 +148,31 @@ def test_a_plan_touches_nothing_and_says_what_would_change(go):
     )
     assert "float32 -> float16" in ran.out
     assert "plan.json has them all" in go("model=unet3d", "precision=half", "task=plan").out
+
+
+WRONG = ("model._target_=sample_nets.wrong_in_training", "memfmt=channels_last", "mode=train")
+
+
+def test_wrong_gradients_are_refused_before_and_found_after(go):
+    ran = go(*WRONG, "input.shape=[1,3,16,16]")
+    assert ran.code == 2
+    assert "wrong gradients" in ran.err
+    ran = go(*WRONG, "input.shape=[1,3,16,16]", "known_issues=ignore")
+    assert ran.code == 3, ran.out + ran.err
+    result = json.loads((ran.folder / "result.json").read_text())
+    assert (result["status"], result["traceback"]) == ("verification_failed", None)
+    assert "gradients (train mode, batch 1)" in result["error"]
+    assert json.loads((ran.folder / "verify.json").read_text())["status"] == "fail"
+    assert "repair_layout" in ran.out
+    for words in (["+steps.repair_layout={}"], ["known_issues=ignore", "verify=none"]):
+        assert go(*WRONG, "input.shape=[1,3,16,16]", *words).code == 0
+
+
+def test_a_full_verification_compares_both_modes(go):
+    ran = go(NET, SMALL, "memfmt=channels_last", "verify=full")
+    assert ran.code == 0, ran.out + ran.err
+    checks = json.loads((ran.folder / "verify.json").read_text())["checks"]
+    assert {"eval", "train"} <= {check["mode"] for check in checks}
 
 
 def test_a_network_of_the_current_folder_is_built_with_its_keywords(go, tmp_path):

@@ -33,6 +33,7 @@ WRITTEN = (
     "audit.csv",
     "flow.json",
     "flow.svg",
+    "verify.json",
     "report.html",
     "environment.json",
     "job.json",

@@ -216,7 +216,10 @@ def test_every_module_but_those_of_the_command_line_loads_without_its_packages(t
     assert done.stderr == ""
     assert set(done.stdout.split()) <= {
         *("prepare.hydra", "prepare.composing", "prepare.composed"),
-        *(f"prepare.report.{name}" for name in ("bench", "console", "flow", "sweep", "terminal")),
+        *(
+            f"prepare.report.{name}"
+            for name in ("bench", "console", "flow", "sweep", "terminal", "verify")
+        ),
         *(f"prepare.report.{name}" for name in ("flow_picture", "page", "sections")),
     }
 

@@ -50,6 +50,8 @@ def is_small(x: Tensor) -> bool:
 def through_contiguous(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """`forward` on a contiguous copy of `x`; its result, and both gradients, with exact strides."""
     contiguous, last = torch.contiguous_format, FORMATS[x.dim()]
+    if not torch.is_grad_enabled():  # what a small activation costs is the calls
+        return forward(x.clone(memory_format=contiguous)).clone(memory_format=last)
     return _Laid.apply(forward(_Laid.apply(x, contiguous, last)), last, contiguous)
 
 

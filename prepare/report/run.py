@@ -13,6 +13,7 @@ from prepare.audit import Audit
 from prepare.errors import FileError, PrepareError
 from prepare.flows.records import Flow
 from prepare.record import Job, Record, Result
+from prepare.verifying.records import Verification
 
 # More than a plan of a hundred thousand tensors needs.
 _LIMIT = 1 << 28
@@ -32,6 +33,7 @@ class Run:
     environment: dict[str, Any] | None
     flow: Flow | None
     flow_before: Flow | None
+    verification: Verification | None
     problems: tuple[str, ...]
 
     @property
@@ -62,6 +64,7 @@ def read_run(folder: str | Path) -> Run:
         "environment": ("environment.json", lambda path: _json(path, "prepare.environment")),
         "flow": ("flow.json", Flow.load),
         "flow_before": ("flow_before.json", Flow.load),
+        "verification": ("verify.json", Verification.load),
     }
     found = {key: _read(folder / name, reader, problems) for key, (name, reader) in readers.items()}
     if not problems and not any(value is not None for value in found.values()):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from prepare.report.flow import flow_sentence
 from prepare.report.flow_picture import flow_figure
 from prepare.report.flow_words import times
+from prepare.report.verify import verify_sentence
 from prepare.rows import STATUSES, Row
 from prepare.text import counts, plural, size
 
@@ -91,6 +92,20 @@ def layout_flow(run: Run) -> Context | None:
     }
 
 
+def verified(run: Run) -> Context | None:
+    """Whether outputs and gradients are those of the unprepared model, and what casts lost."""
+    found = run.verification
+    if found is None:
+        return None
+    return {
+        "sentence": verify_sentence(found),
+        "culprit": found.culprit,
+        "advice": found.advice,
+        "checks": found.checks,
+        "lost": found.lost[:LIMIT],
+    }
+
+
 def warned(run: Run) -> Context | None:
     """What is known to go wrong, or slowly, with this model on this device."""
     plan = run.plan or {}
@@ -127,6 +142,7 @@ SECTIONS = (
     Section("declared", "What was declared", declared),
     Section("happened", "What happened", happened),
     Section("flow", "Where the layout goes", layout_flow),
+    Section("verify", "Is it still right", verified),
     Section("warned", "Known issues and warnings", warned),
     Section("environment", "Where it ran", environment),
     Section("again", "Do it again", again),

@@ -12,6 +12,7 @@ from rich.table import Table
 from prepare.layout import satisfied
 from prepare.report.console import show_table
 from prepare.report.flow import flow_sentence, show_flow
+from prepare.report.verify import show_verify, verify_sentence
 from prepare.sweep import CONVOLUTIONS
 from prepare.text import counts, line, plural, printable, size
 
@@ -30,6 +31,9 @@ def show_outcome(outcome: Outcome, folder: Path) -> None:
             line(printable(f"warning: {warning}"), errors=True)
         show = show_prepared if outcome.facts.audit else show_plan
         (show if outcome.facts.audit or not outcome.facts.flow else show_look)(outcome.facts, shown)
+        checked = outcome.facts.verification
+        if checked is not None and checked.status == "fail":
+            show_verify(checked, os.path.join(shown, "verify.json"))  # noqa: PTH118
         return
     show_problems((outcome.result.error or "").splitlines())
     if outcome.result.traceback:
@@ -63,6 +67,8 @@ def show_prepared(facts: Facts, folder: str) -> None:
         rows += [("seen in it", _seen(one)) for one in facts.seen]
     if facts.flow:
         rows.append(("layout flow", flow_sentence(facts.flow)))
+    if facts.verification:
+        rows.append(("verified", verify_sentence(facts.verification)))
     rows += [("note", problem) for problem in facts.problems]
     rows += [("note", note) for note in _notes(facts.notable)]
     rows.append(("files", folder))

@@ -1,0 +1,100 @@
+"""What a run looks at beside the audit: the layout flow, and whether outputs and gradients are right."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from prepare.example import build_example
+from prepare.steps import repair_layout
+from prepare.steps.input_format import InputFormat
+from prepare.text import size
+from prepare.tree import copy_tree
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from prepare.example import Example
+    from prepare.flows.records import Flow
+    from prepare.pipeline import Pipeline
+    from prepare.settings import Settings
+    from prepare.verifying.records import Verification
+
+# A model of more bytes is not copied for the sake of a verification that nobody asked for.
+_LARGEST = 1 << 30
+
+
+def example_of(settings: Settings) -> Example | None:
+    """The example as it is given; None where none is."""
+    return build_example(settings.input, settings.seed) or None
+
+
+def formatted(example: Example, pipeline: Pipeline) -> Example:
+    """The example, formatted as the pipeline's steps say, whether one of them is for inputs or not."""
+    steps = pipeline.steps.values()
+    formats = next((s for s in steps if isinstance(s, InputFormat)), InputFormat()).bind(steps)
+    return replace(
+        example, args=formats.format(example.args), kwargs=formats.format(example.kwargs)
+    )
+
+
+def flow_of(settings: Settings, model: nn.Module, example: Example | None) -> Flow | None:
+    """Where the model loses the layout; None where nobody asks, or there is nothing to call it with."""
+    if settings.flow == "none" or not example:
+        return None
+    from prepare import flow
+
+    look = flow.predict if settings.flow == "predict" else flow.observe
+    return look(model, example, backward=settings.mode == "train")
+
+
+def flow_without_repairs(
+    pipeline: Pipeline, model: nn.Module, example: Example | None
+) -> Flow | None:
+    """Where it would lose the layout without its repairs; None where there are none."""
+    if not example or "repair_layout" not in pipeline.steps:
+        return None
+    from prepare.flow import predict
+
+    bare = copy_tree(model)  # shares the tensors, which predict does not write into
+    repair_layout.undo(bare)
+    return predict(bare, example, backward=model.training)
+
+
+def reference_of(settings: Settings, model: nn.Module) -> nn.Module | str | None:
+    """A copy of the unprepared model, or why there is none; None where nothing is to be verified."""
+    if settings.verify == "none":
+        return None
+    if any(tensor.is_meta for tensor in model.parameters()):
+        return "a model on the meta device holds no numbers"
+    held = sum(t.nbytes for each in (model.parameters(), model.buffers()) for t in each)
+    if settings.verify == "short" and held > _LARGEST:
+        return f"the model holds {size(held)}, and is not copied for it; verify=full does so"
+    try:
+        return copy.deepcopy(model)
+    except (
+        Exception
+    ) as error:  # the model's own code, or torch's: weight_norm of old, graphs, handles
+        return f"the model cannot be copied: {type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+def verification_of(
+    settings: Settings,
+    pipeline: Pipeline,
+    reference: nn.Module | str | None,
+    model: nn.Module,
+    example: Example | None,
+) -> Verification | None:
+    """Whether the prepared model computes what its reference does; None where nobody asks."""
+    if reference is None or not example:
+        return None
+    if isinstance(reference, str):
+        from prepare.verifying.records import unknown
+
+        return unknown(reference, level=settings.verify, mode=settings.mode)
+    from prepare.verify import verify
+
+    return verify(
+        reference, model, example, level=settings.verify, pipeline=pipeline, mode=settings.mode
+    )

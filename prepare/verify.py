@@ -1,0 +1,127 @@
+"""Checks that a prepared model still computes what the unprepared one does: outputs, and gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from prepare.errors import RefusedError, choose
+from prepare.flows.stand_ins import lazy_parameter
+from prepare.verifying.budget import Budget
+from prepare.verifying.calls import call_of
+from prepare.verifying.cases import cases_for
+from prepare.verifying.comparing import Comparison
+from prepare.verifying.models import Models
+from prepare.verifying.records import Check, Lost, Verification
+from prepare.verifying.values import (
+    check_casts,
+    check_flags,
+    check_layout,
+    check_values,
+    lost_in,
+    pairs_of,
+    rewritten,
+)
+from prepare.verifying.verdict import conclude
+
+if TYPE_CHECKING:
+    from prepare.pipeline import Pipeline
+
+__all__ = ["Check", "Lost", "Verification", "verify"]
+
+Level = Literal["short", "full"]
+Mode = Literal["eval", "train"]
+_SECONDS = {"short": 30.0, "full": 600.0}
+_MEMORY = {"short": 4 * 2**30, "full": 16 * 2**30}
+
+
+def verify(
+    reference: nn.Module,
+    prepared: nn.Module,
+    batch: Any,
+    *,
+    level: Level = "short",
+    pipeline: Pipeline | None = None,
+    mode: Mode = "eval",
+    seconds: float | None = None,
+    memory: int | None = None,
+) -> Verification:
+    """Whether `prepared` gives the outputs and gradients of `reference`, as closely as its dtype allows.
+
+    Args:
+        reference: the unprepared model with the same weights, say `copy.deepcopy(model)` before `apply`.
+        prepared: what `apply` made of it. Both stay as they are: gradients, buffers, hooks, modes.
+        batch: what the unprepared model is called with: a tensor, a tuple of positional or a mapping
+            of named arguments, or an Example.
+        level: `short` compares one mode on this batch. `full` compares eval and train mode, one and
+            two samples, inputs as they are and with a mean of 100 deviations.
+        pipeline: what prepared it; formats the batch, and is asked whether all is still as it wants.
+            Without one the batch is only brought to the prepared model's device and dtype.
+        mode: what the model is for. In `train`, gradients and buffers count; in `eval` wrong ones
+            are reported, and only the rest fails.
+        seconds: the limit of time, 30 by default and 600 for `full`.
+        memory: the limit in bytes, 4 GiB by default and 16 for `full`. Both are estimated before
+            each run; what does not fit is `cannot tell`, with the reason.
+
+    The reference runs in float64 where that fits, else in float32, and that is taken as exact. How
+    far the prepared model may be from it follows from the error that the reference itself makes in
+    the prepared model's dtypes, see `prepare.verifying.tolerance`. Dropout is off, seeds are fixed;
+    the gradient of each output is drawn at random. Where something is wrong, the first module where
+    it goes wrong is looked for, in the order of execution.
+
+    Raises:
+        RefusedError: `level` or `mode` is no such word, or a lazy module has no parameters yet.
+    """
+    _check_words(level, mode)
+    for model in (reference, prepared):
+        if name := lazy_parameter(model):
+            raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
+    budget = Budget(seconds or _SECONDS[level], memory or _MEMORY[level])
+    call, pairs = call_of(batch).map(Tensor.detach), pairs_of(reference, prepared)
+    free = rewritten(reference, prepared, pipeline)
+    lost = lost_in(pairs)
+    checks = [
+        check_values(reference, prepared, pairs, free),
+        check_casts(lost),
+        check_flags(reference, prepared, free),
+    ]
+    if pipeline is not None:
+        checks.append(check_layout(prepared, pipeline))
+    models = Models.of(reference, prepared, pairs, pipeline, free)
+    checks += _check_compiled(prepared)
+    comparisons = []
+    with _eagerly(prepared):
+        for case in cases_for(level, mode, call):
+            comparison = Comparison(models, case, budget, mode)
+            comparisons.append(comparison)
+            checks += comparison.checks()
+        return conclude(models, checks, comparisons, lost, level=level, mode=mode, budget=budget)
+
+
+def _check_words(level: str, mode: str) -> None:
+    for where, word, allowed in (("level", level, _SECONDS), ("mode", mode, ("eval", "train"))):
+        if word not in allowed:
+            raise RefusedError(where, f"{word!r} is none", choose(word, allowed))
+
+
+def _check_compiled(model: nn.Module) -> list[Check]:
+    note = "the model is compiled: its modules were compared as they run without the compiler"
+    return [Check(what="compiled", status="cannot tell", note=note)] if _is_compiled(model) else []
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None
+        or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
+    )
+
+
+def _eagerly(model: nn.Module) -> Any:
+    """With stand-ins in it a compiled module would be compiled anew; so it runs without."""
+    set_stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
+    compiled = set_stance and _is_compiled(model)
+    return set_stance("force_eager") if compiled else contextlib.nullcontext()

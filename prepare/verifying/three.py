@@ -1,0 +1,122 @@
+"""Runs the exact, the plain and the prepared model on one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from prepare.forward import explained
+from prepare.verifying import runs
+from prepare.verifying.calls import Call, formatted, nudged
+from prepare.verifying.noise import Noise
+
+if TYPE_CHECKING:
+    from prepare.verifying.budget import Budget, Cost
+    from prepare.verifying.models import Models
+    from prepare.verifying.runs import Run
+
+
+class UnknownError(Exception):
+    """Why it cannot be told."""
+
+
+class RaisedError(Exception):
+    """What the prepared model raised, in words."""
+
+
+@dataclass
+class Three:
+    """What the three models gave for one call.
+
+    `plain` are runs of the unprepared model in the prepared one's dtypes: none where it raised.
+    `noisy` are further ones with a forward that is a little off.
+    """
+
+    exact: Run
+    plain: list[Run]
+    ours: Run
+    noisy: list[Run] = field(default_factory=list)
+
+
+@dataclass
+class Runner:
+    """Runs the models, each module in the mode that `flags` says; asks the budget before each run.
+
+    `exact_dtype` is what the exact run was in, the last time.
+    """
+
+    models: Models
+    flags: Mapping[str, bool]
+    budget: Budget
+    cost: Cost
+    exact_dtype: torch.dtype = torch.float64
+
+    def three(self, call: Call, watching: tuple[Any, Any, Any] = (None, None, None)) -> Three:
+        """One run of each, each under its own context of `watching`.
+
+        Raises:
+            UnknownError: a run does not fit.
+            RaisedError: the prepared model raised. What the reference raises comes as it is.
+        """
+        exact = self._exact(call, watching[0])
+        plain = self.plain(call, watching=watching[1])
+        given = formatted(call, self.models.prepared, self.models.pipeline)
+        prepared = self.models.prepared
+        try:
+            ours = runs.run(prepared, given, runs.itself, flags=self.flags, watching=watching[2])
+        except Exception as error:
+            pass_on(error)
+            raise RaisedError(str(explained(prepared, error))) from error
+        return Three(exact, plain, ours)
+
+    def plain(
+        self, call: Call, *, seed: int = 0, backward: bool = True, watching: Any = None
+    ) -> list[Run]:
+        """One run of the unprepared model in the prepared one's dtypes; none if it raises there.
+
+        Raises:
+            UnknownError: it does not fit.
+        """
+        if reason := self.budget.refuses(self.cost, self.models.dtype, backward=backward):
+            raise UnknownError(reason)
+        given = runs.contiguous(formatted(call, self.models.prepared, self.models.pipeline))
+        if self.models.dtype == self.exact_dtype:
+            given = nudged(given)  # else it would be the exact run again, and say nothing of noise
+        how = {"flags": self.flags, "seed": seed, "backward": backward, "watching": watching}
+        try:
+            return [runs.run(self.models.reference, given, self.models.plain, **how)]
+        except Exception as error:
+            pass_on(error)
+            return []
+
+    def noisy(self, call: Call, part: float, seed: int) -> list[Run]:
+        """The same, with what each module gives off by this part of its deviation."""
+        return self.plain(call, watching=Noise(self.models.reference, part, seed))
+
+    def _exact(self, call: Call, watching: Any) -> Run:
+        """In float64, or in float32 where that does not fit, or the model makes a float32 of its own."""
+        for dtype in (torch.float64, torch.float32):
+            is_last = dtype == torch.float32
+            if reason := self.budget.refuses(self.cost, dtype):
+                if is_last:
+                    raise UnknownError(reason)
+                continue
+            self.exact_dtype = dtype
+            given = call.map(lambda t, dtype=dtype: runs.cast(t.detach(), dtype, t.device))
+            how = {"flags": self.flags, "dtype": dtype, "watching": watching}
+            try:
+                return runs.run(self.models.reference, given, self.models.exact(dtype), **how)
+            except Exception as error:
+                pass_on(error)
+                if is_last:
+                    raise
+        raise AssertionError  # the loop returns or raises
+
+
+def pass_on(error: Exception) -> None:
+    """Raises an error again that is no matter of the model's code."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        raise error

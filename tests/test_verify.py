@@ -1,0 +1,604 @@
+"""A verification catches what is planted, lets clean preparations be, and touches nothing."""
+
+import copy
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from flow_nets import MORE, NETS
+from networks import CONF, build, facts
+from prepare.errors import RefusedError, VerificationError
+from prepare.example import Example, build_example
+from prepare.pipeline import Pipeline
+from prepare.report.verify import show_verify, verify_sentence
+from prepare.verify import Check, Lost, Verification, verify
+from prepare.verifying.budget import Budget, Cost, estimate
+from prepare.verifying.calls import call_of, of_size, shifted
+from prepare.verifying.still import flags_for
+from prepare.verifying.tolerance import compare
+from verify_faults import FAULTS, Net
+
+FLAT = {"conv2d_memory_format": {}, "input_format": {}}
+LAST = {
+    "conv2d_memory_format": {},
+    "conv3d_memory_format": {},
+    "repair_layout": {},
+    "input_format": {},
+}
+PIPELINES = {"float32": LAST, "bfloat16": {**LAST, "half": {"dtype": "bfloat16"}}}
+# 16-bit convolutions and poolings that this torch has not, or that give garbage: no clean preparations.
+NOT_CLEAN = {
+    # bfloat16 Conv3d over 2x2x2 and the like: weight gradients of 1e37, contiguous ones as well.
+    ("diffusers_autoencoder_temporal", "bfloat16"),
+    ("monai_densenet3d", "bfloat16"),
+    ("monai_resnet18_3d", "bfloat16"),
+    ("monai_basicunet3d", "bfloat16"),
+    ("monai_vnet", "bfloat16"),
+    ("monai_mednext", "bfloat16"),
+    # NaN in the weight gradient of a depthwise ConvTranspose3d.
+    ("monai_mednext", "float32"),
+}  # fmt: skip
+
+
+def prepared(reference, steps, **options):
+    pipeline = Pipeline.from_config(steps)
+    model = copy.deepcopy(reference)
+    pipeline.apply(model, strict=False, known_issues="ignore", **options)
+    return pipeline, model
+
+
+def check(reference, steps, batch, **options):
+    pipeline, model = prepared(reference, steps)
+    return verify(reference, model, batch, pipeline=pipeline, **options)
+
+
+def estimated(model, batch):
+    return estimate(model, call_of(batch), flags_for(model, "eval"))
+
+
+def by_what(found):
+    return {check.what: check for check in found.checks}
+
+
+# --------------------------------------------------------------------------------- planted faults
+
+
+def planted(name, steps=FLAT):
+    """The verification of a clean preparation into which one fault was planted afterwards."""
+    torch.manual_seed(0)
+    reference = Net().train()
+    pipeline, model = prepared(reference, steps)
+    FAULTS[name](model)
+    return verify(reference, model, torch.randn(2, 3, 16, 16), pipeline=pipeline, mode="train")
+
+
+QUICK = sorted(FAULTS)[::7]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_fault_does_not_pass(name):
+    found = planted(name)
+    assert found.status != "pass"
+    assert found.reason
+    assert found.status == "cannot tell" or found.advice
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(FAULTS) - set(QUICK)))
+def test_no_planted_fault_passes(name):
+    assert planted(name).status != "pass"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_no_planted_fault_passes_without_a_layout(name):
+    if name != "contiguous weight":  # which is none then
+        assert planted(name, {"device": {"device": "cpu"}}).status != "pass"
+
+
+def test_there_are_at_least_sixty_faults():
+    assert len(FAULTS) >= 60
+
+
+# ------------------------------------------------------------------------- wrong gradients, on CPU
+
+
+def flat_norm(act, *, channels=8, affine=True, size=12, double=False):
+    layers = [nn.Conv2d(3, channels, 3), nn.InstanceNorm2d(channels, affine=affine), act]
+    if double:
+        layers += [nn.Conv2d(channels, channels, 3), nn.InstanceNorm2d(channels), act]
+    return nn.Sequential(*layers, nn.Conv2d(channels, 4, 3)), torch.randn(1, 3, size, size)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 6, 3, padding=1), nn.InstanceNorm2d(6)
+        self.second, self.last = nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 2, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(x + self.norm(self.second(x)).tanh())
+
+
+WRONG_ON_CPU = {
+    "silu": lambda: flat_norm(nn.SiLU()),
+    "tanh": lambda: flat_norm(nn.Tanh(), channels=16, size=9),
+    "gelu": lambda: flat_norm(nn.GELU(), affine=False),
+    "two of them": lambda: flat_norm(nn.SiLU(), double=True, size=16),
+    "residual": lambda: (Residual(), torch.randn(1, 3, 10, 14)),
+    "wide": lambda: flat_norm(nn.GELU(), channels=32, size=20),
+}
+
+
+@pytest.mark.parametrize(
+    "steps", [FLAT, {"conv2d_memory_format": {}}], ids=["formatted", "weights"]
+)
+@pytest.mark.parametrize("name", WRONG_ON_CPU)
+def test_the_wrong_gradients_of_an_instance_norm_in_channels_last_are_found(name, steps):
+    reference, batch = WRONG_ON_CPU[name]()
+    found = check(reference, steps, batch, mode="train")
+    seen = by_what(found)
+    assert seen["outputs"].status == "pass"
+    assert (found.status, seen["parameter gradients"].status) == ("fail", "fail")
+    assert "norm" in found.culprit or isinstance(
+        reference.get_submodule(found.culprit), nn.InstanceNorm2d
+    )
+    assert "+steps.repair_layout={}" in found.advice
+
+
+def test_in_mode_eval_wrong_gradients_are_reported_and_do_not_fail():
+    reference, batch = flat_norm(nn.SiLU())
+    found = check(reference, FLAT, batch)
+    assert (found.status, by_what(found)["parameter gradients"].status) == ("pass", "wrong")
+    assert "gradients" in found.reason
+
+
+def test_they_are_right_with_two_samples_and_full_finds_them_all_the_same():
+    reference, _ = flat_norm(nn.SiLU())
+    batch = torch.randn(2, 3, 12, 12)
+    assert check(reference, FLAT, batch, mode="train").status == "pass"
+    assert check(reference, FLAT, batch, mode="train", level="full").status == "fail"
+
+
+def test_full_finds_a_group_norm_that_loses_all_digits_at_a_large_mean():
+    reference = nn.Sequential(nn.GroupNorm(4, 16), nn.Conv2d(16, 4, 3))
+    batch = torch.randn(2, 16, 32, 32)
+    assert check(reference, FLAT, batch).status == "pass"
+    found = check(reference, FLAT, batch, level="full")
+    assert (found.status, found.culprit) == ("fail", "0")
+    assert {c.inputs for c in found.checks if c.status == "fail"} == {"mean 100 deviations"}
+
+
+# ------------------------------------------------------------------------------ clean preparations
+
+
+def normed(norm, rank, act):
+    conv = nn.Conv2d if rank == 2 else nn.Conv3d
+    return nn.Sequential(
+        conv(3, 8, 3, padding=1), norm, act, conv(8, 8, 1), nn.ReLU(), conv(8, 2, 3)
+    )
+
+
+SMALL = {
+    "batch norm": lambda: (normed(nn.BatchNorm2d(8), 2, nn.SiLU()), (2, 3, 12, 12)),
+    "instance norm": lambda: (normed(nn.InstanceNorm2d(8), 2, nn.SiLU()), (1, 3, 12, 12)),
+    "group norm": lambda: (normed(nn.GroupNorm(2, 8), 2, nn.GELU()), (1, 3, 12, 12)),
+    "batch norm 3-d": lambda: (normed(nn.BatchNorm3d(8), 3, nn.ReLU()), (2, 3, 6, 6, 6)),
+    "instance norm 3-d": lambda: (normed(nn.InstanceNorm3d(8, affine=True), 3, nn.LeakyReLU()), (1, 3, 6, 6, 6)),
+    "everything": lambda: (Net(), (2, 3, 16, 16)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", PIPELINES)
+@pytest.mark.parametrize("name", SMALL)
+def test_a_clean_preparation_of_a_small_network_passes(name, precision):
+    model, shape = SMALL[name]()
+    found = check(model, PIPELINES[precision], torch.randn(shape), mode="train")
+    assert (found.status, found.reason) == ("pass", "")
+    assert by_what(found)["parameter gradients"].compared == len(list(model.parameters()))
+
+
+def raw(name):
+    """A network as it is built, and what to call it with."""
+    if name in MORE:
+        return MORE[name][0](), Example(tuple(torch.randn(shape) for shape in MORE[name][1:]))
+    config = OmegaConf.load(CONF / f"model/{name}.yaml").input
+    return build(name), build_example(OmegaConf.to_container(config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "size"), [("train", 2), ("eval", 1), ("eval", 2)])
+@pytest.mark.parametrize("precision", PIPELINES)
+@pytest.mark.parametrize("name", NETS)
+def test_no_clean_preparation_fails(name, precision, mode, size):
+    if (name, precision) in NOT_CLEAN:
+        pytest.skip("this torch is wrong there")
+    reference, example = raw(name)
+    call = of_size(call_of(example), size)
+    batch = Example(call.args, call.kwargs)
+    found = check(reference, PIPELINES[precision], batch, mode=mode, seconds=60.0)
+    assert found.status != "fail", found
+
+
+# ----------------------------------------------------------------------- never passed, and why not
+
+
+class Draws(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return self.conv(x + torch.randn_like(x))
+
+
+def test_a_model_that_draws_random_numbers_cannot_be_told():
+    found = check(Draws(), FLAT, torch.randn(2, 3, 8, 8))
+    assert found.status == "cannot tell"
+    assert "random numbers" in found.reason
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_reference_that_is_not_finite_cannot_be_told(value):
+    model = nn.Conv2d(3, 4, 3)
+    nn.init.constant_(model.bias, value)
+    assert check(model, FLAT, torch.randn(1, 3, 8, 8)).status == "cannot tell"
+
+
+def test_outputs_without_a_tensor_cannot_be_told():
+    class Says(nn.Conv2d):
+        def forward(self, x):
+            return "nothing"
+
+    assert check(Says(3, 4, 3), FLAT, torch.randn(1, 3, 8, 8)).status == "cannot tell"
+
+
+def test_what_a_cast_loses_is_counted_and_an_overflow_fails():
+    model = nn.Conv2d(3, 4, 3)
+    with torch.no_grad():
+        model.weight[0, 0, 0, :2] = torch.tensor([1e5, -1e6])
+        model.bias[0] = 1e-9
+    model.register_buffer("position", torch.arange(4096.0))
+    # Not applied: `apply` refuses what overflows.
+    pipeline = Pipeline.from_config({"half": {"dtype": "float16"}, "input_format": {}})
+    cast = copy.deepcopy(model).half()
+    found = verify(model, cast, torch.randn(1, 3, 8, 8), pipeline=pipeline)
+    lost = {one.tensor: one for one in found.lost}
+    assert found.status == "fail"
+    assert (found.lost[0].tensor, lost["weight"].overflowed) == ("weight", 2)
+    assert (lost["bias"].flushed, lost["position"].rounded) == (1, 1024)
+    assert "2 of 108 numbers of weight overflow float16" in found.reason
+    assert "steps.half.dtype=bfloat16" in found.advice
+
+
+def test_bfloat16_is_allowed_the_error_of_bfloat16_and_no_more():
+    model, batch = Net(), torch.randn(2, 3, 16, 16)
+    pipeline, ours = prepared(model, PIPELINES["bfloat16"])
+    assert verify(model, ours, batch, pipeline=pipeline).status == "pass"
+    ours.up.register_forward_hook(lambda module, args, out: out * 1.3)
+    found = verify(model, ours, batch, pipeline=pipeline)
+    assert found.status == "fail"
+    assert "steps.half.keep=[norms," in found.advice
+
+
+def test_what_torch_itself_cannot_do_in_a_dtype_is_said_to_be_its_fault():
+    class Wrong(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x) * (1e6 if x.dtype == torch.bfloat16 else 1.0)
+
+    found = check(Wrong(3, 4, 3), PIPELINES["bfloat16"], torch.randn(1, 3, 8, 8))
+    assert found.status == "fail"
+    assert "torch itself is wrong in Wrong in bfloat16" in found.advice
+
+
+def test_a_view_that_cannot_be_had_is_named_with_what_to_do():
+    class Views(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            return self.conv(x).view(len(x), -1)
+
+    found = check(Views(), FLAT, torch.randn(2, 3, 8, 8))
+    assert (found.status, by_what(found)["forward"].status) == ("fail", "fail")
+    assert ".view" in found.reason
+    assert ".reshape" in found.advice
+
+
+def test_a_model_that_lost_its_layout_fails_only_if_the_pipeline_is_known():
+    pipeline, model = prepared(Net(), FLAT)
+    reference = copy.deepcopy(model)
+    model.stem.weight.data = model.stem.weight.data.contiguous()
+    batch = torch.randn(2, 3, 16, 16)
+    assert verify(reference, model, batch).status == "pass"
+    found = verify(reference, model, batch, pipeline=pipeline)
+    assert (found.status, found.culprit) == ("fail", "stem.weight")
+    assert "apply the pipeline again" in found.advice
+
+
+def test_a_reference_that_raises_cannot_be_told_and_in_a_variation_is_skipped():
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12))
+    assert check(model, FLAT, torch.randn(1, 3, 2, 2), mode="train").status == "cannot tell"
+    found = check(model, FLAT, torch.randn(2, 3, 2, 2), mode="train", level="full")
+    assert found.status == "pass"
+    assert [c.batch for c in found.checks if c.what == "forward" and c.status == "skipped"] == [
+        1,
+        1,
+    ]
+
+
+def test_a_compiled_model_is_compared_without_its_compiler_and_that_is_said():
+    reference = nn.Conv2d(3, 4, 3)
+    _, model = prepared(reference, FLAT)
+    model.compile(backend="eager")
+    found = verify(reference, model, torch.randn(1, 3, 8, 8))
+    assert (found.status, by_what(found)["outputs"].status) == ("cannot tell", "pass")
+
+
+# -------------------------------------------------------------------------------- what it leaves
+
+
+def numbers_of_numpy():
+    return np.random.get_state()[1].tolist()  # noqa: NPY002
+
+
+def state(model):
+    modules = {name: (m.training, dict(vars(m)).keys()) for name, m in model.named_modules()}
+    grads = {name: (id(p.grad), p.requires_grad) for name, p in model.named_parameters()}
+    return facts(model), modules, grads, getattr(model.drop, "p", None)
+
+
+@pytest.mark.parametrize(
+    "fault", [None, "a little more of one output", "it raises", "sign of one bias gradient"]
+)
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_both_models_and_all_random_states_are_left_as_they_were(mode, fault):
+    reference = Net()
+    pipeline, model = prepared(reference, FLAT)
+    if fault:
+        FAULTS[fault](model)
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    model.train()
+    reference.bn.eval()
+    batch = torch.randn(2, 3, 16, 16, requires_grad=True)
+    before = state(reference), state(model)
+    drawn = torch.get_rng_state(), random.getstate(), numbers_of_numpy()
+    level = "short" if fault else "full"
+    verify(reference, model, batch, pipeline=pipeline, mode=mode, level=level)
+    assert (state(reference), state(model)) == before
+    assert torch.equal(torch.get_rng_state(), drawn[0])
+    assert (random.getstate(), numbers_of_numpy()) == drawn[1:]
+    assert batch.grad is None
+    assert torch.equal(model.head.weight.grad, torch.ones_like(model.head.weight))
+
+
+def test_an_optimizer_that_steps_in_a_hook_does_not_step():
+    reference = nn.Conv2d(3, 4, 3)
+    _, model = prepared(reference, FLAT)
+    steps = []
+    model.weight.register_post_accumulate_grad_hook(lambda p: steps.append(p))
+    assert verify(reference, model, torch.randn(1, 3, 8, 8), mode="train").status == "pass"
+    assert not steps
+
+
+# ------------------------------------------------------------------------------------- arguments
+
+
+class Many(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.embedding = nn.Conv2d(3, 4, 3), nn.Embedding(7, 4)
+
+    def forward(self, x, ids, *, scale=1.0, masks=()):
+        return self.conv(x) * scale + self.embedding(ids).mean(1).view(-1, 4, 1, 1) + sum(masks)
+
+
+def test_a_batch_may_be_a_tensor_a_tuple_a_mapping_or_an_example():
+    x, ids = torch.randn(2, 3, 8, 8), torch.tensor([[1, 2], [3, 4]])
+    named = {"x": x, "ids": ids, "scale": 2.0, "masks": [torch.rand(1)]}
+    for batch in ((x, ids), named, Example((x,), {"ids": ids})):
+        for precision in PIPELINES:
+            assert check(Many(), PIPELINES[precision], batch, mode="train").status == "pass"
+    assert check(nn.Conv2d(3, 4, 3), FLAT, x).status == "pass"
+
+
+def test_a_batch_is_brought_to_any_size_and_mean():
+    call = call_of({"x": torch.randn(3, 4), "ids": torch.arange(3), "one": torch.tensor(1.0)})
+    assert [of_size(call, size).batch for size in (1, 2, 3, 7)] == [1, 2, 3, 7]
+    grown = of_size(call, 5).kwargs
+    assert torch.equal(grown["x"][:3], call.kwargs["x"])
+    assert not torch.equal(grown["x"][3:], call.kwargs["x"][:2])
+    assert grown["ids"].tolist() == [0, 1, 2, 0, 1]
+    moved = shifted(call, 100.0).kwargs
+    assert 50 < float(moved["x"].mean()) < 200
+    assert torch.equal(moved["ids"], call.kwargs["ids"])
+
+
+def test_dropout_is_off_wherever_it_stands():
+    class Drops(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.drop = nn.Conv2d(3, 4, 3), nn.Dropout2d(0.5)
+            self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+
+        def forward(self, x):
+            x = nn.functional.dropout(self.drop(self.conv(x)), 0.5, self.training)
+            x = x.flatten(2).transpose(1, 2)
+            return self.attention(x, x, x)[0]
+
+    assert check(Drops(), FLAT, torch.randn(2, 3, 8, 8), mode="train").status == "pass"
+
+
+def test_a_model_that_makes_float32_of_its_own_is_compared_with_float32():
+    class Casts(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x.float())
+
+    found = check(Casts(3, 4, 3), FLAT, torch.randn(2, 3, 8, 8), mode="train")
+    assert (found.status, found.reference) == ("pass", "float32")
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [({"memory": 1000}, "the limit is 1000 bytes"), ({"seconds": 1e-9}, "are left")],
+)
+def test_what_does_not_fit_is_cannot_tell_with_the_reason(limit, said):
+    found = check(Net(), FLAT, torch.randn(2, 3, 16, 16), **limit)
+    assert found.status == "cannot tell"
+    assert said in found.reason
+
+
+def test_the_reference_runs_in_float32_where_float64_does_not_fit():
+    model, batch = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 32, 32)
+    cost = estimated(model, batch)
+    memory = cost.bytes(torch.float64, backward=True) - 1
+    found = check(model, FLAT, batch, memory=memory)
+    assert (found.status, found.reference) == ("pass", "float32")
+    assert check(model, FLAT, batch).reference == "float64"
+
+
+def test_a_convolution_in_float64_is_estimated_with_what_it_unfolds():
+    model, batch = nn.Conv3d(4, 8, 3, padding=1), torch.randn(2, 4, 16, 16, 16)
+    cost = estimated(model, batch)
+    assert cost.unfolded == {False: [27 * batch.numel()]}
+    assert cost.operations == 2 * 27 * 4 * 8 * 2 * 16**3
+    assert cost.bytes(torch.float64, backward=False) > 27 * batch.numel() * 8
+    assert cost.bytes(torch.bfloat16, backward=False) < 27 * batch.numel() * 2
+
+
+def test_where_shapes_are_not_enough_the_estimate_runs_the_model():
+    class Looks(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x) if float(x.sum()) < 1e9 else x
+
+    assert estimated(Looks(3, 4, 3), torch.randn(1, 3, 8, 8)).operations > 0
+
+
+def test_a_budget_says_what_a_run_takes():
+    budget = Budget(10.0, 2**20)
+    large = Cost(elements=2**20)
+    assert "4.0 MiB, the limit is 1.0 MiB" in budget.refuses(large, torch.float32, backward=False)
+    assert "a run in float64 takes about" in budget.refuses(Cost(operations=10**12), torch.float64)
+    assert budget.refuses(Cost(elements=10), torch.float32) == ""
+
+
+def test_words_that_are_none_are_refused():
+    for option in ({"level": "long"}, {"mode": "training"}):
+        with pytest.raises(RefusedError, match="is none; "):
+            verify(Net(), Net(), torch.randn(1, 3, 8, 8), **option)
+    with pytest.raises(RefusedError, match="run one forward first"):
+        verify(nn.LazyConv2d(3, 3), nn.LazyConv2d(3, 3), torch.randn(1, 3, 8, 8))
+
+
+# ------------------------------------------------------------------------------------- tolerances
+
+
+def excess(exact, plain, ours, scaled="", dtype=torch.float32):
+    plain = [{name: torch.tensor(value) for name, value in run.items()} for run in plain]
+    exact, ours = ({n: torch.tensor(v) for n, v in run.items()} for run in (exact, ours))
+    found = compare(exact, plain, ours, dtype=dtype, depth=1, scaled=scaled)
+    return {one.name: one.exceeds for one in found}
+
+
+def test_a_bias_whose_true_gradient_is_zero_is_measured_by_its_weight():
+    exact = {"conv.weight": [1.0, 2.0], "conv.bias": [0.0]}
+    ours = {"conv.weight": [1.0, 2.0], "conv.bias": [1e-6]}
+    assert excess(exact, [], ours)["conv.bias"]
+    assert not excess(exact, [], ours, scaled="module gradient")["conv.bias"]
+
+
+def test_a_gradient_that_is_missing_is_the_same_as_zeros():
+    zero, one = {"a": torch.zeros(2)}, {"a": torch.ones(2)}
+    how = {"dtype": torch.float32, "depth": 1, "scaled": "gradient"}
+    assert not compare(zero, [], {"a": None}, **how)[0].exceeds
+    assert compare(one, [], {"a": None}, **how)[0].exceeds
+
+
+def test_the_noise_of_the_unprepared_model_is_allowed_several_times_but_garbage_is_not():
+    exact, plain = {"a": [1.0]}, [{"a": [1.01]}]
+    assert not excess(exact, plain, {"a": [1.05]})["a"]
+    assert excess(exact, plain, {"a": [1.07]})["a"]
+    for garbage in (1e30, float("nan")):
+        assert excess(exact, [{"a": [garbage]}], {"a": [1e20]})["a"]
+        assert not excess(exact, [{"a": [garbage]}], {"a": [1.0]})["a"]
+
+
+# ---------------------------------------------------------------------------------- record, report
+
+
+def test_a_verification_round_trips_through_its_file(tmp_path):
+    reference, batch = flat_norm(nn.SiLU())
+    found = check(reference, PIPELINES["bfloat16"] | {"repair_layout": None}, batch, mode="train")
+    found.save(tmp_path / "verify.json")
+    assert Verification.load(tmp_path / "verify.json") == found
+    data = json.loads((tmp_path / "verify.json").read_text())
+    assert (data["format"], data["version"]) == ("prepare.verify", 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"format": "prepare.flow"}, {"version": 2}, {"status": "fine"}, {"checks": [{}]}, {"lost": 3}, {"more": 1}],
+)  # fmt: skip
+def test_a_file_that_is_no_verification_is_refused(tmp_path, change):
+    path = tmp_path / "verify.json"
+    check(nn.Conv2d(3, 4, 3), FLAT, torch.randn(1, 3, 8, 8)).save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(VerificationError, match=r"verify\.json"):
+        Verification.load(path)
+
+
+def test_the_record_and_the_report_load_without_torch():
+    code = "import sys, prepare.report.verify, prepare.verifying.records; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def shown(found, capsys):
+    show_verify(found, "out/1")
+    return capsys.readouterr().out
+
+
+def test_the_terminal_shows_the_verdict_the_culprit_and_the_advice(capsys):
+    reference, batch = flat_norm(nn.SiLU())
+    found = check(reference, FLAT, batch, mode="train")
+    text = shown(found, capsys)
+    assert text.startswith("verify (short): fail: ")
+    assert "first went wrong in 1" in text
+    assert "+steps.repair_layout={}" in text
+    assert "all of it is in out/1" in text
+    assert "parameter gradients" in text
+
+
+def test_the_terminal_says_what_is_wrong_although_it_passes(capsys):
+    reference, batch = flat_norm(nn.SiLU())
+    assert "pass: 7 checks against float64; wrong, but not failed in mode eval: " in shown(
+        check(reference, FLAT, batch), capsys
+    )
+
+
+def test_names_and_losses_are_shown_on_one_line_each():
+    lost = Lost(
+        tensor="a\nb",
+        before="float32",
+        after="float16",
+        elements=9,
+        overflowed=1,
+        flushed=2,
+        rounded=0,
+    )
+    one = Check(what="outputs", status="fail", worst="[red]\n", error=0.5, allowed=0.1)
+    found = Verification(
+        status="fail", reason="x\ny", level="short", mode="eval", reference="float64", checks=(one,),
+        lost=(lost,), culprit="c\nd", advice="e", seconds=1.0,
+    )  # fmt: skip
+    assert verify_sentence(found) == "fail: x\\ny"
+    show_verify(found)
