@@ -1,8 +1,8 @@
 """Which known issues a model will meet once it is as a pipeline wants it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import nn
 
@@ -16,6 +16,10 @@ from prepare.wants import Table, Wanted
 KnownIssues = Literal["error", "warn", "ignore"]
 
 _SHOWN = 1
+_ONLY: dict[str, Callable[[Any], bool]] = {
+    "": lambda _: True,
+    "depthwise": lambda module: module.groups == module.in_channels > 1,
+}
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -40,7 +44,9 @@ class Met:
         if self.issue.repair:
             return "add the step repair_layout, +steps.repair_layout={}"
         if self.issue.effect == "wrong":
-            return "take another memory format or device, or known_issues=warn to go on"
+            return "exclude them, take another memory format, or known_issues=warn to go on"
+        if self.issue.effect == "risk":
+            return "look at what the run's verification says, with the sizes you train on"
         return ""
 
 
@@ -65,7 +71,7 @@ def consult(model: nn.Module, table: Table, known_issues: KnownIssues) -> list[M
             for kind in issue.operations
             if kind in kinds and issue.concerns(kind, formats, dtypes)
             for name, module in kinds[kind].items()
-            if not issue.repair or find(issue.repair).fits(module)
+            if _ONLY[issue.only](module) and (not issue.repair or find(issue.repair).fits(module))
         }
         if modules:
             wrong = issue.effect == "wrong" and model.training

@@ -24,6 +24,7 @@ class Issue:
     part: str
     devices: tuple[str, ...]
     operations: tuple[str, ...]
+    only: str
     formats: tuple[str, ...]
     dtypes: tuple[str, ...]
     since: str

@@ -1,11 +1,13 @@
 """What is known to be wrong or slow is true of this torch, and a plan says so."""
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import convert_conv3d_weight_memory_format
 
 from prepare import repairs
 from prepare.errors import ConfigError, KnownIssueError, KnownIssueWarning
@@ -72,7 +74,33 @@ def a_computed_weight_comes_out_contiguous():
     return not is_last(module.weight)
 
 
+def _is_garbage(module, given, *, dtype=torch.float32):
+    def weight_gradient(module, given):
+        loss = module(given).float().square().mean()
+        return torch.autograd.grad(loss, module.weight)[0].float()
+
+    exact = weight_gradient(module, given)
+    convert_conv3d_weight_memory_format(module, torch.channels_last_3d)
+    found = weight_gradient(module.to(dtype), given.to(dtype))
+    return not (found - exact).abs().max() < 0.5 * exact.abs().max()
+
+
+def a_small_activation_in_bfloat16_gives_garbage():
+    torch.manual_seed(0)
+    return _is_garbage(
+        nn.Conv3d(64, 64, 3, padding=1), torch.randn(2, 64, 2, 2, 2), dtype=torch.bfloat16
+    )
+
+
+def a_depthwise_transposed_convolution_gives_garbage():
+    torch.manual_seed(0)
+    module = nn.ConvTranspose3d(64, 64, 7, stride=2, padding=3, groups=64)
+    return _is_garbage(module, torch.randn(2, 64, 4, 4, 4))
+
+
 REPRODUCED = {
+    "conv3d_bfloat16_small_cpu": a_small_activation_in_bfloat16_gives_garbage,
+    "depthwise_transposed_conv3d_cpu": a_depthwise_transposed_convolution_gives_garbage,
     "instance_norm_gradients_cpu": instance_norm_has_wrong_gradients,
     "group_norm_large_mean_cpu": group_norm_is_wrong_at_large_means,
     "instance_norm_copies": lambda: loses_layout(nn.InstanceNorm3d(8), (2, 8, 6, 6, 6)),
@@ -89,6 +117,10 @@ NOT_HERE = {
 }
 
 
+NEEDS_BFLOAT16 = {"conv3d_bfloat16_small_cpu"}
+CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+
+
 def test_every_entry_is_reproduced_here_or_says_that_it_cannot_be():
     assert set(BY_NAME) == set(REPRODUCED) | NOT_HERE
     for name in NOT_HERE - {"conv3d_float16_cpu"}:
@@ -99,12 +131,14 @@ def test_every_entry_is_reproduced_here_or_says_that_it_cannot_be():
 def test_this_torch_has_what_is_known_of_it(name):
     if name not in HERE:
         pytest.skip("this torch is not in the entry's range")
+    if name in NEEDS_BFLOAT16 and "avx512_bf16" not in CPU:
+        pytest.skip("other kernels run where the processor has no bfloat16 instructions")
     assert REPRODUCED[name](), f"this torch no longer has {name}: give the entry an `until`"
 
 
 @pytest.mark.parametrize("issue", issues(), ids=lambda issue: issue.name)
 def test_every_entry_is_complete_and_names_classes_and_a_repair_that_exist(issue):
-    assert issue.effect in ("wrong", "slow")
+    assert issue.effect in ("wrong", "risk", "slow")
     assert issue.part in ("outputs", "gradients", "time")
     assert all((issue.what, issue.evidence, issue.devices, issue.formats))
     assert all(issubclass(getattr(nn, operation), nn.Module) for operation in issue.operations)
@@ -198,6 +232,22 @@ def test_what_is_slow_is_a_warning_of_the_plan_that_names_the_repair():
 def test_a_layer_norm_over_the_last_dimension_alone_is_not_named():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.LayerNorm(10))
     assert not FLAT.plan(model).warnings
+
+
+def test_a_depthwise_transposed_convolution_is_an_error_in_training_and_another_is_not():
+    pipeline = Pipeline.from_config({"conv3d_memory_format": {}})
+    (error,) = pipeline.plan(nn.Sequential(nn.ConvTranspose3d(8, 8, 3, groups=8))).errors
+    assert "garbage" in str(error)
+    assert "exclude them" in str(error)
+    assert not pipeline.plan(nn.Sequential(nn.ConvTranspose3d(8, 8, 3))).errors
+
+
+def test_a_risk_is_a_warning_of_the_plan_in_training_too():
+    plan = Pipeline.from_config({"half": {"dtype": "bfloat16"}}).plan(
+        nn.Sequential(nn.Conv3d(2, 2, 3))
+    )
+    assert not plan.errors
+    assert "smaller than the kernel" in str(plan.warnings[0])
 
 
 def test_float16_on_a_cpu_is_a_warning():
