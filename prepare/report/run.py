@@ -40,7 +40,8 @@ class Run:
     def model(self) -> str:
         """What a user calls the model: its option, its class or function, or its class in the flow."""
         job = self.job or Job(None, None, [], {})
-        if named := job.choices.get("model"):
+        named = job.choices.get("model")
+        if named and named != "custom":
             return str(named)
         targets = (text.partition("=")[2] for text in job.overrides if "model._target_=" in text)
         in_flow = self.flow.modules[0].type if self.flow and self.flow.modules else ""
