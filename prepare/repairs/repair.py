@@ -29,7 +29,7 @@ class Repair:
     """Makes modules of one kind keep the layout of a channels-last input, and as right as before.
 
     Each file beside this one holds one, named `REPAIR`. A repair writes into no tensor and adds no
-    Parameter, buffer or hook: `state_dict`, optimizers and references to the module stay as they are.
+    Parameter or buffer: `state_dict`, optimizers and references to the module stay as they are.
     """
 
     name: str
