@@ -92,7 +92,9 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 def explained(model: nn.Module, error: Exception) -> ModelError:
     """What `model` raised while it ran, as an error that names the innermost module and a likely cause."""
-    said = str(error).strip().split("\n")[0]
+    lines = str(error).strip().split("\n")
+    # A compiler's error names its backend first, and what that raised on the next line.
+    said = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
     hints = (hint for pattern, hint in _HINTS.items() if re.search(pattern, str(error)))
     where = _innermost(model, error.__traceback__)
     wrong = f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -70,7 +70,9 @@ def verify(
     far the prepared model may be from it follows from the error that the reference itself makes in
     the prepared model's dtypes, see `prepare.verifying.tolerance`. Dropout is off, seeds are fixed;
     the gradient of each output is drawn at random. Where something is wrong, the first module where
-    it goes wrong is looked for, in the order of execution.
+    it goes wrong is looked for, in the order of execution. A compiled model is compared twice: its
+    modules as they run without the compiler, and as it will be used, the batch as it is: in mode
+    eval forward alone. How long the compiler takes is in no estimate.
 
     Raises:
         RefusedError: `level` or `mode` is no such word, or a lazy module has no parameters yet.
@@ -91,13 +93,15 @@ def verify(
     if pipeline is not None:
         checks.append(check_layout(prepared, pipeline))
     models = Models.of(reference, prepared, pairs, pipeline, free)
-    checks += _check_compiled(prepared)
-    comparisons = []
+    cases = cases_for(level, mode, call)
+    comparisons = [Comparison(models, case, budget, mode) for case in cases]
     with _eagerly(prepared):
-        for case in cases_for(level, mode, call):
-            comparison = Comparison(models, case, budget, mode)
-            comparisons.append(comparison)
+        for comparison in comparisons:
             checks += comparison.checks()
+    if is_compiled(prepared):
+        comparisons.append(Comparison(models, cases[0], budget, mode, compiled=True))
+        checks += comparisons[-1].checks()
+    with _eagerly(prepared):
         return conclude(models, checks, comparisons, lost, level=level, mode=mode, budget=budget)
 
 
@@ -107,12 +111,8 @@ def _check_words(level: str, mode: str) -> None:
             raise RefusedError(where, f"{word!r} is none", choose(word, allowed))
 
 
-def _check_compiled(model: nn.Module) -> list[Check]:
-    note = "the model is compiled: its modules were compared as they run without the compiler"
-    return [Check(what="compiled", status="cannot tell", note=note)] if _is_compiled(model) else []
-
-
-def _is_compiled(model: nn.Module) -> bool:
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a compiler runs it, or a part of it."""
     return any(
         getattr(module, "_compiled_call_impl", None) is not None
         or type(module).__name__ == "OptimizedModule"
@@ -123,5 +123,5 @@ def _is_compiled(model: nn.Module) -> bool:
 def _eagerly(model: nn.Module) -> Any:
     """With stand-ins in it a compiled module would be compiled anew; so it runs without."""
     set_stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
-    compiled = set_stance and _is_compiled(model)
+    compiled = set_stance and is_compiled(model)
     return set_stance("force_eager") if compiled else contextlib.nullcontext()

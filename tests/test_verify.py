@@ -21,6 +21,7 @@ from prepare.report.verify import show_verify, verify_sentence
 from prepare.verify import Check, Lost, Verification, verify
 from prepare.verifying.budget import Budget, Cost, estimate
 from prepare.verifying.calls import call_of, of_size, shifted
+from prepare.verifying.comparing import PARTS
 from prepare.verifying.still import flags_for
 from prepare.verifying.tolerance import compare
 from verify_faults import FAULTS, Net
@@ -336,12 +337,63 @@ def test_a_reference_that_raises_cannot_be_told_and_in_a_variation_is_skipped():
     ]
 
 
-def test_a_compiled_model_is_compared_without_its_compiler_and_that_is_said():
-    reference = nn.Conv2d(3, 4, 3)
+class Thinning(nn.Module):
+    def __init__(self, part=0.0):
+        super().__init__()
+        self.linear, self.part = nn.Linear(64, 64), part
+
+    def forward(self, batch):
+        return nn.functional.dropout(self.linear(batch), self.part, training=self.training)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_a_compiled_model_is_compared_without_its_compiler_and_with_it(mode):
+    reference = Net()
     _, model = prepared(reference, FLAT)
-    model.compile(backend="eager")
-    found = verify(reference, model, torch.randn(1, 3, 8, 8))
-    assert (found.status, by_what(found)["outputs"].status) == ("cannot tell", "pass")
+    model.compile(backend="aot_eager")
+    found = verify(
+        reference.train(mode == "train"),
+        model.train(mode == "train"),
+        torch.randn(2, 3, 16, 16),
+        mode=mode,
+    )
+    assert (found.status, found.reason) == ("pass", "")
+    compiled = [check.what for check in found.checks if check.inputs == "compiled"]
+    assert compiled == (["outputs"] if mode == "eval" else list(PARTS))
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_a_compiler_that_computes_something_else_is_found_and_named(mode):
+    def wrong(graph, inputs):
+        return lambda *given: [2 * output for output in graph.forward(*given)]
+
+    reference = Thinning()
+    _, model = prepared(reference, {})
+    model.compile(backend=wrong)
+    found = verify(reference, model, torch.randn(1, 64), mode=mode)
+    assert found.status == "fail"
+    assert found.reason.startswith(f"outputs ({mode} mode, compiled, batch 1): output is off by")
+    assert "the compiler computes something else" in found.advice
+
+
+def test_a_compiler_that_fails_fails_the_verification():
+    def broken(graph, inputs):
+        raise RuntimeError("no kernel")
+
+    reference = Thinning()
+    _, model = prepared(reference, {})
+    model.compile(backend=broken)
+    found = verify(reference, model, torch.randn(1, 64))
+    assert found.status == "fail"
+    assert "no kernel" in found.reason
+
+
+def test_random_numbers_that_only_the_compiled_model_draws_cannot_be_told():
+    reference = Thinning(0.5).train()
+    _, model = prepared(reference, {})
+    model.compile(backend="aot_eager")
+    found = verify(reference, model, torch.randn(4, 64), mode="train")
+    assert (found.status, "dropout cannot be held still" in found.reason) == ("cannot tell", True)
 
 
 # -------------------------------------------------------------------------------- what it leaves

@@ -18,7 +18,8 @@ class Fault:
 
     `what` are the kinds of the checks that failed; `culprit` is the name of `module`; `steps` the
     pipeline's configuration; `raised` what forward raised; `plainly_wrong` the dtype, if the
-    unprepared model is as wrong in it.
+    unprepared model is as wrong in it; `by_compiler` says that all is right without
+    the compiler.
     """
 
     what: frozenset[str]
@@ -27,6 +28,7 @@ class Fault:
     steps: Mapping[str, Any]
     raised: str = ""
     plainly_wrong: str = ""
+    by_compiler: bool = False
 
 
 def advise(fault: Fault) -> str:
@@ -41,6 +43,11 @@ def _causes(fault: Fault) -> Iterable[str]:
     formats = [name for name in _FORMAT_STEPS if name in steps and _is_last(steps[name])]
     half, name = steps.get("half"), culprit or "NAME"
     repair = "" if "repair_layout" in steps else "add +steps.repair_layout={}, or "
+    if fault.by_compiler:
+        yield (
+            "the compiler computes something else than the modules do: choose another steps.compile.backend "
+            "or steps.compile.mode, or drop it with steps.compile=null"
+        )
     if raised:
         yield f"its forward cannot take what it is given: {raised}"
     if plainly_wrong:

@@ -50,16 +50,24 @@ _RANDOM = (
     "the reference itself gives other outputs with every seed: it draws random numbers, "
     "or is not deterministic"
 )
+_RANDOM_COMPILED = (
+    "compiled, it gives other outputs with every seed: dropout cannot be held still there"
+)
 
 
 @dataclass
 class Comparison:
-    """One case: what was compared, and why something could not be."""
+    """One case: what was compared, and why something could not be.
+
+    With `compiled` the prepared model runs with its compiler; in mode eval only its outputs are
+    compared, since it is compiled for no more.
+    """
 
     models: Models
     case: Case
     budget: Budget
     mode: str
+    compiled: bool = False
     differences: dict[str, list[Difference]] = field(default_factory=dict)
     raised: str = ""
     unsure: str = ""
@@ -70,7 +78,8 @@ class Comparison:
         try:
             flags = flags_for(self.models.reference, self.case.mode)
             cost = estimate(self.models.reference, self.case.call, flags)
-            self.runner = Runner(self.models, flags, self.budget, cost)
+            how = {"compiled": self.compiled, "backward": not self._is_forward_only}
+            self.runner = Runner(self.models, flags, self.budget, cost, **how)
             three = self.runner.three(self.case.call)
             self._check_repeatable(three)
         except UnknownError as reason:
@@ -80,9 +89,14 @@ class Comparison:
             return [self._check("forward", "fail", note=self.raised)]
         except Exception as error:  # the reference's own code
             return [self._reference_raised(error)]
-        self.differences = {what: self._compare(three, what) for what in PARTS}
+        parts = ["outputs"] if self._is_forward_only else PARTS
+        self.differences = {what: self._compare(three, what) for what in parts}
         self._look_again(three)
-        return [self._judge(what, three) for what in PARTS]
+        return [self._judge(what, three) for what in parts]
+
+    @property
+    def _is_forward_only(self) -> bool:
+        return self.compiled and self.mode == "eval"
 
     @property
     def exact_dtype(self) -> torch.dtype | None:
@@ -112,6 +126,10 @@ class Comparison:
         for once, other in zip(three.plain, again, strict=False):
             if any(one.exceeds for one in self._differ(once, [], other, "outputs")):
                 raise UnknownError(_RANDOM)
+        if self.compiled and self.mode == "train":
+            again = self.runner.ours(self.case.call, seed=1)
+            if any(one.exceeds for one in self._differ(three.ours, [], again, "outputs")):
+                raise UnknownError(_RANDOM_COMPILED)
 
     def _compare(self, three: Three, what: str) -> list[Difference]:
         plain = three.plain + (three.noisy if "gradients" in what else [])
@@ -129,7 +147,8 @@ class Comparison:
     def _look_again(self, three: Three) -> None:
         """Of what exceeds, keeps for each tensor the try in which it exceeds least."""
         for seed in range(TRIES + 1):
-            if not any(not math.isnan(one.error) for what in PARTS for one in self.wrong(what)):
+            wrong = [one for what in self.differences for one in self.wrong(what)]
+            if all(math.isnan(one.error) for one in wrong):
                 return
             call = jittered(self.case.call, JITTER, seed) if seed else self.case.call
             try:
@@ -188,7 +207,8 @@ class Comparison:
         return self._check("forward", status, note=note)
 
     def _check(self, what: str, status: str, **more: Any) -> Check:
-        case = {"mode": self.case.mode, "batch": self.case.call.batch, "inputs": self.case.inputs}
+        inputs = ", ".join(filter(None, (self.case.inputs, self.compiled and "compiled")))
+        case = {"mode": self.case.mode, "batch": self.case.call.batch, "inputs": inputs}
         return Check(what=what, status=status, dtype=name_of(self.models.dtype), **case, **more)
 
 

@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 class Check:
     """One thing that was compared, in one case.
 
-    `what` is values, casts, layout, flags, forward, outputs, input gradients, parameter gradients,
-    buffers or compiled. `mode`, `batch` and `inputs` are those of the case, empty for what needs no forward.
+    `what` is values, casts, layout, flags, forward, outputs, input gradients, parameter gradients
+    or buffers. `mode`, `batch` and `inputs` are those of the case, empty for what needs no forward.
     `dtype` is the coarsest of the prepared model's. `error` is the largest difference from the
     reference and `allowed` what is tolerated, both as a part of the tensor's scale (see
     `prepare.verifying.tolerance`), of the tensor `worst` among `compared`; None where there is no

@@ -6,6 +6,7 @@ import contextlib
 import math
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,13 +44,15 @@ def run(
     seed: int = 0,
     dtype: torch.dtype | None = None,
     backward: bool = True,
+    compiled: bool = False,
     watching: Any = None,
 ) -> Run:
     """Runs `model` forward, and backward from fixed random gradients of all its outputs.
 
     The model and everything global is afterwards as before. `flags` holds the training mode of
     each module; `dtype` is the default one for tensors that the model makes itself; `watching` is
-    a context for the time of both.
+    a context for the time of both. With `compiled` the model runs as it will be used: without gradients
+    where there is no backward, and with what dropout calls it makes itself.
     """
     found = Run()
     with isolated(), _numpy_numbers(), standing_in(model, stand_in):
@@ -57,9 +60,14 @@ def run(
         if dtype is not None:
             torch.set_default_dtype(dtype)
         _seed(seed)
-        leaves, given = _leaves(call)
-        with torch.inference_mode(mode=False), torch.enable_grad(), watching or _nothing():
-            with Still():
+        graph = backward or not compiled
+        leaves, given = _leaves(call) if graph else ({}, call.map(copy_of))
+        with (
+            torch.inference_mode(mode=False),
+            torch.set_grad_enabled(graph),
+            watching or _nothing(),
+        ):
+            with _as_used() if compiled else Still():
                 output = model(*given.args, **given.kwargs)
             tensors = dict(named_tensors_in(output))
             if backward:
@@ -75,6 +83,11 @@ def run(
 def itself(tensor: Tensor) -> Tensor:
     """A stand-in as the tensor is: the same values and strides, and a Parameter's own hooks."""
     return _with_hooks(tensor, real_stand_in(tensor))
+
+
+def its_own(tensor: Tensor) -> Tensor:
+    """A Parameter itself, since a compiler may have built its values in; of a buffer a copy."""
+    return tensor if isinstance(tensor, nn.Parameter) else copy_of(tensor)
 
 
 def contiguous(call: Call) -> Call:
@@ -170,6 +183,14 @@ def _numpy_numbers() -> Iterator[None]:
     finally:
         if numpy:
             numpy.random.set_state(state)
+
+
+@contextlib.contextmanager
+def _as_used() -> Iterator[None]:
+    """A compiler asks every input for its gradient, and torch warns of those that are computed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf")
+        yield
 
 
 def _nothing() -> Any:

@@ -45,7 +45,8 @@ class Three:
 class Runner:
     """Runs the models, each module in the mode that `flags` says; asks the budget before each run.
 
-    `exact_dtype` is what the exact run was in, the last time.
+    `exact_dtype` is what the exact run was in, the last time. With `compiled` the prepared model runs
+    with its compiler, and forward alone unless `backward`.
     """
 
     models: Models
@@ -53,6 +54,8 @@ class Runner:
     budget: Budget
     cost: Cost
     exact_dtype: torch.dtype = torch.float64
+    compiled: bool = False
+    backward: bool = True
 
     def three(self, call: Call, watching: tuple[Any, Any, Any] = (None, None, None)) -> Three:
         """One run of each, each under its own context of `watching`.
@@ -63,14 +66,25 @@ class Runner:
         """
         exact = self._exact(call, watching[0])
         plain = self.plain(call, watching=watching[1])
-        given = formatted(call, self.models.prepared, self.models.pipeline)
+        return Three(exact, plain, self.ours(call, watching=watching[2]))
+
+    def ours(self, call: Call, *, seed: int = 0, watching: Any = None) -> Run:
+        """One run of the prepared model.
+
+        Raises:
+            RaisedError: it raised.
+        """
         prepared = self.models.prepared
+        given = formatted(call, prepared, self.models.pipeline)
+        how = {"flags": self.flags, "seed": seed, "watching": watching}
+        stand_in = runs.its_own if self.compiled else runs.itself
         try:
-            ours = runs.run(prepared, given, runs.itself, flags=self.flags, watching=watching[2])
+            return runs.run(
+                prepared, given, stand_in, backward=self.backward, compiled=self.compiled, **how
+            )
         except Exception as error:
             pass_on(error)
             raise RaisedError(str(explained(prepared, error))) from error
-        return Three(exact, plain, ours)
 
     def plain(
         self, call: Call, *, seed: int = 0, backward: bool = True, watching: Any = None

@@ -56,7 +56,14 @@ def conclude(
 def _blame(models: Models, bad: list[Check], comparisons: list[Comparison]) -> tuple[str, str]:
     """The culprit by its dotted name, the model itself by its class's; and the advice."""
     wrong = next((c for c in comparisons if any(map(c.wrong, c.differences))), None)
-    name = _culprit(wrong) if wrong else next((c.worst for c in bad if not c.mode), None)
+    by_compiler = wrong is not None and wrong.compiled
+    name = (
+        ""
+        if by_compiler
+        else _culprit(wrong)
+        if wrong
+        else next((c.worst for c in bad if not c.mode), None)
+    )
     module = dict(named_modules(models.prepared)).get(name)
     culprit = name or (type(models.prepared).__name__ if name is not None else "")
     wrongs = [one for c in comparisons for what in c.differences for one in c.wrong(what)]
@@ -67,6 +74,7 @@ def _blame(models: Models, bad: list[Check], comparisons: list[Comparison]) -> t
         module=module,
         steps=models.pipeline.to_config() if models.pipeline else {},
         raised=next((c.raised for c in comparisons if c.raised), ""),
+        by_compiler=by_compiler,
         plainly_wrong=name_of(models.dtype) if plainly else "",
     )
     return culprit, advise(fault)
