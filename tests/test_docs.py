@@ -5,6 +5,7 @@ import doctest
 import functools
 import re
 import shlex
+import subprocess
 import sys
 import types
 from dataclasses import dataclass
@@ -205,6 +206,16 @@ def test_the_readme_begins_with_the_two_commands_that_land_a_change():
     assert bash[0].endswith("python run.py model=unet3d memfmt=channels_last_3d")
     assert bash[1] == "pytest"
     assert [command for command in bash[:2] if command not in lands] == []
+
+
+def test_the_site_is_built_without_a_warning_and_shows_every_page(tmp_path):
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "not included in the" not in done.stderr
+    home = (tmp_path / "index.html").read_text()
+    assert "no-run" not in home
+    assert all((tmp_path / page.stem).is_dir() for page in (ROOT / "docs").glob("[!i]*.md"))
 
 
 def layers() -> list[set[str]]:
