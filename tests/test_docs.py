@@ -130,7 +130,13 @@ def folder(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def with_others(page: Path) -> object:
+    """A page on other packages, whose warnings are theirs."""
+    theirs = page.stem in ("frameworks", "exporting")
+    return pytest.param(page, marks=pytest.mark.filterwarnings("ignore") if theirs else ())
+
+
+@pytest.mark.parametrize("page", [with_others(page) for page in PAGES], ids=page_id)
 def test_a_page_runs_from_top_to_bottom(page, folder, monkeypatch, capsys, plugin):
     reader = Reader(page, folder, capsys)
     # Steps are dataclasses, which look their module up by name.
