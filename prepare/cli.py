@@ -8,18 +8,21 @@ import io
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from prepare.errors import ConfigError, PrepareError, Problem
+from prepare.distributed import rank
+from prepare.errors import ConfigError, PrepareError, Problem, SweepError
+from prepare.interrupts import stopped_by_sigterm
 from prepare.outcome import DONE, FAILED, INTERRUPTED, WRONG
 from prepare.text import line, plural, printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from prepare.hydra import Session
+    from prepare.task import Session
 
 _WIDEST = 110
 _Read = TypeVar("_Read")
@@ -31,7 +34,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(argv: list[str]) -> int:
-    """Runs the command line; gives its exit code."""
+    """Runs the command line; gives its exit code.
+
+    Under torchrun the first process does it: one folder, one record, and the others end quietly.
+    """
+    if rank() > 0:
+        return DONE
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A module may be named by anything; a terminal that cannot show it is no failure.
@@ -83,16 +91,23 @@ def _steps(argv: list[str]) -> int:
 
 
 def _diff(argv: list[str]) -> int:
-    from prepare.audit import Audit
+    from argparse import ArgumentParser
 
-    _takes(argv, 2, "diff A B", "two audit.json files, or the folders of two runs")
-    paths = [Path(path) for path in argv]
-    files = [path / "audit.json" if path.is_dir() else path for path in paths]
-    ours, theirs = (_named(Audit.load, path) for path in files)
-    found = ours.diff(theirs)
-    for difference in found:
-        line(printable(difference))
-    line(f"{plural(len(found), 'difference')}" if found else "no difference")
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--page", nargs="?", const="")
+    asked, paths = parser.parse_known_args(argv)
+    _takes(paths, 2, "diff A B [--page FILE.html]", "two runs' folders, audits or recipes")
+    if asked.page == "":
+        raise ConfigError("diff", "--page names no file", "give one: --page FILE.html")
+    from prepare.report.diff import read_differences, show_differences
+
+    found = _named(lambda ours: read_differences(ours, Path(paths[1])), Path(paths[0]))
+    show_differences(found)
+    if asked.page is not None:
+        from prepare.report.diff_page import write_diff_page
+
+        write_diff_page(found, Path(asked.page))
+        line(f"the page is in {printable(asked.page)}")
     return DONE
 
 
@@ -138,7 +153,7 @@ def _versions() -> int:
 
 
 def _through_hydra(argv: list[str]) -> int:
-    from prepare import hydra as ours
+    from prepare import task as ours
     from prepare.flags import flags_first, read_flags
 
     argv = flags_first(argv)
@@ -147,14 +162,29 @@ def _through_hydra(argv: list[str]) -> int:
     session = ours.Session()
     token = ours.SESSION.set(session)
     code = FAILED
-    try:
-        code = _launch(argv, asked, session)
-    finally:
-        ours.SESSION.reset(token)
-        if session.sweep is not None:
-            found = _show_sweep(session.sweep)
-            code = code or found
+    with stopped_by_sigterm():
+        try:
+            code = _launch(argv, asked, session)
+        finally:
+            ours.SESSION.reset(token)
+            if session.lead is not None:
+                code = _end_sweep(session, code)
     return code
+
+
+def _end_sweep(session: Session, code: int) -> int:
+    """Sees to it that every row has an end, and shows the table."""
+    lead, progress = session.lead, session.progress
+    try:
+        if code == DONE and (others := lead.others()):
+            line(f"waiting for {plural(others, 'run')} of another process", errors=True)
+        lead.end(stopped=code != DONE)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        lead.end(stopped=True)
+    progress.stop()
+    found = _show_sweep(lead.folder)
+    return code or found
 
 
 def _keep_the_checks(asked: Namespace) -> None:
@@ -172,10 +202,10 @@ def _keep_the_checks(asked: Namespace) -> None:
 
 def _launch(argv: list[str], asked: Namespace, session: Session) -> int:
     from prepare import composing, mistakes
-    from prepare import hydra as ours
+    from prepare import task as ours
 
     try:
-        with _arguments(argv):
+        with _arguments(argv), _engine_errors(session):
             ours.launch()
     except KeyboardInterrupt:
         _complain([Problem("", "interrupted")])
@@ -199,9 +229,29 @@ def _launch(argv: list[str], asked: Namespace, session: Session) -> int:
             raise
         from prepare.record import unusable
 
-        key = "hydra.sweep.subdir" if session.sweep else "hydra.run.dir"
+        key = "hydra.sweep.subdir" if session.lead else "hydra.run.dir"
         raise unusable(error.filename, error, key) from error
     return DONE
+
+
+@contextlib.contextmanager
+def _engine_errors(session: Session) -> Iterator[None]:
+    """In a sweep no job raises: what does then is the engine, and what its jobs left is still there."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if session.lead is None:
+            raise
+        from prepare import files
+        from prepare.mistakes import first_sentence
+
+        path = session.lead.folder / "error.txt"
+        files.write_text(path, traceback.format_exc())
+        wrong = f"the engine stopped: {type(error).__name__}: {first_sentence(str(error))}"
+        remedy = f"the traceback is in {files.shown(path)}; resume=true does what is missing"
+        raise SweepError("hydra/launcher", wrong, remedy) from error
 
 
 def _help(argv: list[str]) -> int:
@@ -217,13 +267,18 @@ def _help(argv: list[str]) -> int:
 
 
 def _show_sweep(folder: Path) -> int:
+    """Shows the table of the sweep in `folder`, and writes it down; the exit code that it stands for."""
     from prepare.sweep import read_summary
 
     summary = _named(read_summary, folder)
-    from prepare.report.sweep import show_summary, write_summary
+    from prepare.report.sweep import show_summary, show_where, write_summary
+    from prepare.report.sweep_page import write_sweep_page
 
+    # Shown before it is written: a folder that cannot be written to is read all the same.
+    show_summary(summary)
     write_summary(summary, folder)
-    show_summary(summary, folder)
+    write_sweep_page(summary, folder)
+    show_where(summary, folder)
     return summary.exit_code()
 
 

@@ -14,20 +14,25 @@ from prepare.errors import FileError
 
 if TYPE_CHECKING:
     from prepare.audit import Audit
+    from prepare.benching.records import Bench
     from prepare.flows.records import Flow
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
+    from prepare.tuning.records import Tuning
     from prepare.verifying.records import Verification
 
 STATUSES = (
     *("ok", "no_effect", "skipped", "interrupted"),
     *("verification_failed", "failed", "crashed"),
 )
+# What a sweep that is taken up again leaves as it is: to do it again would give the same.
+KEPT = ("ok", "no_effect", "verification_failed")
 # Everything a run may leave; what an earlier run left in the same folder is removed first.
 FILES = (
     *("recipe.yaml", "plan.json", "audit.json", "audit.csv"),
-    *("flow.json", "flow_before.json", "flow.svg", "verify.json", "report.html"),
-    *("environment.json", "job.json", "result.json"),
+    *("flow.json", "flow_before.json", "flow.svg", "verify.json"),
+    *("bench.json", "bench.png", "tune.json", "tune.png", "report.html"),
+    *("environment.json", "job.json", "log.txt", "result.json"),
 )
 _RESULT, _JOB = "prepare.result", "prepare.job"
 _VERSION = 1
@@ -50,14 +55,18 @@ class Result:
 class Job:
     """What a run was asked: its number in a sweep, its overrides, the options chosen in each group.
 
-    `sweep` tells the rows of one sweep from what an older one left in the same folder. `seen` is
-    what the example forward showed, once there was one.
+    `sweep` tells the rows of one sweep from what an older one left in the same folder, and `identity`
+    one job of it from another. `shared` says that its launcher runs several on one machine at a time.
+    `seen` is what the example forward showed, once there was one.
     """
 
     number: int | None
     sweep: str | None
     overrides: list[str]
     choices: dict[str, Any]
+    identity: str | None = None
+    launcher: str | None = None
+    shared: bool = False
     seen: dict[str, Any] | None = None
 
 
@@ -71,8 +80,11 @@ class Record:
         """Makes the folder, and removes what an earlier run may have left in it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for name in FILES:
+            # The result first: what has one is complete.
+            for name in reversed(FILES):
                 (self.folder / name).unlink(missing_ok=True)
+            for left_by_a_kill in self.folder.glob(f".*{files.TEMPORARY}"):
+                left_by_a_kill.unlink(missing_ok=True)
         except OSError as error:
             raise unusable(self.folder, error) from error
 
@@ -106,6 +118,14 @@ class Record:
         """Whether outputs and gradients are still right, in `verify.json`."""
         found.save(self.folder / "verify.json")
 
+    def write_bench(self, found: Bench) -> None:
+        """How fast the prepared model is beside the unprepared one, in `bench.json`."""
+        found.save(self.folder / "bench.json")
+
+    def write_tuning(self, found: Tuning) -> None:
+        """Which recipes were tried, and how each fared, in `tune.json`."""
+        found.save(self.folder / "tune.json")
+
     def write_result(self, result: Result) -> None:
         """How it ended, in `result.json`: the last file to be written."""
         self._write("result.json", {"format": _RESULT, "version": _VERSION, **asdict(result)})
@@ -120,12 +140,16 @@ class Record:
         data = _read(self.folder / "job.json", _JOB)
         return data and Job(**data)
 
-    def audit_summary(self) -> dict[str, Any] | None:
-        """The counts of the audit; None where there is none."""
-        from prepare.audit import Audit
+    def is_of(self, job: Job) -> bool:
+        """Whether it was this job that ran here."""
+        found = self.job()
+        return found is not None and (found.sweep, found.identity) == (job.sweep, job.identity)
 
-        path = self.folder / "audit.json"
-        return Audit.load(path).summary if path.is_file() else None
+    def remove(self) -> None:
+        """Removes what a run has left, and its folder where nothing else is in it."""
+        self.clear()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
     def _write(self, name: str, data: Any) -> None:
         files.write_json(self.folder / name, data)

@@ -10,6 +10,7 @@ from torch import nn
 from prepare.audit import audit
 from prepare.environment import environment
 from prepare.errors import FileError
+from prepare.headlines import audit_summary
 from prepare.pipeline import Pipeline
 from prepare.record import FILES, STATUSES, Job, Record, Result
 
@@ -44,7 +45,7 @@ def test_a_job_is_read_as_it_was_written(record):
 
 
 def test_an_empty_folder_has_neither(record):
-    assert (record.result(), record.job(), record.audit_summary()) == (None, None, None)
+    assert (record.result(), record.job(), audit_summary(record.folder)) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_everything_but_the_environment_is_the_same_in_two_records(tmp_path):
         record.clear()
         record.write_plan(plan)
         record.write_prepared(pipeline, audit(pipeline.apply(model), plan=plan))
-        assert record.audit_summary()["convolutions"]["converted"] == 1
+        assert audit_summary(record.folder)["convolutions"]["converted"] == 1
         folders.append(record.folder)
     for name in ("recipe.yaml", "plan.json", "audit.json", "audit.csv"):
         first, second = ((folder / name).read_bytes() for folder in folders)

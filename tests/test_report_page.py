@@ -1,5 +1,7 @@
 """The page of a run and the picture of a layout flow: what they say, and that nothing breaks out of them."""
 
+import base64
+import hashlib
 import html
 import itertools
 import json
@@ -22,9 +24,11 @@ from prepare.record import Job, Record, Result
 from prepare.report.flow_picture import LIMIT, flow_svg, write_flow_svg
 from prepare.report.flow_words import cut, wide
 from prepare.report.folding import SMALL, rows
+from prepare.report.grid import LIMIT as ROWS_SHOWN
+from prepare.report.grid import grid
 from prepare.report.page import Part, page, run_page, write_page
-from prepare.report.sections import LIMIT as ROWS_SHOWN
-from prepare.report.sections import SECTIONS, cut_rows
+from prepare.report.rendering import short
+from prepare.report.sections import SECTIONS
 from prepare.rows import Row
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -122,7 +126,7 @@ def left_behind(folder: Path, flow: Flow | None = None) -> Path:
             None,
             ["model=small_3d", "memfmt=channels_last_3d", "+model.x=[1, 2]"],
             choices,
-            seen,
+            seen=seen,
         )
     )
     environment = {"format": "prepare.environment", "version": 1, "date": "2025-01-02T03:04:05+00:00", "python": "3.11.7",
@@ -219,12 +223,21 @@ def test_every_break_copy_and_convolution_is_in_the_page(ran):
     assert text.count("<td>Mkldnn</td>") == len(flow.convolutions) == 3
 
 
-def test_the_page_needs_no_network_and_no_script(ran):
+def test_the_page_needs_no_network_and_runs_no_script_but_its_own(ran):
     left_behind(ran, hostile_flow())
     text = run_page(ran)
     assert not re.search(r"https?://|//www", text)
     found = Reader(text)
-    assert not found.tags & {"script", "link", "img", "iframe", "object", "base", "form"}
+    assert not found.tags & {"link", "img", "iframe", "object", "base", "form"}
+    script = (TEMPLATES / "page.js").read_text()
+    assert [said for tag, said in found.texts if tag == "script"] == [script.strip()]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = found.all("meta")[-1]["content"]
+    assert (
+        policy
+        == f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    )
+    assert f"<script>{script}</script>" in text
     assert all(not key.startswith("on") for _, attrs in found.elements for key in attrs)
     assert all(attrs["href"].startswith("#") for attrs in found.all("a"))
     styles = " ".join(text for tag, text in found.texts if tag == "style")
@@ -352,8 +365,8 @@ def test_a_long_table_is_cut_and_says_where_all_of_it_is(ran):
     total = f"{len(flow.events):,}"
     assert f"The first {ROWS_SHOWN:,} of {total} rows; flow.json has them all." in text
     assert f"The first {ROWS_SHOWN:,} of {len(flow.copies):,} rows; flow.json has them all." in text
-    whole = cut_rows(range(ROWS_SHOWN), "x")
-    assert len(whole["rows"]) == whole["total"]
+    whole = grid([("A", "name")], ((n,) for n in range(ROWS_SHOWN)), "x")
+    assert (len(whole.rows), whole.total, whole.rest) == (ROWS_SHOWN, ROWS_SHOWN, None)
 
 
 def test_a_run_that_failed_shows_its_error(tmp_path):
@@ -570,16 +583,44 @@ frame.onload = () => {
 frame.srcdoc = %s;
 document.body.append(frame);
 </script>"""
+# Opens a page in a frame and does something there; `page` is its document, and `seen` is what is told.
+ACTING = """<body><pre id="out"></pre><script>
+const frame = document.createElement("iframe"), seen = {};
+frame.style.cssText = "border:0;width:1200px;height:900px";
+if (%s) frame.sandbox = "allow-same-origin";
+const pause = () => new Promise((done) => setTimeout(done, 300));
+frame.onload = async () => {
+  const page = frame.contentDocument;
+  try { %s } catch (error) { seen.error = String(error); }
+  document.getElementById("out").textContent = JSON.stringify(seen);
+};
+frame.srcdoc = %s;
+document.body.append(frame);
+</script>"""
 
 
 def opened(text: str, folder: Path, *, width: int = 1280, details: bool = False, extra=()):
     """What chromium measures of a page, and what it writes to its console."""
-    quoted = json.dumps(text).replace("</", "<\\/").replace("<!--", "<\\!--")
-    (folder / "harness.html").write_text(HARNESS % (width, str(details).lower(), quoted))
+    return dumped(HARNESS % (width, str(details).lower(), quoted(text)), folder, extra)
+
+
+def acted(text: str, folder: Path, script: str, *, without_scripts: bool = False):
+    """What `script` saw after it did something to a page, and what the page wrote to the console."""
+    # In a string of a script `<\/` is `</`, and does not end the harness's own.
+    harness = ACTING % (str(without_scripts).lower(), script.replace("</", "<\\/"), quoted(text))
+    return dumped(harness, folder, ["--virtual-time-budget=20000"])
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text).replace("</", "<\\/").replace("<!--", "<\\!--")
+
+
+def dumped(harness: str, folder: Path, extra):
+    (folder / "harness.html").write_text(harness)
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
                f"--user-data-dir={folder / 'profile'}", *extra, "--dump-dom", (folder / "harness.html").as_uri()]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    measured = re.search(r'<pre id="out">(.*?)</pre>', done.stdout)[1]
+    measured = re.search(r'<pre id="out">(.*?)</pre>', done.stdout, re.DOTALL)[1]
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     return json.loads(html.unescape(measured)), said
 
@@ -622,3 +663,90 @@ class TestInABrowser:
         light, _ = opened(text, tmp_path)
         dark, _ = opened(text, tmp_path, extra=["--blink-settings=preferredColorScheme=0"])
         assert (light["dark"], dark["dark"]) == ("rgb(245, 247, 250)", "rgb(13, 16, 21)")
+
+    def test_every_one_of_20000_modules_is_found_by_a_search(self, tmp_path):
+        text = run_page(large(tmp_path / "run"))
+        script = """
+          const details = [...page.querySelectorAll("details")].find((one) => one.textContent.includes("Every tensor"));
+          details.open = true; await pause();
+          const rows = () => [...details.querySelectorAll("tbody tr")], said = () => details.querySelector("[role=status]").textContent;
+          const type = async (text) => { search.value = text; search.dispatchEvent(new Event("input")); await pause(); };
+          const search = details.querySelector("input"), select = details.querySelector("select"), more = details.querySelector("button");
+          seen.first = [rows().length, said(), more.textContent, details.querySelector(".cut") === null];
+          more.click(); seen.more = [rows().length, said()];
+          await type("body.4321. WEIGHT"); seen.found = [rows().map((row) => row.cells[0].textContent), said(), more.hidden];
+          seen.cells = [...rows()[0].cells].map((cell) => cell.textContent);
+          seen.status = rows()[0].cells[2].firstElementChild.className;
+          await type("no such module"); seen.none = [rows().length, said()];
+          await type("body.4321.");
+          seen.options = [...select.options].map((one) => one.textContent);
+          select.value = "skipped"; select.dispatchEvent(new Event("change")); await pause();
+          seen.skipped = [rows().map((row) => row.cells[2].textContent), said()];
+        """
+        seen, said = acted(text, tmp_path, script)
+        assert said == []
+        rows_ = Audit.load(tmp_path / "run" / "audit.json").rows
+        of_one = [row for row in rows_ if row.module.startswith("body.4321.")]
+        weights = [row for row in of_one if "weight" in row.path]
+        total = f"{len(rows_):,}"
+        assert seen["first"] == [500, f"{total} of {total} rows, the first 500 shown", "Show 500 more", True]  # fmt: skip
+        assert seen["more"] == [1000, f"{total} of {total} rows, the first 1,000 shown"]
+        assert sorted(seen["found"][0]) == sorted(row.path for row in weights)
+        assert seen["found"][1:] == [f"{len(weights)} of {total} rows", True]
+        first = next(row for row in weights if row.path == seen["cells"][0])
+        assert seen["cells"][1:5] == [first.type, first.status, ", ".join(map(str, first.shape)), ", ".join(map(str, first.stride))]  # fmt: skip
+        assert seen["status"] == f"word {first.status}"
+        assert seen["none"] == [0, f"0 of {total} rows"]
+        assert seen["options"][0] == "all"
+        skipped = [row for row in of_one if row.status == "skipped"]
+        assert seen["skipped"] == [["skipped"] * len(skipped), f"{len(skipped)} of {total} rows"]
+
+    def test_names_that_hold_markup_stay_text_where_a_script_shows_them(self, ran, tmp_path):
+        names = [*HOSTILE, "<!--<script>", "</script><script>parent.hacked = 1</script>"]
+        found = Audit.load(ran / "audit.json")
+        one = found.rows[0]
+        many = [one._replace(module=f"m{n}") for n in range(ROWS_SHOWN)]
+        odd = [one._replace(module=name, type=name, status="untouched", reason=name) for name in names]  # fmt: skip
+        Audit([*many, *odd], found.summary).save(ran / "audit.json")
+        script = """
+          const before = page.querySelectorAll("script").length;
+          for (const one of page.querySelectorAll("details")) one.open = true;
+          await pause();
+          const frame = [...page.querySelectorAll(".grid")].find((one) => one.ariaLabel.includes("Every tensor"));
+          const search = frame.previousElementSibling.querySelector("input");
+          const select = frame.previousElementSibling.querySelector("select");
+          select.value = "untouched"; select.dispatchEvent(new Event("change")); await pause();
+          seen.names = [...frame.querySelectorAll("tbody tr")].map((row) => row.cells[1].textContent);
+          seen.elements = [...new Set([...frame.querySelectorAll("tbody *")].map((one) => one.localName))].sort();
+          search.value = "</script><script>parent"; search.dispatchEvent(new Event("input")); await pause();
+          seen.found = frame.querySelectorAll("tbody tr").length;
+          seen.scripts = [before, page.querySelectorAll("script").length];
+          seen.hacked = [window.hacked ?? null, frame.ownerDocument.defaultView.hacked ?? null];
+        """
+        seen, said = acted(run_page(ran), tmp_path, script)
+        assert said == []
+        assert seen["names"] == [short(name, 400) for name in names]
+        assert seen["elements"] == ["code", "span", "td", "th", "tr"]
+        assert seen["found"] == 1
+        assert seen["scripts"][0] == seen["scripts"][1]
+        assert seen["hacked"] == [None, None]
+
+    def test_another_script_than_ours_is_not_run(self, ran, tmp_path):
+        text = run_page(ran).replace("</body>", "<script>parent.hacked = 1</script></body>")
+        seen, said = acted(text, tmp_path, "seen.hacked = window.hacked ?? null;")
+        assert seen == {"hacked": None}
+        assert "Content Security Policy" in " ".join(said)
+
+    def test_without_scripts_the_first_rows_are_there_and_it_is_said_where_the_others_are(self, tmp_path):  # fmt: skip
+        text = run_page(large(tmp_path / "run"))
+        script = """
+          for (const one of page.querySelectorAll("details")) one.open = true;
+          await pause();
+          seen.rows = page.querySelector(".grid").querySelectorAll("tbody tr").length;
+          seen.note = page.querySelector(".cut").innerText;
+          seen.controls = page.querySelectorAll("input, select, button").length;
+        """
+        seen, _ = acted(text, tmp_path, script, without_scripts=True)
+        assert seen["rows"] == ROWS_SHOWN
+        assert seen["note"].startswith(f"The first {ROWS_SHOWN:,} of ")
+        assert seen["controls"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -11,7 +12,7 @@ from prepare.report.console import show_table
 from prepare.text import line, plural, printable, size
 
 if TYPE_CHECKING:
-    from prepare.benching.records import Comparison, Control, Interval, Row
+    from prepare.benching.records import Case, Comparison, Control, Interval, Row
 
 _TITLES = ("variant", "time", "of the baseline's", "interval", "items/s", "peak", "verdict")
 
@@ -28,6 +29,24 @@ def bench_sentence(found: Comparison) -> str:
     return "; ".join(parts) or f"{printable(found.baseline)} alone was timed"
 
 
+def case_sentence(case: Case) -> str:
+    """One sentence: `inference: faster, 0.82 of the time (0.80 to 0.85): 38 ms in place of 46 ms`."""
+    row = case.row
+    if case.comparison is None or row.ratio is None:
+        named = "" if row.verdict == "not compared" else f"{row.name} "
+        return printable(f"{case.what}: {named}{row.verdict}: {row.reason}")
+    before = case.comparison.row(case.comparison.baseline)
+    times = " in place of ".join(
+        seconds(one.seconds) for one in (row, before) if one.seconds is not None
+    )
+    ratio = f"{factor(row.ratio)} of the time"
+    if row.ratio_interval is None:
+        rounds = plural(case.comparison.repeats, "round")
+        return printable(f"{case.what}: about {ratio}, {rounds} are too few to be sure: {times}")
+    ratio += f" ({span(row.ratio_interval, factor)})"
+    return printable(f"{case.what}: {row.verdict}, {ratio}: {times}")
+
+
 def show_bench(found: Comparison, folder: str = "") -> None:
     """Prints the sentence, the table, the control, why variants failed, and what to bear in mind."""
     step = "training step" if found.settings["train"] else "inference"
@@ -39,7 +58,7 @@ def show_bench(found: Comparison, folder: str = "") -> None:
     for row in found.rows:
         table.add_row(*_cells(row))
     show_table(table)
-    line(f"  {plural(found.repeats, 'round')} in {seconds(found.seconds)}{_control(found.aa)}")
+    line(f"  {plural(found.repeats, 'round')} in {seconds(found.seconds)}{control(found.aa)}")
     for row in found.rows:
         if row.reason:
             line(f"  {printable(row.name)} failed: {printable(row.reason)}")
@@ -53,8 +72,26 @@ def seconds(value: float) -> str:
     """A time as a person says it, in three digits: `1.23 s`, `45.6 ms`, `789 us`."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if value >= 0.9995 * scale:
-            return f"{_digits(value / scale)} {unit}"
-    return f"{_digits(value / 1e-6)} us"
+            return f"{digits(value / scale)} {unit}"
+    return f"{digits(value / 1e-6)} us"
+
+
+def factor(value: float) -> str:
+    """A ratio as a person says it: `0.82`, `12.3`, `0.0041`."""
+    if value < 0.095:
+        return f"{value:.2g}"
+    return f"{value:.2f}" if value < 9.995 else digits(value)
+
+
+def span(interval: Interval, say: Callable[[float], str]) -> str:
+    """`0.80 to 0.85`; empty where there is no interval."""
+    return "" if interval is None else " to ".join(map(say, interval))
+
+
+def digits(value: float) -> str:
+    """Three digits, and no fewer than all before the point."""
+    places = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:,.{places}f}"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -63,13 +100,14 @@ def _cells(row: Row) -> tuple[str, ...]:
         "" if row.seconds is None else seconds(row.seconds),
         "" if row.ratio is None else f"{row.ratio:.3f}",
         _interval(row.ratio_interval),
-        "" if row.throughput is None else _digits(row.throughput),
+        "" if row.throughput is None else digits(row.throughput),
         "" if row.peak_bytes is None else size(row.peak_bytes),
         row.verdict,
     )
 
 
-def _control(aa: Control | None) -> str:
+def control(aa: Control | None) -> str:
+    """What the baseline against itself says, to stand behind the number of rounds."""
     if aa is None:
         return "; the baseline failed, so there is nothing to compare to"
     text = f"; the baseline against itself: {aa.ratio:.3f} {_interval(aa.interval)}".rstrip()
@@ -83,14 +121,8 @@ def _difference(row: Row, baseline: str) -> str:
 
 
 def _interval(interval: Interval) -> str:
-    return "" if interval is None else f"({interval[0]:.3f} to {interval[1]:.3f})"
+    return "" if interval is None else f"({span(interval, '{:.3f}'.format)})"
 
 
 def _ratio(row: Row) -> float:
     return row.ratio or 0.0
-
-
-def _digits(value: float) -> str:
-    """Three digits, and no fewer than all before the point."""
-    places = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:,.{places}f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -25,18 +25,21 @@ def console(*, errors: bool = False) -> Console:
 
 
 @contextmanager
-def stage(what: str, *, after: float = 1.0) -> Iterator[None]:
-    """Shows what is going on: a spinner in a terminal, else a line once it has taken `after` seconds."""
+def stage(what: str, *, after: float = 1.0) -> Iterator[Callable[[str], None]]:
+    """Shows what is going on: a spinner in a terminal, else a line once it has taken `after` seconds.
+
+    Gives a function that says more of it, where there is a spinner to say it beside.
+    """
     if sys.stderr.isatty():
         # The spinner `line` is plain ASCII; others cannot be shown everywhere.
-        with console(errors=True).status(printable(what), spinner="line"):
-            yield
+        with console(errors=True).status(printable(what), spinner="line") as status:
+            yield lambda more: status.update(printable(more))
         return
     timer = threading.Timer(after, line, [f"{printable(what)} ..."], {"errors": True})
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield lambda _: None
     finally:
         timer.cancel()
 

@@ -1,4 +1,4 @@
-"""What is written for people when a run has ended: its page, and the picture of its layout flow."""
+"""What is written for people when a run has ended: its page, and the pictures beside it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,24 @@ if TYPE_CHECKING:
 
 
 def write_pages(outcome: Outcome, folder: Path) -> None:
-    """Writes `flow.svg` and `report.html` of a run that went well, before its result. Raises FileError."""
+    """Writes `flow.svg`, `bench.png`, `tune.png` and `report.html` of a run that went well. Raises FileError.
+
+    That is before its result. The PNGs are written where matplotlib is installed.
+    """
     if outcome.facts is None:
         return
-    # Neither is needed where a run fails, and Jinja takes a moment to load.
+    # None of them is needed where a run fails, and Jinja takes a moment to load.
+    from prepare.report.bench_section import bench_charts
     from prepare.report.flow_picture import write_flow_svg
     from prepare.report.page import write_page
+    from prepare.report.plots import write_png
+    from prepare.report.tune_section import tune_charts
 
     if outcome.facts.flow is not None:
         write_flow_svg(outcome.facts.flow, folder / "flow.svg")
+    if outcome.facts.bench is not None:
+        charts = bench_charts(outcome.facts.bench, outcome.facts.verification)
+        write_png(charts, folder / "bench.png")
+    if outcome.facts.tuning is not None:
+        write_png(tune_charts(outcome.facts.tuning), folder / "tune.png")
     write_page(folder, result=outcome.result)

@@ -11,10 +11,17 @@ from markupsafe import Markup
 
 from prepare.text import plural, printable, size
 
+_FOLDER = Path(__file__).parent / "templates"
+
 
 def render(template: str, **context: Any) -> str:
     """One template of this package; whatever stands in `context` cannot break out of its place."""
     return _environment().get_template(template).render(context)
+
+
+def template_text(name: str) -> str:
+    """A file beside the templates, as it is."""
+    return (_FOLDER / name).read_text(encoding="utf-8")
 
 
 def shown(value: Any) -> Any:
@@ -39,7 +46,7 @@ def short(value: Any, limit: int = 120) -> str:
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
         finalize=shown,
         undefined=jinja2.StrictUndefined,

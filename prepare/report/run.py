@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 from prepare import files
 from prepare.audit import Audit
+from prepare.benching.records import Bench
 from prepare.errors import FileError, PrepareError
 from prepare.flows.records import Flow
 from prepare.record import Job, Record, Result
+from prepare.tuning.records import Tuning
 from prepare.verifying.records import Verification
 
 # More than a plan of a hundred thousand tensors needs.
@@ -34,6 +36,8 @@ class Run:
     flow: Flow | None
     flow_before: Flow | None
     verification: Verification | None
+    bench: Bench | None
+    tuning: Tuning | None = None
     problems: tuple[str, ...]
 
     @property
@@ -66,6 +70,8 @@ def read_run(folder: str | Path) -> Run:
         "flow": ("flow.json", Flow.load),
         "flow_before": ("flow_before.json", Flow.load),
         "verification": ("verify.json", Verification.load),
+        "bench": ("bench.json", Bench.load),
+        "tuning": ("tune.json", Tuning.load),
     }
     found = {key: _read(folder / name, reader, problems) for key, (name, reader) in readers.items()}
     if not problems and not any(value is not None for value in found.values()):

@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from prepare.report.bench import factor
+from prepare.report.bench_section import timed
 from prepare.report.flow import flow_sentence
 from prepare.report.flow_picture import flow_figure
 from prepare.report.flow_words import times
+from prepare.report.grid import LIMIT
+from prepare.report.run_tables import convolution_table, copy_table, event_table, tensor_table
+from prepare.report.tune_section import tuned
 from prepare.report.verify import verify_sentence
 from prepare.rows import STATUSES, Row
 from prepare.text import counts, plural, size
@@ -18,9 +23,6 @@ from prepare.text import counts, plural, size
 if TYPE_CHECKING:
     from prepare.flows.records import Flow
     from prepare.report.run import Run
-
-# More rows than these make a page slow to open on a phone; the files have them all.
-LIMIT = 2000
 
 Context = dict[str, Any]
 
@@ -60,8 +62,7 @@ def happened(run: Run) -> Context | None:
         shown["facts"] = _audit_facts(run)
         shown["statuses"] = {word: run.audit.summary["status"].get(word, 0) for word in STATUSES}
         shown["skipped"] = _reasons(run.audit.rows)
-        worst_first = sorted(run.audit.rows, key=lambda row: STATUSES.index(row.status))
-        shown["tensors"] = cut_rows(worst_first, "audit.csv")
+        shown["tensors"] = tensor_table(run.audit.rows)
     elif run.plan:
         shown["facts"] = _plan_facts(run.plan["summary"])
     return shown
@@ -84,9 +85,9 @@ def layout_flow(run: Run) -> Context | None:
         "pictures": pictures,
         "compared": _compared(before, flow) if before else [],
         "causes": flow.summary["by_cause"],
-        "events": cut_rows(flow.events, "flow.json"),
-        "copies": cut_rows(sorted(flow.copies, key=lambda copy: -copy.bytes), "flow.json"),
-        "convolutions": cut_rows(flow.convolutions, "flow.json"),
+        "events": event_table(flow),
+        "copies": copy_table(flow),
+        "convolutions": convolution_table(flow),
         "backends": _backends(flow),
         "notes": flow.notes,
     }
@@ -140,9 +141,11 @@ def again(run: Run) -> Context | None:
 
 SECTIONS = (
     Section("declared", "What was declared", declared),
+    Section("tune", "Which recipe is best here", tuned),
     Section("happened", "What happened", happened),
     Section("flow", "Where the layout goes", layout_flow),
     Section("verify", "Is it still right", verified),
+    Section("bench", "Is it faster", timed),
     Section("warned", "Known issues and warnings", warned),
     Section("environment", "Where it ran", environment),
     Section("again", "Do it again", again),
@@ -166,6 +169,10 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
         found.append(("Layout lost", times(summary["breaks"]), causes or "from end to end kept"))
         copied = size(summary["copied_bytes"])
         found.append(("Copied because of layouts", copied, "in each forward"))
+    if run.bench and run.bench.headline.ratio is not None:
+        row = run.bench.headline
+        said = f"of the unprepared model's: {row.verdict}"
+        found.append((f"Time of one {run.bench.cases[0].what}", factor(row.ratio), said))
     if run.result:
         found.append(("Time", f"{run.result.seconds:,.1f} s", "the whole run"))
     return found
@@ -174,12 +181,6 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
 def command(run: Run) -> str:
     """The line that does this run again; empty where the run did not come so far as to say."""
     return shlex.join(["python", "run.py", *run.job.overrides]) if run.job else ""
-
-
-def cut_rows(found: Iterable[Any], file: str) -> Context:
-    """The first LIMIT of them, how many there are, and which file has them all."""
-    found = list(found)
-    return {"rows": found[:LIMIT], "total": len(found), "file": file}
 
 
 def _audit_facts(run: Run) -> list[tuple[str, str]]:

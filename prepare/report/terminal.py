@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from prepare.headlines import CONVOLUTIONS
 from prepare.layout import satisfied
+from prepare.report.bench import case_sentence
 from prepare.report.console import show_table
 from prepare.report.flow import flow_sentence, show_flow
+from prepare.report.tune import show_tune
 from prepare.report.verify import show_verify, verify_sentence
-from prepare.sweep import CONVOLUTIONS
 from prepare.text import counts, line, plural, printable, size
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ def show_outcome(outcome: Outcome, folder: Path) -> None:
     if outcome.facts is not None:
         for warning in outcome.facts.warnings:
             line(printable(f"warning: {warning}"), errors=True)
+        if outcome.facts.tuning is not None:
+            show_tune(outcome.facts.tuning, os.path.join(shown, "tune.json"))  # noqa: PTH118
         show = show_prepared if outcome.facts.audit else show_plan
         (show if outcome.facts.audit or not outcome.facts.flow else show_look)(outcome.facts, shown)
         checked = outcome.facts.verification
@@ -69,6 +73,7 @@ def show_prepared(facts: Facts, folder: str) -> None:
         rows.append(("layout flow", flow_sentence(facts.flow)))
     if facts.verification:
         rows.append(("verified", verify_sentence(facts.verification)))
+    rows += [("timed", sentence) for sentence in _timed(facts)]
     rows += [("note", problem) for problem in facts.problems]
     rows += [("note", note) for note in _notes(facts.notable)]
     rows.append(("files", folder))
@@ -140,6 +145,13 @@ def _show(rows: list[tuple[str, str]]) -> None:
 def _tensors(audit: Mapping[str, Any]) -> str:
     dtypes = ", ".join(f"{count} {name}" for name, count in audit["dtypes"].items())
     return f"{audit['tensors']:,} parameters and buffers: {dtypes}"
+
+
+def _timed(facts: Facts) -> list[str]:
+    cases = facts.bench.cases if facts.bench else ()
+    wrong = facts.verification is not None and facts.verification.status == "fail"
+    but = "; but its answers are wrong, see verified" if wrong else ""
+    return [case_sentence(case) + (but if case.comparison else "") for case in cases]
 
 
 def _seen(one: Mapping[str, Any]) -> str:
