@@ -6,9 +6,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from prepare.errors import DriftError, Problem, RefusedError
 from prepare.interrupts import held_interrupts
+from prepare.optimizer import misplaced, same_order, strangers
 from prepare.plan import Plan, State, state
 from prepare.repairs import find, names
 from prepare.tensors import NamedTensor, identity, is_strided, name_of, named_tensors
@@ -46,6 +49,20 @@ def drifted(plan: Plan) -> list[Drift]:
             for drift in _sides(_path(tensor.module, tensor.tensor), tensor.old, tensor.new)
         ),
     ]
+
+
+def drifted_state(model: nn.Module, optimizer: Optimizer) -> list[Drift]:
+    """What of the state of `optimizer` is not as its parameters are, and whether it trains `model` at all."""
+    orphaned = any(strangers(model, optimizer))
+    found = [Drift("optimizer", "what it trains", "another model", "this one")] if orphaned else []
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for parameter, move in misplaced(optimizer, {}):
+        if same_order(move.tensors[0], parameter):
+            continue
+        where = f"{move.path} of {names.get(id(parameter), 'a parameter of another model')}"
+        wanted = State(move.stride, name_of(move.dtype), name_of(move.device))
+        found += _sides(where, state(move.tensors[0]), wanted)
+    return found
 
 
 def raise_on(drifts: Iterable[Drift]) -> None:
@@ -123,6 +140,8 @@ def bring_into_line(model: nn.Module, reference: nn.Module) -> None:
 
     Modules are repaired as their counterparts are. On failure all is as before.
     """
+    if isinstance(model, AveragedModel) and not isinstance(reference, AveragedModel):
+        model = model.module
     here = {place.path: place for place in named_tensors(model)}
     there = {place.path: place.tensor for place in named_tensors(reference)}
     _check_alike(here, there)

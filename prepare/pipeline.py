@@ -16,7 +16,7 @@ from prepare import recipe
 from prepare.asking import make_table, targets
 from prepare.collector import paused_collector
 from prepare.consult import KnownIssues, Met, check_choice, consult
-from prepare.drift import Drift, Guard, bring_into_line, drifted, raise_on
+from prepare.drift import Drift, Guard, bring_into_line, drifted, drifted_state, raise_on
 from prepare.errors import (
     ConfigError,
     KnownIssueError,
@@ -27,10 +27,18 @@ from prepare.errors import (
     StepError,
 )
 from prepare.interrupts import held_interrupts
-from prepare.optimizer import KeepInLine, state_moves, trains_in_float16
+from prepare.optimizer import (
+    KeepInLine,
+    bring_state_into_line,
+    gone,
+    innermost,
+    state_moves,
+    strangers,
+    unfit,
+)
 from prepare.options import no_options, plain
 from prepare.plan import Action, Plan, tensor_plans
-from prepare.refusals import lazy, refusals
+from prepare.refusals import flattened, lazy, refusals
 from prepare.registry import STEPS
 from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
 from prepare.transfer import FlatMove, Move, Transfer
@@ -71,9 +79,9 @@ class Pipeline:
                 "steps", f"{type(steps).__name__} is no mapping", "give {name: options}"
             )
         built, problems = [], []
-        for name, options in steps.items():
+        for name in steps:
             try:
-                if (options := _options(name, options)) is not None:
+                if (options := _options(name, steps)) is not None:
                     built.append(STEPS[name].from_options(options))
             except ConfigError as error:
                 problems += error.problems
@@ -83,7 +91,7 @@ class Pipeline:
 
     def to_config(self) -> dict[str, dict[str, Any]]:
         """`{name: options}` with every option spelt out, as plain data."""
-        return {name: step.options() for name, step in self.steps.items()}
+        return {name: step.to_options() for name, step in self.steps.items()}
 
     @classmethod
     def load(cls, path: str | Path, device: str | None = None) -> Pipeline:
@@ -143,9 +151,11 @@ class Pipeline:
             PartialError: a failure midway, with `low_memory`.
         """
         check_choice(known_issues)
-        actions, table, met = self._survey(model, known_issues)
+        optimizer = optimizer if optimizer is None else innermost(optimizer)
+        actions, table, met, rewritten = self._survey(model, known_issues)
         _raise(RefusedError, lazy(table))
         if errors := [*(table.errors if strict else ()), *_known_errors(met)]:
+            _raise(RefusedError, flattened(model))
             raise _as_one(errors)
         for one in met:
             if one.issue.effect == "wrong":
@@ -153,21 +163,29 @@ class Pipeline:
         moves = _moves(table, optimizer)
         if actions or moves:
             problems = [p for step in self.steps.values() for p in step.obstacles(model)]
+            if optimizer is not None:
+                problems += [*strangers(model, optimizer), *gone(model, rewritten, optimizer)]
             _raise(RefusedError, [*problems, *refusals(model, table)])
             self._act(model, actions, table, moves, optimizer=optimizer, low_memory=low_memory)
         if optimizer is not None:
             KeepInLine().install(optimizer)
         return model
 
-    def check(self, model: nn.Module, *, strict: bool = False) -> list[Drift]:
+    def check(
+        self, model: nn.Module, *, strict: bool = False, optimizer: Optimizer | None = None
+    ) -> list[Drift]:
         """What of a prepared `model` is no longer as this pipeline wants it; empty where all is.
 
-        A checkpoint loaded with `assign=True`, swapped weights or a module that was cast again.
+        A checkpoint loaded with `assign=True`, swapped weights or a module that was cast again. With
+        `optimizer`, also its state that is out of line with its parameters, as after loading a
+        checkpoint of another layout, and whether it holds parameters of this model at all.
 
         Raises:
             DriftError: with `strict`, if anything has drifted.
         """
         found = drifted(self.plan(model, known_issues="ignore"))
+        if optimizer is not None:
+            found += drifted_state(model, innermost(optimizer))
         if strict:
             raise_on(found)
         return found
@@ -194,9 +212,11 @@ class Pipeline:
         return f"Pipeline.from_config({self.to_config()!r})"
 
     def _plan(self, model: nn.Module, known_issues: KnownIssues) -> Plan:
-        actions, table, met = self._survey(model, known_issues)
+        actions, table, met, model = self._survey(model, known_issues)
         errors = [*table.errors, *_known_errors(met)]
-        return Plan(self.to_config(), tensor_plans(table), actions, errors, _warnings(met))
+        remarks = [remark for step in self.steps.values() for remark in step.remarks(model)]
+        warned = [*_warnings(met), *remarks]
+        return Plan(self.to_config(), tensor_plans(table), actions, errors, warned)
 
     def _survey(self, model: nn.Module, known_issues: KnownIssues = "ignore") -> _Survey:
         actions, dead = [], []
@@ -208,7 +228,7 @@ class Pipeline:
                 actions.append(Action(step.name, step.phase, names))
         table = make_table(model, self._phases["tensors"])
         table.errors.extend(dead)
-        return _Survey(actions, table, consult(model, table, known_issues))
+        return _Survey(actions, table, consult(model, table, known_issues), model)
 
     def _act(
         self,
@@ -249,8 +269,8 @@ class Pipeline:
 def like(model: _Model, reference: nn.Module) -> _Model:
     """Brings `model`, a copy of `reference` made before that was prepared, into line with it, in place.
 
-    An EMA or teacher copy, say: every tensor gets the device, dtype and strides of its counterpart
-    by name, and every module its repairs; values stay. On any failure all is as it was.
+    An EMA or teacher copy, or torch's AveragedModel: every tensor gets the device, dtype and strides of
+    its counterpart by name, and every module its repairs; values stay. On any failure all is as it was.
 
     Raises:
         RefusedError: the two have not the same tensors, or `model` cannot be prepared as it is now.
@@ -259,12 +279,24 @@ def like(model: _Model, reference: nn.Module) -> _Model:
     return model
 
 
+def relayout(optimizer: Optimizer) -> Optimizer:
+    """Brings the state of `optimizer` into line with its parameters, in place: device, dtype and strides.
+
+    For an optimizer that `apply` was not given, after a checkpoint of another layout was loaded into
+    it: torch keeps the strides of the file, and its fused optimizers then meet the wrong elements.
+    Values stay. On any failure all is as it was.
+    """
+    bring_state_into_line(innermost(optimizer))
+    return optimizer
+
+
 class _Survey(NamedTuple):
     """What is to be done by the steps that act on modules, and to which tensors; what is known of it."""
 
     actions: list[Action]
     table: Table
     met: list[Met]
+    model: nn.Module  # after the structure steps: a copy of the module tree where there are any
 
 
 @dataclass
@@ -288,12 +320,8 @@ def _moves(table: Table, optimizer: Optimizer | None) -> list[Move | FlatMove]:
     if optimizer is None:
         return moves
     by_tensor = {id(tensor): move for move in moves for tensor in move.tensors}
-    if moves and trains_in_float16(optimizer, by_tensor):
-        raise RefusedError(
-            "optimizer",
-            "its parameters would be float16: GradScaler refuses those, and Adam divides by zero",
-            "keep float32 parameters and use torch.autocast, or take dtype: bfloat16",
-        )
+    if moves:
+        _raise(RefusedError, unfit(optimizer, by_tensor))
     return [*moves, *state_moves(optimizer, by_tensor)]
 
 
@@ -302,9 +330,9 @@ def _raise(kind: type[PrepareError], problems: Iterable[Problem]) -> None:
         raise kind.of(problems)
 
 
-def _options(name: str, options: Any) -> dict[str, Any] | None:
+def _options(name: str, steps: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
-        options = plain(options)
+        options = plain(steps[name])
     except (
         Exception
     ) as error:  # a foreign mapping (OmegaConf's) resolves here, and says what is wrong
@@ -320,14 +348,15 @@ def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> tuple[list[Action], l
     for step in steps:
         names, errors = targets(model, step)
         dead += errors
-        for name in names:
-            for path, module in step.rewrite(model, name).items():
-                if not path and module is not model:
-                    raise StepError(f"steps.{step.name}", "the model itself cannot be replaced")
-                if path:
-                    model.set_submodule(path, module)
+        touched = dict.fromkeys(names)
+        for path, module in step.rewrites(model, names):
+            if not path and module is not model:
+                raise StepError(f"steps.{step.name}", "the model itself cannot be replaced")
+            if path:
+                model.set_submodule(path, module)
+            touched[path] = None
         if names:
-            actions.append(Action(step.name, step.phase, names))
+            actions.append(Action(step.name, step.phase, tuple(touched)))
     return actions, dead
 
 
@@ -367,4 +396,5 @@ __all__ = [
     "Step",
     "TensorStep",
     "like",
+    "relayout",
 ]

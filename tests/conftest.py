@@ -6,6 +6,8 @@ import torch
 from prepare.registry import STEPS, register
 
 torch.set_num_threads(1)
+# A package with tests of its own, which test_testing.py runs where it is installed.
+collect_ignore = ["example_plugin"]
 
 
 @pytest.fixture(autouse=True)

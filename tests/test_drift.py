@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.optim import swa_utils
 
 from prepare.drift import Guard
 from prepare.errors import DriftError, RefusedError
@@ -75,6 +76,16 @@ def test_a_drift_says_what_it_is_and_how_it_was_prepared():
     assert str(drift) == "0.weight: stride is (27, 9, 3, 1), prepared as (27, 1, 9, 3)"
 
 
+def test_vectors_written_back_reset_the_layout_and_are_named():
+    model = Pipeline.from_config({"conv2d_memory_format": {}}).apply(make())
+    vector = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    nn.utils.vector_to_parameters(vector, model.parameters())
+    found = Pipeline.from_config({"conv2d_memory_format": {}}).check(model)
+    assert {drift.where for drift in found} == {"0.weight", "2.0.weight"}
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        nn.utils.parameters_to_vector(prepared().double().parameters())
+
+
 def test_a_guard_looks_every_so_many_calls_and_at_no_other():
     model = prepared()
     guard = PIPELINE.guard(model, every=3)
@@ -138,6 +149,77 @@ def test_a_copy_is_repaired_as_its_reference_is():
     repaired.apply(reference)
     assert type(like(average, reference)[1]) is type(reference[1]) is not nn.InstanceNorm2d
     assert repaired.check(average) == []
+
+
+LAYOUT = Pipeline.from_config({"conv2d_memory_format": {}})
+
+
+def averaged(model, kind):
+    update = swa_utils.get_ema_multi_avg_fn(0.9) if kind == "exponential" else None
+    return swa_utils.AveragedModel(model, multi_avg_fn=update, use_buffers=kind == "exponential")
+
+
+def trained(model, average, *, steps):
+    """Trains a little, and averages after each step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(steps)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(2, 3, 8, 8, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+        average.update_parameters(model)
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", ["exponential", "equal"])
+@pytest.mark.parametrize("made", ["before", "after"])
+def test_torchs_averaged_model_stays_in_line_and_goes_on_averaging(kind, made):
+    reference = make().double()
+    other = averaged(reference, kind)
+    trained(reference, other, steps=2)
+    model = make().double()
+    average = averaged(model, kind)
+    trained(model, average, steps=2)
+    if made == "before":
+        LAYOUT.apply(model)
+        assert LAYOUT.check(average.module)
+        assert like(average, model) is average
+    else:
+        average = copy.deepcopy(average)
+        LAYOUT.apply(model)
+        LAYOUT.apply(average.module)
+    assert facts(average.module) == facts(model)
+    for each, its_average in ((reference, other), (model, average)):
+        trained(each, its_average, steps=3)
+    assert LAYOUT.check(model) == LAYOUT.check(average.module) == []
+    assert average.n_averaged == other.n_averaged
+    for one, two in zip(
+        average.module.state_dict().values(), other.module.state_dict().values(), strict=True
+    ):
+        assert torch.allclose(one, two, rtol=0, atol=1e-12)
+
+
+def test_an_average_of_a_prepared_model_is_in_line_down_to_each_stride():
+    model = LAYOUT.apply(make())
+    for copied in (swa_utils.AveragedModel(model).module, copy.deepcopy(model)):
+        assert facts(copied) == facts(model)
+        assert LAYOUT.check(copied) == []
+
+
+def test_weights_swapped_with_those_of_an_average_and_back_leave_the_model_prepared():
+    model = make()
+    average = swa_utils.AveragedModel(model)
+    LAYOUT.apply(model)
+    like(average, model)
+    for one, other in zip(model.parameters(), average.module.parameters(), strict=True):
+        one.data, other.data = other.data, one.data
+    assert LAYOUT.check(model) == LAYOUT.check(average.module) == []
+
+
+def test_an_average_of_an_average_is_compared_as_it_is():
+    first, second = (swa_utils.AveragedModel(make()) for _ in range(2))
+    LAYOUT.apply(first)
+    assert facts(like(second, first)) == facts(first)
 
 
 def test_a_model_of_other_tensors_is_refused_and_left_alone():

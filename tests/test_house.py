@@ -13,7 +13,7 @@ ROOT = Path(prepare.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # Imported while a module loads, by what each layer may never load.
 LOWEST = {"prepare.errors", "prepare.layout"}
-KNOW_HYDRA = ("flags.py", "hydra.py", "composing.py", "composed.py")
+KNOW_HYDRA = ("flags.py", "hydra.py", "task.py", "composing.py", "composed.py")
 
 
 def imports(path: Path, *, at_load: bool = False) -> set[str]:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from networks import CONF
+from test_packaging import THEIRS
 
 pytestmark = pytest.mark.slow
 
 NEXT = "1.4.0rc3"
 ROOT = CONF.parent
 NETS = "model._target_=sample_nets."
-NET = (NETS + "Net", "input.shape=[2,3,16,16]", "device=cpu")
+NET = (NETS + "Net", "input.shape=[2,3,16,16]", "device=cpu", "bench=none")
 COMMANDS = {
     "main job": (*NET, "memfmt=channels_last", "precision=bfloat16"),
     "shipped model": (
@@ -24,6 +25,7 @@ COMMANDS = {
         "model.depth=2",
         "input.shape=[1,1,8,8,8]",
         "memfmt=by_rank",
+        "bench=none",
     ),
     "keywords": (*NET, "+model.depth=2", "+model.width=5", "memfmt=channels_last"),
     "plan": (*NET, "task=plan", "memfmt=channels_last"),
@@ -142,14 +144,40 @@ def test_what_hydra_refuses_to_call_is_called_by_neither(following, tmp_path, ta
 
 
 @pytest.mark.parametrize(
-    "file", ["test_cli.py", "test_sweep.py", "test_mistakes.py", "test_record.py"]
+    "file", ["test_cli.py", "test_sweep.py", "test_mistakes.py", "test_record.py", "test_hydra.py"]
 )
 def test_the_tests_of_the_command_line_pass(following, tmp_path, file):
     if not (ROOT / "tests" / file).exists():
         pytest.skip("there is no such file")
     words = ["-n", "0", "-q", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "base")]
+    # Of a launcher that is installed beside it, and is older than it.
+    words += ["-W", "ignore:register_new_resolver"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words, str(ROOT / "tests" / file)], capture_output=True, text=True,
         check=False, cwd=ROOT, env=environment(following),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_our_groups_can_be_used_in_another_application_from_the_wheel(following, tmp_path):
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
+    subprocess.run([*pip, "--target", tmp_path / "site", ROOT], check=True, capture_output=True)
+    (tmp_path / "config.yaml").write_text("seed: 3\n")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore:register_new_resolver", "-c",
+         THEIRS.format(folder=str(tmp_path), base={})],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [following, tmp_path / "site"]))},
+    )  # fmt: skip
+    file, steps = done.stdout.splitlines() or [done.stderr, ""]
+    assert Path(file).is_relative_to(tmp_path / "site"), file
+    assert steps == "device conv3d_memory_format 3"

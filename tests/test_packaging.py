@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 
 from networks import CONF
 from prepare import cli, record
+from prepare.composing import BASE
 
 ROOT = CONF.parent
 CLI = ("hydra", "omegaconf", "rich")
@@ -125,22 +126,23 @@ def test_these_versions_of_hydra_are_admitted(wheel, version):
 
 
 def test_the_console_script_runs_from_an_empty_folder(installed, tmp_path):
-    done = run(installed / "prepare", "model=unet2d", "memfmt=channels_last", cwd=tmp_path)
+    words = ("model=unet2d", "memfmt=channels_last", "bench=none")
+    done = run(installed / "prepare", *words, cwd=tmp_path)
     # What takes over a second is told on the way, as in "starting torch ...".
     assert all(line.endswith(" ...") for line in done.stderr.splitlines()), done.stderr
     assert done.returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
     (result,) = tmp_path.rglob("result.json")
-    assert {path.name for path in result.parent.iterdir()} == set(record.FILES) - {
-        "flow_before.json"
-    }
+    not_here = ("flow_before", "bench", "tune", "log")
+    usual = {name for name in record.FILES if not name.startswith(not_here)}
+    assert {path.name for path in result.parent.iterdir()} == usual
     assert json.loads(result.read_text())["status"] == "ok"
     audit = json.loads((result.parent / "audit.json").read_text())
     assert audit["summary"]["convolutions"]["converted"] > 0
 
 
 def test_what_is_installed_is_what_runs(installed, tmp_path):
-    code = "import prepare.hydra as ours; print(ours.__file__); print(ours.conf_dir())"
+    code = "import prepare.task as ours; print(ours.__file__); print(ours.conf_dir())"
     file, conf = checked(installed / "python", "-c", code, cwd=tmp_path).splitlines()
     assert Path(file).is_relative_to(installed.parent)
     assert Path(conf) == Path(file).parent / "conf"
@@ -162,6 +164,38 @@ def test_the_bare_words_and_the_help_work_where_it_is_installed(installed, tmp_p
     assert done.returncode == 2
     assert "did you mean 'channels_last'?" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+THEIRS = """
+import hydra, prepare.hydra
+from prepare.pipeline import Pipeline
+prepare.hydra.register()
+prepare.hydra.register()
+with hydra.initialize_config_dir({folder!r}, **{base!r}):
+    cfg = hydra.compose("config", ["+prepare=default", "prepare/memfmt=channels_last_3d", "prepare/device=cpu"])
+print(prepare.hydra.__file__)
+print(*Pipeline.from_config(cfg.prepare.steps).steps, cfg.seed)
+"""
+
+
+def in_another_application(python: Path | str, folder: Path) -> Path:
+    """Uses our groups in an application of somebody else's; gives the file of ours that it found."""
+    (folder / "config.yaml").write_text("seed: 3\n")
+    code = THEIRS.format(folder=str(folder), base=BASE)
+    file, steps = checked(python, "-W", "error", "-c", code, cwd=folder).splitlines()
+    assert steps == "device conv3d_memory_format 3"
+    return Path(file)
+
+
+def test_our_groups_can_be_used_in_another_application_from_the_wheel(installed, tmp_path):
+    assert in_another_application(installed / "python", tmp_path).is_relative_to(installed.parent)
+
+
+def test_our_groups_can_be_used_in_another_application_from_an_editable_install(tmp_path):
+    about = metadata.distribution("torch-prepare").read_text("direct_url.json") or "{}"
+    if not json.loads(about).get("dir_info", {}).get("editable"):
+        pytest.skip("torch-prepare is not installed in editable mode here")
+    assert in_another_application(sys.executable, tmp_path) == ROOT / "prepare" / "hydra.py"
 
 
 # ------------------------------------------------------------------------------- without the extras
@@ -215,7 +249,7 @@ def test_every_module_but_those_of_the_command_line_loads_without_its_packages(t
     done = without(CLI, code, tmp_path)
     assert done.stderr == ""
     assert set(done.stdout.split()) <= {
-        *("prepare.hydra", "prepare.composing", "prepare.composed"),
+        *("prepare.hydra", "prepare.task", "prepare.composing", "prepare.composed"),
         *(
             f"prepare.report.{name}"
             for name in ("bench", "console", "flow", "sweep", "terminal", "verify")

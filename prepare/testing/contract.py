@@ -1,0 +1,223 @@
+"""The properties that every step has to hold, each a test."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from prepare.errors import StepError
+from prepare.pipeline import Pipeline
+from prepare.registry import STEPS
+from prepare.step import InputStep, Step, TensorStep
+from prepare.tensors import named_tensors
+from prepare.testing.networks import facts, mixed, tensors
+
+
+class StepContract:
+    """Every property of a step, tested by pytest; the built-in steps pass the same.
+
+    In a package of your own:
+
+        from prepare.testing import StepContract
+
+        class TestMyStep(StepContract):
+            step = "my_step"                 # the name that it is registered under
+            options = {"exclude": ["2"]}     # with which it has something to do
+
+    Where it has nothing to do with the network that is given here, override `model`; an input step
+    overrides `batch`. What only your step does is for tests of your own, in the same class if you like.
+    """
+
+    step: ClassVar[str]
+    options: ClassVar[Mapping[str, Any]] = {}
+    keeps_parameters: ClassVar[bool] = True
+    """False for a step whose card says that it makes new Parameters (one that fuses modules)."""
+
+    def model(self) -> nn.Module:
+        """A network to prepare; the same numbers in it each time."""
+        torch.manual_seed(0)
+        return mixed()
+
+    def batch(self) -> Any:
+        """A batch to format."""
+        image, volume = torch.ones(2, 3, 8, 8), torch.ones(2, 1, 8, 8, 8)
+        return {"image": image, "volume": volume, "label": torch.arange(2)}
+
+    def test_it_has_something_to_do_here(self) -> None:
+        """With nothing to do, the other tests would pass whatever the step does."""
+        idle = not self._pipeline().plan(self.model()) and not self._is(InputStep)
+        assert not idle, "give `options` with which it acts, or override `model`"
+
+    def test_a_plan_touches_nothing_and_is_the_same_twice(self) -> None:
+        """A plan only looks."""
+        model = self.model()
+        before = facts(model)
+        first, second = (self._pipeline().plan(model).to_dict() for _ in range(2))
+        assert first == second, "two plans of the same model differ"
+        _unchanged(model, before, "planning")
+
+    def test_want_is_pure(self) -> None:
+        """`want` looks at a tensor, writes nothing, and remembers nothing."""
+        if not self._is(TensorStep):
+            pytest.skip("for steps with a `want`")
+        model = self.model()
+        before = facts(model)
+        step = self._step().settle()
+        for tensor in named_tensors(model):
+            assert step.want(tensor) == step.want(tensor), f"{tensor.path}: two answers"
+        _unchanged(model, before, "`want`")
+
+    def test_only_what_the_plan_named_changes(self) -> None:
+        """Tensors that the plan names change, and no others; modules that it names, and what is in them."""
+        self._skip_unless_parameters_stay()
+        model = self.model()
+        before, plan = facts(model), self._pipeline().plan(model)
+        after = facts(self._apply(model))
+        named = {_path(tensor) for tensor in plan.tensors if tensor.changes}
+        acted = {module for action in plan.actions for module in action.modules}
+        changed = {key for key in {*before, *after} if before.get(key, ()) != after.get(key, ())}
+        assert named <= changed, f"planned and not done: {sorted(named - changed)}"
+        inside = tuple(
+            f"{name}{mark}" for name in acted for mark in (".", ":") if name or mark == ":"
+        )
+        stray = sorted(key for key in changed - named if not key.startswith(inside))
+        assert not stray, f"changed, and not in the plan: {stray}"
+
+    def test_every_tensor_is_as_planned(self) -> None:
+        """Device, type and every stride, also of the tensors that were to stay as they are."""
+        model = self.model()
+        plan = self._pipeline().plan(model)
+        after = tensors(self._apply(model))
+        for planned in plan.tensors:
+            tensor = after.get(_path(planned))
+            if tensor is not None:
+                now = (tensor.stride(), str(tensor.dtype)[6:], str(tensor.device))
+                assert planned.new == now, f"{_path(planned)} was planned as {planned.new}"
+
+    def test_afterwards_the_plan_is_empty_and_twice_is_once(self) -> None:
+        """A second `apply` finds nothing to do, and does nothing."""
+        model = self._apply(self.model())
+        once = facts(model)
+        assert not self._pipeline().plan(model), "after `apply` there is still something to do"
+        _unchanged(self._apply(model), once, "a second `apply`")
+
+    def test_the_model_its_parameters_and_ties_keep_their_identity(self) -> None:
+        """The same model and Parameter objects, with their hooks; what was one tensor stays one."""
+        self._skip_unless_parameters_stay()
+        model = self.model()
+        objects = {path: id(tensor) for path, tensor in tensors(model).items()}
+        floats = [p for p in model.parameters() if p.is_floating_point() and p.requires_grad]
+        seen: list[int] = []
+        for index, parameter in enumerate(floats):
+            parameter.register_hook(partial(_note, seen, index))
+        assert self._apply(model) is model, "`apply` gave another object"
+        now = {path: id(tensor) for path, tensor in tensors(model).items()}
+        assert now == objects, "a parameter or buffer is another object than before"
+        sum((p.float().sum().cpu() for p in floats), torch.zeros(())).backward()
+        assert len(seen) == len(floats), "a hook of a parameter is gone"
+
+    def test_a_failure_afterwards_leaves_the_model_as_it_was(self) -> None:
+        """Whatever fails after the step has acted, the model is put back."""
+        model = self.model()
+        before = facts(model)
+        failure = StepError(self.step, "fails in the end")
+        acts = bool(self._pipeline().plan(model))
+        raises = pytest.raises(StepError, match="in the end") if acts else nullcontext()
+        with patch("prepare.pipeline._nothing_left", side_effect=failure), raises:
+            self._apply(model)
+        _unchanged(model, before, "a failed `apply`")
+
+    def test_a_prepared_model_can_be_copied_and_pickled(self) -> None:
+        """Copies and unpickled models have their tensors as they were prepared."""
+        model = self._apply(self.model())
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
+            off = [_path(t) for t in self._pipeline().plan(copied).tensors if t.changes]
+            assert not off, f"no longer as prepared in a copy: {off}"
+
+    def test_a_model_without_anything_to_prepare_is_left_alone(self) -> None:
+        """With `strict=False` nothing raises."""
+        model = nn.Sequential()
+        self._pipeline().apply(model, strict=False, known_issues="ignore")
+        assert not tensors(model), "a model without tensors has some now"
+
+    def test_a_plan_works_on_the_meta_device(self) -> None:
+        """A plan needs no numbers, and is that of the model with numbers in it."""
+        if not self._is(TensorStep):
+            pytest.skip("for steps with a `want`")
+        with torch.device("meta"):
+            model = self.model()
+        planned = {_path(t): t.new.stride for t in self._pipeline().plan(model).tensors}
+        with_numbers = self._pipeline().plan(self.model()).tensors
+        assert planned == {_path(t): t.new.stride for t in with_numbers}
+
+    def test_formatting_leaves_the_batch_as_it_was(self) -> None:
+        """A formatted batch may share tensors with the one that was given, and never writes into them."""
+        batch = self.batch()
+        before = copy.deepcopy(batch)
+        self._pipeline().format(batch)
+        assert repr(batch) == repr(before), "`format` has changed the batch that it was given"
+
+    def test_options_round_trip_and_a_step_is_frozen_plain_and_picklable(self) -> None:
+        """Options are plain data; the step they make is equal each time, and cannot be changed."""
+        step = self._step()
+        again = STEPS[self.step].from_options(step.to_options())
+        assert again == step, f"its options as plain data make another step: {again}"
+        assert pickle.loads(pickle.dumps(step)) == step  # noqa: S301
+        for field in dataclasses.fields(step):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(step, field.name, None)
+
+    def test_a_recipe_of_it_can_be_saved_and_loaded(self, tmp_path: Path) -> None:
+        """A recipe holds every option, and gives an equal step."""
+        pipeline = self._pipeline()
+        pipeline.save(tmp_path / "recipe.yaml")
+        assert Pipeline.load(tmp_path / "recipe.yaml").steps == pipeline.steps
+
+    def test_the_docstring_is_a_card(self) -> None:
+        """What it does, when it helps, when it hurts, where it comes from."""
+        card = inspect.getdoc(STEPS[self.step]) or ""
+        missing = [part for part in ("Helps:", "Hurts:", "Source:") if part not in card]
+        assert not missing, f"the docstring of the step has no {', '.join(missing)}"
+        assert STEPS[self.step].name == self.step
+
+    def _skip_unless_parameters_stay(self) -> None:
+        if not self.keeps_parameters:
+            pytest.skip("the step makes new parameters, and says so")
+
+    def _step(self) -> Step:
+        return STEPS[self.step].from_options(self.options)
+
+    def _is(self, kind: type[Step]) -> bool:
+        return issubclass(STEPS[self.step], kind)
+
+    def _pipeline(self) -> Pipeline:
+        return Pipeline.from_config({self.step: self.options})
+
+    def _apply(self, model: nn.Module) -> nn.Module:
+        return self._pipeline().apply(model, known_issues="ignore")
+
+
+def _unchanged(model: nn.Module, before: dict[str, tuple], by: str) -> None:
+    after = facts(model)
+    changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+    assert not changed, f"{by} has changed {', '.join(changed)}"
+
+
+def _path(tensor: Any) -> str:
+    return f"{tensor.module}.{tensor.tensor}".lstrip(".")
+
+
+def _note(seen: list[int], index: int, _gradient: Tensor) -> None:
+    seen.append(index)

@@ -1,0 +1,326 @@
+"""Two processes that train together over gloo, and what they are asked to do there."""
+
+import traceback
+import warnings
+from datetime import timedelta
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from prepare.distributed import same_on_all_ranks
+from prepare.pipeline import Pipeline
+
+FLAT = Pipeline.from_config({"conv2d_memory_format": {}})
+PREPARED = Pipeline.from_config(
+    {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}, "input_format": {"attach": True}}
+)
+PATIENCE = timedelta(seconds=60)
+
+
+class Ranks:
+    """Starts the processes once; called with a function of this file, gives what each of them returned."""
+
+    def __init__(self, folder):
+        context = torch.multiprocessing.get_context("spawn")
+        self._inboxes = [context.Queue() for _ in range(2)]
+        self._outbox = context.Queue()
+        self._processes = [
+            context.Process(target=_serve, args=(rank, f"{folder}/meeting", inbox, self._outbox), daemon=True)
+            for rank, inbox in enumerate(self._inboxes)
+        ]  # fmt: skip
+        for process in self._processes:
+            process.start()
+
+    def __call__(self, job, *args):
+        for inbox in self._inboxes:
+            inbox.put((job, args))
+        answers = dict(self._outbox.get(timeout=PATIENCE.seconds) for _ in self._inboxes)
+        failed = [answer for answer in answers.values() if isinstance(answer, _Failure)]
+        assert not failed, "\n".join(failure.trace for failure in failed)
+        return [answers[rank] for rank in sorted(answers)]
+
+    def stop(self):
+        for inbox in self._inboxes:
+            inbox.put(None)
+        for process in self._processes:
+            process.join(10)
+            process.kill()
+
+
+class _Failure:
+    def __init__(self):
+        self.trace = traceback.format_exc()
+
+
+def _serve(rank, meeting, inbox, outbox):
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=PATIENCE
+    )
+    while (asked := inbox.get()) is not None:
+        job, args = asked
+        try:
+            answer = job(*args)
+        except BaseException:
+            answer = _Failure()
+        outbox.put((rank, answer))
+    distributed.destroy_process_group()
+
+
+# ------------------------------------------------------------------------------- what they share
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 1), nn.Tanh(), nn.Conv2d(8, 4, 3)
+    ).double()
+
+
+def batches(count=1):
+    """Batches of four; each rank takes its half of them."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        torch.randn(4, 3, 12, 12, dtype=torch.float64, generator=generator) for _ in range(count)
+    ]
+
+
+def mine(batch):
+    rank = distributed.get_rank()
+    return batch[2 * rank : 2 * rank + 2]
+
+
+def backward(model, batch):
+    model(batch).square().mean().backward()
+
+
+def alone():
+    """The gradients of one process, over the whole batch."""
+    model = network()
+    backward(model, batches()[0])
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def off(gradients):
+    return max((one - two).abs().max().item() for one, two in zip(gradients, alone(), strict=True))
+
+
+def refusal(act, *args):
+    """What `act` is refused with, as its class and its words."""
+    try:
+        act(*args)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def strides(model):
+    return {name: parameter.stride() for name, parameter in model.named_parameters()}
+
+
+def received(model):
+    """What arrives of a model that is sent here: its layout, and the hook that formats its inputs."""
+    output = model(torch.randn(2, 3, 8, 8))
+    return PREPARED.check(model), output.dtype, output.stride()
+
+
+# ------------------------------------------------------------------------------- DDP
+
+
+def ddp(prepared, view):
+    """Gradients under DDP, the warnings of torch, and whether gradients lie as their parameters do."""
+    model = network()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if prepared == "before":
+            FLAT.apply(model)
+            same_on_all_ranks(model)
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=view)
+        if prepared == "after, by torch":
+            nn.utils.convert_conv2d_weight_memory_format(model, torch.channels_last)
+        for _ in range(2):
+            wrapped.zero_grad()
+            backward(wrapped, mine(batches()[0]))
+    in_line = all(p.grad.stride() == p.stride() for p in model.parameters())
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return [str(one.message) for one in caught], off(gradients), in_line, model[0].weight.stride()
+
+
+def ddp_training():
+    """How far three steps of a fused optimizer on two ranks are from those of one process."""
+    reference = network()
+    other = torch.optim.AdamW(reference.parameters(), lr=1e-2)
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    FLAT.apply(model, optimizer=optimizer)
+    same_on_all_ranks(model)
+    wrapped = DistributedDataParallel(model)
+    for batch in batches(3):
+        for each, its_optimizer, its_batch in (
+            (wrapped, optimizer, mine(batch)),
+            (reference, other, batch),
+        ):
+            its_optimizer.zero_grad()
+            backward(each, its_batch)
+            its_optimizer.step()
+    pairs = zip(model.parameters(), reference.parameters(), strict=True)
+    return max((one - two).abs().max().item() for one, two in pairs), FLAT.check(
+        model, optimizer=optimizer
+    )
+
+
+# ------------------------------------------------------------------------------- ranks that disagree
+
+
+def layout(model):
+    FLAT.apply(model)
+
+
+def one_by_one(model):
+    """A layout that `is_contiguous` cannot tell from the other."""
+    Pipeline.from_config({"conv2d_memory_format": {"include": ["2"]}}).apply(model)
+
+
+def dtype(model):
+    model[2].bfloat16()
+
+
+def shape(model):
+    model[4] = nn.Conv2d(8, 5, 3).double()
+
+
+def missing(model):
+    model[0].bias = None
+
+
+def added(model):
+    model.register_buffer("count", torch.zeros(()))
+
+
+def order(model):
+    model._modules["0"] = model._modules.pop("0")
+
+
+def frozen(model):
+    model[0].weight.requires_grad_(False)
+
+
+def everything(model):
+    Pipeline.from_config(
+        {"half": {"dtype": "bfloat16", "keep": []}, "conv2d_memory_format": {}}
+    ).apply(model)
+
+
+def disagree(change, rank):
+    """What the check says where one rank has made this change; and that the group works on afterwards."""
+    model = network()
+    if distributed.get_rank() == rank:
+        change(model)
+    said = refusal(same_on_all_ranks, model)
+    total = torch.ones(())
+    distributed.all_reduce(total)
+    return said, total.item()
+
+
+def other_values():
+    """Ranks that agree in everything but their numbers."""
+    model = FLAT.apply(network())
+    with torch.no_grad():
+        model[0].weight.add_(distributed.get_rank())
+    return refusal(same_on_all_ranks, model), refusal(
+        same_on_all_ranks, DistributedDataParallel(model)
+    )
+
+
+def some_ranks():
+    """A group of one rank has nobody to disagree with."""
+    model = network()
+    groups = [distributed.new_group([rank]) for rank in range(2)]
+    rank = distributed.get_rank()
+    if rank:
+        FLAT.apply(model)
+    try:
+        same_on_all_ranks(model, group=groups[rank])
+    finally:
+        distributed.destroy_process_group(groups[rank])
+
+
+# ------------------------------------------------------------------------------- FSDP
+
+
+def fsdp1(prepared, *, use_orig_params, strategy="FULL_SHARD"):
+    """Strides that convolutions see in forward, those of their outputs, and how far gradients are off."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    model = FLAT.apply(network()) if prepared else network()
+    seen = {}
+    for name, module in model.named_children():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(
+                lambda module, _, output, name=name: seen.update({name: (module.weight.stride(), output.stride())})
+            )  # fmt: skip
+    sharded = FullyShardedDataParallel(
+        model,
+        device_id=torch.device("cpu"),
+        use_orig_params=use_orig_params,
+        sharding_strategy=ShardingStrategy[strategy],
+    )
+    backward(sharded, mine(batches()[0]))
+    gradients = None
+    if use_orig_params:
+        with FullyShardedDataParallel.summon_full_params(sharded, with_grads=True):
+            gradients = off([parameter.grad for parameter in sharded.parameters()])
+    return seen, gradients
+
+
+def fsdp1_prepared(use_orig_params, strategy="FULL_SHARD"):
+    return fsdp1(True, use_orig_params=use_orig_params, strategy=strategy)
+
+
+def _mesh():
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (2,))
+
+
+def fsdp2(steps):
+    """How far the gradients are off under fully_shard, and the strides of each convolution's output."""
+    from torch.distributed.fsdp import fully_shard
+
+    pipeline = Pipeline.from_config(steps)
+    model = pipeline.apply(network())
+    seen = []
+    for module in model:
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(lambda _, __, output: seen.append(output.stride()))
+    refused = refusal(lambda: fully_shard(model, mesh=_mesh()))
+    if refused:
+        return refused
+    backward(model, pipeline.format(mine(batches()[0])))
+    return off([parameter.grad.full_tensor().double() for parameter in model.parameters()]), seen
+
+
+# ------------------------------------------------------------------------------- too late
+
+
+def wrapped_already(kind):
+    """What `apply` says to a model that is wrapped, and whether it left that alone."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    model = network()
+    if kind == "DDP":
+        model = DistributedDataParallel(model)
+    elif kind.startswith("FSDP1"):
+        orig = kind.endswith("original parameters")
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=orig)
+    else:
+        fully_shard(model, mesh=_mesh())
+    before = strides(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    said = [
+        refusal(lambda: FLAT.apply(model)),
+        refusal(lambda: FLAT.apply(model, optimizer=optimizer)),
+        refusal(lambda: Pipeline.from_config({"half": {"dtype": "bfloat16"}}).apply(model)),
+    ]
+    return said, strides(model) == before

@@ -1,0 +1,241 @@
+"""Training in several processes: preparing before wrapping is exact, and what would go wrong is refused everywhere."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import ranks as on_ranks
+from networks import CONF, small_2d
+from prepare import cli
+from prepare.distributed import rank, same_on_all_ranks
+
+ROOT = CONF.parent
+NET = (
+    "model._target_=sample_nets.Net",
+    "input.shape=[2,3,16,16]",
+    "device=cpu",
+    "memfmt=channels_last",
+)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    started = on_ranks.Ranks(tmp_path_factory.mktemp("ranks"))
+    yield started
+    started.stop()
+
+
+# ------------------------------------------------------------------------------- DDP
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_preparing_before_ddp_gives_no_warning_and_the_gradients_of_one_process(ranks, view):
+    for warned, off, in_line, stride in ranks(on_ranks.ddp, "before", view):
+        assert warned == []
+        assert off < 1e-14
+        assert in_line
+        assert stride == (27, 1, 9, 3)
+
+
+def test_converting_after_ddp_is_what_torch_warns_of(ranks):
+    for warned, *_ in ranks(on_ranks.ddp, "after, by torch", False):
+        assert any("Grad strides do not match bucket view strides" in each for each in warned)
+
+
+def test_training_prepared_on_two_ranks_gives_the_weights_of_one_process(ranks):
+    for off, drifts in ranks(on_ranks.ddp_training):
+        assert off < 1e-12
+        assert drifts == []
+
+
+def test_a_prepared_model_can_be_sent_to_other_processes(ranks):
+    model = on_ranks.PREPARED.apply(on_ranks.network().float().eval())
+    for drifts, dtype, stride in ranks(on_ranks.received, model):
+        assert drifts == []
+        assert (dtype, stride) == (torch.bfloat16, (64, 1, 16, 4))
+
+
+# ------------------------------------------------------------------------------- ranks that disagree
+
+DISAGREE = {
+    on_ranks.layout: r"0\.weight: stride is .* on rank 0 and .* on rank 1\n2\.weight: .*\n4\.weight: .*one recipe",
+    on_ranks.one_by_one: r"2\.weight: stride is \(8, 1, .* on rank 0 and \(8, 1, .*; prepare with one recipe",
+    on_ranks.dtype: r"2\.bias: dtype is \w+ on rank 0 and \w+ on rank 1\n2\.weight: dtype",
+    on_ranks.shape: r"4\.bias: shape is \(\d,\) on rank 0 and \(\d,\) on rank 1",
+    on_ranks.missing: r"0\.bias: is not there on rank \d; prepare with one recipe",
+    on_ranks.added: r"count: is not there on rank \d",
+    on_ranks.order: r"the model: its tensors stand in another order on rank 1",
+    on_ranks.frozen: r"0\.weight: requires_grad is \w+ on rank 0 and \w+ on rank 1",
+    on_ranks.everything: r"\nand 6 more differences; prepare with one recipe on every rank, before Dist",
+}
+
+
+@pytest.mark.parametrize("change", DISAGREE, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("which", [0, 1])
+def test_ranks_that_disagree_are_refused_on_every_rank_before_any_collective(ranks, change, which):
+    (first, total), (second, _) = ranks(on_ranks.disagree, change, which)
+    assert first == second
+    kind, said = first
+    assert kind == "RefusedError"
+    assert re.search(DISAGREE[change], said), said
+    assert total == 2, "the process group goes on as if nothing had been"
+
+
+def test_ranks_that_agree_may_hold_other_values_and_be_wrapped_already(ranks):
+    assert ranks(on_ranks.other_values) == [(None, None)] * 2
+
+
+def test_only_the_ranks_of_a_group_are_compared(ranks):
+    assert ranks(on_ranks.some_ranks) == [None, None]
+
+
+def test_a_single_process_has_nobody_to_disagree_with():
+    assert same_on_all_ranks(small_2d()) is None
+
+
+# ------------------------------------------------------------------------------- FSDP
+
+FLAT_STRIDES = {
+    "0": ((27, 1, 9, 3), (800, 1, 80, 8)),
+    "2": ((8, 1, 8, 8), (800, 1, 80, 8)),
+    "4": ((72, 1, 24, 8), (256, 1, 32, 4)),
+}
+
+
+@pytest.mark.parametrize("original", [False, True])
+def test_fsdp_keeps_what_was_prepared_before_it_in_every_forward(ranks, original):
+    for seen, off in ranks(on_ranks.fsdp1_prepared, original):
+        assert seen == FLAT_STRIDES
+        assert off is None or off < 1e-14
+        assert (off is not None) == original
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
+def test_fsdp_keeps_it_with_every_strategy(ranks, strategy):
+    for seen, off in ranks(on_ranks.fsdp1_prepared, True, strategy):
+        assert seen == FLAT_STRIDES
+        assert off < 1e-14
+
+
+@pytest.mark.parametrize(
+    ("steps", "bound"),
+    [
+        ({}, 1e-14),
+        ({"half": {"dtype": "bfloat16", "keep": []}, "input_format": {}}, 1e-2),
+        ({"conv2d_memory_format": {"include": ["2"]}}, 1e-14),
+        ({"input_format": {"memory_format": "channels_last"}}, 1e-14),
+    ],
+    ids=["nothing", "a cast", "a 1x1 kernel", "inputs only"],
+)
+def test_fully_shard_takes_what_keeps_weights_contiguous(ranks, steps, bound):
+    for off, outputs in ranks(on_ranks.fsdp2, steps):
+        assert off < bound
+        if steps.get("input_format", {}).get("memory_format"):
+            # The way out: activations in channels_last, the weights as FSDP wants them.
+            assert outputs == [(800, 1, 80, 8), (800, 1, 80, 8), (256, 1, 32, 4)]
+
+
+def test_fully_shard_itself_refuses_weights_in_channels_last(ranks):
+    for kind, said in ranks(on_ranks.fsdp2, {"conv2d_memory_format": {}}):
+        assert kind == "NotImplementedError"
+        assert "FSDP does not support non-contiguous parameters yet" in said
+
+
+# ------------------------------------------------------------------------------- too late
+
+TOO_LATE = {
+    "DDP": "DistributedDataParallel: is in DistributedDataParallel.*; prepare the module first, then wrap it",
+    "FSDP1": "FullyShardedDataParallel: is sharded by FSDP; prepare the module first, then shard it",
+    "FSDP1 with its original parameters": "FullyShardedDataParallel: is sharded by FSDP; prepare the",
+    "FSDP2": "FSDPSequential: is sharded by FSDP; prepare the module first, then shard it",
+}
+
+
+@pytest.mark.parametrize("kind", TOO_LATE)
+def test_preparing_after_wrapping_is_refused_with_the_way_out(ranks, kind):
+    for said, untouched in ranks(on_ranks.wrapped_already, kind):
+        for refused in said:
+            assert refused is not None
+            name, words = refused
+            assert name == "RefusedError"
+            assert re.match(TOO_LATE[kind], words), words
+        assert untouched
+
+
+# ------------------------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize(
+    ("environment", "number"),
+    [
+        ({}, 0),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, 1),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, 0),
+        ({"RANK": "1"}, 0),  # somebody's own variable
+        ({"RANK": "first", "WORLD_SIZE": "2"}, 0),
+        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}, 3),
+    ],
+)
+def test_the_rank_is_that_of_torchrun(monkeypatch, environment, number):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert rank() == number
+
+
+def test_an_initialised_process_group_says_it_itself(ranks):
+    assert ranks(rank) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "words", [NET, ("model=nothing",), ("steps",), ("--help",), ("-m", *NET)], ids=" ".join
+)
+def test_any_other_rank_says_nothing_and_leaves_nothing(monkeypatch, tmp_path, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.run(list(words)) == 0
+    assert capsys.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def torchrun(folder, *words):
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.run(
+        [*run, str(ROOT / "run.py"), *words],
+        capture_output=True, text=True, check=False, cwd=folder, timeout=200,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_under_torchrun_there_is_one_folder_one_record_and_one_table(tmp_path):
+    done = torchrun(tmp_path, "model=unet2d", "memfmt=channels_last", "device=cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("is prepared") == 1
+    (result,) = tmp_path.rglob("result.json")
+    assert json.loads(result.read_text())["status"] == "ok"
+    assert len(list(tmp_path.rglob("audit.json"))) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+    # Without torchrun it is the same audit, byte for byte.
+    words = ("model=unet2d", "memfmt=channels_last", "device=cpu", "hydra.run.dir=alone")
+    command = [sys.executable, str(ROOT / "run.py"), *words]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path, timeout=200)
+    for name in ("audit.json", "recipe.yaml", "plan.json"):
+        assert (tmp_path / "alone" / name).read_bytes() == (result.parent / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_under_torchrun_a_mistake_is_told_once_and_fails(tmp_path):
+    done = torchrun(tmp_path, "model=unet2d", "memfmt=chanels_last")
+    assert done.returncode != 0
+    assert done.stderr.count("did you mean 'channels_last'?") == 1
+    assert "exitcode  : 2" in done.stderr
+    assert list(tmp_path.iterdir()) == []
