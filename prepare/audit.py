@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from prepare.plan import Plan
 
-FORMAT, VERSION = "prepare.audit", 1
+_KIND = files.Kind("prepare.audit", 1, "audit", "an audit.json", AuditError)
 
 
 class Difference(NamedTuple):
@@ -55,23 +55,14 @@ class Audit:
         Raises:
             AuditError: the file is no audit, or one of another version.
         """
-        text = files.read_text(path)
-        try:
-            data = json.loads(text)
-            if data["format"] != FORMAT:
-                raise AuditError(str(path), f"this is a {data['format']}, not a {FORMAT}")
-            if data["version"] != VERSION:
-                wrong = f"version {data['version']!r} is not known here"
-                raise AuditError(str(path), wrong, f"this prepare reads version {VERSION}")
-            return cls([_row(row) for row in data["rows"]], data["summary"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            wrong = f"this is no audit: {type(error).__name__}: {error}"
-            raise AuditError(str(path), wrong, "give an audit.json") from error
+        return files.read_record(
+            path, _KIND, lambda data: cls([_row(row) for row in data["rows"]], data["summary"])
+        )
 
     def to_json(self) -> str:
         """JSON, one row a line, so that two audits can be compared with any tool."""
         rows = ",\n".join(_dump(row._asdict()) for row in self.rows)
-        head = f'"format":"{FORMAT}","version":{VERSION},"summary":{_dump(self.summary)}'
+        head = f'{_dump(_KIND.head)[1:-1]},"summary":{_dump(self.summary)}'
         return f'{{{head},"rows":[\n{rows}\n]}}\n'
 
     def to_csv(self) -> str:

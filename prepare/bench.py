@@ -44,6 +44,7 @@ def compare(
     baseline: str | None = None,
     train: bool = False,
     budget: float = 20.0,
+    within_budget: bool = False,
     precision: float = 0.02,
     confidence: float = 0.95,
     format: Mapping[str, Callable[[Any], Any]] | None = None,  # noqa: A002
@@ -76,6 +77,7 @@ def compare(
         train: time zero_grad, forward and backward in training mode, with random gradients of the
             outputs; else forward in evaluation mode without gradients.
         budget: seconds that all of it may take. Three calls each and one round are run in any case.
+        within_budget: rather raise than exceed it by more than a call, once three rounds do not fit.
         precision: stop once every interval is as narrow as ± this part of its ratio.
         format: `Pipeline.format` of variants that have one.
         device: insist on this device. By default each variant is timed where its parameters lie.
@@ -87,11 +89,12 @@ def compare(
 
     Raises:
         ConfigError: names or numbers are wrong; one problem for each.
-        RefusedError: two models share a tensor; `device` is not there, or not where a variant lies.
+        RefusedError: two models share a tensor; `device` is not there, or not where a variant lies;
+            or the calls take too long for `within_budget`.
     """
     names, formats = list(variants), format or {}
     baseline = names[0] if baseline is None and names else baseline
-    goal = Goal(train, budget, precision, confidence, seed)
+    goal = Goal(train, budget, within_budget, precision, confidence, seed)
     _check(names, baseline, formats, goal)
     _check_device(device)
     check_apart(variants)

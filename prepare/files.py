@@ -12,10 +12,15 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from prepare.errors import FileError, nearest
+from prepare.errors import FileError, PrepareError, nearest
+from prepare.interrupts import held_interrupts
+
+_T = TypeVar("_T")
 
 TEMPORARY = ".prepare-tmp"
 
@@ -60,7 +65,7 @@ def write_json(path: str | os.PathLike, data: object, *, lines: bool = False) ->
     With `lines`, `data` is a dict, and each of its keys and each item of a list right under a key
     is on one line of its own: for tables, where that is faster and compares well. Raises FileError.
     """
-    text = _json_lines(data) if lines else json.dumps(data, indent=1, allow_nan=False)
+    text = json_lines(data) if lines else json.dumps(data, indent=1, allow_nan=False)
     write_text(path, text + "\n")
 
 
@@ -89,13 +94,132 @@ def read_text(path: str | os.PathLike, *, limit: int | None = None) -> str:
         raise FileError(shown(path), wrong, "save it as UTF-8") from error
 
 
-def shown(path: str | os.PathLike) -> str:
-    """A path as it can be printed on one line of any terminal."""
-    text = os.fsdecode(path)
-    return text if text.isprintable() and text else ascii(text)
+class Kind(NamedTuple):
+    """A kind of JSON file of ours: its `format` and `version`, what it is (`an audit` without the `an`).
+
+    `give` is what to give in the place of another file, `error` what is raised for one.
+    """
+
+    format: str
+    version: int
+    noun: str
+    give: str
+    error: type[PrepareError]
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """What such a file begins with."""
+        return {"format": self.format, "version": self.version}
 
 
-def _json_lines(data: dict) -> str:
+def read_record(path: str | os.PathLike, kind: Kind, make: Callable[[dict[str, Any]], _T]) -> _T:
+    """What `make` makes of the JSON file at `path`.
+
+    Raises:
+        FileError: the file cannot be read.
+        kind.error: it is of another kind or version, or holds something else than `make` expects.
+    """
+    text = read_text(path)
+    try:
+        data = json.loads(text)
+        if data["format"] != kind.format:
+            raise kind.error(shown(path), f"this is a {data['format']}, not a {kind.format}")
+        if data["version"] != kind.version:
+            wrong = f"version {data['version']!r} is not known here"
+            raise kind.error(shown(path), wrong, f"this prepare reads version {kind.version}")
+        return make(data)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        wrong = f"this is no {kind.noun}: {type(error).__name__}: {error}"
+        raise kind.error(shown(path), wrong, f"give {kind.give}") from error
+
+
+class NewFile:
+    """A file that is written beside another, and takes its place in one operation."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._mode = _mode(target)
+        folder = os.path.dirname(target) or os.curdir
+        # The name is known before the file exists, so an interrupt at any moment can remove it.
+        self._temporary = os.path.join(folder, f".{secrets.token_hex(8)}{TEMPORARY}")
+        self._handle = -1
+
+    def open(self) -> None:
+        """Makes the file."""
+        # os.open and not tempfile: mkstemp makes files that nobody but their owner can read.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        self._handle = os.open(self._temporary, flags, 0o666)
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Writes all of `data`; how many bytes that is."""
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[os.write(self._handle, rest) :]
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held back; torch.save asks for it."""
+
+    def close(self) -> None:
+        """Flushes it to the disk, and closes it."""
+        try:
+            os.fsync(self._handle)
+        finally:
+            self._close()
+
+    def commit(self) -> None:
+        """Puts it into the place of the other."""
+        if self._mode is not None:
+            os.chmod(self._temporary, self._mode)
+        os.replace(self._temporary, self._target)
+
+    def discard(self) -> None:
+        """Removes it, unless it has taken its place."""
+        with contextlib.suppress(OSError):
+            self._close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._temporary)
+
+    def _close(self) -> None:
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def both(path: str | os.PathLike, beside: str | os.PathLike) -> Iterator[tuple[NewFile, NewFile]]:
+    """Two new files for the block to write, which take their places together when it ends well.
+
+    `beside` is the small one, of which the old content is kept for the way back: on any failure
+    both are as they were. A kill between the two renames leaves the new `beside` and the old `path`.
+    Raises FileError.
+    """
+    made: list[NewFile] = []
+    try:
+        old = read_bytes(beside) if os.path.isfile(beside) else None
+        made += [NewFile(_target(each)) for each in (path, beside)]
+        for file in made:
+            file.open()
+        yield made[0], made[1]
+        for file in made:
+            file.close()
+        with held_interrupts():
+            made[1].commit()
+            try:
+                made[0].commit()
+            except BaseException:
+                _restore(beside, old)
+                raise
+    except OSError as error:
+        raise _file_error(path, "written", error) from error
+    finally:
+        for file in made:
+            file.discard()
+    _sync_folder(os.path.dirname(path) or os.curdir)
+
+
+def json_lines(data: dict) -> str:
+    """ASCII JSON with each key, and each item of a list right under a key, on one line of its own."""
     members = []
     for key, value in data.items():
         if isinstance(value, (list, tuple)) and value:
@@ -104,6 +228,12 @@ def _json_lines(data: dict) -> str:
             text = json.dumps(value, allow_nan=False)
         members.append(f"{json.dumps(str(key))}: {text}")
     return "{\n" + ",\n".join(members) + "\n}"
+
+
+def shown(path: str | os.PathLike) -> str:
+    """A path as it can be printed on one line of any terminal."""
+    text = os.fsdecode(path)
+    return text if text.isprintable() and text else ascii(text)
 
 
 def _target(path: str | os.PathLike) -> str:
@@ -116,21 +246,24 @@ def _target(path: str | os.PathLike) -> str:
     return target
 
 
+def _restore(path: str | os.PathLike, old: bytes | None) -> None:
+    if old is None:
+        os.unlink(path)
+    else:
+        _put(_target(path), old)
+
+
 def _put(target: str, data: bytes) -> None:
-    mode = _mode(target)
-    folder = os.path.dirname(target) or os.curdir
-    # The name is known before the file exists, so an interrupt at any moment can remove it.
-    temporary = os.path.join(folder, f".{secrets.token_hex(8)}{TEMPORARY}")
+    file = NewFile(target)
     try:
-        _write_new(temporary, data)
-        if mode is not None:
-            os.chmod(temporary, mode)
-        os.replace(temporary, target)
+        file.open()
+        file.write(data)
+        file.close()
+        file.commit()
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        file.discard()
         raise
-    _sync_folder(folder)
+    _sync_folder(os.path.dirname(target) or os.curdir)
 
 
 def _mode(target: str) -> int | None:
@@ -148,19 +281,6 @@ def _mode(target: str) -> int | None:
     if not os.access(target, os.W_OK):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     return stat.S_IMODE(found.st_mode)
-
-
-def _write_new(path: str, data: bytes) -> None:
-    # os.open and not tempfile: mkstemp makes files that nobody but their owner can read.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    handle = os.open(path, flags, 0o666)
-    try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(handle, rest) :]
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _sync_folder(folder: str) -> None:

@@ -1,11 +1,11 @@
-"""A hash of what a model holds, the same in every memory format."""
+"""Hashes of a model: of what it holds, the same in every memory format; and of how it is built."""
 
 import hashlib
 
 import torch
 from torch import nn
 
-from prepare.tensors import named_tensors
+from prepare.tensors import is_strided, named_modules, named_tensors
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -28,3 +28,26 @@ def fingerprint(model: nn.Module) -> str:
         found.update(head.encode("utf-8", "surrogatepass"))
         found.update(values.data)
     return found.hexdigest()
+
+
+def structure(model: nn.Module) -> str:
+    """The sha256 (hexadecimal) of how a model is built, whatever the numbers in it.
+
+    Every module's name, class and what its repr says of it (sizes, strides, groups), and every
+    tensor's name, shape, strides, dtype and kind of device.
+
+    >>> structure(nn.Conv2d(2, 2, 3)) == structure(nn.Conv2d(2, 2, 3))
+    True
+    >>> structure(nn.Conv2d(2, 2, 3)) == structure(nn.Conv2d(2, 2, 3, padding=1))
+    False
+    """
+    lines = [
+        f"{name!r} {type(module).__module__}.{type(module).__qualname__} {module.extra_repr()}"
+        for name, module in named_modules(model)
+    ]
+    for place in sorted(named_tensors(model), key=lambda place: place.path):
+        tensor = place.tensor
+        strides = tensor.stride() if is_strided(tensor) else tensor.layout
+        kind = f"{tensor.dtype} {tensor.device.type} {tensor.requires_grad}"
+        lines.append(f"{place.path!r} {tuple(tensor.shape)} {strides} {kind}")
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()

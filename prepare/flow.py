@@ -27,7 +27,7 @@ from prepare.flows.states import States
 from prepare.flows.tally import Tally
 from prepare.flows.wanted import wanted_layouts
 from prepare.flows.watch import Watcher, is_followed
-from prepare.forward import explained, tensors_in
+from prepare.forward import arguments, explained, tensors_in
 from prepare.isolate import isolated
 
 __all__ = ["Convolution", "Copy", "Event", "Flow", "ModuleLayout", "observe", "predict"]
@@ -73,7 +73,7 @@ def predict(
     reason = ""
     try:
         with _watching(model, watcher, stand_in):
-            given = stand_ins_for(_arguments(example), stand_in)
+            given = stand_ins_for(arguments(example), stand_in)
             _run(model, given, watcher, backward=backward, fake=fake)
     except (
         Exception
@@ -107,7 +107,7 @@ def observe(
         raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
     try:
         with _watching(model, watcher, real_stand_in):
-            given = stand_ins_for(_arguments(example), copy_of)
+            given = stand_ins_for(arguments(example), copy_of)
             _run(model, given, watcher, backward=backward, fake=None)
     except Exception as error:
         if watcher.fault or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
@@ -162,16 +162,6 @@ def _run(
             # torch.autograd.grad would not do: reentrant checkpoints refuse it.
             with watcher:
                 torch.autograd.backward(roots, gradients)
-
-
-def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    if isinstance(example, tuple | list):
-        return tuple(example), {}
-    if hasattr(example, "args") and hasattr(example, "kwargs"):
-        return tuple(example.args), dict(example.kwargs)
-    return (example,), {}
 
 
 class _Outputs:

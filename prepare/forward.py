@@ -70,6 +70,17 @@ def run_example(model: nn.Module, example: Example) -> Forward:
     return Forward(given, describe(output), calls)
 
 
+def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
+    """How a model is called with it: a tuple holds positional arguments, a mapping named ones."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, tuple | list):
+        return tuple(batch), {}
+    if hasattr(batch, "args") and hasattr(batch, "kwargs"):  # an Example, or a Call
+        return tuple(batch.args), dict(batch.kwargs)
+    return (batch,), {}
+
+
 def describe(value: Any) -> str:
     """The tensors anywhere in `value`, in words: `[2, 1, 32, 32] float32`, several with commas."""
     found = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in(value)]

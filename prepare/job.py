@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from torch import nn
 
     from prepare.audit import Audit
+    from prepare.benching.records import Bench
     from prepare.flows.records import Flow
     from prepare.forward import Forward
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
     from prepare.record import Job, Record
     from prepare.settings import Settings
+    from prepare.tuning.records import Tuning
     from prepare.verifying.records import Verification
 
 
@@ -42,18 +44,19 @@ def run(
     job: Job,
     stage: Stage = lambda _: nullcontext(),
     pages: Callable[[Outcome, Path], None] = lambda *_: None,
+    begun: bool = False,
 ) -> Outcome:
     """Does one run and writes its record; never raises.
 
     `settings` gives the checked configuration, or raises; `build` instantiates a model's
-    configuration; `stage` is entered with what is going on, for whoever watches; `pages` writes what
-    is made of the record, before its last file, the result.
+    configuration; `stage` is entered with what is going on, for whoever watches, and may give a
+    function to say more; `pages` writes what is made of the record, before its last file, the result;
+    `begun` says that somebody else has called `begin`.
     """
     start = time.perf_counter()
     try:
-        record.clear()
-        if job.sweep is not None:
-            record.write_job(job)
+        if not begun:
+            begin(record, job)
         outcome = _isolated_run(settings, record, build=build, job=job, stage=stage)
     except BaseException as error:  # one job may not take the others of a sweep along
         outcome = failure(error)
@@ -64,7 +67,14 @@ def run(
     except BaseException as error:
         failed = failure(error)
         outcome = replace(failed, result=replace(failed.result, seconds=seconds))
-    return _write_result(outcome, record)
+    return write_result(outcome, record)
+
+
+def begin(record: Record, job: Job) -> None:
+    """Makes a folder ready for a run; what is in a sweep is known by its `job.json`. Raises FileError."""
+    record.clear()
+    if job.sweep is not None:
+        record.write_job(job)
 
 
 def _isolated_run(
@@ -78,12 +88,13 @@ def _isolated_run(
     wanted = settings()
     # An interrupt in the midst of that import is swallowed there, and the import fails for odd reasons.
     with stage("starting torch"), held_interrupts():
-        from prepare.build import build_model, import_plugins
+        from prepare.build import import_plugins
         from prepare.isolate import isolated
+        from prepare.weights import model_of
     with isolated():
         import_plugins(wanted.plugins)
         with stage(f"building {wanted.model['_target_']}"):
-            model = build_model(wanted, build)
+            model = model_of(wanted, build)
         facts, made = (_look if wanted.task == "flow" else _prepare)(wanted, model, stage)
         with stage("writing the record"):
             made.write(record, replace(job, seen=_seen(facts)))
@@ -100,6 +111,8 @@ class _Made:
     flow: Flow | None = None
     flow_before: Flow | None = None
     verification: Verification | None = None
+    bench: Bench | None = None
+    tuning: Tuning | None = None
 
     def write(self, record: Record, job: Job) -> None:
         from prepare.environment import environment
@@ -113,21 +126,30 @@ class _Made:
             record.write_flow_before(self.flow_before)
         if self.verification:
             record.write_verification(self.verification)
+        if self.bench:
+            record.write_bench(self.bench)
+        if self.tuning:
+            record.write_tuning(self.tuning)
         record.write_environment(environment())
         record.write_job(job)
 
 
 def _prepare(settings: Settings, model: nn.Module, stage: Stage) -> tuple[Facts, _Made]:
-    from prepare import looks
+    from prepare import looks, weights
     from prepare.audit import audit
+    from prepare.effect import is_compiled
     from prepare.forward import run_example
     from prepare.pipeline import Pipeline
 
     pipeline = Pipeline.from_config(settings.steps)
     with stage("planning"):
-        plan = pipeline.plan(model, known_issues=settings.known_issues)
+        plan = weights.plan_of(settings, model, pipeline)
     if errors := _errors(plan, settings):
         raise _as_one(errors)
+    tuning = looks.tuning_of(settings, model, stage) if settings.task == "tune" else None
+    if tuning:
+        pipeline = tuning.pipeline
+        plan = pipeline.plan(model, known_issues=settings.known_issues)
     facts = Facts(
         model=type(model).__name__,
         steps=pipeline.to_config(),
@@ -139,25 +161,37 @@ def _prepare(settings: Settings, model: nn.Module, stage: Stage) -> tuple[Facts,
         return replace(facts, changes=_changes(plan)), _Made(pipeline, plan)
     reference = looks.reference_of(settings, model)
     with stage("preparing"):
+        weights.read_into(settings, model, pipeline)
         # What is known of it has been said with the plan.
         pipeline.apply(model, strict=settings.strict, known_issues="ignore")
     given = looks.example_of(settings)
     example = given and looks.formatted(given, pipeline)
+    took = 0.0
+    if example and is_compiled(model):
+        with stage("compiling at the first call"):
+            run_example(model, example)
     if example:
         with stage("running the example input"):
+            start = time.perf_counter()
             forward = run_example(model, example)
+            took = time.perf_counter() - start
         facts = replace(facts, given=forward.given, gave=forward.gave, seen=_gave(forward, plan))
     with stage("following the layout of activations"):
         flow = looks.flow_of(settings, model, example)
         before = flow and looks.flow_without_repairs(pipeline, model, example)
     with stage("verifying outputs and gradients"):
         verification = looks.verification_of(settings, pipeline, reference, model, given)
+    with stage("timing it against the unprepared model") as tell:
+        bench = looks.bench_of(settings, pipeline, reference, model, given, took=took, tell=tell)
     with stage("auditing"):
         audited = audit(model, plan=plan)
+    notes = weights.save(settings, model, pipeline, stage)
+    facts = replace(facts, problems=[*facts.problems, *notes])
     notable = [row._asdict() for row in audited.rows if row.status in ("ineffective", "skipped")]
     facts = replace(facts, audit=audited.summary, notable=notable)
-    facts = replace(facts, flow=flow, flow_before=before, verification=verification)
-    return facts, _Made(pipeline, plan, audited, flow, before, verification)
+    facts = replace(facts, flow=flow, flow_before=before, verification=verification, bench=bench)
+    made = _Made(pipeline, plan, audited, flow, before, verification, bench, tuning)
+    return replace(facts, tuning=tuning), made
 
 
 def _errors(plan: Plan, settings: Settings) -> list[ConfigError]:
@@ -221,7 +255,8 @@ def _changes(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _write_result(outcome: Outcome, record: Record) -> Outcome:
+def write_result(outcome: Outcome, record: Record) -> Outcome:
+    """Writes how a run ended, the last file of its record; where that fails, that is how it ended."""
     try:
         record.write_result(outcome.result)
     except FileError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from prepare.errors import (
+    CheckpointError,
     ConfigError,
     FileError,
     KnownIssueError,
@@ -20,7 +21,9 @@ from prepare.record import Result
 from prepare.text import printable
 
 if TYPE_CHECKING:
+    from prepare.benching.records import Bench
     from prepare.flows.records import Flow
+    from prepare.tuning.records import Tuning
     from prepare.verifying.records import Verification
 
 DONE, FAILED, WRONG, NOT_VERIFIED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -44,6 +47,8 @@ class Facts:
     flow: Flow | None = None
     flow_before: Flow | None = None
     verification: Verification | None = None
+    bench: Bench | None = None
+    tuning: Tuning | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,9 @@ def failure(error: BaseException) -> Outcome:
     said = _said(error)
     line = f"{type(error).__name__}: {said}" if said else type(error).__name__
     if isinstance(error, KeyboardInterrupt):
-        return Outcome(Result("interrupted", "interrupted", "stopped by Ctrl-C"), INTERRUPTED)
+        return Outcome(
+            Result("interrupted", "interrupted", said or "stopped by Ctrl-C"), INTERRUPTED
+        )
     if isinstance(error, NothingMatchesError):
         return Outcome(Result("no_effect", "no effect", said), WRONG)
     if isinstance(error, (ConfigError, RefusedError)):
@@ -83,8 +90,9 @@ def failure(error: BaseException) -> Outcome:
         )
     if is_out_of_memory(error):
         return Outcome(Result("failed", "oom", f"out of memory: {line}", trace), FAILED)
-    if isinstance(error, FileError):
-        return Outcome(Result("failed", "file", said), FAILED)
+    if isinstance(error, (FileError, CheckpointError)):
+        reason = "file" if isinstance(error, FileError) else "weights"
+        return Outcome(Result("failed", reason, said), FAILED)
     reasons = {ModelError: "model", StepError: "step"}
     reason = next((word for kind, word in reasons.items() if isinstance(error, kind)), "error")
     return Outcome(

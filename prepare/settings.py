@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_type_hints
 
+from prepare.checkpointing.paths import check_readable, check_writable
 from prepare.errors import ConfigError, PrepareError, Problem, choose
 from prepare.example import read_example
 from prepare.options import convert, no_options, shown
 from prepare.registry import STEPS
 from prepare.target import hydra_key_problems
+from prepare.tuning.options import TuneOptions, read_tune
 
 # The keys that are one value each.
-_CONVERTED = ("task", "mode", "strict", "known_issues", "flow", "verify", "plugins", "seed")
+_CONVERTED = (
+    *("task", "mode", "strict", "known_issues", "flow", "verify", "bench", "plugins", "seed"),
+    *("isolate", "resume", "weights", "save"),
+)
 NONE_CHOSEN = "none is chosen"
 # The groups that a configuration is put together from.
 GROUPS = ("model", "device", "precision", "memfmt", "input")
 # Everything that stands at the top of a configuration.
 KEYS = (
-    *(*GROUPS, "steps", "task", "mode", "strict", "known_issues", "flow", "verify"),
-    *("plugins", "seed", "hydra"),
+    *(*GROUPS, "steps", "task", "mode", "strict", "known_issues", "flow", "verify", "bench"),
+    *("tune", "plugins", "seed", "isolate", "resume", "weights", "save", "hydra"),
 )
 
 
@@ -43,14 +49,20 @@ class Settings:
     model: dict[str, Any]
     steps: dict[str, Any]
     input: dict[str, Any]
-    task: Literal["prepare", "plan", "flow"] = "prepare"
+    task: Literal["prepare", "plan", "flow", "tune"] = "prepare"
     mode: Literal["eval", "train"] = "eval"
     strict: bool = True
     known_issues: Literal["error", "warn", "ignore"] = "error"
     flow: Literal["none", "predict", "observe"] = "predict"
     verify: Literal["none", "short", "full"] = "short"
+    bench: Literal["none", "short", "full"] = "short"
     plugins: Annotated[tuple[str, ...], "a list of modules", _check_plugins] = ()
     seed: Annotated[int, _check_seed] = 0
+    tune: TuneOptions = field(default_factory=TuneOptions)
+    isolate: bool = True
+    resume: bool = False
+    weights: Annotated[str, "the path of a file", check_readable] | None = None
+    save: Annotated[str, "the path of a file", check_writable] | None = None
     choices: dict[str, Any]
 
 
@@ -92,8 +104,10 @@ def read_settings(
             problems += check(read[key])
         else:
             problems.append(_not_a_mapping(key, read[key]))
-    if not problems and read.get("task") == "flow" and read.get("flow") == "none":
-        problems.append(Problem("flow", "task=flow needs a flow", "choose flow=predict or observe"))
+    read["tune"], found = _read_tune(config)
+    problems += found
+    if not problems:
+        problems += _check_task(read)
     if not problems and read.get("mode") == "train":
         problems += _check_training(read["steps"])
     if problems:
@@ -132,19 +146,34 @@ def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
     yield from hydra_key_problems(model)
 
 
+def _read_tune(config: Mapping[str, Any]) -> tuple[TuneOptions, tuple[Problem, ...]]:
+    options = config.get("tune", {})
+    if not isinstance(options, dict):
+        remedy = "set its keys as tune.KEY=value; to tune, task=tune"
+        return TuneOptions(), (Problem("tune", f"{shown(options)} is no mapping", remedy),)
+    try:
+        return read_tune(options, mode=str(config.get("mode"))), ()
+    except ConfigError as error:
+        return TuneOptions(), error.problems
+
+
 def _is_dotted(name: str) -> bool:
     return all(part.isidentifier() for part in name.split("."))
 
 
 def _check_training(steps: dict[str, Any]) -> Iterable[Problem]:
-    options = steps.get("half")
-    if options is not None and STEPS["half"].from_options(options).dtype == "float16":
-        yield Problem(
-            "steps.half.dtype",
-            "parameters in float16 cannot be trained (mode=train): GradScaler refuses them, "
-            "and Adam divides by zero",
-            "choose precision=bfloat16, or precision=float32 with torch.autocast around the forward",
-        )
+    for name, options in steps.items():
+        if options is not None and name in STEPS:  # a plugin's step may register later
+            with suppress(PrepareError):  # of a plugin that fails to import
+                yield from STEPS[name].from_options(options).in_training()
+
+
+def _check_task(read: dict[str, Any]) -> Iterable[Problem]:
+    if read.get("task") == "flow" and read.get("flow") == "none":
+        yield Problem("flow", "task=flow needs a flow", "choose flow=predict or observe")
+    if read.get("save") and read.get("task") in ("plan", "flow"):
+        wrong = f"task={read['task']} prepares nothing that could be saved"
+        yield Problem("save", wrong, "drop save, or choose task=prepare")
 
 
 def _check_input(config: dict[str, Any]) -> Iterable[Problem]:

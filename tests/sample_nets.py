@@ -1,7 +1,12 @@
 """Small networks, good and bad, that tests of the command line build by name."""
 
+import ctypes
+import os
+import signal
 import sys
+import time
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -98,3 +103,42 @@ def reports_the_process():
 def wrong_in_training():
     """At batch 1 in channels-last, a CPU computes wrong gradients for this one."""
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3))
+
+
+def is_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def segfaults():
+    sys.stdout.write("about to fall\n")
+    ctypes.string_at(0)
+
+
+def leaves(code=0):
+    os._exit(code)
+
+
+def prints(count=1):
+    for number in range(count):
+        sys.stdout.write(f"line {number:08d}\n")
+    return Net()
+
+
+def forks():
+    """Leaves a process behind that would go on for a minute."""
+    pid = os.fork()
+    if not pid:
+        time.sleep(60)
+        os._exit(0)
+    Path("left").write_text(str(pid))
+    return Net()
+
+
+def waits(name="go", seconds=60):
+    """Waits for a file of that name, after it has said that it began."""
+    with Path("began").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    deadline = time.monotonic() + seconds
+    while not Path(name).exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return Net()

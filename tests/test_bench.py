@@ -16,7 +16,7 @@ from torch import nn
 from networks import bits
 from prepare.bench import Comparison, Control, Row, compare
 from prepare.benching import intervals, memory
-from prepare.benching.inputs import arguments, batch_size, make_pool
+from prepare.benching.inputs import batch_size, make_pool
 from prepare.benching.intervals import Estimate, estimate, ratio, verdict
 from prepare.benching.keeping import modules_in
 from prepare.benching.lanes import Lane
@@ -24,6 +24,7 @@ from prepare.benching.session import _check_place
 from prepare.benching.variant import Variant
 from prepare.errors import BenchError, ConfigError, RefusedError
 from prepare.example import Example
+from prepare.forward import arguments
 from prepare.pipeline import Pipeline
 from prepare.report.bench import bench_sentence, seconds, show_bench
 
@@ -257,7 +258,7 @@ def test_a_budget_for_nothing_still_gives_one_round_and_says_that_it_is_too_few(
         Control(ratio=1.0, interval=None, noise=None),
     )
     assert found.notes[0] == (
-        "1 rounds are too few to conclude anything, it takes 6: give more time with budget="
+        "1 rounds are too few to conclude anything, it takes 6: give it more time"
     )
 
 
@@ -740,8 +741,18 @@ def test_a_comparison_is_the_same_after_it_was_saved_and_loaded(found, tmp_path)
     assert Comparison.load(tmp_path / "bench.json") == found
     data = json.loads((tmp_path / "bench.json").read_text())
     assert (data["format"], data["version"]) == ("prepare.bench", 1)
-    assert data["environment"]["threads"] == torch.get_num_threads()
-    assert {"threads", "cores_available", "load_before", "seed"} <= data["settings"].keys()
+    (case,) = data["cases"]
+    assert case["what"] == "inference"
+    assert case["comparison"]["environment"]["threads"] == torch.get_num_threads()
+    known = {"threads", "cores_available", "load_before", "seed"}
+    assert known <= case["comparison"]["settings"].keys()
+
+
+def COMPARED(change):
+    """The same file with something else in its comparison."""
+    return lambda data: {
+        "cases": [case | {"comparison": case["comparison"] | change} for case in data["cases"]]
+    }
 
 
 @pytest.mark.parametrize(
@@ -749,15 +760,19 @@ def test_a_comparison_is_the_same_after_it_was_saved_and_loaded(found, tmp_path)
     [
         ({"format": "prepare.flow"}, "this is a prepare.flow, not a prepare.bench"),
         ({"version": 2}, "version 2 is not known here; this prepare reads version 1"),
-        ({"rows": [{"name": "a"}]}, "this is no bench: ValueError: a row holds"),
-        ({"rows": None}, "this is no bench: TypeError"),
-        ({"aa": {}}, "this is no bench: ValueError: a row holds []"),
+        ({"cases": []}, "this is no bench: ValueError: it holds no case"),
+        ({"cases": [{"what": "a"}]}, "this is no bench: ValueError: a row holds ['what']"),
+        ({"cases": None}, "this is no bench: TypeError"),
+        (COMPARED({"rows": [{"name": "a"}]}), "this is no bench: ValueError: a row holds ['name']"),
+        (COMPARED({"rows": None}), "this is no bench: TypeError"),
+        (COMPARED({"aa": {}}), "this is no bench: ValueError: a row holds []"),
     ],
 )
 def test_a_file_that_is_no_bench_says_why(found, tmp_path, change, wrong):
     path = tmp_path / "bench.json"
     found.save(path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | (change(data) if callable(change) else change)))
     with pytest.raises(BenchError) as raised:
         Comparison.load(path)
     assert str(raised.value).startswith(f"{path}: {wrong}")

@@ -92,7 +92,8 @@ NETS = """
         with torch.device("meta"):
             return nn.Sequential(*(nn.Conv2d(5000, 5000, 3) for _ in range(112)))
 """
-SMALL = ["model._target_=nets.small", "input.shape=[1,3,8,8]", "memfmt=channels_last", "device=cpu"]
+CHOSEN = ["memfmt=channels_last", "device=cpu", "bench=none"]
+SMALL = ["model._target_=nets.small", "input.shape=[1,3,8,8]", *CHOSEN]
 
 
 @pytest.fixture
@@ -210,7 +211,7 @@ def test_a_disk_that_is_full_at_write_number_n_is_one_line_and_exit_1(folder, ca
             assert status(where) == "failed"
             assert json.loads((where / "result.json").read_text())["reason"] == "file"
     assert code == 0
-    assert set(names) == set(record.FILES) - {"flow_before.json"} == set(WRITTEN)
+    assert set(names) == set(WRITTEN) < set(record.FILES)
     # Everything that a run writes has failed once.
     assert set(found) == set(WRITTEN)
 
@@ -433,7 +434,7 @@ def test_eight_runs_at_once_twenty_times_have_folders_of_their_own(folder):
 
 # ------------------------------------------------------------------------------- names that hold anything
 
-ODD = ["model._target_=nets.odd", "input.shape=[1,3,4,4]", "memfmt=channels_last", "device=cpu"]
+ODD = ["model._target_=nets.odd", "input.shape=[1,3,4,4]", *CHOSEN]
 LEAVES_OUT = (
     'steps.conv2d_memory_format.exclude=["re:.red.*", "re:=1.1", "re:new\\nline", "re:.{5000}"]'
 )
@@ -623,7 +624,7 @@ def test_a_hundred_gigabytes_on_meta_are_planned_and_audited_without_materialisi
 def test_the_command_line_plans_a_hundred_gigabytes_on_meta_and_refuses_to_prepare_them(
     folder, capsys
 ):
-    words = ["model._target_=nets.huge", "memfmt=channels_last", "device=cpu"]
+    words = ["model._target_=nets.huge", *CHOSEN]
     assert cli.run([*words, "task=plan", "hydra.run.dir=plan"]) == 0
     assert set(all_whole(folder / "plan")) == {
         "plan.json",

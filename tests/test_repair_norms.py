@@ -10,14 +10,13 @@ from torch import nn
 
 from networks import bits
 from prepare.pipeline import Pipeline
-from prepare.repairs import _normalise, find
+from prepare.repairs import find
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 # Where the largest error of the contiguous kernel is 0 by luck: one rounding of the largest number.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9}
 
-# Sizes on both sides of the one where a sample counts as large, with and without many divisors.
-SMALL = 1 << 14
+# Sizes with and without divisors, so that torch's kernels see them in few lanes and in many.
 CASES = {
     "in2d": (lambda: nn.InstanceNorm2d(32, affine=True), (32, 48, 48)),
     "in2d-small": (lambda: nn.InstanceNorm2d(6, affine=True), (6, 9, 7)),
@@ -26,15 +25,11 @@ CASES = {
     "in3d-plain": (lambda: nn.InstanceNorm3d(20), (20, 10, 12, 11)),
     "gn2d": (lambda: nn.GroupNorm(4, 32), (32, 32, 40)),
     "gn2d-small": (lambda: nn.GroupNorm(2, 8), (8, 5, 6)),
+    "gn3d-one": (lambda: nn.GroupNorm(1, 3), (3, 23, 12, 8)),
     "gn3d": (lambda: nn.GroupNorm(8, 16), (16, 12, 16, 16)),
     "ln2d": (lambda: nn.LayerNorm((16, 40, 32)), (16, 40, 32)),
     "ln3d-small": (lambda: nn.LayerNorm((4, 5, 6, 7)), (4, 5, 6, 7)),
 }
-
-
-@pytest.fixture(autouse=True)
-def samples_are_soon_large(monkeypatch):
-    monkeypatch.setattr(_normalise, "_SMALL", SMALL)
 
 
 def repaired(module: nn.Module) -> nn.Module:

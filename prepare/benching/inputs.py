@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from prepare.flows.stand_ins import copy_of
-from prepare.forward import tensors_in
+from prepare.forward import arguments, tensors_in
 from prepare.inputs import map_tensors
 from prepare.tensors import is_expanded, is_plain
 
@@ -37,17 +36,6 @@ def make_pool(batch: Any, *, seed: int) -> list[Any]:
 def fresh(batch: Any) -> Any:
     """A copy: a model may write into its input."""
     return map_tensors(copy_of, batch)
-
-
-def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
-    """How a model is called with it: a tuple holds positional arguments, a mapping named ones."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if isinstance(batch, tuple | list):
-        return tuple(batch), {}
-    if hasattr(batch, "args") and hasattr(batch, "kwargs"):
-        return tuple(batch.args), dict(batch.kwargs)
-    return (batch,), {}
 
 
 def batch_size(batch: Any) -> int | None:

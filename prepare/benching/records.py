@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from prepare import files
 from prepare.errors import BenchError
 
-FORMAT, VERSION = "prepare.bench", 1
+_KIND = files.Kind("prepare.bench", 1, "bench", "a bench.json", BenchError)
+# What the two variants of a run are called.
+UNPREPARED, PREPARED = "unprepared", "prepared"
 VERDICTS = (
     "baseline",
     "faster",
     "slower",
     "no significant difference",
     "failed",
-    "not compared",  # the baseline itself failed
+    "not compared",  # the baseline itself failed, or nothing was timed; `reason` says why
 )
 Interval = tuple[float, float] | None
 
@@ -93,42 +94,99 @@ class Comparison:
         return {row.name: row for row in self.rows}[name]
 
     def save(self, path: str | Path) -> None:
-        """Writes `bench.json`, whole or not at all. Raises FileError."""
-        data = {"format": FORMAT, "version": VERSION} | asdict(self)
-        files.write_json(path, data, lines=True)
+        """Writes a `bench.json` with this as its only case, whole or not at all. Raises FileError."""
+        train = self.settings["train"]
+        case = Case(what="training step" if train else "inference", comparison=self)
+        mode = "train" if train else "eval"
+        Bench(level="", mode=mode, seconds=self.seconds, cases=(case,)).save(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Comparison:
-        """A comparison from its JSON; torch is not needed.
+        """The comparison in the first case of a `bench.json`; torch is not needed.
+
+        Raises:
+            BenchError: the file is no bench, or one of another version, or nothing was compared.
+        """
+        case = Bench.load(path).cases[0]
+        if case.comparison is None:
+            raise BenchError(str(path), f"nothing was compared: {case.reason}")
+        return case.comparison
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One thing that a run timed: `inference`, `inference of one sample` or `training step`.
+
+    Where there is no `comparison`, `reason` says why.
+    """
+
+    what: str
+    comparison: Comparison | None = None
+    reason: str = ""
+
+    @property
+    def row(self) -> Row:
+        """The prepared model's; where nothing was compared, one that says so and why."""
+        if self.comparison is None:
+            return Row(name=PREPARED, verdict="not compared", reason=self.reason)
+        baseline = self.comparison.row(self.comparison.baseline)
+        found = next((row for row in self.comparison.rows if row is not baseline), baseline)
+        return replace(found, reason=found.reason or baseline.reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What a run timed, the prepared model against the unprepared one: its `bench.json`.
+
+    `level` and `mode` are the run's; a comparison that was saved alone has no level. The first of the
+    `cases`, of which there is at least one, is what the mode is about, on the batch as it is. All of
+    it took `seconds`.
+    """
+
+    level: str
+    mode: str
+    seconds: float
+    cases: tuple[Case, ...]
+
+    @property
+    def headline(self) -> Row:
+        """The row to show where there is room for one: its `ratio`, `ratio_interval`, `verdict`, `reason`."""
+        return self.cases[0].row
+
+    def save(self, path: str | Path) -> None:
+        """Writes `bench.json`, whole or not at all. Raises FileError."""
+        files.write_json(path, _KIND.head | asdict(self), lines=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Bench:
+        """A run's bench from its JSON; torch is not needed.
 
         Raises:
             BenchError: the file is no bench, or one of another version.
         """
-        text = files.read_text(path)
-        try:
-            return cls._read(json.loads(text), str(path))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            wrong = f"this is no bench: {type(error).__name__}: {error}"
-            raise BenchError(str(path), wrong, "give a bench.json") from error
+        return files.read_record(path, _KIND, _bench)
 
-    @classmethod
-    def _read(cls, data: Mapping[str, Any], path: str) -> Comparison:
-        if data["format"] != FORMAT:
-            raise BenchError(path, f"this is a {data['format']}, not a {FORMAT}")
-        if data["version"] != VERSION:
-            wrong = f"version {data['version']!r} is not known here"
-            raise BenchError(path, wrong, f"this prepare reads version {VERSION}")
-        rows = tuple(_record(Row, row) for row in data["rows"])
-        if unknown := {row.verdict for row in rows} - {*VERDICTS}:
-            raise ValueError(f"no verdict is called {min(unknown)!r}")
-        return cls(
-            rows=rows,
-            aa=None if data["aa"] is None else _record(Control, data["aa"]),
-            settings=dict(data["settings"]),
-            environment=dict(data["environment"]),
-            notes=tuple(data["notes"]),
-            **{key: data[key] for key in ("baseline", "repeats", "seconds")},
-        )
+
+def _bench(data: Mapping[str, Any]) -> Bench:
+    cases = [_record(Case, case) for case in data["cases"]]
+    if not cases:
+        raise ValueError("it holds no case")
+    read = (replace(c, comparison=c.comparison and _comparison(c.comparison)) for c in cases)
+    return Bench(cases=tuple(read), **{key: data[key] for key in ("level", "mode", "seconds")})
+
+
+def _comparison(data: Mapping[str, Any]) -> Comparison:
+    rows = tuple(_record(Row, row) for row in data["rows"])
+    if unknown := {row.verdict for row in rows} - {*VERDICTS}:
+        raise ValueError(f"no verdict is called {min(unknown)!r}")
+    return Comparison(
+        rows=rows,
+        aa=None if data["aa"] is None else _record(Control, data["aa"]),
+        settings=dict(data["settings"]),
+        environment=dict(data["environment"]),
+        notes=tuple(data["notes"]),
+        **{key: data[key] for key in ("baseline", "repeats", "seconds")},
+    )
 
 
 def _record(kind: type, found: Mapping[str, Any]) -> Any:

@@ -27,6 +27,8 @@ _MOST_CALLS, _MOST_ROUNDS = 1000, 1000
 # To stop at the first narrow interval would favour those that are narrow by chance: so not before
 # this many rounds, and asked only now and then.
 _FEWEST_ROUNDS, _ASKED_EVERY = 20, 5
+# With fewer rounds than these a ratio says too little to wait for it.
+_WORTH_IT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Goal:
 
     train: bool
     budget: float
+    within_budget: bool
     precision: float
     confidence: float
     seed: int
@@ -63,7 +66,10 @@ class Session:
         where, conditions = environment(), _conditions()
         for lane in self._field.lanes:
             self._tell(f"warming up {lane.variant.name}")
-            self._guarded(lane, lambda lane=lane: self._warm_up(lane, pool[0], device))
+            self._guarded(lane, lambda lane=lane: self._first_call(lane, pool[0], device))
+            self._check_time(lane, rounds=0)
+            self._guarded(lane, lambda lane=lane: self._warm_up(lane, pool[0]))
+            self._check_time(lane, rounds=_WORTH_IT)
         base, again = self._field.baseline, self._field.again
         again.device, again.calls, again.seconds = base.device, base.calls, base.seconds
         self._go_in_rounds(pool)
@@ -86,15 +92,32 @@ class Session:
             notes=tuple(self._notes(control, conditions)),
         )
 
-    def _warm_up(self, lane: Lane, batch: Any, device: str | torch.device | None) -> None:
-        """Three calls: compilers, searches for algorithms and pools of memory are done by then."""
+    def _first_call(self, lane: Lane, batch: Any, device: str | torch.device | None) -> None:
         lane.device = lane.variant.device(batch)
         _check_place(lane, device)
-        for _ in range(2):
-            lane.seconds = self._timed(lane, batch)
+        lane.seconds = self._timed(lane, batch)
+
+    def _warm_up(self, lane: Lane, batch: Any) -> None:
+        """Two calls more: compilers, searches for algorithms and pools of memory are done by then."""
+        lane.seconds = self._timed(lane, batch)
         lane.calls = math.ceil(_TURN / max(lane.seconds, _TURN / _MOST_CALLS))
         lane.peak, found = lane.variant.peak(batch, lane.device)
         self._memory = found or self._memory
+
+    def _check_time(self, lane: Lane, *, rounds: int) -> None:
+        """Raises RefusedError where the budget is to be kept, and does not hold so many rounds.
+
+        Lanes that have not run yet are taken to be as slow as this one.
+        """
+        goal = self._goal
+        a_round = sum(each.seconds or lane.seconds for each in self._field.running())
+        needed = self._elapsed() + 2 * lane.seconds + rounds * a_round
+        if goal.within_budget and not lane.reason and needed > goal.budget:
+            known = {each.variant.name: each.seconds for each in self._field.lanes if each.seconds}
+            calls = " and ".join(f"{seconds:.2g} s ({name})" for name, seconds in known.items())
+            took = "calls take" if rounds else "first calls took"
+            wrong = f"{took} about {calls}, and {_WORTH_IT} rounds do not fit"
+            raise RefusedError("budget", f"{wrong} into {goal.budget:.0f} s", "give more time")
 
     def _go_in_rounds(self, pool: list[Any]) -> None:
         order, budget = random.Random(self._goal.seed), self._goal.budget  # noqa: S311
@@ -106,11 +129,9 @@ class Session:
             if self._rounds and began + took > budget:
                 break
             running = self._field.running()
+            batch = pool[self._rounds % len(pool)]
             for lane in order.sample(running, len(running)):
-                # Not if the baseline went out a moment ago, in its other lane.
-                if not lane.reason:
-                    batch = pool[self._rounds % len(pool)]
-                    self._guarded(lane, lambda lane=lane, batch=batch: self._turn(lane, batch))
+                self._guarded(lane, lambda lane=lane, batch=batch: self._turn(lane, batch))
             self._rounds += 1
             took = self._elapsed() - began
             self._tell("timing")
@@ -124,7 +145,9 @@ class Session:
         )
 
     def _guarded(self, lane: Lane, work: Callable[[], None]) -> None:
-        """Runs `work`; if it raises, the variant is out, and the others go on."""
+        """Runs `work` unless the variant is out; if it raises, it is, and the others go on."""
+        if lane.reason:  # the baseline may have gone out a moment ago, in its other lane
+            return
         try:
             work()
         except Exception as error:
@@ -165,12 +188,12 @@ class Session:
         if self._rounds < fewest:
             yield (
                 f"{self._rounds} rounds are too few to conclude anything, it takes {fewest}: "
-                "give more time with budget="
+                "give it more time"
             )
         elif precision > self._goal.precision:
             yield (
                 f"the ratios are known to ±{precision:.1%}, not to ±{self._goal.precision:.1%}: "
-                "give more time with budget=, or a quieter machine"
+                "give it more time, or a quieter machine"
             )
         if control and control.interval and not control.interval[0] <= 1 <= control.interval[1]:
             yield "the baseline differs from itself: the machine was not steady"

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prepare.benching.inputs import arguments, fresh
+from prepare.benching.inputs import fresh
 from prepare.benching.keeping import modules_in
 from prepare.benching.memory import peak_of
 from prepare.collector import paused_collector
 from prepare.errors import PrepareError, RefusedError
-from prepare.forward import explained, tensors_in
+from prepare.forward import arguments, explained, tensors_in
 
 Clock = Callable[[], float]
 Call = Callable[..., Any]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 from prepare import files
 from prepare.errors import FlowError
 
-FORMAT, VERSION = "prepare.flow", 1
+_KIND = files.Kind("prepare.flow", 1, "flow", "a flow.json", FlowError)
 _T = TypeVar("_T")
 
 
@@ -121,7 +120,7 @@ class Flow:
 
     def save(self, path: str | Path) -> None:
         """Writes `flow.json`; the same flow gives the same bytes. Raises FileError."""
-        data = {"format": FORMAT, "version": VERSION, "summary": self.summary} | asdict(self)
+        data = _KIND.head | {"summary": self.summary} | asdict(self)
         data["wanted"] = {str(rank): word for rank, word in sorted(self.wanted.items())}
         files.write_json(path, data, lines=True)
 
@@ -132,23 +131,16 @@ class Flow:
         Raises:
             FlowError: the file is no flow, or one of another version.
         """
-        text = files.read_text(path)
-        try:
-            data = json.loads(text)
-            if data["format"] != FORMAT:
-                raise FlowError(str(path), f"this is a {data['format']}, not a {FORMAT}")
-            if data["version"] != VERSION:
-                wrong = f"version {data['version']!r} is not known here"
-                raise FlowError(str(path), wrong, f"this prepare reads version {VERSION}")
-            return cls(
-                wanted={int(rank): str(word) for rank, word in data["wanted"].items()},
-                notes=tuple(data["notes"]),
-                **{key: str(data[key]) for key in ("mode", "status", "reason")},
-                **{key: _read(row, data[key]) for key, row in _TABLES.items()},
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            wrong = f"this is no flow: {type(error).__name__}: {error}"
-            raise FlowError(str(path), wrong, "give a flow.json") from error
+        return files.read_record(path, _KIND, _flow)
+
+
+def _flow(data: Mapping[str, Any]) -> Flow:
+    return Flow(
+        wanted={int(rank): str(word) for rank, word in data["wanted"].items()},
+        notes=tuple(data["notes"]),
+        **{key: str(data[key]) for key in ("mode", "status", "reason")},
+        **{key: _read(row, data[key]) for key, row in _TABLES.items()},
+    )
 
 
 _TABLES = {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from prepare.forward import tensors_in
+from prepare.forward import arguments, tensors_in
 from prepare.inputs import Formatter, map_tensors
 from prepare.steps.input_format import InputFormat
 
@@ -40,13 +40,7 @@ class Call:
 
 def call_of(batch: Any) -> Call:
     """A tensor, a tuple of positional or a mapping of named arguments, or an Example, as a call."""
-    if isinstance(batch, Mapping):
-        return Call((), dict(batch))
-    if isinstance(batch, tuple | list):
-        return Call(tuple(batch), {})
-    if hasattr(batch, "args") and hasattr(batch, "kwargs"):
-        return Call(tuple(batch.args), dict(batch.kwargs))
-    return Call((batch,), {})
+    return Call(*arguments(batch))
 
 
 def formatted(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:

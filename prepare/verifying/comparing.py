@@ -76,7 +76,8 @@ class Comparison:
     def checks(self) -> list[Check]:
         """Runs the case. One check for each kind of tensor, or one that says why there is none."""
         try:
-            flags = flags_for(self.models.reference, self.case.mode)
+            # A step may have frozen a part of the prepared model; the reference runs so, too.
+            flags = flags_for(self.models.prepared, self.case.mode)
             cost = estimate(self.models.reference, self.case.call, flags)
             how = {"compiled": self.compiled, "backward": not self._is_forward_only}
             self.runner = Runner(self.models, flags, self.budget, cost, **how)

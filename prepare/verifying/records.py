@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 from prepare import files
 from prepare.errors import VerificationError
 
-FORMAT, VERSION = "prepare.verify", 1
+_KIND = files.Kind("prepare.verify", 1, "verification", "a verify.json", VerificationError)
 STATUSES = ("pass", "fail", "cannot tell")
 CHECK_STATUSES = (*STATUSES, "wrong", "skipped")
 _T = TypeVar("_T")
@@ -82,7 +81,7 @@ class Verification:
 
     def save(self, path: str | Path) -> None:
         """Writes `verify.json`. Raises FileError."""
-        files.write_json(path, {"format": FORMAT, "version": VERSION} | asdict(self), lines=True)
+        files.write_json(path, _KIND.head | asdict(self), lines=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Verification:
@@ -91,26 +90,19 @@ class Verification:
         Raises:
             VerificationError: the file is no verification, or one of another version.
         """
-        text = files.read_text(path)
-        try:
-            data = json.loads(text)
-            if data["format"] != FORMAT:
-                raise VerificationError(str(path), f"this is a {data['format']}, not a {FORMAT}")
-            if data["version"] != VERSION:
-                wrong = f"version {data['version']!r} is not known here"
-                raise VerificationError(str(path), wrong, f"this prepare reads version {VERSION}")
-            del data["format"], data["version"]
-            data |= {key: tuple(_read(row, one) for one in data[key]) for key, row in _ROWS.items()}
-            found = _read(cls, data)
-            if found.status not in STATUSES:
-                raise ValueError(f"no such status: {found.status!r}")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            wrong = f"this is no verification: {type(error).__name__}: {error}"
-            raise VerificationError(str(path), wrong, "give a verify.json") from error
-        return found
+        return files.read_record(path, _KIND, _verification)
 
 
 _ROWS: dict[str, type] = {"checks": Check, "lost": Lost}
+
+
+def _verification(data: dict[str, Any]) -> Verification:
+    rest = {key: value for key, value in data.items() if key not in _KIND.head}
+    rows = {key: tuple(_read(row, one) for one in data[key]) for key, row in _ROWS.items()}
+    found = _read(Verification, rest | rows)
+    if found.status not in STATUSES:
+        raise ValueError(f"no such status: {found.status!r}")
+    return found
 
 
 def _read(row: type[_T], found: Mapping[str, Any]) -> _T:

@@ -26,20 +26,20 @@ def pairs_of(reference: nn.Module, prepared: nn.Module) -> Pairs:
 
 def rewritten(
     reference: nn.Module, prepared: nn.Module, pipeline: Pipeline | None
-) -> tuple[str, ...]:
-    """The modules that a structure step gives other tensors; a repair of ours keeps them."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The modules that a structure step gives other tensors, and those whose mode it may have set.
+
+    A repair of ours does neither.
+    """
     if pipeline is None:
-        return ()
+        return (), ()
     repairs = [find(name) for name in names()]
     here = dict(named_modules(prepared))
-    asked = [
-        name
-        for action in pipeline.plan(reference, known_issues="ignore").actions
-        if action.phase == "structure"
-        for name in action.modules
-    ]
-    return tuple(
-        n for n in asked if n not in here or not any(r.is_repaired(here[n]) for r in repairs)
+    actions = pipeline.plan(reference, known_issues="ignore").actions
+    asked = [(n, a.step) for a in actions if a.phase == "structure" for n in a.modules]
+    free = tuple(n for n, step in asked if not pipeline.steps[step].keeps_tensors)
+    return free, tuple(
+        n for n, _ in asked if n not in here or not any(r.is_repaired(here[n]) for r in repairs)
     )
 
 

@@ -1,0 +1,348 @@
+"""Real networks: unprepared, by torch's own means, compiled, by every recipe, and by `auto`.
+
+    python benchmarks/zoo.py [--only NAME] [--mode eval train] [--precision float32 bfloat16]
+    python benchmarks/zoo.py --table
+
+A case is a network, a mode and a precision. In each, prepare.tune first makes its choice (`auto`, and
+`auto, compiler allowed`); then all variants are timed interleaved, against the unprepared network and
+with an A/A control: torch's converters, model.to(memory_format=...), torch.compile plain and frozen,
+OpenVINO, every recipe that auto has to choose from, and what it chose. The raw file is
+`results/zoo/CASE.json`; cases that have one are left out, so this can be stopped and started again.
+
+A precision is what is allowed: under `bfloat16` the peers compute in it, the unprepared network in
+float32, and auto may choose. Compilers are timed in evaluation, and in training with `--compile`.
+"""
+
+import argparse
+import copy
+import itertools
+import json
+import math
+import os
+import statistics
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from prepare.tune import tune
+from torch import nn
+from torch.nn.utils import (
+    convert_conv2d_weight_memory_format,
+    convert_conv3d_weight_memory_format,
+)
+
+from networks import NETWORKS, Network
+from prepare import bench
+from prepare.pipeline import Pipeline
+
+FOLDER = Path(__file__).parent / "results" / "zoo"
+UNPREPARED = "unprepared"
+AUTO, AUTO_COMPILED = "auto", "auto, compiler allowed"
+PEERS = (
+    "torch's converters",
+    "model.to(memory_format)",
+    "torch.compile",
+    "torch.compile, frozen",
+    "openvino",
+)
+# Times that differ by less are called equal.
+NEAR = 1.03
+_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+Made = tuple[Callable[..., Any], Callable[[Any], Any] | None]
+
+
+def recipes(network: Network, *, train: bool, precision: str) -> dict[str, dict[str, Any]]:
+    """Every recipe that auto may choose without a compiler, under a name."""
+    layout = {f"conv{network.rank}d_memory_format": {}}
+    found: dict[str, dict[str, Any]] = {}
+    for has_layout in (False, True):
+        for repaired in (False, True) if has_layout else (False,):
+            for fused in (False,) if train else (False, True):
+                for half in (False,) if precision == "float32" else (False, True):
+                    steps = layout if has_layout else {}
+                    steps = steps | ({"repair_layout": {}} if repaired else {})
+                    steps = ({"fuse_conv_bn": {}} if fused else {}) | steps
+                    steps = steps | ({"half": {"dtype": precision}} if half else {})
+                    words = {
+                        "layout": has_layout,
+                        "repair": repaired,
+                        "fuse": fused,
+                        precision: half,
+                    }
+                    name = " + ".join(word for word, there in words.items() if there)
+                    if name:
+                        found[name] = steps | {"input_format": {}}
+    return found
+
+
+def variants(
+    model: nn.Module, network: Network, case: dict[str, Any], choices: dict[str, dict[str, Any]]
+) -> Iterator[tuple[str, Callable[[], Made]]]:
+    """Each variant by name, and what makes it; a recipe without effect on this network is left out."""
+    yield UNPREPARED, lambda: (model, None)
+    dtype, last = getattr(torch, case["precision"]), _LAST[network.rank]
+
+    def cast(batch: Any) -> Any:
+        return Pipeline.from_config(
+            {"half": {"dtype": case["precision"]}, "input_format": {}}
+        ).format(batch)
+
+    plain = cast if dtype != torch.float32 else None
+
+    def peer(change: Callable[[nn.Module], nn.Module]) -> Callable[[], Made]:
+        def make() -> Made:
+            return change(copy.deepcopy(model).to(dtype)), plain
+
+        return make
+
+    yield "torch's converters", peer(lambda m: _converted(m, last))
+    yield "model.to(memory_format)", peer(lambda m: m.to(memory_format=last))
+    if case["compile"]:
+        yield "torch.compile", peer(_compiled)
+        if not case["train"]:
+            yield "torch.compile, frozen", peer(lambda m: _compiled(m, options={"freezing": True}))
+            yield "openvino", peer(_openvino)
+    for name, steps in recipes(network, train=case["train"], precision=case["precision"]).items():
+        yield name, lambda steps=steps: _prepared(model, steps)
+    for name, choice in choices.items():
+        yield name, lambda choice=choice: _prepared(model, choice["steps"])
+
+
+def _converted(model: nn.Module, last: torch.memory_format) -> nn.Module:
+    if last is torch.channels_last:
+        return convert_conv2d_weight_memory_format(model, last)
+    return convert_conv3d_weight_memory_format(model, last)
+
+
+def _compiled(model: nn.Module, **how: Any) -> nn.Module:
+    model.compile(**how)
+    return model
+
+
+def _openvino(model: nn.Module) -> nn.Module:
+    import openvino.torch  # noqa: F401  (registers its backend)
+
+    return _compiled(model, backend="openvino")
+
+
+def _prepared(model: nn.Module, steps: dict[str, Any]) -> Made:
+    pipeline = Pipeline.from_config(steps)
+    for name in ("repair_layout", "fuse_conv_bn"):
+        if name in steps and not pipeline.steps[name].targets(copy.deepcopy(model)):
+            raise LookupError(f"{name} finds nothing to do")
+    made = copy.deepcopy(model)
+    pipeline.apply(made, strict=False, known_issues="ignore")
+    return made, pipeline.format
+
+
+def chosen(
+    model: nn.Module, batch: Any, case: dict[str, Any], budget: float
+) -> dict[str, dict[str, Any]]:
+    """The steps that prepare.tune chooses, without a compiler and, where those are timed, with one."""
+    allowed = {AUTO: [] if case["precision"] == "float32" else [case["precision"]]}
+    if case["compile"]:
+        allowed[AUTO_COMPILED] = [*allowed[AUTO], "compile"]
+    mode = "train" if case["train"] else "eval"
+    found = {}
+    for name, allow in allowed.items():
+        began = time.perf_counter()
+        result = tune(model, batch, allow=allow, budget=budget, mode=mode, cache=False)
+        seconds = round(time.perf_counter() - began, 1)
+        found[name] = {"steps": result.pipeline.to_config(), "seconds": seconds}
+    return found
+
+
+def measure(
+    network: Network,
+    case: dict[str, Any],
+    *,
+    budget: float,
+    tune_budget: float,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """One case, as its raw file holds it."""
+    torch.manual_seed(0)
+    model, batch = network.build().train(case["train"]).to(device), network.batch(device)
+    choices = chosen(model, batch, case, tune_budget)
+    made, left_out = {}, {}
+    for variant, make in variants(model, network, case, choices):
+        try:
+            made[variant] = make()
+        except LookupError:
+            continue
+        except Exception as error:  # a peer that cannot do it is part of what is found
+            left_out[variant] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    found = bench.compare(
+        {variant: model for variant, (model, _) in made.items()},
+        batch,
+        train=case["train"],
+        budget=budget + 10 * sum("compile" in variant for variant in made),
+        format={variant: form for variant, (_, form) in made.items() if form},
+    )
+    rows = {
+        row.name: {"verdict": row.verdict, "seconds": row.seconds, "ratio": row.ratio}
+        | {"interval": row.ratio_interval, "reason": row.reason}
+        for row in found.rows
+    }
+    for variant, reason in left_out.items():
+        rows[variant] = {"verdict": "failed", "seconds": None, "ratio": None, "interval": None}
+        rows[variant]["reason"] = reason
+    return {
+        **case,
+        "shape": network.shape,
+        "rows": rows,
+        "choices": choices,
+        "aa": {"ratio": found.aa.ratio, "noise": found.aa.noise} if found.aa else None,
+        "repeats": found.repeats,
+        "settings": found.settings,
+        "environment": found.environment,
+        "notes": found.notes,
+    }
+
+
+def cases(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], Path]]:
+    """Every case that was asked for, with its file."""
+    for mode, precision, name in itertools.product(options.mode, options.precision, NETWORKS):
+        if options.only not in name:
+            continue
+        case = {"train": mode == "train", "precision": precision}
+        case["compile"] = options.compile if mode == "train" else not options.no_compile
+        yield name, case, FOLDER / f"{name} {precision} {mode}.json".replace(" ", "_")
+
+
+def summary(found: list[dict[str, Any]]) -> list[str]:
+    """What came of the cases of one mode and precision, as lines of a table in Markdown."""
+    lines = ["| variant | networks | geometric mean | best | worst |", "|---|---|---|---|---|"]
+    for name in dict.fromkeys((*PEERS, AUTO, AUTO_COMPILED)):
+        ratios = [case["rows"][name]["ratio"] for case in found if _ratio(case, name)]
+        if ratios:
+            mean = statistics.geometric_mean(ratios)
+            lines.append(
+                f"| {name} | {len(ratios)} | {mean:.2f} | {min(ratios):.2f} | {max(ratios):.2f} |"
+            )
+    controls = [case["aa"]["ratio"] for case in found if case["aa"]]
+    lines.append(
+        f"| the unprepared one again (A/A) | {len(controls)} | {statistics.geometric_mean(controls):.2f} "
+        f"| {min(controls):.2f} | {max(controls):.2f} |"
+    )
+    for auto in (AUTO, AUTO_COMPILED):
+        timed = [case for case in found if _ratio(case, auto)]
+        if timed:
+            near = sum(_behind_best(case, auto) <= NEAR for case in timed)
+            ahead = sum(_is_ahead(case, auto) for case in timed)
+            lines.append(
+                f"\n{auto}: within {NEAR - 1:.0%} of the best variant that it may choose on {near} of "
+                f"{len(timed)} networks; on {ahead} no peer is ahead by more than {NEAR - 1:.0%}."
+            )
+    return lines
+
+
+def _ratio(case: dict[str, Any], name: str) -> float | None:
+    return case["rows"].get(name, {}).get("ratio")
+
+
+def _behind_best(case: dict[str, Any], auto: str) -> float:
+    """How much more time auto's choice takes than the best of those it may choose from."""
+    others = [
+        n for n in case["rows"] if n not in PEERS and (n != AUTO_COMPILED or auto == AUTO_COMPILED)
+    ]
+    return _ratio(case, auto) / min(filter(None, (_ratio(case, name) for name in others)))
+
+
+def _is_ahead(case: dict[str, Any], auto: str) -> bool:
+    """Whether no peer is faster; of one without a compiler, no peer without one."""
+    peers = PEERS if auto == AUTO_COMPILED else PEERS[:2]
+    return all(_ratio(case, auto) <= NEAR * (_ratio(case, peer) or math.inf) for peer in peers)
+
+
+def show_tables(found: list[dict[str, Any]]) -> None:
+    """Prints what cases hold, for each mode and precision, and each network."""
+    precisions = dict.fromkeys(case["precision"] for case in found)
+    for train, precision in itertools.product((False, True), precisions):
+        rows = [case for case in found if case["train"] == train and case["precision"] == precision]
+        if not rows:
+            continue
+        print(f"\n## {'training step' if train else 'inference'}, {precision} allowed\n")
+        print(*summary(rows), sep="\n")
+        print("\n| network | " + " | ".join((*PEERS, AUTO, AUTO_COMPILED, "best recipe")) + " |")
+        print("|---" * (len(PEERS) + 4) + "|")
+        for case in rows:
+            cells = [_cell(case, name) for name in (*PEERS, AUTO, AUTO_COMPILED)]
+            print(f"| {case['network']} | " + " | ".join([*cells, _best(case)]) + " |")
+
+
+def line_of(case: dict[str, Any]) -> str:
+    """A case in a line: what auto takes of the unprepared network's time, and the best recipe."""
+    autos = f"auto {_cell(case, AUTO)} {_cell(case, AUTO_COMPILED)}"
+    return f"{autos}, best recipe {_best(case)}, A/A {case['aa']['ratio']:.2f}"
+
+
+def _cell(case: dict[str, Any], name: str) -> str:
+    row = case["rows"].get(name)
+    if row is None:
+        return ""
+    return f"{row['ratio']:.2f}" if row["ratio"] else "fails"
+
+
+def _best(case: dict[str, Any]) -> str:
+    ratios = {
+        name: _ratio(case, name)
+        for name in case["rows"]
+        if name not in (*PEERS, AUTO, AUTO_COMPILED)
+    }
+    best = min((name for name in ratios if ratios[name]), key=ratios.get)
+    return f"{best} {ratios[best]:.2f}"
+
+
+def main() -> None:
+    """Does what the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="a part of a network's name")
+    parser.add_argument("--mode", nargs="+", choices=["eval", "train"], default=["eval", "train"])
+    parser.add_argument(
+        "--precision", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"]
+    )
+    parser.add_argument("--compile", action="store_true", help="compilers in training too")
+    parser.add_argument("--no-compile", action="store_true", help="no compilers in evaluation")
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds to time a case")
+    parser.add_argument(
+        "--tune-budget", type=float, default=20.0, help="seconds for each choice of auto"
+    )
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--again", action="store_true", help="also cases that have a file")
+    parser.add_argument(
+        "--table", action="store_true", help="say what the raw files hold, and stop"
+    )
+    options = parser.parse_args()
+    if options.table:
+        show_tables([json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))])
+        return
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore")
+    todo = [one for one in cases(options) if options.again or not one[2].exists()]
+    began = time.perf_counter()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for number, (name, case, path) in enumerate(todo):
+        torch.compiler.reset()
+        try:
+            how = {"budget": options.budget, "tune_budget": options.tune_budget}
+            data = {"network": name} | measure(NETWORKS[name], case, **how)
+            path.write_text(json.dumps(data, indent=1) + "\n")
+            line = line_of(data)
+        except Exception:
+            traceback.print_exc()
+            line = "failed"
+        left = (time.perf_counter() - began) / (number + 1) * (len(todo) - number - 1)
+        label = path.stem.replace("_", " ")
+        print(f"{number + 1}/{len(todo)} {label}: {line} ({left / 60:.0f} min left)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

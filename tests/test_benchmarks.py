@@ -1,0 +1,64 @@
+"""The page of benchmarks says what the raw files say."""
+
+import importlib
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """The module benchmarks/tables.py, imported as it is when it is run."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module("tables")
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCHMARKS)):
+            del sys.modules[name]
+
+
+def test_the_tables_of_the_page_are_those_of_the_raw_files(tables):
+    page = tables.PAGE.read_text()
+    assert page == tables.updated(page), "run python benchmarks/tables.py"
+    assert set(re.findall(r"<!-- results: (.+) -->", page)) == set(tables.TABLES)
+
+
+def test_another_figure_in_a_raw_file_makes_another_page(tables, tmp_path, monkeypatch):
+    results = tmp_path / "results"
+    shutil.copytree(tables.RESULTS, results)
+    monkeypatch.setattr(tables, "RESULTS", results)
+    page = tables.PAGE.read_text()
+    for name in sorted({name.split()[0] for name in tables.TABLES}):
+        path = results / f"{name}.json"
+        text = path.read_text()
+        path.write_text(_longer(text))
+        assert tables.updated(page) != page, name
+        path.write_text(text)
+    assert tables.updated(page) == page
+
+
+def _longer(text: str) -> str:
+    """The same file, had every second that was measured been as long as its place in the file."""
+    places = iter(range(1, 1 << 30))
+
+    def changed(each):
+        if isinstance(each, dict):
+            return {key: changed(value) for key, value in each.items()}
+        if isinstance(each, list):
+            return [changed(value) for value in each]
+        return float(next(places)) if isinstance(each, float) else each
+
+    return json.dumps(changed(json.loads(text)))
+
+
+def test_a_ratio_is_that_of_the_same_round_and_not_of_the_slow_ones(tables):
+    seconds = {variant: [1.0, 10.0, 1.0] for variant in tables.layout_repair.VARIANTS}
+    seconds[tables.WITH] = [0.5, 5.0, 8.0]
+    assert tables.layout_repair.ratio(seconds, tables.WITH) == 0.5
+    assert tables.layout_repair.ratio(seconds, tables.AGAIN) == 1.0

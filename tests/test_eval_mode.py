@@ -1,0 +1,102 @@
+"""Evaluation mode, of a whole model and of a part of it."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.errors import ConfigError
+from prepare.models.resnet import ResNet2d
+from prepare.pipeline import Pipeline
+from prepare.settings import read_settings
+from prepare.verify import verify
+
+FROZEN = Pipeline.from_config({"eval_mode": {"include": ["norms"]}})
+
+
+def net():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
+
+
+def test_without_patterns_the_whole_model_is_in_evaluation_mode():
+    model = Pipeline.from_config({"eval_mode": {}}).apply(net())
+    assert not any(module.training for module in model.modules())
+
+
+def test_with_patterns_a_part_of_it_is():
+    model = FROZEN.apply(net())
+    assert [m.training for m in model.modules()] == [True, True, False, True]
+    model = Pipeline.from_config({"eval_mode": {"exclude": ["0", "1"]}}).apply(net())
+    assert [m.training for m in model.modules()] == [False, True, True, False]
+
+
+def test_a_frozen_norm_keeps_its_statistics_and_trains_its_weight():
+    model = FROZEN.apply(net())
+    before = model[1].running_mean.clone()
+    model(torch.randn(4, 3, 8, 8)).sum().backward()
+    assert torch.equal(model[1].running_mean, before)
+    assert model[1].weight.grad is not None
+
+
+def test_model_train_takes_it_back_and_the_pipeline_says_so():
+    model = FROZEN.apply(net())
+    assert not FROZEN.check(model)
+    model.train()
+    assert [drift.where for drift in FROZEN.check(model)] == ["1"]
+
+
+def test_what_it_freezes_is_fused_by_the_step_after_it():
+    model = net()
+    Pipeline.from_config({"eval_mode": {}, "fuse_conv_bn": {}}).apply(model)
+    assert type(model[1]) is nn.Identity
+
+
+def test_no_training_method_of_the_models_own_is_called():
+    class Own(nn.Module):
+        """Writes into its tensor when it changes its mode."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def train(self, mode=True):
+            self.weight.data.zero_()
+            return super().train(mode)
+
+    model = Own()
+    Pipeline.from_config({"eval_mode": {}}).apply(model)
+    assert (model.training, model.weight.item()) == (False, 1.0)
+
+
+def test_a_frozen_norm_is_verified_in_training_against_one_that_is_frozen_too():
+    model = ResNet2d(width=4, blocks=[1, 1]).train()
+    prepared = FROZEN.apply(copy.deepcopy(model))
+    x = torch.randn(2, 3, 16, 16)
+    found = verify(model, prepared, x, pipeline=FROZEN, mode="train")
+    assert found.status == "pass", found.reason
+    prepared.train()
+    assert verify(model, prepared, x, pipeline=FROZEN, mode="train").status == "fail"
+    FROZEN.apply(prepared)
+    next(m for m in prepared.modules() if isinstance(m, nn.BatchNorm2d)).weight.data.mul_(2)
+    assert verify(model, prepared, x, pipeline=FROZEN, mode="train").status == "fail"
+
+
+def settings(options, mode):
+    config = {
+        "model": {"_target_": "torch.nn.Identity"},
+        "steps": {"eval_mode": options},
+        "mode": mode,
+    }
+    return read_settings(config, choices={})
+
+
+def test_the_whole_model_in_training_and_in_evaluation_mode_is_an_error():
+    said = (
+        "^steps.eval_mode: puts the whole model in evaluation mode, and mode=train is for training"
+    )
+    with pytest.raises(ConfigError, match=said):
+        settings({}, "train")
+    settings({}, "eval")
+    settings({"include": ["norms"]}, "train")
+    settings({"exclude": ["head"]}, "train")

@@ -1,0 +1,283 @@
+"""Files of weights that are broken, or made to do harm: nothing of them is run, and no flip goes unseen."""
+
+import io
+import json
+import os
+import pickle
+import random
+import shutil
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from checkpoint_nets import same_state, small, state_of
+from prepare.checkpoint import load, save
+from prepare.checkpointing.empty import build_empty
+from prepare.errors import CheckpointError
+
+FORMATS = ("w.safetensors", "w.pt")
+TREACHERY = "prepare-test-was-run"
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
+
+
+@pytest.fixture(params=FORMATS)
+def saved(request, tmp_path):
+    """A file, its model, and a model to load it into."""
+    model = net()
+    path = tmp_path / request.param
+    save(model, path)
+    return path, model.state_dict()
+
+
+def outcome(path: Path, right: dict | None = None, model: nn.Module | None = None) -> str:
+    """What became of loading: `refused`, `right` or `wrong`; the model that was given must be as it was."""
+    model = build_empty(net) if model is None else model
+    before = state_of(model)
+    try:
+        load(path, model)
+    except CheckpointError as error:
+        assert path.name in str(error)
+        assert all(problem.where.isprintable() for problem in error.problems)
+        assert same_state(state_of(model), before)
+        return "refused"
+    found = model.state_dict()
+    same = right is not None and all(torch.equal(found[name], right[name]) for name in right)
+    return "right" if same else "wrong"
+
+
+def test_a_file_that_is_cut_at_any_64th_is_refused(saved):
+    path, _ = saved
+    data = path.read_bytes()
+    for part in range(64):
+        path.write_bytes(data[: len(data) * part // 64])
+        assert outcome(path) == "refused", part
+    path.with_name(f"{path.name}.json").unlink()  # and also where nothing stands beside it
+    for part in range(64):
+        path.write_bytes(data[: len(data) * part // 64])
+        assert outcome(path) == "refused", part
+
+
+def flips(path: Path, right: dict, places, *, beside: bool = False) -> None:
+    target = path.with_name(f"{path.name}.json") if beside else path
+    data = target.read_bytes()
+    found = {"refused": 0, "right": 0, "wrong": 0}
+    for byte, bit in places(len(data)):
+        target.write_bytes(data[:byte] + bytes([data[byte] ^ (1 << bit)]) + data[byte + 1 :])
+        found[outcome(path, right)] += 1
+    assert found["wrong"] == 0
+    # An archive of torch's is padded, and a bit there is nobody's.
+    assert found["refused"] >= 40
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["weights", "manifest"])
+def test_no_flipped_bit_goes_unseen(saved, beside):
+    def some(length):
+        draw = random.Random(7)
+        return [(draw.randrange(length), draw.randrange(8)) for _ in range(120)]
+
+    flips(*saved, some, beside=beside)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beside", [False, True], ids=["weights", "manifest"])
+def test_no_flipped_bit_of_all_goes_unseen(saved, beside):
+    flips(*saved, lambda length: [(b, b * 5 % 8) for b in range(length)], beside=beside)
+
+
+# ------------------------------------------------------------------------------------ what would run
+
+
+class Treachery:
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call
+
+
+def treacheries():
+    """Objects whose pickle makes a file when it is run."""
+    make = f"open({TREACHERY!r}, 'w').close()"
+    yield Treachery(os.system, (f"touch {TREACHERY}",))
+    yield Treachery(eval, (make,))
+    yield Treachery(exec, (make,))
+    yield Treachery(open, (TREACHERY, "w"))
+    yield Treachery(Path.touch, (Path(TREACHERY),))
+    yield Treachery(os.popen, (f"touch {TREACHERY}",))
+    yield Treachery(__import__, ("os",))
+    yield Treachery(torch.hub.load, ("nobody/nothing", "x"))
+    yield Treachery(torch.load, (TREACHERY,))
+    yield Treachery(torch.jit.load, (TREACHERY,))
+    yield Treachery(nn.Linear, (2, 2))
+    yield Treachery(bytearray, (1 << 45,))
+
+
+def archive(path: Path, pickled: bytes, *, kind=zipfile.ZIP_STORED, twice: bool = False) -> None:
+    """A torch file with this for its pickle."""
+    with zipfile.ZipFile(path, "w", kind) as file:
+        file.writestr("archive/data.pkl", pickled)
+        file.writestr("archive/version", "3\n")
+        file.writestr("archive/data/0", b"\0" * 64)
+        if twice:
+            with pytest.warns(UserWarning, match="Duplicate name"):
+                file.writestr("archive/data.pkl", pickled)
+
+
+def test_no_pickled_code_is_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "w.pt"
+    count = 0
+    for treachery in treacheries():
+        for held in (
+            treachery,
+            {"0.weight": treachery},
+            {"0.weight": torch.ones(3, 5), "x": [treachery]},
+        ):
+            for protocol in (2, 4):
+                data = pickle.dumps(held, protocol=protocol)
+                for write in (
+                    lambda data: archive(path, data),
+                    path.write_bytes,  # as torch wrote before 1.6
+                    lambda data: tar(path, data),
+                ):
+                    write(data)
+                    assert outcome(path) == "refused"
+                    assert outcome(path, model=net()) == "refused"
+                    count += 1
+        torch.save({"0.weight": treachery}, path)
+        assert outcome(path) == "refused"
+    assert count >= 100
+    assert not (tmp_path / TREACHERY).exists()
+
+
+def tar(path: Path, data: bytes) -> None:
+    """The oldest form, of which torch's own safe loader once ran code (CVE-2025-32434)."""
+    with tarfile.open(path, "w") as file:
+        for name in ("sys_info", "pickle", "tensors", "storages"):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+
+
+# ------------------------------------------------------------------------------------ what lies
+
+
+def header(entries: object, values: bytes = b"", *, length: int | None = None) -> bytes:
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + values
+
+
+def entry(dtype="F32", shape=(5,), offsets=(0, 20)) -> dict:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+HUGE = 2**40
+LIES = {
+    "nothing": b"",
+    "text": b"hello, these are no weights at all\n",
+    "zeros": b"\0" * 100,
+    "a header of 2^40 bytes": header({}, length=HUGE),
+    "a header of 2^63 bytes": header({}, length=2**63),
+    "a header of -1 bytes": b"\xff" * 8 + b"{}",
+    "a header cut": header(b'{"0.weight": {"dtype"'),
+    "a header that is a list": header(b"[]"),
+    "a header that is no UTF-8": header(b'{"\xff": 1}'),
+    "a header of brackets": header(b'{"a":' + b"[" * 100_000),
+    "a number of a million digits": header(b'{"a":' + b"9" * 1_000_000 + b"}"),
+    "a name twice": header(b'{"a":{"dtype":"F32","shape":[5],"data_offsets":[0,20]},'
+                           b'"a":{"dtype":"F32","shape":[5],"data_offsets":[0,20]}}', b"\0" * 20),
+    "a shape of 2^40": header({"0.bias": entry(shape=[HUGE], offsets=[0, 4 * HUGE])}, b"\0" * 20),
+    "a shape of 2^40 in few bytes": header({"0.bias": entry(shape=[HUGE])}, b"\0" * 20),
+    "a shape of 2^40 by 2^40": header({"0.bias": entry(shape=[HUGE, HUGE])}, b"\0" * 20),
+    "a shape below 0": header({"0.bias": entry(shape=[-5])}, b"\0" * 20),
+    "a shape of halves": header({"0.bias": entry(shape=[2.5, 2])}, b"\0" * 20),
+    "a shape that is true": header({"0.bias": entry(shape=[True, 5])}, b"\0" * 20),
+    "a dtype of nobody": header({"0.bias": entry(dtype="F33")}, b"\0" * 20),
+    "a dtype that is a list": header({"0.bias": entry(dtype=["F32"])}, b"\0" * 20),
+    "a dtype of another size": header({"0.bias": entry(dtype="F64")}, b"\0" * 20),
+    "offsets beyond the end": header({"0.bias": entry(offsets=[0, 20])}, b"\0" * 10),
+    "offsets that begin late": header({"0.bias": entry(offsets=[4, 24])}, b"\0" * 24),
+    "offsets backwards": header({"0.bias": entry(offsets=[20, 0])}, b"\0" * 20),
+    "offsets that overlap": header({"a": entry(), "b": entry(offsets=[10, 30])}, b"\0" * 30),
+    "one offset": header({"0.bias": entry(offsets=[0])}, b"\0" * 20),
+    "bytes that nobody owns": header({"0.bias": entry()}, b"\0" * 30),
+    "an entry that is a number": header({"0.bias": 5}),
+    "an entry with more keys": header({"0.bias": entry() | {"code": "x"}}, b"\0" * 20),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_file_that_lies_about_itself_is_refused(tmp_path, lie):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(LIES[lie])
+    assert outcome(path) == "refused"
+
+
+@pytest.mark.parametrize("lie", ["expanded", "huge", "strided", "meta", "sparse", "numbers", "list",
+                                 "compressed", "twice", "script", "empty zip", "two entries"])  # fmt: skip
+def test_a_torch_file_that_lies_about_itself_is_refused(tmp_path, lie):
+    path = tmp_path / "w.pt"
+    state = net().state_dict()
+    if lie in ("compressed", "twice"):
+        kind = zipfile.ZIP_DEFLATED if lie == "compressed" else zipfile.ZIP_STORED
+        archive(path, pickle.dumps({}, protocol=2), kind=kind, twice=lie == "twice")
+    elif lie == "script":
+        with pytest.warns(DeprecationWarning, match="deprecated"):
+            torch.jit.save(torch.jit.script(nn.ReLU()), path)
+    elif lie == "empty zip":
+        zipfile.ZipFile(path, "w").close()
+    else:
+        torch.save({
+            "expanded": lambda: state | {"0.bias": torch.zeros(1).expand(HUGE)},
+            "huge": lambda: state | {"0.bias": torch.zeros(1).expand(2**31, 2**31)},
+            "strided": lambda: state | {"0.weight": torch.zeros(5, 3)},
+            "meta": lambda: state | {"0.bias": torch.zeros(3, device="meta")},
+            "sparse": lambda: state | {"0.bias": torch.zeros(3).to_sparse()},
+            "numbers": lambda: {"a": [1, 2, 3]},
+            "list": lambda: list(state.values()),
+            "two entries": lambda: {"a": state, "b": state},
+        }[lie](), path)  # fmt: skip
+    assert outcome(path) == "refused"
+
+
+def test_a_manifest_of_another_kind_or_of_other_weights_is_refused(saved):
+    path, right = saved
+    beside = path.with_name(f"{path.name}.json")
+    kept = beside.read_bytes()
+    for text in (b"", b"[]", b"{}", b"\xff", b"[" * 100_000, kept[:-20], kept.replace(b"float32", b"float16"),
+                 kept.replace(b'"version": 1', b'"version": 2'), kept.replace(b"0.bias", b"0.BIAS")):  # fmt: skip
+        beside.write_bytes(text)
+        assert outcome(path, right) == "refused", text[:50]
+    other = path.with_name(f"other{path.suffix}")
+    save(small(), other)
+    shutil.copy(other.with_name(f"{other.name}.json"), beside)
+    assert outcome(path, right) == "refused"
+    beside.unlink()
+    assert outcome(path, right) == "right"
+
+
+def test_names_of_any_kind_are_written_and_read_and_shown_on_one_line(tmp_path):
+    for name in ("a\nb", "<script>", "=1+1", "[red]", "a/b", "é" * 300, "\udc80", "__metadata__ "):
+        for file in FORMATS:
+            model = nn.Module()
+            model.register_parameter(name, nn.Parameter(torch.ones(2)))
+            path = tmp_path / file
+            save(model, path)
+            with pytest.raises(CheckpointError) as caught:
+                load(path, net)
+            assert all(str(problem).isprintable() for problem in caught.value.problems)
+
+            def build(name=name):
+                model = nn.Module()
+                model.register_parameter(name, nn.Parameter(torch.zeros(2)))
+                return model
+
+            assert torch.equal(load(path, build).model.get_parameter(name), torch.ones(2))

@@ -1,0 +1,157 @@
+"""Each job of a sweep has a process of its own: what it does to that reaches nobody else, and is told."""
+
+import os
+import sys
+
+import pytest
+
+from prepare import cli, locks
+from prepare.record import Record
+from sweeps import MIXED, NET, Ended, healthy_and_sick, start, wait_for
+
+QUICK = ("bench=none", "verify=none", "flow=none")
+posix = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
+pytestmark = posix
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch, capsys):
+    """Runs a sweep in an empty folder, started by this process."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        code = cli.run(["--multirun", "hydra.sweep.dir=swept", *QUICK, *words])
+        return Ended(code, *capsys.readouterr(), tmp_path / "swept")
+
+    return run
+
+
+def test_whatever_a_job_does_every_other_is_done_and_its_row_says_so(sweep):
+    names = [f"sample_nets.{name}" for name in MIXED]
+    ran = sweep(f"model._target_={','.join(names)}")
+    healthy_and_sick(ran)
+    fell = ran.result(MIXED.index("segfaults"))
+    assert "about to fall" in fell["traceback"]
+    assert "in segfaults" in fell["traceback"]
+    assert "sample_nets.exits: failed, " in ran.err
+    assert f"({len(MIXED)} of {len(MIXED)} done, 6 failed)" in ran.err
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_job_that_exits_is_no_success_whatever_its_code(sweep, code):
+    ran = sweep(NET + "exits,sample_nets.leaves", f"+model.code={code}")
+    assert ran.code == 1
+    assert [ran.result(number)["reason"] for number in (0, 1)] == ["exit", "exit"]
+    assert all(f"{code}" in row["reason"] for row in ran.rows)
+
+
+def test_what_a_job_prints_is_in_its_folder_and_has_a_bound(sweep, monkeypatch):
+    ran = sweep(NET + "prints", "+model.count=1,200000")
+    assert ran.file(0, "log.txt").read_text() == "line 00000000\n"
+    long = ran.file(1, "log.txt").read_text()
+    assert len(long) < 2**20 + 100
+    assert long.startswith("line 00000000\nline 00000001\n")
+    assert long.endswith("line 00199998\nline 00199999\n")
+    assert "bytes left out" in long
+    assert "line" not in ran.out + ran.err
+
+
+def test_a_job_runs_in_the_folder_and_environment_of_the_command_line(sweep, tmp_path, monkeypatch):
+    (tmp_path / "own_nets.py").write_text(
+        "import os\nfrom torch import nn\n"
+        "def net():\n    print(os.getcwd(), os.environ['PREPARE_TEST'])\n    return nn.Conv2d(1, 1, 1)\n"
+    )
+    monkeypatch.setenv("PREPARE_TEST", "told")
+    ran = sweep("model._target_=own_nets.net", "seed=0,1")
+    assert ran.file(1, "log.txt").read_text() == f"{tmp_path} told\n"
+    # The next sweep of this process sees the file as it is then.
+    (tmp_path / "own_nets.py").write_text("from sample_nets import Net as net\n")
+    assert not sweep("model._target_=own_nets.net", "seed=0,1").file(1, "log.txt").exists()
+
+
+def test_a_plugin_registers_its_step_in_the_process_of_the_job(sweep, tmp_path):
+    (tmp_path / "own_steps.py").write_text(
+        "from prepare.registry import register\nfrom prepare.step import TensorStep, Want\n"
+        "@register('doubled')\nclass Doubled(TensorStep):\n"
+        "    '''Makes everything float64.'''\n"
+        "    def want(self, tensor):\n        return Want(dtype='float64')\n"
+    )
+    ran = sweep(NET + "Net", "plugins=[own_steps]", "+steps.doubled={}", "seed=0,1", "precision=float32")
+    assert ran.statuses == ["ok", "ok"], ran.err
+    assert "own_steps" not in sys.modules
+
+
+def test_what_a_job_started_ends_with_it(sweep, tmp_path):
+    ran = sweep(NET + "forks", "seed=0,1")
+    assert ran.code == 0
+    wait_for(lambda: not _lives(int((tmp_path / "left").read_text())), seconds=5)
+
+
+def test_without_isolation_a_job_runs_in_the_process_of_the_sweep(sweep, tmp_path):
+    ran = sweep(NET + "waits", "+model.name=swept", "isolate=true,false")
+    assert ran.statuses == ["ok", "ok"]
+    apart, here = map(int, (tmp_path / "began").read_text().split())
+    assert here == os.getpid() != apart
+
+
+def test_a_single_run_stays_in_its_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "go").touch()
+    assert cli.run([NET + "waits", "hydra.run.dir=run", *QUICK]) == 0
+    assert int((tmp_path / "began").read_text()) == os.getpid()
+    assert not (tmp_path / "run" / "log.txt").exists()
+
+
+def test_a_job_whose_folder_cannot_be_written_to_is_named(sweep, tmp_path):
+    (tmp_path / "swept").mkdir()
+    (tmp_path / "swept" / "1").write_text("a file")
+    ran = sweep(NET + "Net", "seed=0,1,2", "hydra.sweep.subdir=${hydra.job.num}/x")
+    assert ran.code == 1
+    assert "cannot be used: " in ran.err
+    assert ran.statuses[0] == "ok"
+
+
+def test_a_job_that_ends_when_its_server_is_killed_is_named_and_the_next_gets_another(tmp_path):
+    process = start(NET + "waits,sample_nets.Net", cwd=tmp_path)
+    wait_for((tmp_path / "began").exists)
+    job = int((tmp_path / "began").read_text())
+    os.kill(_parent(job), 9)
+    out, err = process.communicate(timeout=60)
+    ended = Ended(process.returncode, out, err, tmp_path / "swept")
+    assert ended.statuses == ["failed", "ok"]
+    assert "the process that starts the jobs has ended" in ended.rows[0]["reason"]
+    assert not _lives(job)
+
+
+def test_what_is_timed_beside_others_is_marked(sweep):
+    ran = sweep(NET + "Net", "seed=0,1")
+    jobs = [Record(ran.file(number, "")).job() for number in (0, 1)]
+    assert [(job.launcher, job.shared) for job in jobs] == [("basic", False)] * 2
+
+
+def test_a_lock_is_dropped_when_its_process_is_killed(tmp_path):
+    path = tmp_path / "lock"
+    with locks.claimed(path) as mine, locks.claimed(path) as again:
+        assert (mine, again) == (True, False)
+        assert locks.held(path)
+    assert not locks.held(path)
+    pid = os.fork()
+    if not pid:
+        with locks.claimed(path):
+            (tmp_path / "locked").touch()
+            os.kill(os.getpid(), 9)
+    os.waitpid(pid, 0)
+    assert (tmp_path / "locked").exists()
+    assert not locks.held(path)
+
+
+def _lives(pid: int) -> bool:
+    import psutil
+
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def _parent(pid: int) -> int:
+    import psutil
+
+    return psutil.Process(pid).ppid()
