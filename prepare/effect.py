@@ -40,13 +40,25 @@ class Seen:
     ambiguous: int
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model, or a module in it, is compiled."""
+    return any(
+        module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
+    )
+
+
 @contextmanager
 def watch(model: nn.Module) -> Iterator[list[Call]]:
     """Notes every call of a 2-d or 3-d convolution while it lasts; changes no output.
 
-    Only calls of the modules themselves are seen, not a `F.conv2d` in someone's forward.
+    Only calls of the modules themselves are seen, not a `F.conv2d` in someone's forward, and nothing
+    of a compiled model: a hook that is there at its first call is compiled into it, and stays.
     """
     calls: list[Call] = []
+    if is_compiled(model):
+        yield calls
+        return
     handles = [
         module.register_forward_hook(_Watcher(name, calls), with_kwargs=True)
         for name, module in model.named_modules()

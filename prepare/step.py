@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prepare.errors import Problem
@@ -55,7 +55,7 @@ class Step:
         """
         return cls(**read_options(cls, options, where=f"steps.{cls.name}"))
 
-    def options(self) -> dict[str, Any]:
+    def to_options(self) -> dict[str, Any]:
         """Every field as plain data; `from_options` of it gives an equal step."""
         return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
@@ -69,6 +69,14 @@ class Step:
 
     def obstacles(self, model: torch.nn.Module) -> Iterable[Problem]:
         """What makes this step impossible on this machine or model, each with the way out."""
+        return ()
+
+    def in_training(self) -> Iterable[Problem]:
+        """What makes this step wrong for a model that is to be trained, as its options alone tell."""
+        return ()
+
+    def remarks(self, model: torch.nn.Module) -> Iterable[Problem]:
+        """What this step leaves undone, and why; `model` is as the structure steps make it."""
         return ()
 
     def chosen(self, field: str) -> tuple[str, ...]:
@@ -105,6 +113,8 @@ class ModuleStep(Step):
     """
 
     phase: ClassVar[str] = "structure"
+    keeps_tensors: ClassVar[bool] = False
+    """Whether what is rewritten holds the tensors that it held; then they are verified."""
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
         """The dotted names of the modules that are not yet as wanted. Pure."""
@@ -122,6 +132,13 @@ class ModuleStep(Step):
         of the module tree that shares the model's tensors.
         """
         raise NotImplementedError
+
+    def rewrites(
+        self, model: torch.nn.Module, names: Iterable[str]
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Every rewrite of `names`; for a step of its own only where one look does for all of them."""
+        for name in names:
+            yield from self.rewrite(model, name).items()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

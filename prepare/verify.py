@@ -83,12 +83,12 @@ def verify(
             raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
     budget = Budget(seconds or _SECONDS[level], memory or _MEMORY[level])
     call, pairs = call_of(batch).map(Tensor.detach), pairs_of(reference, prepared)
-    free = rewritten(reference, prepared, pipeline)
+    free, modes = rewritten(reference, prepared, pipeline)
     lost = lost_in(pairs)
     checks = [
         check_values(reference, prepared, pairs, free),
         check_casts(lost),
-        check_flags(reference, prepared, free),
+        check_flags(reference, prepared, modes),
     ]
     if pipeline is not None:
         checks.append(check_layout(prepared, pipeline))

@@ -68,8 +68,6 @@ PAIRS = {
     "conv3d": (nn.Conv3d(3, 4, 3), nn.BatchNorm3d(4, affine=False), (2, 3, 5, 5, 5)),
     "transposed": (nn.ConvTranspose2d(3, 4, 2, stride=2), nn.BatchNorm2d(4), (2, 3, 5, 5)),
     "transposed 3-d": (nn.ConvTranspose3d(3, 4, 2, bias=False), nn.BatchNorm3d(4), (1, 3, 4, 4, 4)),
-    "linear": (nn.Linear(3, 4), nn.BatchNorm1d(4), (5, 3)),
-    "linear, norm of no weight": (nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4, affine=False), (5, 3)),
     "sync": (nn.Conv2d(3, 4, 3), nn.SyncBatchNorm(4), (2, 3, 9, 9)),
     "repaired": (KeepingConv3d(3, 4, 3), nn.BatchNorm3d(4), (1, 3, 5, 5, 5)),
 }  # fmt: skip
@@ -234,7 +232,8 @@ class Scaled(nn.BatchNorm2d):
 OTHERS = {
     "a norm of one's own": (nn.Conv2d(3, 4, 3), Scaled(4)),
     "grouped and transposed": (nn.ConvTranspose2d(4, 4, 2, groups=4), nn.BatchNorm2d(4)),
-    "linear in another dimension": (nn.Linear(4, 4), nn.BatchNorm2d(4)),
+    # Of an input (batch, 4, 4) the norm's channels are not the layer's features.
+    "linear": (nn.Linear(4, 4), nn.BatchNorm1d(4)),
     "an instance norm": (nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True)),
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
+from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.step import TensorStep, Want
@@ -27,6 +29,15 @@ class Half(TensorStep):
     dtype: Literal["float16", "bfloat16"] = "float16"
     keep: Literal["norms"] | Patterns = "norms"
     """Patterns of modules left as they are; the word `norms` means batch and instance norms."""
+
+    def in_training(self) -> Iterable[Problem]:
+        if self.dtype == "float16":
+            yield Problem(
+                f"steps.{self.name}.dtype",
+                "parameters in float16 cannot be trained (mode=train): GradScaler refuses them, "
+                "and Adam divides by zero",
+                "choose precision=bfloat16, or precision=float32 with torch.autocast around the forward",
+            )
 
     def want(self, tensor: NamedTensor) -> Want | None:
         return Want(dtype=self.dtype) if tensor.tensor.is_floating_point() else None

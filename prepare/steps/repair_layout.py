@@ -43,6 +43,7 @@ class RepairLayout(ModuleStep):
     Source: pytorch#59168, #113437; `prepare/known_issues.yaml` has the evidence.
     """
 
+    keeps_tensors: ClassVar[bool] = True
     include: Patterns = ()
     exclude: Patterns = ()
     force: bool = False

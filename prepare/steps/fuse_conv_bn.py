@@ -1,0 +1,88 @@
+"""Folds batch norms into the convolutions before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from prepare.errors import Problem
+from prepare.patterns import Patterns
+from prepare.registry import register
+from prepare.step import ModuleStep
+from prepare.text import plural
+
+if TYPE_CHECKING:
+    import torch
+
+_SHOWN = 3
+
+
+@register("fuse_conv_bn")
+class FuseConvBn(ModuleStep):
+    """Folds each batch norm into the convolution whose output it alone is given.
+
+    For inference. The convolution stays the same module and gets a new weight and bias, new
+    Parameters; an Identity takes the norm's place. Patterns mean the norms. That a norm follows a
+    convolution directly is read from a symbolic trace of the model, or of the parts that can be
+    traced; elsewhere only neighbours in an nn.Sequential are found. What stays, and why, is in the
+    plan's warnings: norms in training mode or without running statistics, whatever is used
+    twice, tied, hooked or parametrized, or trained right now, and transposed convolutions in groups.
+    Helps: inference with batch norm: one pass over every activation less, and its memory.
+    Hurts: no training afterwards, and `state_dict` has other keys: load checkpoints before. Code that
+    reads the norm (`block.bn.weight`), or calls the convolution apart from the traced
+    forward, does not find what it was; the run's verification would show the latter.
+    Source: `torch.nn.utils.fusion.fuse_conv_bn_weights`; Jacob et al. 2018, arXiv 1712.05877, 3.2.
+    """
+
+    include: Patterns = ()
+    exclude: Patterns = ()
+
+    def in_training(self) -> Iterable[Problem]:
+        wrong = (
+            "is for inference: a norm that is part of a convolution cannot be trained (mode=train)"
+        )
+        yield Problem(
+            f"steps.{self.name}", wrong, "choose mode=eval, or drop it with steps.fuse_conv_bn=null"
+        )
+
+    def candidates(self, model: torch.nn.Module) -> Iterator[str]:
+        from prepare.fusing import is_norm
+
+        for name, module in model.named_modules(remove_duplicate=False):
+            if is_norm(module):
+                yield name
+
+    def targets(self, model: torch.nn.Module) -> Iterator[str]:
+        from prepare.fusing import find
+
+        return iter(find(model).pairs)
+
+    def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
+        return dict(self.rewrites(model, (name,)))
+
+    def rewrites(
+        self, model: torch.nn.Module, names: Iterable[str]
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Fuses all of them after one look at the model."""
+        from torch import nn
+
+        from prepare.fusing import find, fuse
+
+        pairs = find(model).pairs
+        for pair in map(pairs.__getitem__, names):
+            fuse(pair.convolution, pair.norm)
+            identity = nn.Identity().eval()
+            yield from ((name, pair.convolution) for name in pair.convolution_names)
+            yield from ((name, identity) for name in pair.norm_names)
+
+    def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
+        from prepare.fusing import find
+
+        found = find(model)
+        reasons: dict[str, list[str]] = {}
+        for name, why in found.left.items():
+            reasons.setdefault(why, []).append(name)
+        for why, names in reasons.items():
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            count, shown = plural(len(names), "batch norm"), ", ".join(names[:_SHOWN])
+            yield Problem(f"steps.{self.name}", f"{count} left alone ({shown}{more}): {why}")
