@@ -1,11 +1,16 @@
 """What the step repair_layout buys: channels-last with it and without it, against contiguous.
 
-    python benchmarks/layout_repair.py [--repeats 9] [--threads 2] [--only nnunet_plain] [--json FILE]
+    python benchmarks/layout_repair.py [--minutes 25] [--threads 2] [--only nnunet_plain 2-d] [--json FILE]
 
 Networks of nnU-Net and MONAI with InstanceNorm, 2-d and 3-d, float32 and bfloat16, batch 1 and 2, an
 evaluation and a training step (forward and backward). The variants of a case run interleaved, in an
-order shuffled anew for every repeat; `contiguous` stands in the list twice, which shows the noise
-(A/A). Medians and ratios of medians are printed; below 1 is faster than contiguous.
+order shuffled anew for every round; `contiguous` stands in the list twice, which shows the noise
+(A/A). A figure is the median over the rounds of the time against that of contiguous in the same
+round, so that a machine that slows down slows both; below 1 is faster than contiguous.
+
+The cases share the minutes: each has as many rounds as its share lasts, from `--least` to `--most`.
+The file is written after each case; with `--resume` those that it holds are not measured again.
+`python benchmarks/tables.py` brings the page of benchmarks into line with it.
 """
 
 import argparse
@@ -22,10 +27,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from prepare.files import write_json
 from prepare.pipeline import Pipeline
 
 VARIANTS = ("contiguous", "contiguous (again)", "channels-last", "channels-last, repaired")
-SIZES = {2: (192, 192), 3: (48, 48, 48)}
+# Sizes that people run. nnU-Net plans slices of 512 x 512 for CT, and volumes of 128 cubed for a GPU: 64
+# is what finishes on a CPU. DynUNet is MONAI's nnU-Net. MONAI's tutorials run its UNet on slices of
+# 256 x 256, and on volumes of 96 cubed.
+SIZES = {
+    "nnunet_plain": {2: 512, 3: 64},
+    "nnunet_resenc": {2: 512, 3: 64},
+    "monai_unet": {2: 256, 3: 96},
+    "monai_dynunet": {2: 512, 3: 64},
+}
+Case = tuple[str, int, str, int, bool]
 
 
 def nnunet(residual: bool, rank: int) -> nn.Module:  # noqa: FBT001
@@ -90,8 +105,8 @@ NETWORKS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-def prepared(name: str, rank: int, dtype: str, variant: str, *, train: bool) -> Callable[[], None]:
-    """One step of one variant, ready to be timed."""
+def prepared(name: str, rank: int, dtype: str, variant: str, *, train: bool) -> Callable:
+    """One step of one variant, ready to be timed; it takes the batch."""
     torch.manual_seed(0)
     model = NETWORKS[name](rank).train(train)
     step = f"conv{rank}d_memory_format"
@@ -113,60 +128,111 @@ def _step(model: nn.Module, batch: Tensor, *, train: bool) -> None:
         model.zero_grad(set_to_none=True)
 
 
-def measure(case: tuple, repeats: int) -> dict[str, float]:
-    """Median seconds of each variant; raises NotImplementedError where torch cannot run contiguous."""
+def label(case: Case) -> str:
+    name, rank, dtype, batch, train = case
+    return f"{name} {rank}-d {dtype} batch {batch} {'training' if train else 'evaluation'}"
+
+
+def measure(case: Case, until: float, least: int, most: int) -> dict[str, list[float]]:
+    """Seconds of each variant in each round; NotImplementedError where torch cannot run contiguous."""
     name, rank, dtype, batch, train = case
     acts = {v: prepared(name, rank, dtype, v, train=train) for v in VARIANTS}
-    given = torch.randn(batch, 1, *SIZES[rank], dtype=getattr(torch, dtype))
+    given = torch.randn(batch, 1, *[SIZES[name][rank]] * rank, dtype=getattr(torch, dtype))
     times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-    for repeat in range(repeats + 2):
-        for variant in random.Random(repeat).sample(VARIANTS, len(VARIANTS)):
+    for count in range(most + 1):
+        for variant in random.Random(count).sample(VARIANTS, len(VARIANTS)):
             start = time.perf_counter()
             acts[variant](given)
-            if repeat > 1:  # the first two rounds warm up
+            if count:  # the first round warms up
                 times[variant].append(time.perf_counter() - start)
-    return {variant: statistics.median(found) for variant, found in times.items()}
+        if count >= least and time.monotonic() > until:
+            break
+    return times
+
+
+def ratio(seconds: dict[str, list[float]], variant: str) -> float:
+    """The median over rounds of a variant's time against contiguous."""
+    pairs = zip(seconds[variant], seconds[VARIANTS[0]], strict=True)
+    return statistics.median(own / base for own, base in pairs)
+
+
+def summary(cases: list[dict]) -> dict[str, tuple[float, float]]:
+    """Of each variant but the first the geometric mean of its ratios, and the largest."""
+    found = {}
+    for variant in VARIANTS[1:]:
+        ratios = [ratio(case["seconds"], variant) for case in cases]
+        found[variant] = (math.exp(statistics.fmean(map(math.log, ratios))), max(ratios))
+    return found
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=25, help="for all cases together")
+    parser.add_argument("--least", type=int, default=3, help="rounds of a case, time or not")
+    parser.add_argument("--most", type=int, default=41, help="rounds of a case")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="*", default=[], help="words that a case's name has")
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument("--resume", action="store_true", help="keep the cases that --json holds")
+    return parser.parse_args()
+
+
+def kept(options: argparse.Namespace) -> dict:
+    """The report to add to: what the file holds, if it was taken as this one is."""
+    report = {
+        "torch": torch.__version__,
+        "threads": options.threads,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "sizes": {name: {f"{rank}-d": n for rank, n in of.items()} for name, of in SIZES.items()},
+    }
+    if options.resume and options.json and options.json.exists():
+        before = json.loads(options.json.read_text())
+        if {key: before.get(key) for key in report} == report:
+            return before
+        print("the file was taken otherwise: it begins anew")
+    return report | {"cases": [], "not_run": []}
+
+
+def show(name: str, seconds: dict[str, list[float]], end: float) -> None:
+    base = statistics.median(seconds[VARIANTS[0]]) * 1e3
+    ratios = " ".join(f"{ratio(seconds, variant):7.2f}" for variant in VARIANTS[1:])
+    left = max(0.0, end - time.monotonic()) / 60
+    rounds = len(seconds[VARIANTS[0]])
+    print(f"{name:51} {base:7.1f} ms {ratios} {rounds:7} {left:13.1f}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="", help="a part of a case's name")
-    parser.add_argument("--json", type=Path, help="write all figures here")
-    options = parser.parse_args()
+    options = parse()
     torch.set_num_threads(options.threads)
-    print(
-        f"torch {torch.__version__}, Python {platform.python_version()}, "
-        f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-    )
-    print(f"{'':52} contiguous  A/A  without   with repair")
-    found = {}
-    for case in itertools.product(NETWORKS, (2, 3), ("float32", "bfloat16"), (1, 2), (False, True)):
-        name, rank, dtype, batch, train = case
-        kind = "training" if train else "evaluation"
-        label = f"{name} {rank}-d {dtype} batch {batch} {kind}"
-        if options.only not in label:
-            continue
+    report = kept(options)
+    print(", ".join(f"{key} {report[key]}" for key in ("torch", "threads", "cpu")), end=", ")
+    print(f"Python {platform.python_version()}")
+    done = {found["case"] for found in report["cases"] + report["not_run"]}
+    every = itertools.product(NETWORKS, (2, 3), ("float32", "bfloat16"), (1, 2), (False, True))
+    chosen = [case for case in every if all(word in label(case) for word in options.only)]
+    cases = [case for case in chosen if label(case) not in done]
+    end = time.monotonic() + options.minutes * 60
+    print(f"{'':51} contiguous     A/A  without    with  rounds  minutes left")
+    for place, case in enumerate(cases):
+        now = time.monotonic()
+        share = max(0.0, end - now) / (len(cases) - place)
         try:
-            seconds = measure(case, options.repeats)
+            seconds = measure(case, now + share, options.least, options.most)
         except NotImplementedError as error:
-            print(f"{label:52} torch cannot: {str(error).splitlines()[0]}", flush=True)
-            continue
-        base = seconds[VARIANTS[0]]
-        aa, without, repaired = (seconds[v] / base for v in VARIANTS[1:])
-        found[label] = {"seconds": seconds, "ratio": repaired, "unrepaired": without, "aa": aa}
-        print(
-            f"{label:52} {base * 1000:7.1f} ms {aa:5.2f} {without:7.2f} {repaired:9.2f}", flush=True
-        )
+            why = str(error).splitlines()[0]
+            report["not_run"].append({"case": label(case), "why": why})
+            print(f"{label(case):51} torch cannot: {why}", flush=True)
+        else:
+            rounded = {variant: [round(s, 6) for s in t] for variant, t in seconds.items()}
+            report["cases"].append({"case": label(case), "seconds": rounded})
+            show(label(case), seconds, end)
+        if options.json:
+            write_json(options.json, report, lines=True)
+    if not report["cases"]:
+        return
     print("\ngeometric mean against contiguous, and the largest")
-    for title, key in (("A/A", "aa"), ("without repair", "unrepaired"), ("with repair", "ratio")):
-        values = [row[key] for row in found.values()]
-        mean = math.exp(statistics.fmean(map(math.log, values)))
-        print(f"{title:16} {mean:.2f}  {max(values):.2f}")
-    if options.json:
-        report = {"torch": torch.__version__, "threads": options.threads, "cases": found}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    for variant, (mean, largest) in summary(report["cases"]).items():
+        print(f"{variant:24} {mean:.2f}  {largest:.2f}")
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ def compare(
     another name (A/A). A difference is significant where the interval leaves out 1 and the ratio lies
     beyond what the control shows between equals. All intervals hold together with `confidence`.
 
-    A turn takes a fresh input, copied and formatted before the clock starts. Calls shorter than 5 ms
-    are timed several in a row, and, where the budget allows 20 such rounds, after one untimed call,
+    A turn takes a fresh input, copied and formatted before the clock starts. Where the baseline's
+    call is shorter than 5 ms, all are timed several in a row, and, where the budget allows 20 such rounds, after one untimed call,
     so that no variant finds the processor's caches warmer than another. On CUDA, events time.
 
     The models stay as they were: values, gradients, attributes, hooks, modes and random states. Of

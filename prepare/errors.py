@@ -13,10 +13,13 @@
     ├── PartialError              a failure midway, where the old tensors had been given up
     ├── ModelError                the model's own code raised while it was built or run
     ├── StepError                 a step broke its contract or raised; the step is at fault
+    ├── CheckpointError           a file of weights that is broken, or does not fit the model
     ├── AuditError                a file that is not an audit
     ├── FlowError                 a file that is not a flow
     ├── VerificationError         a file that is not a verification
     ├── BenchError                a file that is not a bench
+    ├── TuneError                 a file that is not a tuning
+    ├── SweepError                the engine of a sweep stopped before its end
     └── FileError                 a file could not be written or read
 
 Anything else that escapes is a bug of ours and keeps its traceback.
@@ -155,6 +158,13 @@ class StepError(PrepareError):
     """A step broke its contract, or raised; the step is at fault, not its user."""
 
 
+class CheckpointError(PrepareError):
+    """A file of weights that is broken or does not fit the model; one problem for every tensor.
+
+    Each problem's `where` is the file, and after a comma the tensor where it is one tensor's.
+    """
+
+
 class AuditError(PrepareError):
     """A file that is not an audit."""
 
@@ -167,8 +177,16 @@ class BenchError(PrepareError):
     """A file that is not a bench."""
 
 
+class TuneError(PrepareError):
+    """A file that is not a tuning."""
+
+
 class VerificationError(PrepareError):
     """A file that is not a verification."""
+
+
+class SweepError(PrepareError):
+    """The engine of a sweep stopped before its end; what its jobs had done by then is kept."""
 
 
 class FileError(PrepareError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, ValuesView
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,13 +54,13 @@ class Forward:
 
 
 def run_example(model: nn.Module, example: Example) -> Forward:
-    """One forward without gradients, watched.
+    """One forward without gradients, watched; buffers are afterwards what they were.
 
     Raises:
         ModelError: the forward raised; names the innermost module, and what it likely means.
     """
     given = describe([*example.args, *example.kwargs.values()])
-    with watch(model) as calls:
+    with watch(model) as calls, _keeping_buffers(model):
         try:
             with torch.no_grad():
                 output = model(*example.args, **example.kwargs)
@@ -68,6 +69,19 @@ def run_example(model: nn.Module, example: Example) -> Forward:
                 raise
             raise explained(model, error) from error
     return Forward(given, describe(output), calls)
+
+
+@contextmanager
+def _keeping_buffers(model: nn.Module) -> Iterator[None]:
+    """A forward in training mode counts in the running statistics; that of an example is not to."""
+    training = any(module.training for module in model.modules())
+    before = [(b, b.detach().clone()) for b in model.buffers()] if training else []
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, values in before:
+                buffer.copy_(values)
 
 
 def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:

@@ -224,6 +224,13 @@ def test_train_mode_is_asked_for_by_the_key_mode(go):
     assert ran.code == 0, ran.err
 
 
+def test_the_example_forward_does_not_count_in_running_statistics(go):
+    net = ("model=unet2d", "model.width=4", "model.depth=2", SMALL)
+    ran = go(*net, "memfmt=channels_last", "mode=train", "verify=short")
+    assert ran.code == 0, ran.err
+    assert "verified      pass" in ran.out
+
+
 def test_networks_with_both_kinds_of_convolution_take_by_rank(go):
     ran = go("model._target_=sample_nets.Mixed", "input.shape=[2,3,5,8,8]", "memfmt=by_rank")
     assert ran.code == 0, ran.err

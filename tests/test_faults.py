@@ -636,7 +636,7 @@ def test_the_command_line_plans_a_hundred_gigabytes_on_meta_and_refuses_to_prepa
     capsys.readouterr()
     assert cli.run([*words, "hydra.run.dir=run"]) == 2
     (line,) = told(capsys.readouterr().err)
-    assert "meta holds no data; load it first: model.to_empty(device=...)" in line
+    assert "meta holds no data; load it with prepare.checkpoint.load(path, model)" in line
     assert cli.run([*words, "~device", "hydra.run.dir=meta"]) == 0
     assert Audit.load(folder / "meta" / "audit.json").summary["convolutions"]["converted"] == 112
 

@@ -1,0 +1,147 @@
+"""Brings the tables of docs/benchmarks.md into line with the raw files in benchmarks/results/.
+
+    python benchmarks/tables.py [--check]
+
+A block of the page between `<!-- results: NAME -->` and `<!-- end -->` is replaced by what the raw file
+NAME.json says; NAME may have a second word, for another table of the same file. With `--check`
+nothing is written, and the exit code is 1 if the page says something else.
+"""
+
+import argparse
+import json
+import math
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import layout_repair
+
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+RESULTS = Path(__file__).parent / "results"
+CONTIGUOUS, AGAIN, WITHOUT, WITH = layout_repair.VARIANTS
+
+_BLOCK = re.compile(r"(<!-- results: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def layout_repair_table(found: dict) -> list[str]:
+    """One line for each network, rank and dtype: geometric means over the batch sizes."""
+    lines = _head(
+        "network", "input", "dtype", "evaluation, without", "with", "training, without", "with"
+    )
+    cases = {case["case"]: case["seconds"] for case in found["cases"]}
+    for group in dict.fromkeys(name.partition(" batch ")[0] for name in cases):
+        name, rank, dtype = group.split()
+        size = f"{found['sizes'][name][rank]}{'²' if rank == '2-d' else '³'}"
+        cells = [
+            _mean(
+                [s for n, s in cases.items() if n.startswith(group) and n.endswith(mode)], variant
+            )
+            for mode in ("evaluation", "training")
+            for variant in (WITHOUT, WITH)
+        ]
+        lines.append(_row(f"{name} {rank}", size, dtype, *cells))
+    return [*lines, "", *_layout_repair_summary(found)]
+
+
+def _layout_repair_summary(found: dict) -> list[str]:
+    of = {
+        variant: f"{mean:.2f} (worst {worst:.2f})"
+        for variant, (mean, worst) in layout_repair.summary(found["cases"]).items()
+    }
+    over = sorted(
+        (layout_repair.ratio(case["seconds"], WITH), case["case"]) for case in found["cases"]
+    )
+    count = len(found["cases"])
+    said = f"Over all {count} cases the geometric mean is {of[WITHOUT]} without the repair and {of[WITH]}"
+    lines = [
+        f"{said} with it; A/A {of[AGAIN]}. {found['threads']} threads, torch {found['torch']}."
+    ]
+    slower = [f"{name} {ratio:.2f}" for ratio, name in reversed(over) if ratio > 1.02]
+    if slower:
+        lines += [
+            "",
+            f"Slower than contiguous by more than 2 % with the repair: {'; '.join(slower)}.",
+        ]
+    if found["not_run"]:
+        names = "; ".join(case["case"] for case in found["not_run"])
+        lines += ["", f"torch cannot run contiguous, so there is no ratio: {names}."]
+    return lines
+
+
+def prepare_cost(found: dict) -> list[str]:
+    lines = _head("", "seconds", "apply / this", "extra GB")
+    base = found["copies"]["apply"]["seconds"]
+    for name, result in found["copies"].items():
+        seconds, extra = result["seconds"], result["extra_bytes"] / 1e9
+        lines.append(_row(name, f"{seconds:.2f}", f"{base / seconds:.2f}", f"{extra:.2f}"))
+    return lines
+
+
+def prepare_cost_of_many(found: dict) -> list[str]:
+    few, many = found["many"]["2000"], found["many"]["20000"]
+    plan, audit = (f"{many[k]:.2f} s, {many[k] / few[k]:.1f} times" for k in ("plan", "audit"))
+    return [
+        f"`plan` of 20,000 modules takes {plan} that of 2,000; `audit` {audit}. `pipeline.format` of a batch",
+        f"that needs nothing takes {found['format_seconds'] * 1e6:.1f} microseconds.",
+    ]
+
+
+def startup(found: dict) -> list[str]:
+    lines = _head("command", "ms", "ratio")
+    medians = {
+        name: statistics.median(wall for wall, _ in pairs)
+        for name, pairs in found["seconds"].items()
+    }
+    base = next(iter(medians.values()))
+    for name, seconds in medians.items():
+        lines.append(_row(name, f"{seconds * 1e3:.0f}", f"{seconds / base:.2f}"))
+    return lines
+
+
+TABLES: dict[str, Callable[[dict], list[str]]] = {
+    "layout_repair": layout_repair_table,
+    "prepare_cost_2048": prepare_cost,
+    "prepare_cost_1024": prepare_cost,
+    "prepare_cost_1024 many": prepare_cost_of_many,
+    "startup": startup,
+}
+
+
+def updated(page: str) -> str:
+    """The text of the page, with each block as the raw files have it."""
+
+    def block(match: re.Match) -> str:
+        found = json.loads((RESULTS / f"{match[2].split()[0]}.json").read_text())
+        return match[1] + "\n".join(["", *TABLES[match[2]](found), ""]) + "\n" + match[3]
+
+    return _BLOCK.sub(block, page)
+
+
+def _head(*titles: str) -> list[str]:
+    return [_row(*titles), "|" + "---|" * len(titles)]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+def _mean(cases: list[dict], variant: str) -> str:
+    """The geometric mean of a variant's ratios, where there are any."""
+    ratios = [layout_repair.ratio(seconds, variant) for seconds in cases]
+    return f"{math.exp(statistics.fmean(map(math.log, ratios))):.2f}" if ratios else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    before = PAGE.read_text()
+    after = updated(before)
+    if parser.parse_args().check:
+        sys.exit(before != after)
+    PAGE.write_text(after)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Who takes part in a race, and what their times in the same rounds say of two of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from prepare.benching import intervals
+from prepare.benching.intervals import Estimate
+
+if TYPE_CHECKING:
+    from prepare.tuning.candidates import Candidate
+
+CONFIDENCE = 0.95
+# Who takes so much longer than the best in each of so many rounds, beyond what equals differ by in any,
+# is out: of a network whose calls take seconds there will not be as many rounds as an interval asks for.
+FAR_SLOWER = ((3, 1.3), (6, 1.05))
+# A clock that stands still must not divide by zero.
+_SHORTEST = 1e-9
+
+
+class OutError(Exception):
+    """A candidate cannot be prepared or run; says why in a sentence."""
+
+
+class Runner(Protocol):
+    """A candidate that can be timed; `seconds` is what a turn takes, about."""
+
+    seconds: float
+    peak: int | None
+
+    def turn(self, number: int) -> float:
+        """Seconds of one call, in the round of that number. Raises OutError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the verification of a candidate came to: pass, fail or cannot tell, and the outputs' error."""
+
+    status: str
+    reason: str = ""
+    error: float | None = None
+    allowed: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Entrant:
+    """A candidate in the race: its time in each round, and why it is out.
+
+    `seconds` is what a turn takes at best, as far as is known.
+    """
+
+    candidate: Candidate
+    runner: Runner | None = None
+    seconds: float = 0.0
+    times: dict[int, float] = field(default_factory=dict)
+    checked: Checked | None = None
+    status: str = ""
+    reason: str = ""
+    peak: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The candidate's."""
+        return self.candidate.name
+
+
+def ratios(one: Entrant, other: Entrant) -> list[float]:
+    """In each round that both took part in: so what slows a round down cancels out."""
+    both = [number for number in one.times if number in other.times]
+    return [max(one.times[n], _SHORTEST) / max(other.times[n], _SHORTEST) for n in both]
+
+
+def ratio(one: Entrant, other: Entrant, confidence: float) -> Estimate | None:
+    """The median of these ratios; None where there are none."""
+    if one is other and one.times:
+        return Estimate(1.0, None)
+    found = ratios(one, other)
+    return intervals.estimate(found, confidence) if found else None
+
+
+def slower(one: Entrant, best: Entrant, twins: tuple[Entrant, Entrant], confidence: float) -> str:
+    """In words, by how much it is slower than `best` beyond doubt, or in every round; empty if neither.
+
+    `twins` are one and the same candidate: what they differ by is noise.
+    """
+    each, control = ratios(one, best), ratio(*twins, CONFIDENCE)
+    if one is best or not each or control is None:
+        return ""
+    found = intervals.estimate(each, confidence)
+    if intervals.verdict(found, control) == "slower":
+        return f"takes {found.value:.2f} times as long as {best.name} {between(found)}"
+    noise = max(max(each, 1 / each) for each in ratios(*twins))
+    if any(len(each) >= rounds and min(each) > factor * noise for rounds, factor in FAR_SLOWER):
+        times = f"takes {min(each):.2f} times as long as {best.name} or more"
+        return f"{times}, in each of {len(each)} rounds"
+    return ""
+
+
+def between(found: Estimate) -> str:
+    """Its interval, in words."""
+    return f"({found.interval[0]:.2f} to {found.interval[1]:.2f})" if found.interval else ""

@@ -1,0 +1,278 @@
+"""Lets candidates run against each other, and takes out those that are slower, until it is clear who won."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from prepare.benching import intervals
+from prepare.tuning.entrants import (
+    CONFIDENCE,
+    Checked,
+    Entrant,
+    OutError,
+    Runner,
+    between,
+    ratio,
+    ratios,
+    slower,
+)
+
+if TYPE_CHECKING:
+    from prepare.benching.intervals import Estimate
+    from prepare.benching.variant import Clock
+    from prepare.tuning.candidates import Candidate
+
+PRECISION = 0.02
+# Rounds between two looks: to look after each one would favour those that are quick by chance.
+BLOCK = 3
+# Rounds that there has to be time for before another one is let in, or a narrow interval is believed.
+WORTH, ENOUGH = 6, 20
+# Of the budget; what needs no compiler has to make do with the rest, while something waits for it.
+TO_COMPILE = 0.5
+
+Progress = Callable[[str], AbstractContextManager[object]]
+
+
+class Race:
+    """One race. `run` gives the winner, and is called once; then all is in `entrants`.
+
+    The first candidate is the unprepared model: it runs to the end, twice, for the others to be
+    compared with, and is right by definition. `start` prepares a candidate and makes its first
+    calls. `check` verifies one that runs. At most `capacity` run at a time, and no fewer than three.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        start: Callable[[Candidate], Runner],
+        check: Callable[[Candidate, Runner], Checked],
+        budget: float,
+        clock: Clock,
+        capacity: int = 1000,
+        seed: int = 0,
+        progress: Progress = lambda _: nullcontext(),
+    ) -> None:
+        self.entrants = [Entrant(candidate) for candidate in candidates]
+        self.rounds = 0
+        self._start, self._check, self._capacity = start, check, max(capacity, 3)
+        self._budget, self._clock, self._began = budget, clock, clock()
+        self._order, self._progress = random.Random(seed), progress  # noqa: S311
+        self.confidence = intervals.each_of(CONFIDENCE, len(candidates) - 1)
+        self._base, self._again = self.entrants[0], Entrant(candidates[0])
+        self._to_compile = budget * TO_COMPILE
+        self._longest = 0.0  # of those that compile, until they ran
+
+    def run(self) -> Entrant:
+        """Lets them run. The winner passed its verification, or is the unprepared model.
+
+        Raises:
+            OutError: the unprepared model itself does not run.
+        """
+        self._enter(self._base)
+        if self._base.status:
+            raise OutError(self._base.reason)
+        self._again.runner, self._again.seconds = self._base.runner, self._base.seconds
+        while self._left() > 0:
+            self._admit()
+            if self._is_clear():
+                if not self._next():
+                    break
+                self._settle()  # makes room
+            else:
+                self._go()
+                self._take_slower_out()
+        return self._conclude()
+
+    def control(self) -> Estimate | None:
+        """The unprepared model against itself; None without a round."""
+        return ratio(self._again, self._base, CONFIDENCE)
+
+    def ratio(self, entrant: Entrant) -> Estimate | None:
+        """An entrant's time to that of the unprepared model; None where it was not timed."""
+        return ratio(entrant, self._base, self.confidence)
+
+    # Who takes part.
+
+    def _admit(self) -> None:
+        """Lets in whom there is room and time for; of those that compile one at a time."""
+        while len(self._running()) - 1 < self._capacity and (entrant := self._next()):
+            self._enter(entrant)
+            if entrant.candidate.compiles and not entrant.status:
+                return
+
+    def _next(self) -> Entrant | None:
+        """Who is to be let in, if there is room."""
+        light = [each for each in self._waiting() if not each.candidate.compiles]
+        heavy = [each for each in self._waiting() if each.candidate.compiles]
+        kept = self._to_compile if heavy else 0.0
+        if light and (len(self._running()) == 2 or self._has_time(self._left() - kept)):
+            return light[0]
+        if heavy and (self._is_clear() or self._left() <= kept):
+            return (
+                min(heavy, key=self._promise) if self._has_time(self._left(), heavy=True) else None
+            )
+        return None
+
+    def _has_time(self, left: float, *, heavy: bool = False) -> bool:
+        """Whether enough rounds with one more would end in time, and before them a compilation."""
+        turns = self._a_round() + self._base.seconds
+        return WORTH * turns + heavy * self._longest < left
+
+    def _a_round(self) -> float:
+        """Seconds that a round takes, about."""
+        return sum(each.seconds for each in self._running())
+
+    def _enter(self, entrant: Entrant) -> None:
+        began = self._clock()
+        with self._progress(f"trying {entrant.name}; {self._standing()}"):
+            try:
+                entrant.runner = self._start(entrant.candidate)
+                entrant.seconds, entrant.peak = entrant.runner.seconds, entrant.runner.peak
+            except OutError as error:
+                self._out(entrant, "failed", str(error))
+        if entrant.candidate.compiles:
+            self._longest = max(self._longest, self._clock() - began)
+            # What has been waited for is not to be lost for the want of a few rounds.
+            rounds = intervals.fewest(self.confidence) + 1
+            self._budget = max(self._budget, self._budget - self._left() + rounds * self._a_round())
+
+    def _out(self, entrant: Entrant, status: str, reason: str) -> None:
+        entrant.status, entrant.reason = status, reason
+        if entrant is not self._base:
+            entrant.runner = None  # and with it goes its copy of the model
+
+    def _waiting(self) -> list[Entrant]:
+        return [each for each in self.entrants if not each.runner and not each.status]
+
+    def _live(self) -> list[Entrant]:
+        """Those that may still win."""
+        return [each for each in self.entrants if each.runner and not each.status]
+
+    def _running(self) -> list[Entrant]:
+        rest = [each for each in self._live() if each is not self._base]
+        return [self._base, self._again, *rest]
+
+    # Rounds.
+
+    def _go(self) -> None:
+        with self._progress(f"timing {len(self._live())} recipes; {self._standing()}"):
+            for _ in range(BLOCK):
+                began, running = self._clock(), self._running()
+                for entrant in self._order.sample(running, len(running)):
+                    self._turn(entrant)
+                self.rounds += 1
+                if self._left() < self._clock() - began:
+                    return
+
+    def _turn(self, entrant: Entrant) -> None:
+        began = self._clock()
+        try:
+            entrant.times[self.rounds] = entrant.runner.turn(self.rounds)
+            entrant.seconds = min(entrant.seconds, self._clock() - began)
+        except OutError as error:
+            if entrant.candidate is self._base.candidate:
+                raise
+            self._out(entrant, "failed", str(error))
+            for (
+                each
+            ) in self.entrants:  # one that does not run is no reason to be out: they try again
+                each.status = "" if each.status == "slower" else each.status
+
+    def _left(self) -> float:
+        return self._budget - (self._clock() - self._began)
+
+    # Who is out.
+
+    def _take_slower_out(self) -> None:
+        """Nobody is out because of one that is wrong: so the best is verified before."""
+        while True:
+            best, twins = min(self._live(), key=self._speed), (self._again, self._base)
+            found = [(e, slower(e, best, twins, self.confidence)) for e in self._live()]
+            losers = [(each, reason) for each, reason in found if reason]
+            if not losers or self._passes(best):
+                break
+        for each, reason in losers:
+            self._out(each, "slower", reason)
+
+    def _passes(self, entrant: Entrant) -> bool:
+        """Verifies it, if nobody has yet; one that does not pass is out."""
+        if entrant is self._base:
+            return True
+        if entrant.checked is None:
+            with self._progress(f"verifying {entrant.name}; {self._standing()}"):
+                entrant.checked = self._check(entrant.candidate, entrant.runner)
+        found = entrant.checked
+        if found.status == "fail":
+            self._out(entrant, "wrong", f"its verification failed: {found.reason}")
+        elif found.status != "pass":
+            self._out(entrant, "cannot tell", f"it could not be verified: {found.reason}")
+        return found.status == "pass"
+
+    def _settle(self) -> Entrant:
+        """The simplest of those that nobody is faster than beyond doubt; the others are out."""
+        self._take_slower_out()
+        ranked = sorted(self._live(), key=lambda each: (each.candidate.cost, self._speed(each)))
+        winner = next(each for each in ranked if self._passes(each))
+        for each in self._live():
+            if each is not winner:
+                found = ratio(each, winner, self.confidence)
+                times = f"takes {found.value:.2f} times as long as {winner.name}"
+                self._out(
+                    each, "not faster", f"{times}, which is simpler: no significant difference"
+                )
+        return winner
+
+    def _is_clear(self) -> bool:
+        """Whether it is known how those that are left compare, so that more rounds would tell no more."""
+        live = self._live()
+        best = min(live, key=self._speed)
+        others = [each for each in {*live, self._base} if each is not best]
+        if any(len(ratios(each, best)) < ENOUGH for each in others):
+            return False
+        return all(ratio(e, best, self.confidence).precision <= PRECISION for e in others)
+
+    # What is known of them.
+
+    def _speed(self, entrant: Entrant) -> float:
+        found = self.ratio(entrant)
+        return found.value if found else math.inf
+
+    def _promise(self, entrant: Entrant) -> float:
+        """The speed of the same recipe without its compiler; that of the unprepared model, if unknown."""
+        eager = entrant.candidate.eager
+        same = (e for e in self.entrants if e.candidate.eager == eager and e.times)
+        return next(map(self._speed, (e for e in same if not e.candidate.compiles)), 1.0)
+
+    def _standing(self) -> str:
+        """Who is ahead, and how much time is left, in words."""
+        left = f"{max(self._left(), 0):.0f} s left"
+        timed = [each for each in self._live() if each.times]
+        if not timed:
+            return left
+        best = min(timed, key=self._speed)
+        return f"best so far {best.name} ({self._speed(best):.2f} of the unprepared time), {left}"
+
+    # The end.
+
+    def _conclude(self) -> Entrant:
+        for each in self._waiting():
+            self._out(each, "not measured", "there was no time left to try it")
+        for each in self._live():
+            if each is not self._base and not each.times:
+                self._out(each, "not measured", "there was no time left to time it")
+        winner = self._settle()
+        winner.status, winner.reason = "winner", self._praise(winner)
+        return winner
+
+    def _praise(self, winner: Entrant) -> str:
+        if winner is self._base:
+            return "no recipe that was verified is faster beyond doubt"
+        found = self.ratio(winner)
+        return (
+            f"takes {found.value:.2f} of the time of the unprepared model {between(found)}".rstrip()
+        )
