@@ -62,8 +62,9 @@ def compare(
     beyond what the control shows between equals. All intervals hold together with `confidence`.
 
     A turn takes a fresh input, copied and formatted before the clock starts. Where the baseline's
-    call is shorter than 5 ms, all are timed several in a row, and, where the budget allows 20 such rounds, after one untimed call,
-    so that no variant finds the processor's caches warmer than another. On CUDA, events time.
+    call is shorter than 5 ms, all are timed several in a row; and, where the budget allows 20 such
+    rounds, after one untimed call, so that no variant finds the processor's caches warmer than
+    another. On CUDA, events time.
 
     The models stay as they were: values, gradients, attributes, hooks, modes and random states. Of
     functions that holds for the models they refer to.

@@ -225,7 +225,7 @@ def test_train_mode_is_asked_for_by_the_key_mode(go):
 
 
 def test_the_example_forward_does_not_count_in_running_statistics(go):
-    net = ("model=unet2d", "model.width=4", "model.depth=2", SMALL)
+    net = ("model=unet2d", "model.width=4", "model.depth=2", "input.shape=[2,1,16,16]")
     ran = go(*net, "memfmt=channels_last", "mode=train", "verify=short")
     assert ran.code == 0, ran.err
     assert "verified      pass" in ran.out
