@@ -70,6 +70,28 @@ def _layout_repair_summary(found: dict) -> list[str]:
     return lines
 
 
+def breaks(found: dict) -> list[str]:
+    """One line for each network that loses the layout somewhere, and what there is in all."""
+    lines = _head("network", "lost", "copied", "because of", "repaired: lost", "copied")
+    rows = {name: row for name, row in found["networks"].items() if "reason" not in row}
+    for name, row in rows.items():
+        before, after = row["as it is"], row["repaired"]
+        if before["breaks"] or after["breaks"]:
+            causes = ", ".join(f"{count} {cause}" for cause, count in before["by_cause"].items())
+            cells = [str(before["breaks"]), _mib(before), causes, str(after["breaks"]), _mib(after)]
+            lines.append(_row(name, *cells))
+    kept = [name for name, row in rows.items() if not row["as it is"]["breaks"]]
+    lines += ["", f"Never lost, of {len(rows)} networks: {', '.join(kept)}."]
+    failed = [
+        f"{name} ({row['reason']})" for name, row in found["networks"].items() if "reason" in row
+    ]
+    return [*lines, *([f"Not predicted: {'; '.join(failed)}."] if failed else [])]
+
+
+def _mib(found: dict) -> str:
+    return f"{found['copied_bytes'] / 2**20:,.1f} MiB"
+
+
 def prepare_cost(found: dict) -> list[str]:
     lines = _head("", "seconds", "apply / this", "extra GB")
     base = found["copies"]["apply"]["seconds"]
@@ -101,6 +123,7 @@ def startup(found: dict) -> list[str]:
 
 
 TABLES: dict[str, Callable[[dict], list[str]]] = {
+    "breaks": breaks,
     "layout_repair": layout_repair_table,
     "prepare_cost_2048": prepare_cost,
     "prepare_cost_1024": prepare_cost,
