@@ -81,6 +81,42 @@ def shared_folder(config: DictConfig, rows: Sequence[Any]) -> list[Problem]:
     ]
 
 
+def shared_save(rows: Sequence[Sequence[str]]) -> list[Problem]:
+    """The problem of a sweep of which several rows would write the same file of weights."""
+    named = [word.partition("=")[2] for row in rows for word in row if word.startswith("save=")]
+    shared = [
+        name for name in named if named.count(name) > 1 and name != "null" and "${" not in name
+    ]
+    if not shared:
+        return []
+    wrong = f"{shared[0]!r} is one file for {len(shared)} runs"
+    return [Problem("save", wrong, "save from single runs, without --multirun")]
+
+
+def resume_problems(
+    config: DictConfig, rows: Sequence[Any] | None, *, sweep: bool
+) -> list[Problem]:
+    """What is wrong with `resume=true`: there has to be a sweep that can be taken up again."""
+    if config.get("resume") is not True:
+        return []
+    if not sweep:
+        remedy = "add --multirun and hydra.sweep.dir=FOLDER"
+        return [Problem("resume", "is for sweeps, and this is a single run", remedy)]
+    if rows is None:
+        wrong = "this sweeper chooses its runs as it goes, so that none can be found again"
+        return [Problem("resume", wrong, "sweep with hydra/sweeper=basic")]
+    if "${prepare_unique" in str(_written(config.hydra.sweep, "dir")):
+        wrong = "a new folder has nothing to resume"
+        return [Problem("resume", wrong, "give that of the sweep as hydra.sweep.dir=FOLDER")]
+    return []
+
+
+def as_mapping(config: DictConfig, key: str) -> dict[str, Any]:
+    """What stands under a key, as it is written; empty where that is no mapping."""
+    found = _written(config, key)
+    return found if isinstance(found, dict) else {}
+
+
 def overrides_in(about: DictConfig) -> list[str]:
     """The overrides of a run as they were written; an interpolation in one is for its own key."""
     return list(map(as_written, OmegaConf.to_container(about.overrides, resolve=False)["task"]))

@@ -77,11 +77,16 @@ class FormatHook:
 
     def install(self, model: nn.Module) -> None:
         """Puts the hook before all others, in the place of any other formatting hook."""
+        FormatHook.remove(model)
+        model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
+
+    @staticmethod
+    def remove(model: nn.Module) -> None:
+        """Takes any formatting hook off `model`."""
         for key, hook in list(model._forward_pre_hooks.items()):
             if isinstance(hook, FormatHook):
                 del model._forward_pre_hooks[key]
                 model._forward_pre_hooks_with_kwargs.pop(key, None)
-        model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:

@@ -159,12 +159,13 @@ class Checks(Callback):
             _stop_at(resume_problems(config, rows, sweep=True))
             identities = told_apart(_identity(composer.compose(row)) for row in rows or [])
             folder = Path(config.hydra.sweep.dir).resolve()
-            lead = Lead(folder, rows=rows, identities=identities, resume=config.resume)
+            resume = config.get("resume") is True
+            lead = Lead(folder, rows=rows, identities=identities, resume=resume)
             what = plural(len(rows), "run") if rows else "a sweep"
             line(f"{what} in {shown_folder(folder)}", errors=True)
             if (session := SESSION.get()) is not None:
-                session.lead = lead
                 session.progress = Progress(folder, lead.planned)
+                session.lead = lead
                 session.progress.start()
 
 

@@ -38,7 +38,7 @@ class Move:
                 tensor.shape, self.stride, dtype=self.dtype, device=self.device
             )
             _copy(huge_pages(fresh), tensor)
-        _check_cast(self.path, tensor, fresh)
+        check_cast(self.path, tensor, fresh)
         return [(each, fresh) for each in self.tensors]
 
 
@@ -58,11 +58,31 @@ class FlatMove:
         source = self.tensors[0].detach().as_strided((last - first,), (1,), first)
         fresh = huge_pages(torch.empty(last - first, dtype=self.dtype, device=self.device))
         fresh.copy_(source, non_blocking=True)
-        _check_cast(self.path, source, fresh)
+        check_cast(self.path, source, fresh)
         return [
             (t, fresh.as_strided(t.shape, t.stride(), t.storage_offset() - first))
             for t in self.tensors
         ]
+
+
+def check_cast(path: str, old: Tensor, new: Tensor) -> None:
+    """Refuses a cast to float16 that makes infinity of a number."""
+    if new.dtype is not torch.float16 or old.dtype is new.dtype or old.is_meta or not old.numel():
+        return
+    if old.layout is not torch.strided:
+        return
+    largest = torch.finfo(new.dtype).max
+    low, high = (bound.item() for bound in torch.aminmax(old))
+    if -largest <= low and high <= largest:
+        return
+    lost = old.isfinite() & ~new.isfinite().to(old.device)
+    if lost.any():
+        worst = old[lost].abs().max().item()
+        wrong = f"holds {worst:.6g}, and the largest float16 is {largest:.0f}"
+        remedy = f"steps.half.dtype=bfloat16, or keep it: steps.half.keep=[norms,{_module(path)}]"
+        raise RefusedError(
+            path, f"{int(lost.sum())} of its values would become inf: it {wrong}", remedy
+        )
 
 
 def _copy(fresh: Tensor, source: Tensor) -> None:
@@ -142,26 +162,6 @@ def _settle(moves: Sequence[Move | FlatMove]) -> None:
     for device in {move.device for move in moves}:
         if device.type in ("cuda", "xpu", "mps"):
             getattr(torch, device.type).synchronize()
-
-
-def _check_cast(path: str, old: Tensor, new: Tensor) -> None:
-    """Refuses a cast to float16 that makes infinity of a number."""
-    if new.dtype is not torch.float16 or old.dtype is new.dtype or old.is_meta or not old.numel():
-        return
-    if old.layout is not torch.strided:
-        return
-    largest = torch.finfo(new.dtype).max
-    low, high = (bound.item() for bound in torch.aminmax(old))
-    if -largest <= low and high <= largest:
-        return
-    lost = old.isfinite() & ~new.isfinite().to(old.device)
-    if lost.any():
-        worst = old[lost].abs().max().item()
-        wrong = f"holds {worst:.6g}, and the largest float16 is {largest:.0f}"
-        remedy = f"steps.half.dtype=bfloat16, or keep it: steps.half.keep=[norms,{_module(path)}]"
-        raise RefusedError(
-            path, f"{int(lost.sum())} of its values would become inf: it {wrong}", remedy
-        )
 
 
 def _module(path: str) -> str:

@@ -52,7 +52,9 @@ class Ended(NamedTuple):
 
 def start(*words: str, cwd: Path, folder: str = "swept", **environ: str) -> subprocess.Popen:
     """Starts the sweep in a process of its own, which heeds Ctrl-C and finds `sample_nets`."""
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS), "COLUMNS": "200"} | environ
+    env = (
+        os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS), "COLUMNS": "200"} | environ
+    )
     # A shell has its background processes ignore Ctrl-C, and all that they start.
     heeds = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
     return subprocess.Popen(

@@ -24,7 +24,14 @@ from checkpoint_nets import (
 from prepare import cli
 from prepare.checkpoint import export, load, save
 from prepare.checkpointing.empty import build_empty, empty_parameters
-from prepare.errors import CheckpointError, ConfigError, FileError, PrepareError, RefusedError
+from prepare.errors import (
+    CheckpointError,
+    ConfigError,
+    FileError,
+    KnownIssueError,
+    PrepareError,
+    RefusedError,
+)
 from prepare.pipeline import Pipeline
 from prepare.step import TensorStep, Want
 from test_files import FailAt
@@ -243,10 +250,16 @@ def test_an_unsaved_buffer_on_meta_is_named_and_the_model_stays_as_it_was(path):
     assert same_state(state_of(model) | {"positions": before["positions"]}, before)
 
 
-def test_a_lazy_module_is_named(path):
+def test_a_lazy_and_a_scripted_model_are_refused_and_stay_as_they_are(path):
     save(nn.Sequential(nn.Linear(2, 3)), path)
-    with pytest.raises(CheckpointError, match=r"0\.weight: has no shape yet"):
-        load(path, lambda: nn.Sequential(nn.LazyLinear(3)), strict=False)
+    lazy = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(RefusedError, match=r"0\.weight: has no shape yet"):
+        load(path, lazy, strict=False)
+    assert isinstance(lazy[0].weight, nn.UninitializedParameter)
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 3)))
+    with pytest.raises(RefusedError, match="load first, then script or trace it"):
+        load(path, scripted)
 
 
 # ---------------------------------------------------------------------------------- names
@@ -320,6 +333,38 @@ def test_an_entry_is_chosen_where_a_file_holds_several(tmp_path):
     assert_same(load(path, small, key="ema").model, small_like(other))
     with pytest.raises(CheckpointError, match="did you mean 'model'"):
         load(path, small, key="modle")
+    save(model, tmp_path / "w.safetensors")
+    with pytest.raises(CheckpointError, match="has no entries, so none called 'model'"):
+        load(tmp_path / "w.safetensors", small, key="model")
+
+
+def test_the_hooks_for_after_a_load_are_run_on_the_model_with_its_values(path):
+    save(small(), path)
+    told = []
+
+    def build():
+        model = small()
+        model.register_load_state_dict_post_hook(lambda m, keys: told.append((m, *keys)))
+        return model
+
+    model = load(path, build).model
+    assert told == [(model, [], [])]
+
+
+def test_what_is_known_to_go_wrong_in_training_is_an_error_unless_it_is_to_be_ignored(path):
+    def build():
+        return nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4), nn.SiLU(), nn.Conv2d(4, 4, 3)
+        )
+
+    layout = Pipeline.from_config({"device": {"device": "cpu"}, "conv2d_memory_format": {}})
+    save(build(), path, pipeline=layout)
+    model = build()
+    before = state_of(model)
+    with pytest.raises(KnownIssueError):
+        load(path, model)
+    assert same_state(state_of(model), before)
+    assert load(path, model, known_issues="ignore").model[0].weight.stride(1) == 1
 
 
 def test_tied_weights_that_differ_in_the_file_are_an_error(path):
@@ -614,6 +659,43 @@ def test_what_cannot_be_exported_stays_prepared():
         export(model)
     assert same_state(state_of(model), before)
     assert not prepared.plan(model)
+
+
+# ------------------------------------------------------------------------------ the networks of others
+
+
+NETWORKS = sorted(
+    path.stem for path in (Path(__file__).parent.parent / "conf" / "model").glob("*_*.yaml")
+)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # theirs
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_of_the_configuration_is_loaded_as_apply_makes_it(path, name):
+    import yaml
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    config = yaml.safe_load(
+        (Path(__file__).parent.parent / "conf" / "model" / f"{name}.yaml").read_text()
+    )
+    named = {k: v for k, v in config.get("model", config).items() if k not in ("defaults", "input")}
+
+    def build():
+        return instantiate(named, _convert_="all").eval()
+
+    try:
+        original = build()
+    except InstantiationException as error:
+        pytest.skip(f"cannot be built here: {str(error).splitlines()[0]}")
+    save(original, path)
+    steps = {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}, "conv3d_memory_format": {}}
+    prepared = Pipeline.from_config(steps | {"repair_layout": {}})
+    loaded = load(path, build, pipeline=prepared).model
+    assert_same(loaded, prepared.apply(original))
+    assert [type(m) for m in loaded.modules()] == [type(m) for m in original.modules()]
+    assert all(p.is_meta for p in build_empty(build).parameters())
 
 
 # ------------------------------------------------------------------------------- the command line

@@ -19,7 +19,11 @@ ENGINES = [
     pytest.param("submitit_local", id="submitit_local", marks=pytest.mark.slow),
     pytest.param("ray", id="ray", marks=pytest.mark.slow),
 ]
-NEEDS = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}
+NEEDS = {
+    "joblib": "hydra_joblib_launcher",
+    "submitit_local": "hydra_submitit_launcher",
+    "ray": "hydra_ray_launcher",
+}
 RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 NAMES = ",".join(f"sample_nets.{name}" for name in MIXED)
 
@@ -41,7 +45,9 @@ def test_whatever_a_job_does_every_other_is_done_on_every_engine(tmp_path, engin
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_engine_makes_the_same_audit_and_finds_plugins_and_modules_of_the_current_folder(tmp_path, engine):
+def test_every_engine_makes_the_same_audit_and_finds_plugins_and_modules_of_the_current_folder(
+    tmp_path, engine
+):
     needs(engine)
     (tmp_path / "own_steps.py").write_text(
         "from prepare.registry import register\nfrom prepare.step import TensorStep, Want\n"
@@ -59,7 +65,9 @@ def test_every_engine_makes_the_same_audit_and_finds_plugins_and_modules_of_the_
     assert audits[0] == audits[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_process_of_any_engine_is_left_where_its_sweep_is_stopped(tmp_path, engine, number):
     needs(engine)
@@ -68,7 +76,9 @@ def test_no_process_of_any_engine_is_left_where_its_sweep_is_stopped(tmp_path, e
     process.send_signal(number)
     ended = finish(process, tmp_path / "swept")
     # Ray's own agents, which outlive a cluster that was not shut down for a minute, are not ours to end.
-    wait_for(lambda: not [one for one in left_of(tmp_path) if one.name() not in RAYS_OWN], seconds=5)
+    wait_for(
+        lambda: not [one for one in left_of(tmp_path) if one.name() not in RAYS_OWN], seconds=5
+    )
     # Ray takes SIGTERM for itself, and dumps core.
     if number != signal.SIGKILL and (engine, number) != ("ray", signal.SIGTERM):
         assert ended.code == 130, ended.err
@@ -79,7 +89,9 @@ def test_no_process_of_any_engine_is_left_where_its_sweep_is_stopped(tmp_path, e
 
 
 @pytest.mark.parametrize("engine", ["joblib", "submitit_local", "submitit_slurm", "ray"])
-def test_an_engine_whose_package_is_missing_is_an_error_of_one_line(tmp_path, monkeypatch, capsys, engine):
+def test_an_engine_whose_package_is_missing_is_an_error_of_one_line(
+    tmp_path, monkeypatch, capsys, engine
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("prepare.engines._is_there", lambda module: False)
     code = cli.run(["--multirun", "model=unet3d", "seed=0,1", f"hydra/launcher={engine}"])
@@ -110,7 +122,9 @@ def test_an_engine_whose_package_is_missing_is_an_error_of_one_line(tmp_path, mo
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )  # fmt: skip
-def test_what_hydra_itself_would_fall_over_is_an_error_of_one_line(tmp_path, monkeypatch, capsys, words, said):
+def test_what_hydra_itself_would_fall_over_is_an_error_of_one_line(
+    tmp_path, monkeypatch, capsys, words, said
+):
     monkeypatch.chdir(tmp_path)
     code = cli.run(["--multirun", "model=unet3d", "seed=0,1", *words])
     out, err = capsys.readouterr()
@@ -130,12 +144,23 @@ def test_an_engine_that_stops_is_told_and_what_was_done_is_kept(tmp_path, monkey
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(BasicLauncher, "launch", stops)
-    code = cli.run(["--multirun", NET + "Net", "seed=0,1", "hydra.sweep.dir=swept", "bench=none", "verify=none"])
+    code = cli.run(
+        [
+            "--multirun",
+            NET + "Net",
+            "seed=0,1",
+            "hydra.sweep.dir=swept",
+            "bench=none",
+            "verify=none",
+        ]
+    )
     out, err = capsys.readouterr()
     assert code == 1
     assert "1 of 2 rows ok" in out
     assert "#1: it never started" in out
-    assert err.splitlines()[-1].startswith("hydra/launcher: the engine stopped: RuntimeError: no more workers; ")
+    assert err.splitlines()[-1].startswith(
+        "hydra/launcher: the engine stopped: RuntimeError: no more workers; "
+    )
     assert "no more workers" in (tmp_path / "swept" / "error.txt").read_text()
 
 
@@ -144,7 +169,9 @@ def test_jobs_beside_each_other_on_one_machine_are_said_to_share_it():
     assert not shares_cores("submitit_slurm", {})
     assert not shares_cores("joblib", {"n_jobs": 1})
     assert shares_cores("joblib", {"n_jobs": -1})
-    assert all(shares_cores(name, {}) for name in ("submitit_local", "ray", "of_somebody_else", None))
+    assert all(
+        shares_cores(name, {}) for name in ("submitit_local", "ray", "of_somebody_else", None)
+    )
 
 
 def test_the_engines_are_checked_before_a_sweep_only():
@@ -155,4 +182,10 @@ def test_the_engines_are_checked_before_a_sweep_only():
 
 
 def test_the_time_that_is_left_is_said_as_a_person_would():
-    assert [_time(seconds) for seconds in (0.4, 89, 91, 3600, 36000)] == ["0 s", "89 s", "2 min", "60 min", "10.0 h"]
+    assert [_time(seconds) for seconds in (0.4, 89, 91, 3600, 36000)] == [
+        "0 s",
+        "89 s",
+        "2 min",
+        "60 min",
+        "10.0 h",
+    ]

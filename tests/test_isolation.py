@@ -76,7 +76,9 @@ def test_a_plugin_registers_its_step_in_the_process_of_the_job(sweep, tmp_path):
         "    '''Makes everything float64.'''\n"
         "    def want(self, tensor):\n        return Want(dtype='float64')\n"
     )
-    ran = sweep(NET + "Net", "plugins=[own_steps]", "+steps.doubled={}", "seed=0,1", "precision=float32")
+    ran = sweep(
+        NET + "Net", "plugins=[own_steps]", "+steps.doubled={}", "seed=0,1", "precision=float32"
+    )
     assert ran.statuses == ["ok", "ok"], ran.err
     assert "own_steps" not in sys.modules
 

@@ -130,7 +130,9 @@ def test_no_row_of_another_sweep_is_taken_for_one_of_this(sweep, folder):
 
 
 @pytest.mark.parametrize("change", ["option", "code", "plugin", "version"])
-def test_a_job_is_done_again_where_what_determines_its_result_has_changed(sweep, folder, monkeypatch, change):
+def test_a_job_is_done_again_where_what_determines_its_result_has_changed(
+    sweep, folder, monkeypatch, change
+):
     (folder / "own_plugin.py").write_text("")
     words = ["plugins=[own_plugin]"]
     sweep("a", *words)
@@ -166,7 +168,9 @@ def test_an_identity_is_of_the_code_below_the_current_folder_too(folder):
     package.mkdir()
     for name in ("__init__", "nets", "blocks"):
         (package / f"{name}.py").write_text("")
-    config = {"model": {"_target_": "own_package.nets.build", "inner": [{"_target_": "torch.nn.ReLU"}]}}
+    config = {
+        "model": {"_target_": "own_package.nets.build", "inner": [{"_target_": "torch.nn.ReLU"}]}
+    }
     before = identity(config, {})
     assert identity({**config, "isolate": False, "resume": True}, {}) == before
     assert identity(config, {"precision": "half"}) != before
@@ -194,7 +198,12 @@ def test_a_second_sweep_in_a_folder_where_one_runs_is_refused(folder):
 
 
 def test_two_sweeps_that_share_a_folder_do_each_job_once(folder):
-    words = ["model._target_=noted.net", "+model.slow=0.2", f"seed={','.join(map(str, range(8)))}", "resume=true"]
+    words = [
+        "model._target_=noted.net",
+        "+model.slow=0.2",
+        f"seed={','.join(map(str, range(8)))}",
+        "resume=true",
+    ]
     both = [start(*words, cwd=folder) for _ in range(2)]
     ended = [finish(process, folder / "swept") for process in both]
     assert [one.code for one in ended] == [0, 0], [one.err for one in ended]
@@ -232,10 +241,14 @@ def check_files(folder: Path) -> None:
         assert json.loads(path.read_text()), path
     for path in folder.rglob("result.json"):
         if json.loads(path.read_text())["status"] == "ok":
-            assert {"audit.json", "recipe.yaml", "report.html"} <= {one.name for one in path.parent.iterdir()}
+            assert {"audit.json", "recipe.yaml", "report.html"} <= {
+                one.name for one in path.parent.iterdir()
+            }
 
 
-def stop_and_resume(sweep, folder: Path, number: int, *, delay: float, begun: bool, engine: str = "basic") -> int:
+def stop_and_resume(
+    sweep, folder: Path, number: int, *, delay: float, begun: bool, engine: str = "basic"
+) -> int:
     """Stops a sweep by a signal, `delay` seconds after it started or made its plan, and takes it up again.
 
     Gives the number of jobs that were done by then.
@@ -243,7 +256,11 @@ def stop_and_resume(sweep, folder: Path, number: int, *, delay: float, begun: bo
     shutil.rmtree(folder / "swept", ignore_errors=True)
     built(folder)
     names, swept = "abcd", folder / "swept"
-    words = ["model._target_=noted.net", f"+model.name={','.join(names)}", f"hydra/launcher={engine}"]
+    words = [
+        "model._target_=noted.net",
+        f"+model.name={','.join(names)}",
+        f"hydra/launcher={engine}",
+    ]
     process = start(*words, cwd=folder)
     if begun:
         wait_for((swept / "sweep.json").exists)
@@ -256,7 +273,9 @@ def stop_and_resume(sweep, folder: Path, number: int, *, delay: float, begun: bo
     for path in swept.rglob("result.json"):
         record = Record(path.parent)
         if record.result().status in KEPT:
-            kept[dict(word.split("=") for word in record.job().overrides)["+model.name"]] = contents(path.parent)
+            kept[dict(word.split("=") for word in record.job().overrides)["+model.name"]] = (
+                contents(path.parent)
+            )
     if process.returncode == 130:
         assert "Traceback" not in out + err
         if (swept / "sweep.json").exists():
@@ -290,13 +309,19 @@ def test_a_sweep_that_is_stopped_at_any_moment_is_taken_up_where_it_was(sweep, f
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["basic", "joblib"])
-def test_a_sweep_that_is_stopped_at_a_hundred_moments_is_taken_up_where_it_was(sweep, folder, engine):
+def test_a_sweep_that_is_stopped_at_a_hundred_moments_is_taken_up_where_it_was(
+    sweep, folder, engine
+):
     rng = random.Random(len(engine))
     done = []
     for turn in range(100):
         begun = bool(rng.randrange(4))
         delay = rng.uniform(0, 6 if begun else 2)
-        done.append(stop_and_resume(sweep, folder, SIGNALS[turn % 3], delay=delay, begun=begun, engine=engine))
+        done.append(
+            stop_and_resume(
+                sweep, folder, SIGNALS[turn % 3], delay=delay, begun=begun, engine=engine
+            )
+        )
     # Some fell before the first job ended, and some in the midst of them.
     assert 0 in done
     assert {1, 2, 3} & {*done}
