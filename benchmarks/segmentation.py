@@ -52,7 +52,7 @@ def dice(model: nn.Module, pipeline: Pipeline) -> float:
 def train(steps: int) -> dict:
     """Both networks, step by step."""
     torch.manual_seed(0)
-    model = UNet3d(in_channels=1, out_channels=1, width=16, norm="instance").train()
+    model = UNet3d(in_channels=1, out_channels=1, width=8, depth=3, norm="instance").train()
     pipelines = {"unprepared": Pipeline.from_config({}), "prepared": Pipeline.from_config(STEPS)}
     models, optimizers = {}, {}
     for name, pipeline in pipelines.items():

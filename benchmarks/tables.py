@@ -1,4 +1,4 @@
-"""Brings the tables of docs/benchmarks.md into line with the raw files in benchmarks/results/.
+"""Brings the tables of the pages into line with the raw files in benchmarks/results/.
 
     python benchmarks/tables.py [--check]
 
@@ -18,7 +18,8 @@ from pathlib import Path
 
 import layout_repair
 
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = (DOCS / "benchmarks.md", DOCS / "segmentation.md")
 RESULTS = Path(__file__).parent / "results"
 CONTIGUOUS, AGAIN, WITHOUT, WITH = layout_repair.VARIANTS
 
@@ -122,7 +123,21 @@ def startup(found: dict) -> list[str]:
     return lines
 
 
+def segmentation(found: dict) -> list[str]:
+    """How both trainings ended."""
+    lines = _head("", "loss, mean of the last 20 steps", "Dice, held out")
+    for name, losses in found["losses"].items():
+        last = statistics.fmean(losses[-20:])
+        lines.append(_row(name, f"{last:.4f}", f"{found['dice'][name]:.4f}"))
+    ratio = found["seconds"]["prepared"] / found["seconds"]["unprepared"]
+    said = (
+        f"{found['steps']} steps; the median prepared step took {ratio:.2f} of the unprepared one."
+    )
+    return [*lines, "", said]
+
+
 TABLES: dict[str, Callable[[dict], list[str]]] = {
+    "segmentation": segmentation,
     "breaks": breaks,
     "layout_repair": layout_repair_table,
     "prepare_cost_2048": prepare_cost,
@@ -159,11 +174,14 @@ def _mean(cases: list[dict], variant: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
-    before = PAGE.read_text()
-    after = updated(before)
-    if parser.parse_args().check:
-        sys.exit(before != after)
-    PAGE.write_text(after)
+    check, differs = parser.parse_args().check, False
+    for page in PAGES:
+        before = page.read_text()
+        after = updated(before)
+        differs = differs or before != after
+        if not check:
+            page.write_text(after)
+    sys.exit(check and differs)
 
 
 if __name__ == "__main__":

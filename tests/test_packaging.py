@@ -252,7 +252,7 @@ def test_every_module_but_those_of_the_command_line_loads_without_its_packages(t
         *("prepare.hydra", "prepare.task", "prepare.composing", "prepare.composed"),
         *(
             f"prepare.report.{name}"
-            for name in ("bench", "console", "flow", "sweep", "terminal", "verify")
+            for name in ("bench", "console", "flow", "progress", "sweep", "terminal", "verify")
         ),
         *(f"prepare.report.{name}" for name in ("flow_picture", "page", "sections")),
     }

@@ -17,7 +17,7 @@ class KeepingGroupNorm(nn.GroupNorm):
             or _normalise.is_widened(x)
         ):
             return super().forward(x)
-        if _normalise.is_small(x):
+        if _normalise.is_odd(x):
             return _normalise.through_contiguous(super().forward, x)
         return _normalise.normalise(x, self.num_groups, self.weight, self.bias, self.eps)[0]
 

@@ -1,5 +1,7 @@
 """The repair of instance norms: they keep a channels-last input's layout, forward and backward."""
 
+from math import prod
+
 import torch
 from torch import Tensor, nn
 
@@ -16,16 +18,16 @@ class _KeepsLayout:
         if (
             not (batched and is_channels_last(x) and _normalise.fits(x, self.weight))
             or x.shape[1] != self.num_features
-            or (of_input and x[0, 0].numel() == 1)
+            or (of_input and prod(x.shape[2:]) == 1)
         ):
             return super().forward(x)
-        if _normalise.is_small(x):
+        if _normalise.is_odd(x):
             return _normalise.through_contiguous(super().forward, x)
         if not of_input:
             return self._by_running_statistics(x)
         y, mean, var = _normalise.normalise(x, x.shape[1], self.weight, self.bias, self.eps)
         if self.running_mean is not None:
-            size = x[0, 0].numel()
+            size = prod(x.shape[2:])
             self._track(self.running_mean, mean)
             self._track(self.running_var, var * (size / (size - 1)))
         return y
@@ -43,7 +45,7 @@ class _KeepsLayout:
     @torch.no_grad()
     def _track(self, running: Tensor, found: Tensor) -> None:
         momentum = self.momentum or 0.0  # None is 0 here: instance norm keeps no cumulative average
-        running.copy_((1 - momentum) * running + momentum * found.mean(0))
+        running.copy_((1 - momentum) * running + momentum * found.view(-1, len(running)).mean(0))
 
 
 class KeepingInstanceNorm2d(_KeepsLayout, nn.InstanceNorm2d):

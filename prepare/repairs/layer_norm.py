@@ -16,7 +16,7 @@ class KeepingLayerNorm(nn.LayerNorm):
             or _normalise.is_widened(x)
         ):
             return super().forward(x)
-        if _normalise.is_small(x):
+        if _normalise.is_odd(x):
             return _normalise.through_contiguous(super().forward, x)
         # In float32, so that 16 bits are rounded to once.
         y, _, _ = _normalise.normalise(x.to(_normalise.wide(x)), 1, None, None, self.eps)

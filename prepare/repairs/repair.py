@@ -16,12 +16,12 @@ def is_channels_last(x: Tensor) -> bool:
     """
     if x.dim() not in FORMATS:
         return False
-    last, step = x.dim() - 1, 1
+    # Not `is_contiguous`, which `vmap` does not answer for these formats.
+    last, step, sizes, strides = x.dim() - 1, 1, x.shape, x.stride()
     for dim in (1, *range(last, 1, -1), 0):
-        # Not `is_contiguous`, which `vmap` does not answer for these formats.
-        if x.stride(dim) != step and (x.size(dim) != 1 or dim in (1, last)):
+        if strides[dim] != step and (sizes[dim] != 1 or dim in (1, last)):
             return False
-        step *= x.size(dim)
+        step *= sizes[dim]
     return True
 
 
