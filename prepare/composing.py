@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -44,6 +47,17 @@ ERRORS = (HydraException, OmegaConfBaseException, *BUILT_IN)
 _register = OmegaConf.register_resolver if not BASE else OmegaConf.register_new_resolver
 _register("prepare_unique", names.unique, use_cache=True, replace=True)
 _register("prepare_slug", names.slug, replace=True)
+_register("prepare_pid", os.getpid, replace=True)
+
+
+def store_engines() -> None:
+    """Gives the engines of sweeps (`hydra/launcher`) our values, whether their packages are here or not."""
+    # Plugins store theirs when they are found, which is once. A file in hydra/launcher of our own would
+    # do, but for a warning that it has the name of what a plugin stores.
+    Plugins.instance()
+    for path in sorted((conf_dir() / "launcher").glob("*.yaml")):
+        node = OmegaConf.to_container(OmegaConf.load(path))
+        ConfigStore.instance().store(path.stem, node, group="hydra/launcher", provider="prepare")
 
 
 @contextmanager
@@ -52,6 +66,7 @@ def composing(config_dir: str | None = None) -> Iterator[Composer]:
     always = []
     if config_dir and Path(config_dir).is_dir():
         always = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
+    store_engines()
     with hydra.initialize_config_dir(config_dir=str(conf_dir()), **BASE):
         yield Composer(always=always)
 

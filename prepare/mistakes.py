@@ -36,6 +36,8 @@ _OTHER_WORDS = {
     **{word: f"mode={word}" for word in ("eval", "train")},
 }
 _OURS = "hydra.callbacks.prepare"
+# The groups of Hydra's own that decide how a sweep runs.
+HYDRAS = ("hydra/launcher", "hydra/sweeper")
 _KEY = re.compile(r"[+~]{0,2}[\w$-]+([./][\w$-]+)*(@[\w.:$-]*)?", re.ASCII)
 
 
@@ -78,9 +80,16 @@ def explain(override: Override, menu: Menu, said: str) -> Problem:
     if "/" in override.key and (options := re.findall(r"^\t([\w-]+)$", said, re.MULTILINE)):
         remedy = choose(str(override.value), options, noun="installed")
         return Problem(override.key, f"there is no option {_value(override)!r}", remedy)
+    if override.key in HYDRAS and isinstance(override.value, list):
+        return several_options(override.key)
     if problem := _explain_key(override, menu):
         return problem
     return Problem(override.key, first_sentence(said))
+
+
+def several_options(group: str) -> Problem:
+    """The mistake in a list for a group of Hydra's own, of which it would take the last."""
+    return Problem(group, "takes one option, and not a list", f"write {group}=NAME")
 
 
 def unreadable(text: str, groups: Mapping[str, list[str]]) -> Problem:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from datetime import datetime
 
 _SLUG_LENGTH = 100
+# How a sweep is run: what it does stays the same, and so do its folders.
+_HOW = ("isolate=", "resume=")
 
 
 def unique() -> str:
@@ -17,7 +19,7 @@ def unique() -> str:
 
 def slug(overrides: Iterable[str]) -> str:
     """The overrides of a row as the name of a folder: ASCII, no slashes, never too long for one."""
-    text = ",".join(map(str, overrides))
+    text = ",".join(word for word in map(str, overrides) if not word.startswith(_HOW))
     name = re.sub(r"[^\w.=,-]+", "-", text, flags=re.ASCII).strip("-.")
     if len(name) > _SLUG_LENGTH:
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]

@@ -9,11 +9,13 @@ from pathlib import Path
 from prepare import files
 from prepare.errors import FileError, PrepareError
 from prepare.headlines import Headline, headline
-from prepare.planned import Planned, is_running, read_planned
+from prepare.locks import held
+from prepare.planned import Planned, is_running, read_planned, sweep_lock
 from prepare.record import Record
 
-# `running` is a row that some process is doing now: no end, so no success either.
-_BAD = ("failed", "crashed", "interrupted", "running")
+# What a sweep that has not ended is doing, or will do: no end, so no success either.
+UNENDED = ("running", "waiting")
+_BAD = ("failed", "crashed", "interrupted", *UNENDED)
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,10 @@ def read_summary(folder: Path) -> Summary:
     rows = (planned and planned.rows) or []
     numbers = sorted({*range(len(rows)), *found})
     overrides = {number: rows[number] for number in range(len(rows))}
+    live = held(sweep_lock(folder))
     made = [
-        _row(number, overrides.get(number, []), found.get(number), folder) for number in numbers
+        _row(number, overrides.get(number, []), found.get(number), folder, live=live)
+        for number in numbers
     ]
     keys = dict.fromkeys(key for row in made for key in row.choices)
     varying = [key for key in keys if len({row.choices.get(key) for row in made}) > 1]
@@ -83,15 +87,17 @@ def _found(folder: Path, planned: Planned | None) -> dict[int, Record]:
     return found
 
 
-def _row(number: int, planned: list[str], record: Record | None, folder: Path) -> Row:
+def _row(
+    number: int, planned: list[str], record: Record | None, folder: Path, *, live: bool
+) -> Row:
     if record is None:
-        never = "it never started"
-        return Row(number, _choices(planned), "interrupted", reason=never, overrides=(*planned,))
+        status, reason = ("waiting", None) if live else ("interrupted", "it never started")
+        return Row(number, _choices(planned), status, reason=reason, overrides=(*planned,))
     found = Headline()
     status, reason, seconds = "crashed", "it ended without a result: killed", None
     job = record.job()
     if is_running(folder, job and job.identity):
-        status, reason = "running", "it has not ended yet"
+        status, reason = "running", None
     try:
         if result := record.result():
             status, reason, seconds = result.status, result.error, result.seconds

@@ -1,8 +1,10 @@
 """The engines of a sweep: each does every healthy job and names every sick one, and what is timed on it is marked."""
 
 import importlib.util
+import io
 import os
 import signal
+import sys
 
 import pytest
 
@@ -189,3 +191,18 @@ def test_the_time_that_is_left_is_said_as_a_person_would():
         "60 min",
         "10.0 h",
     ]
+
+
+def test_a_terminal_shows_how_far_a_sweep_is(tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    names = "sample_nets.Net,sample_nets.raises"
+    words = ["hydra.sweep.dir=swept", "bench=none", "verify=none", "flow=none"]
+    assert cli.run(["--multirun", f"model._target_={names}", *words]) == 1
+    said = sys.stderr.getvalue()
+    assert "2 of 2 done, 1 failed" in said
+    assert ": failed, " in said

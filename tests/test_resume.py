@@ -192,7 +192,7 @@ def test_a_second_sweep_in_a_folder_where_one_runs_is_refused(folder):
         assert (refused.code, len(refused.err.splitlines()), refused.out) == (2, 1, "")
         assert refused.err.startswith("hydra.sweep.dir: ")
         assert said in refused.err
-    assert [row.status for row in read_summary(folder / "swept").rows] == ["running", "interrupted"]
+    assert [row.status for row in read_summary(folder / "swept").rows] == ["running", "waiting"]
     (folder / "go").touch()
     assert finish(process, folder / "swept").statuses == ["ok", "ok"]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # From a ratio of so much on, a cell has the colour of that depth; the words beside it say the same.
 _FASTER = ((0.5, "fast-3"), (0.8, "fast-2"), (1.0, "fast-1"))
 _SLOWER = ((2.0, "slow-3"), (1.25, "slow-2"), (1.0, "slow-1"))
-_STYLES = {"ok": "same", "no_effect": "odd", "skipped": "odd", "running": "odd"}
+_STYLES = {"ok": "same", "no_effect": "odd", "skipped": "odd", "running": "odd", "waiting": "odd"}
 
 
 @dataclass(frozen=True, slots=True)

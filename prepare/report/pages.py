@@ -9,6 +9,13 @@ if TYPE_CHECKING:
     from prepare.outcome import Outcome
 
 
+def get_ready() -> None:
+    """Loads what `write_pages` needs: for a process that is copied for every run of a sweep."""
+    from prepare.report import bench_section, flow_picture, page, rendering, tune_section  # noqa: F401
+
+    rendering.load_templates()
+
+
 def write_pages(outcome: Outcome, folder: Path) -> None:
     """Writes `flow.svg`, `bench.png`, `tune.png` and `report.html` of a run that went well. Raises FileError.
 

@@ -53,7 +53,8 @@ class Progress:
     def stop(self) -> None:
         """Says what has ended by now, and watches no more."""
         self._end.set()
-        self._thread.join()
+        if self._thread.ident is not None:  # else an interrupt came before it was started
+            self._thread.join()
         self._look()
         self._shown.close()
 

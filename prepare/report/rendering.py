@@ -19,6 +19,12 @@ def render(template: str, **context: Any) -> str:
     return _environment().get_template(template).render(context)
 
 
+def load_templates() -> None:
+    """Compiles every template, so that a copy of this process need not."""
+    for name in _environment().list_templates(["html"]):
+        _environment().get_template(name)
+
+
 def template_text(name: str) -> str:
     """A file beside the templates, as it is."""
     return (_FOLDER / name).read_text(encoding="utf-8")

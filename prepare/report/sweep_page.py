@@ -18,6 +18,7 @@ from prepare.report.page import NAME, page, parts_of
 from prepare.report.row_words import ratio_words, time_words, verified_words
 from prepare.report.sections import Context, Section
 from prepare.report.sweep_table import choices, columns, conclusions, numbered, shared_rows, why
+from prepare.sweep import UNENDED
 from prepare.text import plural
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def failed(sweep: Sweep) -> Context | None:
     """What did not end well, each reason once."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in sweep.summary.rows:
-        if row.status not in ("ok", "running"):
+        if row.status not in ("ok", *UNENDED):
             found.setdefault((row.status, row.reason or ""), []).append(row)
     groups = [
         (status, reason, len(rows), numbered(row.number for row in rows), _first(rows, sweep))
