@@ -143,7 +143,11 @@ def test_what_a_row_changes_in_the_process_does_not_reach_the_next(sweep, isolat
         ran = sweep(f"model._target_={','.join(names)}", f"isolate={isolate}")
         assert ran.statuses == ["ok", "ok"]
         (log,) = [*ran.folder.glob("*/log.txt")] or [None]
-        said += [line for line in (log.read_text() if log else ran.out).splitlines() if line.startswith("process")]
+        said += [
+            line
+            for line in (log.read_text() if log else ran.out).splitlines()
+            if line.startswith("process")
+        ]
         shutil.rmtree(ran.folder)
     assert said[0] == said[1]
     assert said[0].startswith("process (torch.float32, True, ")
