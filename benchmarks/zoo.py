@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from prepare.tune import tune
 from torch import nn
 from torch.nn.utils import (
     convert_conv2d_weight_memory_format,
@@ -38,6 +37,7 @@ from torch.nn.utils import (
 from networks import NETWORKS, Network
 from prepare import bench
 from prepare.pipeline import Pipeline
+from prepare.tune import tune
 
 FOLDER = Path(__file__).parent / "results" / "zoo"
 UNPREPARED = "unprepared"
