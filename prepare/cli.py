@@ -234,15 +234,22 @@ def _launch(argv: list[str], asked: Namespace, session: Session) -> int:
     return DONE
 
 
+def _of_an_interrupt(error: BaseException | None) -> bool:
+    """Whether an error came of Ctrl-C: a library that closes a file it has not opened yet makes one of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 @contextlib.contextmanager
 def _engine_errors(session: Session) -> Iterator[None]:
     """In a sweep no job raises: what does then is the engine, and what its jobs left is still there."""
     try:
         yield
-    except OSError:
-        raise
     except Exception as error:
-        if session.lead is None:
+        if _of_an_interrupt(error):
+            raise KeyboardInterrupt from error
+        if session.lead is None or isinstance(error, OSError):
             raise
         from prepare import files
         from prepare.mistakes import first_sentence

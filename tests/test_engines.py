@@ -7,6 +7,7 @@ import signal
 import sys
 
 import pytest
+from hydra.core.plugins import Plugins
 
 from prepare import cli
 from prepare.engines import engine_problems, shares_cores
@@ -135,17 +136,21 @@ def test_what_hydra_itself_would_fall_over_is_an_error_of_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_engine_that_stops_is_told_and_what_was_done_is_kept(tmp_path, monkeypatch, capsys):
-    from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+def basic_launcher() -> type:
+    # Hydra imports its plugins in its own way, the first time that it looks for them.
+    Plugins.instance()
+    return sys.modules["hydra._internal.core_plugins.basic_launcher"].BasicLauncher
 
-    launch = BasicLauncher.launch
+
+def test_an_engine_that_stops_is_told_and_what_was_done_is_kept(tmp_path, monkeypatch, capsys):
+    launch = basic_launcher().launch
 
     def stops(self, overrides, initial_job_idx):
         launch(self, overrides[:1], initial_job_idx)
         raise RuntimeError("no more workers")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(BasicLauncher, "launch", stops)
+    monkeypatch.setattr(basic_launcher(), "launch", stops)
     code = cli.run(
         [
             "--multirun",
@@ -157,13 +162,27 @@ def test_an_engine_that_stops_is_told_and_what_was_done_is_kept(tmp_path, monkey
         ]
     )
     out, err = capsys.readouterr()
-    assert code == 1
+    assert code == 1, out + err
     assert "1 of 2 rows ok" in out
     assert "#1: it never started" in out
     assert err.splitlines()[-1].startswith(
         "hydra/launcher: the engine stopped: RuntimeError: no more workers; "
     )
     assert "no more workers" in (tmp_path / "swept" / "error.txt").read_text()
+
+
+def test_an_interrupt_that_a_library_makes_an_error_of_is_still_one(tmp_path, monkeypatch, capsys):
+    def closes_too_early(self, overrides, initial_job_idx):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise ValueError("no such file to close")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(basic_launcher(), "launch", closes_too_early)
+    code = cli.run(["--multirun", NET + "Net", "seed=0,1", "hydra.sweep.dir=swept"])
+    assert code == 130
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_jobs_beside_each_other_on_one_machine_are_said_to_share_it():
