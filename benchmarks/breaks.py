@@ -2,7 +2,7 @@
 
     python benchmarks/breaks.py
 
-Predicts the layout flow of every network of `networks.py`, without computing anything: with weights and
+Predicts the layout flow of every network of `zoo_networks.py`, without computing anything: with weights and
 input in channels-last as torch leaves them, and repaired. Writes `results/breaks.json`.
 """
 
@@ -11,7 +11,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from networks import NETWORKS, Network
+from zoo_networks import NETWORKS, Network
+
 from prepare.environment import environment
 from prepare.flow import predict
 from prepare.pipeline import Pipeline

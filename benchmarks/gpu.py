@@ -22,8 +22,7 @@ from typing import Any
 import torch
 import zoo
 from torch import nn
-
-from networks import IMAGE, NETWORKS, Network
+from zoo_networks import IMAGE, NETWORKS, Network
 
 FILE = Path(__file__).parent / "results" / "gpu.json"
 LIMIT = 600.0
@@ -130,7 +129,7 @@ def main() -> None:
     FILE.parent.mkdir(exist_ok=True)
     FILE.write_text(json.dumps(found, indent=1) + "\n")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    zoo.show_tables(found["cases"])
+    print(*zoo.tables(found["cases"]), sep="\n")
     for label, reason in found["left_out"].items():
         print(f"left out: {label}: {reason}")
 

@@ -7,7 +7,7 @@ A case is a network, a mode and a precision. In each, prepare.tune first makes i
 `auto, compiler allowed`); then all variants are timed interleaved, against the unprepared network and
 with an A/A control: torch's converters, model.to(memory_format=...), torch.compile plain and frozen,
 OpenVINO, every recipe that auto has to choose from, and what it chose. The raw file is
-`results/zoo/CASE.json`; cases that have one are left out, so this can be stopped and started again.
+`results/zoo.json`; cases that it holds are left out, so this can be stopped and started again.
 
 A precision is what is allowed: under `bfloat16` the peers compute in it, the unprepared network in
 float32, and auto may choose. Compilers are timed in evaluation, and in training with `--compile`.
@@ -33,13 +33,14 @@ from torch.nn.utils import (
     convert_conv2d_weight_memory_format,
     convert_conv3d_weight_memory_format,
 )
+from zoo_networks import NETWORKS, Network
 
-from networks import NETWORKS, Network
 from prepare import bench
+from prepare.files import write_json
 from prepare.pipeline import Pipeline
 from prepare.tune import tune
 
-FOLDER = Path(__file__).parent / "results" / "zoo"
+FILE = Path(__file__).parent / "results" / "zoo.json"
 UNPREPARED = "unprepared"
 AUTO, AUTO_COMPILED = "auto", "auto, compiler allowed"
 PEERS = (
@@ -110,7 +111,7 @@ def variants(
     for name, steps in recipes(network, train=case["train"], precision=case["precision"]).items():
         yield name, lambda steps=steps: _prepared(model, steps)
     for name, choice in choices.items():
-        yield name, lambda choice=choice: _prepared(model, choice["steps"])
+        yield name, lambda choice=choice: _prepared(model, choice["steps"], needed=True)
 
 
 def _converted(model: nn.Module, last: torch.memory_format) -> nn.Module:
@@ -130,10 +131,12 @@ def _openvino(model: nn.Module) -> nn.Module:
     return _compiled(model, backend="openvino")
 
 
-def _prepared(model: nn.Module, steps: dict[str, Any]) -> Made:
+def _prepared(model: nn.Module, steps: dict[str, Any], *, needed: bool = False) -> Made:
+    """The pipeline applied to a copy; LookupError where a step of it has nothing to do, unless `needed`."""
     pipeline = Pipeline.from_config(steps)
+    acting = {action.step for action in pipeline.plan(model, known_issues="ignore").actions}
     for name in ("repair_layout", "fuse_conv_bn"):
-        if name in steps and not pipeline.steps[name].targets(copy.deepcopy(model)):
+        if name in steps and name not in acting and not needed:
             raise LookupError(f"{name} finds nothing to do")
     made = copy.deepcopy(model)
     pipeline.apply(made, strict=False, known_issues="ignore")
@@ -205,14 +208,19 @@ def measure(
     }
 
 
-def cases(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], Path]]:
-    """Every case that was asked for, with its file."""
+def saved() -> list[dict[str, Any]]:
+    """The cases in the raw file."""
+    return json.loads(FILE.read_text())["cases"] if FILE.exists() else []
+
+
+def cases(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every case that was asked for."""
     for mode, precision, name in itertools.product(options.mode, options.precision, NETWORKS):
         if options.only not in name:
             continue
         case = {"train": mode == "train", "precision": precision}
         case["compile"] = options.compile if mode == "train" else not options.no_compile
-        yield name, case, FOLDER / f"{name} {precision} {mode}.json".replace(" ", "_")
+        yield name, case
 
 
 def summary(found: list[dict[str, Any]]) -> list[str]:
@@ -260,20 +268,25 @@ def _is_ahead(case: dict[str, Any], auto: str) -> bool:
     return all(_ratio(case, auto) <= NEAR * (_ratio(case, peer) or math.inf) for peer in peers)
 
 
-def show_tables(found: list[dict[str, Any]]) -> None:
-    """Prints what cases hold, for each mode and precision, and each network."""
+def tables(found: list[dict[str, Any]]) -> list[str]:
+    """What cases hold, for each mode and precision, and each network: as lines of Markdown."""
+    lines, autos = [], (AUTO, AUTO_COMPILED)
     precisions = dict.fromkeys(case["precision"] for case in found)
     for train, precision in itertools.product((False, True), precisions):
         rows = [case for case in found if case["train"] == train and case["precision"] == precision]
         if not rows:
             continue
-        print(f"\n## {'training step' if train else 'inference'}, {precision} allowed\n")
-        print(*summary(rows), sep="\n")
-        print("\n| network | " + " | ".join((*PEERS, AUTO, AUTO_COMPILED, "best recipe")) + " |")
-        print("|---" * (len(PEERS) + 4) + "|")
+        timed = [n for n in (*PEERS, *autos) if any(n in case["rows"] for case in rows)]
+        lines += [f"### {'Training step' if train else 'Inference'}, {precision} allowed", ""]
+        lines += [*summary(rows), ""]
+        lines += ["| " + " | ".join(("network", *timed, "best recipe", "A/A")) + " |"]
+        lines += ["|---" * (len(timed) + 3) + "|"]
         for case in rows:
-            cells = [_cell(case, name) for name in (*PEERS, AUTO, AUTO_COMPILED)]
-            print(f"| {case['network']} | " + " | ".join([*cells, _best(case)]) + " |")
+            cells = [_cell(case, name) for name in timed]
+            again = f"{case['aa']['ratio']:.2f}" if case["aa"] else ""
+            lines += ["| " + " | ".join((case["network"], *cells, _best(case), again)) + " |"]
+        lines += [""]
+    return lines[:-1]
 
 
 def line_of(case: dict[str, Any]) -> str:
@@ -322,26 +335,30 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.table:
-        show_tables([json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))])
+        print(*tables(saved()), sep="\n")
         return
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
-    todo = [one for one in cases(options) if options.again or not one[2].exists()]
+    found = {_label(case["network"], case): case for case in saved()}
+    todo = [one for one in cases(options) if options.again or _label(*one) not in found]
     began = time.perf_counter()
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for number, (name, case, path) in enumerate(todo):
+    for number, (name, case) in enumerate(todo):
         torch.compiler.reset()
+        label = _label(name, case)
         try:
             how = {"budget": options.budget, "tune_budget": options.tune_budget}
-            data = {"network": name} | measure(NETWORKS[name], case, **how)
-            path.write_text(json.dumps(data, indent=1) + "\n")
-            line = line_of(data)
+            found[label] = {"network": name} | measure(NETWORKS[name], case, **how)
+            write_json(FILE, {"cases": list(found.values())}, lines=True)
+            line = line_of(found[label])
         except Exception:
             traceback.print_exc()
             line = "failed"
         left = (time.perf_counter() - began) / (number + 1) * (len(todo) - number - 1)
-        label = path.stem.replace("_", " ")
         print(f"{number + 1}/{len(todo)} {label}: {line} ({left / 60:.0f} min left)", flush=True)
+
+
+def _label(name: str, case: dict[str, Any]) -> str:
+    return f"{name}, {case['precision']}, {'training step' if case['train'] else 'inference'}"
 
 
 if __name__ == "__main__":

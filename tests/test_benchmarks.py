@@ -4,10 +4,13 @@ import importlib
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -42,6 +45,37 @@ def test_another_figure_in_a_raw_file_makes_another_page(tables, tmp_path, monke
         assert tables.updated(page) != page, name
         path.write_text(text)
     assert tables.updated(page) == page
+
+
+def test_a_case_of_the_zoo_times_peers_recipes_and_what_auto_chose(tables):
+    def build():
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.InstanceNorm2d(8), nn.Conv2d(8, 8, 3)
+        )
+
+    zoo = tables.zoo
+    network = zoo.Network(build, 2, (1, 3, 16, 16))
+    case = {"train": False, "precision": "bfloat16", "compile": False}
+    found = {"network": "small"} | zoo.measure(network, case, budget=0.3, tune_budget=0.5)
+    assert {
+        "unprepared",
+        *zoo.PEERS[:2],
+        "auto",
+        "layout",
+        "layout + repair + fuse + bfloat16",
+    } <= set(found["rows"])
+    assert "steps" in found["choices"]["auto"]
+    assert "| small |" in "\n".join(zoo.tables([found]))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_cuda_device_none_is_reported_of():
+    done = subprocess.run([sys.executable, BENCHMARKS / "gpu.py"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (
+        done.stderr
+        == "there is no CUDA device here: nothing was measured, and nothing is reported\n"
+    )
 
 
 def _longer(text: str) -> str:
