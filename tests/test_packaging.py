@@ -252,7 +252,16 @@ def test_every_module_but_those_of_the_command_line_loads_without_its_packages(t
         *("prepare.hydra", "prepare.task", "prepare.composing", "prepare.composed"),
         *(
             f"prepare.report.{name}"
-            for name in ("bench", "console", "flow", "progress", "sweep", "terminal", "tune", "verify")
+            for name in (
+                "bench",
+                "console",
+                "flow",
+                "progress",
+                "sweep",
+                "terminal",
+                "tune",
+                "verify",
+            )
         ),
         *(f"prepare.report.{name}" for name in ("flow_picture", "page", "sections")),
         *(f"prepare.report.{name}" for name in ("bench_section", "tune_section")),
