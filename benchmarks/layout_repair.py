@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from zoo_networks import nnunet
 
 from prepare.files import write_json
 from prepare.pipeline import Pipeline
@@ -41,33 +42,6 @@ SIZES = {
     "monai_dynunet": {2: 512, 3: 64},
 }
 Case = tuple[str, int, str, int, bool]
-
-
-def nnunet(residual: bool, rank: int) -> nn.Module:  # noqa: FBT001
-    """nnU-Net's two networks as its planner makes them, with four stages."""
-    from dynamic_network_architectures.architectures.unet import (
-        PlainConvUNet,
-        ResidualEncoderUNet,
-    )
-
-    shared = {
-        "input_channels": 1,
-        "n_stages": 4,
-        "features_per_stage": [32, 64, 128, 256],
-        "conv_op": {2: nn.Conv2d, 3: nn.Conv3d}[rank],
-        "kernel_sizes": 3,
-        "strides": [1, 2, 2, 2],
-        "num_classes": 2,
-        "n_conv_per_stage_decoder": [1, 1, 1] if residual else [2, 2, 2],
-        "conv_bias": True,
-        "norm_op": {2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}[rank],
-        "norm_op_kwargs": {"eps": 1e-5, "affine": True},
-        "nonlin": nn.LeakyReLU,
-        "nonlin_kwargs": {"inplace": True},
-    }
-    if residual:
-        return ResidualEncoderUNet(n_blocks_per_stage=[1, 2, 2, 2], **shared)
-    return PlainConvUNet(n_conv_per_stage=[2, 2, 2, 2], **shared)
 
 
 def monai_unet(rank: int) -> nn.Module:
@@ -98,8 +72,8 @@ def monai_dynunet(rank: int) -> nn.Module:
 
 
 NETWORKS: dict[str, Callable[[int], nn.Module]] = {
-    "nnunet_plain": lambda rank: nnunet(False, rank),
-    "nnunet_resenc": lambda rank: nnunet(True, rank),
+    "nnunet_plain": lambda rank: nnunet(rank, residual=False)(),
+    "nnunet_resenc": lambda rank: nnunet(rank, residual=True)(),
     "monai_unet": monai_unet,
     "monai_dynunet": monai_dynunet,
 }
