@@ -199,6 +199,17 @@ def test_every_row_is_in_the_table(swept):
     assert [re.search(r'class="word (\w+)"', row)[1] for row in rows] == ["ok"] * 4 + ["failed", "interrupted"]  # fmt: skip
 
 
+def test_a_star_is_spoken_of_where_there_is_one(swept, tmp_path):
+    assert "The best bears a star. Rows are in the order of their measured time" in page_of(swept)
+    folder = tmp_path / "untimed"
+    made.plan(folder, [["a=1"], ["a=2"]])
+    for number in (0, 1):
+        made.add_row(folder, number, [f"a={number + 1}"], steps={})
+    text = page_of(folder)
+    assert "star" not in Reader(text).text
+    assert "Rows are in the order of their number." in Reader(text).text
+
+
 def test_more_rows_than_a_page_shows_lie_beside_the_table(tmp_path):
     summary = read_summary(made.formats_by_precisions(tmp_path))
     rows = [replace(summary.rows[4], number=n) for n in range(LIMIT + 5)]

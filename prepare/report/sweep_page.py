@@ -131,7 +131,13 @@ def every(sweep: Sweep) -> Context:
     cells = ([*(column.text(row) for column in shown), why(row), row.folder] for row in rows)
     titles = [*kinds, ("reason", "prose"), ("folder", "code")]
     found = grid(titles, cells, "summary.csv", links=map(sweep.page_of, rows))
-    return {"rows": found, "shared": numbered(shared_rows(sweep.ranking))}
+    shared = numbered(shared_rows(sweep.ranking))
+    return {
+        "rows": found,
+        "best": sweep.ranking.best,
+        "timed": any(map(timed, rows)),
+        "shared": shared,
+    }
 
 
 SECTIONS = (
