@@ -6,15 +6,17 @@
 A case is a network, a mode and a precision. In each, prepare.tune first makes its choice (`auto`, and
 `auto, compiler allowed`); then all variants are timed interleaved, against the unprepared network and
 with an A/A control: torch's converters, model.to(memory_format=...), torch.compile plain and frozen,
-OpenVINO, every recipe that auto has to choose from, and what it chose. The raw file is
-`results/zoo.json`; cases that it holds are left out, so this can be stopped and started again.
+OpenVINO, every recipe without a compiler that auto has to choose from, and what it chose with one. The raw
+file is `results/zoo.json`; cases that it holds are left out, so this can be stopped and started again.
 
 A precision is what is allowed: under `bfloat16` the peers compute in it, the unprepared network in
 float32, and auto may choose. Compilers are timed in evaluation, and in training with `--compile`.
 """
 
 import argparse
+import contextlib
 import copy
+import importlib.util
 import itertools
 import json
 import math
@@ -24,6 +26,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,7 @@ from prepare import bench
 from prepare.files import write_json
 from prepare.pipeline import Pipeline
 from prepare.tune import tune
+from prepare.tuning.candidates import candidates
 
 FILE = Path(__file__).parent / "results" / "zoo.json"
 UNPREPARED = "unprepared"
@@ -50,6 +54,21 @@ PEERS = (
     "torch.compile, frozen",
     "openvino",
 )
+LIBRARIES = (
+    "dynamic-network-architectures",
+    "monai",
+    "diffusers",
+    "transformers",
+    "openvino",
+    "torchvision",
+    "timm",
+)
+# As prepare.tune says of a candidate.
+NOT_TO_BE_CHOSEN = ("wrong", "cannot tell", "failed")
+# A variant that takes so many times as long as the best one is soon known to be behind.
+REACH = 1.2
+# Seconds: all are called a few times, and not timed.
+NO_TIME = 1e-3
 # Times that differ by less are called equal.
 NEAR = 1.03
 _LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
@@ -57,49 +76,17 @@ _LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 Made = tuple[Callable[..., Any], Callable[[Any], Any] | None]
 
 
-def recipes(network: Network, *, train: bool, precision: str) -> dict[str, dict[str, Any]]:
-    """Every recipe that auto may choose without a compiler, under a name."""
-    layout = {f"conv{network.rank}d_memory_format": {}}
-    found: dict[str, dict[str, Any]] = {}
-    for has_layout in (False, True):
-        for repaired in (False, True) if has_layout else (False,):
-            for fused in (False,) if train else (False, True):
-                for half in (False,) if precision == "float32" else (False, True):
-                    steps = layout if has_layout else {}
-                    steps = steps | ({"repair_layout": {}} if repaired else {})
-                    steps = ({"fuse_conv_bn": {}} if fused else {}) | steps
-                    steps = steps | ({"half": {"dtype": precision}} if half else {})
-                    words = {
-                        "layout": has_layout,
-                        "repair": repaired,
-                        "fuse": fused,
-                        precision: half,
-                    }
-                    name = " + ".join(word for word, there in words.items() if there)
-                    if name:
-                        found[name] = steps | {"input_format": {}}
-    return found
-
-
 def variants(
-    model: nn.Module, network: Network, case: dict[str, Any], choices: dict[str, dict[str, Any]]
+    model: nn.Module, network: Network, case: dict[str, Any], recipes: dict[str, Any]
 ) -> Iterator[tuple[str, Callable[[], Made]]]:
-    """Each variant by name, and what makes it; a recipe without effect on this network is left out."""
+    """Each variant by name, and what makes it: the unprepared model, its peers, and recipes."""
     yield UNPREPARED, lambda: (model, None)
     dtype, last = getattr(torch, case["precision"]), _LAST[network.rank]
-
-    def cast(batch: Any) -> Any:
-        return Pipeline.from_config(
-            {"half": {"dtype": case["precision"]}, "input_format": {}}
-        ).format(batch)
-
-    plain = cast if dtype != torch.float32 else None
+    small = {"half": {"dtype": case["precision"]}, "input_format": {}}
+    formatter = None if dtype == torch.float32 else Pipeline.from_config(small).format
 
     def peer(change: Callable[[nn.Module], nn.Module]) -> Callable[[], Made]:
-        def make() -> Made:
-            return change(copy.deepcopy(model).to(dtype)), plain
-
-        return make
+        return lambda: (change(copy.deepcopy(model).to(dtype)), formatter)
 
     yield "torch's converters", peer(lambda m: _converted(m, last))
     yield "model.to(memory_format)", peer(lambda m: m.to(memory_format=last))
@@ -107,11 +94,9 @@ def variants(
         yield "torch.compile", peer(_compiled)
         if not case["train"]:
             yield "torch.compile, frozen", peer(lambda m: _compiled(m, options={"freezing": True}))
-            yield "openvino", peer(_openvino)
-    for name, steps in recipes(network, train=case["train"], precision=case["precision"]).items():
-        yield name, lambda steps=steps: _prepared(model, steps)
-    for name, choice in choices.items():
-        yield name, lambda choice=choice: _prepared(model, choice["steps"], needed=True)
+            yield "openvino", peer(lambda m: _openvino(m, dtype))
+    for name, steps in recipes.items():
+        yield name, lambda steps=steps: (_prepared(model, steps, case), None)
 
 
 def _converted(model: nn.Module, last: torch.memory_format) -> nn.Module:
@@ -125,39 +110,56 @@ def _compiled(model: nn.Module, **how: Any) -> nn.Module:
     return model
 
 
-def _openvino(model: nn.Module) -> nn.Module:
+def _openvino(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     import openvino.torch  # noqa: F401  (registers its backend)
 
-    return _compiled(model, backend="openvino")
+    # Without the first it takes inductor in silence, without the second bfloat16 where the CPU can.
+    options: dict[str, Any] = {"aot_autograd": True}
+    if dtype == torch.float32:
+        options["config"] = {"INFERENCE_PRECISION_HINT": "f32"}
+    return _compiled(model, backend="openvino", options=options)
 
 
-def _prepared(model: nn.Module, steps: dict[str, Any], *, needed: bool = False) -> Made:
-    """The pipeline applied to a copy; LookupError where a step of it has nothing to do, unless `needed`."""
-    pipeline = Pipeline.from_config(steps)
-    acting = {action.step for action in pipeline.plan(model, known_issues="ignore").actions}
-    for name in ("repair_layout", "fuse_conv_bn"):
-        if name in steps and name not in acting and not needed:
-            raise LookupError(f"{name} finds nothing to do")
-    made = copy.deepcopy(model)
-    pipeline.apply(made, strict=False, known_issues="ignore")
-    return made, pipeline.format
+def _prepared(model: nn.Module, steps: dict[str, Any], case: dict[str, Any]) -> nn.Module:
+    """A copy of the model, prepared as auto prepares it; what it refuses raises."""
+    known = "error" if case["train"] else "ignore"
+    return Pipeline.from_config(steps).apply(copy.deepcopy(model), known_issues=known)
 
 
-def chosen(
-    model: nn.Module, batch: Any, case: dict[str, Any], budget: float
-) -> dict[str, dict[str, Any]]:
-    """The steps that prepare.tune chooses, without a compiler and, where those are timed, with one."""
-    allowed = {AUTO: [] if case["precision"] == "float32" else [case["precision"]]}
-    if case["compile"]:
-        allowed[AUTO_COMPILED] = [*allowed[AUTO], "compile"]
+def chosen(model: nn.Module, batch: Any, case: dict[str, Any], budget: float) -> dict[str, Any]:
+    """What prepare.tune chooses, without a compiler and, where those are timed, with one."""
     mode = "train" if case["train"] else "eval"
     found = {}
-    for name, allow in allowed.items():
-        began = time.perf_counter()
+    for name, allow in _allowed(case).items():
         result = tune(model, batch, allow=allow, budget=budget, mode=mode, cache=False)
-        seconds = round(time.perf_counter() - began, 1)
-        found[name] = {"steps": result.pipeline.to_config(), "seconds": seconds}
+        found[name] = {
+            "name": result.winner,
+            "steps": result.recipe,
+            "seconds": result.seconds,
+            "candidates": {row.name: row.status for row in result.rows},
+        }
     return found
+
+
+def _allowed(case: dict[str, Any]) -> dict[str, list[str]]:
+    """What each auto is allowed beyond float32 and eager."""
+    words = {"float32": [], "bfloat16": ["bfloat16"], "float16": ["half"]}[case["precision"]]
+    allowed = {AUTO: words}
+    if case["compile"]:
+        there = importlib.util.find_spec("openvino") and not case["train"]
+        allowed[AUTO_COMPILED] = [*words, "compile", *(["openvino"] if there else [])]
+    return allowed
+
+
+def exhaustive(model: nn.Module, case: dict[str, Any], choices: dict[str, Any]) -> dict[str, Any]:
+    """Every recipe that auto may choose without a compiler, and what it chose with one: steps by name."""
+    mode = "train" if case["train"] else "eval"
+    looked_at = copy.deepcopy(model).train(case["train"])
+    _, *found = candidates(looked_at, declared={}, allow=tuple(_allowed(case)[AUTO]), mode=mode)
+    recipes = {each.name: each.steps for each in found}
+    recipes |= {choice["name"]: choice["steps"] for choice in choices.values()}
+    recipes.pop(UNPREPARED, None)
+    return recipes
 
 
 def measure(
@@ -173,39 +175,65 @@ def measure(
     model, batch = network.build().train(case["train"]).to(device), network.batch(device)
     choices = chosen(model, batch, case, tune_budget)
     made, left_out = {}, {}
-    for variant, make in variants(model, network, case, choices):
+    for variant, make in variants(model, network, case, exhaustive(model, case, choices)):
         try:
             made[variant] = make()
-        except LookupError:
-            continue
         except Exception as error:  # a peer that cannot do it is part of what is found
             left_out[variant] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    found = bench.compare(
-        {variant: model for variant, (model, _) in made.items()},
-        batch,
-        train=case["train"],
-        budget=budget + 10 * sum("compile" in variant for variant in made),
-        format={variant: form for variant, (_, form) in made.items() if form},
-    )
-    rows = {
-        row.name: {"verdict": row.verdict, "seconds": row.seconds, "ratio": row.ratio}
-        | {"interval": row.ratio_interval, "reason": row.reason}
-        for row in found.rows
-    }
+    kept = {UNPREPARED, *(choice["name"] for choice in choices.values())}
+    rows, found = timed(made, batch, case, budget, kept)
     for variant, reason in left_out.items():
         rows[variant] = {"verdict": "failed", "seconds": None, "ratio": None, "interval": None}
         rows[variant]["reason"] = reason
+    for auto, choice in choices.items():
+        rows[auto] = rows[choice["name"]]
     return {
         **case,
         "shape": network.shape,
         "rows": rows,
         "choices": choices,
         "aa": {"ratio": found.aa.ratio, "noise": found.aa.noise} if found.aa else None,
-        "repeats": found.repeats,
         "settings": found.settings,
-        "environment": found.environment,
+        "environment": found.environment | {"libraries": _versions()},
         "notes": found.notes,
     }
+
+
+def timed(
+    made: dict[str, Made], batch: Any, case: dict[str, Any], budget: float, kept: set[str]
+) -> tuple[dict[str, dict[str, Any]], bench.Comparison]:
+    """The row of each variant, and the last bench, which has those in reach of the best one.
+
+    A bench without time compiles, then a third of the time goes to all: where there are twenty variants,
+    most are soon known to be far behind. `kept` stay in any case.
+    """
+    rows, there = {}, dict(made)
+    for seconds in (NO_TIME, budget / 3, budget * 2 / 3):
+        found = bench.compare(
+            {name: model for name, (model, _) in there.items()},
+            batch,
+            train=case["train"],
+            budget=seconds,
+            format={name: form for name, (_, form) in there.items() if form},
+        )
+        for row in found.rows:
+            rows[row.name] = {"verdict": row.verdict, "seconds": row.seconds, "ratio": row.ratio}
+            rows[row.name] |= {"interval": row.ratio_interval, "reason": row.reason}
+            rows[row.name] |= {"repeats": len(row.samples)}
+        if seconds > NO_TIME:
+            reach = REACH * min(row.ratio or math.inf for row in found.rows)
+            near = {row.name for row in found.rows if (row.ratio or math.inf) < reach}
+            there = {name: one for name, one in made.items() if name in near | kept}
+    return rows, found
+
+
+def _versions() -> dict[str, str]:
+    """Of the libraries that the networks and the peers come from."""
+    found = {}
+    for name in LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def saved() -> list[dict[str, Any]]:
@@ -256,10 +284,15 @@ def _ratio(case: dict[str, Any], name: str) -> float | None:
 
 def _behind_best(case: dict[str, Any], auto: str) -> float:
     """How much more time auto's choice takes than the best of those it may choose from."""
-    others = [
-        n for n in case["rows"] if n not in PEERS and (n != AUTO_COMPILED or auto == AUTO_COMPILED)
-    ]
+    others = [*_recipes(case), *(PEERS[2:] if auto == AUTO_COMPILED else ())]
     return _ratio(case, auto) / min(filter(None, (_ratio(case, name) for name in others)))
+
+
+def _recipes(case: dict[str, Any]) -> list[str]:
+    """The variants that auto may choose without a compiler: not those that are wrong, or do not run."""
+    choice = case["choices"][AUTO]
+    out = {n for n, status in choice["candidates"].items() if status in NOT_TO_BE_CHOSEN}
+    return [name for name in choice["candidates"] if name in case["rows"] and name not in out]
 
 
 def _is_ahead(case: dict[str, Any], auto: str) -> bool:
@@ -303,11 +336,7 @@ def _cell(case: dict[str, Any], name: str) -> str:
 
 
 def _best(case: dict[str, Any]) -> str:
-    ratios = {
-        name: _ratio(case, name)
-        for name in case["rows"]
-        if name not in (*PEERS, AUTO, AUTO_COMPILED)
-    }
+    ratios = {name: _ratio(case, name) for name in _recipes(case)}
     best = min((name for name in ratios if ratios[name]), key=ratios.get)
     return f"{best} {ratios[best]:.2f}"
 
@@ -324,9 +353,9 @@ def main() -> None:
     )
     parser.add_argument("--compile", action="store_true", help="compilers in training too")
     parser.add_argument("--no-compile", action="store_true", help="no compilers in evaluation")
-    parser.add_argument("--budget", type=float, default=20.0, help="seconds to time a case")
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds to time a case")
     parser.add_argument(
-        "--tune-budget", type=float, default=20.0, help="seconds for each choice of auto"
+        "--tune-budget", type=float, default=60.0, help="seconds for each choice of auto"
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--again", action="store_true", help="also cases that have a file")

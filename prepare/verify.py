@@ -46,8 +46,10 @@ def verify(
     level: Level = "short",
     pipeline: Pipeline | None = None,
     mode: Mode = "eval",
+    gradients: bool = True,
     seconds: float | None = None,
     memory: int | None = None,
+    _exact: dict[Any, Any] | None = None,
 ) -> Verification:
     """Whether `prepared` gives the outputs and gradients of `reference`, as closely as its dtype allows.
 
@@ -62,6 +64,8 @@ def verify(
             Without one the batch is only brought to the prepared model's device and dtype.
         mode: what the model is for. In `train`, gradients and buffers count; in `eval` wrong ones
             are reported, and only the rest fails.
+        gradients: whether they are looked at in mode `eval` too, where they only are reported:
+            without, it takes about a third of the time.
         seconds: the limit of time, 30 by default and 600 for `full`.
         memory: the limit in bytes, 4 GiB by default and 16 for `full`. Both are estimated before
             each run; what does not fit is `cannot tell`, with the reason.
@@ -75,9 +79,12 @@ def verify(
     eval forward alone. How long the compiler takes is in no estimate.
 
     Raises:
-        RefusedError: `level` or `mode` is no such word, or a lazy module has no parameters yet.
+        RefusedError: `level` or `mode` is no such word, `train` is asked for without gradients, or a
+            lazy module has no parameters yet.
     """
     _check_words(level, mode)
+    if mode == "train" and not gradients:
+        raise RefusedError("gradients", "in mode train they count", "leave it out, or ask for eval")
     for model in (reference, prepared):
         if name := lazy_parameter(model):
             raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
@@ -94,12 +101,14 @@ def verify(
         checks.append(check_layout(prepared, pipeline))
     models = Models.of(reference, prepared, pairs, pipeline, free)
     cases = cases_for(level, mode, call)
-    comparisons = [Comparison(models, case, budget, mode) for case in cases]
+    # Verifications of one model on one batch may share what is exact, where that is outputs alone.
+    how = {"gradients": gradients, "exact": {} if _exact is None else _exact}
+    comparisons = [Comparison(models, case, budget, mode, **how) for case in cases]
     with _eagerly(prepared):
         for comparison in comparisons:
             checks += comparison.checks()
     if is_compiled(prepared):
-        comparisons.append(Comparison(models, cases[0], budget, mode, compiled=True))
+        comparisons.append(Comparison(models, cases[0], budget, mode, compiled=True, **how))
         checks += comparisons[-1].checks()
     with _eagerly(prepared):
         return conclude(models, checks, comparisons, lost, level=level, mode=mode, budget=budget)

@@ -61,10 +61,12 @@ def test_a_case_of_the_zoo_times_peers_recipes_and_what_auto_chose(tables):
         "unprepared",
         *zoo.PEERS[:2],
         "auto",
-        "layout",
-        "layout + repair + fuse + bfloat16",
+        "channels_last",
+        "bfloat16 + channels_last + repair + fuse",
     } <= set(found["rows"])
-    assert "steps" in found["choices"]["auto"]
+    choice = found["choices"]["auto"]
+    assert found["rows"]["auto"] == found["rows"][choice["name"]]
+    assert set(choice["candidates"]) <= set(found["rows"])
     assert "| small |" in "\n".join(zoo.tables([found]))
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -197,9 +198,26 @@ def test_where_the_unprepared_model_does_not_run_there_is_no_race(how):
 def test_one_without_prospect_is_out_after_three_rounds():
     told = Told({UNPREPARED: 0.1, "awful": 1.5}).run()
     assert len(told.by_name["awful"].times) == 3
-    assert told.by_name["awful"].reason.endswith(
-        "times as long as unprepared or more, in each of 3 rounds"
+    assert re.fullmatch(
+        r"takes 1\d\.\d\d times as long as unprepared \(1\d\.\d\d to 1\d\.\d\d\)",
+        told.by_name["awful"].reason,
     )
+
+
+def test_a_difference_of_a_fifth_is_found_in_six_rounds_where_calls_take_seconds():
+    times = {UNPREPARED: 2.0, "quick": 1.6} | {f"slow {n}": 2.4 for n in range(5)}
+    won = [Told(times, spread=0.02, seed=seed).run().winner for seed in range(40)]
+    assert all(each.name == "quick" for each in won)
+
+
+def test_few_rounds_of_equals_do_not_make_a_winner():
+    times = dict.fromkeys((UNPREPARED, *"abcdefghij"), 1.0)
+    for rounds in (3, 6, 9, 15):
+        races = [
+            Told(times, spread=0.05, seed=seed, budget=12.0 * rounds + 12) for seed in range(60)
+        ]
+        won = [race.run().winner.name for race in races]
+        assert won.count(UNPREPARED) >= 56, rounds
 
 
 def test_it_stops_when_it_is_clear_and_else_when_the_budget_is_spent():

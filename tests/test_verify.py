@@ -19,6 +19,7 @@ from prepare.example import Example, build_example
 from prepare.pipeline import Pipeline
 from prepare.report.verify import show_verify, verify_sentence
 from prepare.verify import Check, Lost, Verification, verify
+from prepare.verifying import runs
 from prepare.verifying.budget import Budget, Cost, estimate
 from prepare.verifying.calls import call_of, of_size, shifted
 from prepare.verifying.comparing import PARTS
@@ -160,6 +161,37 @@ def test_in_mode_eval_wrong_gradients_are_reported_and_do_not_fail():
     found = check(reference, FLAT, batch)
     assert (found.status, by_what(found)["parameter gradients"].status) == ("pass", "wrong")
     assert "gradients" in found.reason
+
+
+def test_without_gradients_nothing_runs_backward_and_outputs_are_judged_the_same(monkeypatch):
+    reference, batch = flat_norm(nn.SiLU())
+    pipeline, model = prepared(reference, FLAT)
+    monkeypatch.setattr(runs, "_backward", lambda *_: pytest.fail("it ran backward"))
+    found = verify(reference, model, batch, pipeline=pipeline, gradients=False)
+    assert found.status == "pass"
+    assert {"outputs", "buffers"} <= {check.what for check in found.checks}
+    assert not any("gradient" in check.what for check in found.checks)
+    with torch.no_grad():
+        next(model.parameters()).add_(0.1)
+    assert verify(reference, model, batch, pipeline=pipeline, gradients=False).status == "fail"
+    with pytest.raises(RefusedError, match="in mode train they count"):
+        verify(reference, model, batch, mode="train", gradients=False)
+
+
+def test_what_is_exact_is_computed_once_for_several_verifications(monkeypatch):
+    reference, batch = flat_norm(nn.SiLU())
+    pipeline, model = prepared(reference, FLAT)
+    kept, dtypes, plain = {}, [], runs.run
+    monkeypatch.setattr(
+        runs, "run", lambda *a, **how: dtypes.append(how.get("dtype")) or plain(*a, **how)
+    )
+    how = {"pipeline": pipeline, "_exact": kept}
+    first, second = (verify(reference, model, batch, gradients=False, **how) for _ in "ab")
+    assert dtypes.count(torch.float64) == 1
+    assert [check.error for check in first.checks] == [check.error for check in second.checks]
+    third = verify(reference, model, batch, **how)
+    assert dtypes.count(torch.float64) > 1
+    assert any("gradient" in check.what for check in third.checks)
 
 
 def test_they_are_right_with_two_samples_and_full_finds_them_all_the_same():

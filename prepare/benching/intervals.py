@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
-from statistics import median
+from itertools import pairwise
+from statistics import NormalDist, median
 from typing import NamedTuple
 
 # A clock that stands still must not divide by zero; no clock here tells less than this apart.
 _SHORTEST = 1e-9
+# The standard deviation of normal values, over the median of their absolute ones.
+_NORMAL = 1.4826
 
 
 class Estimate(NamedTuple):
@@ -42,6 +45,40 @@ def estimate(values: Collection[float], confidence: float) -> Estimate:
     rank = _rank(len(values), confidence)
     ordered = sorted(values)
     return Estimate(median(ordered), (ordered[rank], ordered[-1 - rank]) if rank >= 0 else None)
+
+
+class Scatter(NamedTuple):
+    """How far ratios of equals lie apart: the standard deviation of their logarithms, from `count` pairs."""
+
+    deviation: float
+    count: int
+
+
+def scatter(series: Iterable[Sequence[float]]) -> Scatter | None:
+    """What the ratios of several pairs of variants, each in the order of the rounds, say of it together.
+
+    From each value to the next of the same series: so the series may have different medians, and a
+    machine that drifts adds little. By the median of these steps, which outliers hardly move. None
+    where there is no step.
+    """
+    steps = [abs(math.log(b / a)) for values in series for a, b in pairwise(values)]
+    return Scatter(_NORMAL * median(steps) / math.sqrt(2), len(steps)) if steps else None
+
+
+def estimate_of_few(values: Sequence[float], confidence: float, known: Scatter) -> Estimate:
+    """The median of ratios that are too few for an exact interval, and one that rests on what is `known`.
+
+    As if the logarithms scattered normally, as much as is known of all or, where that is more, as these
+    do themselves; wider by Student's t, in Fisher's expansion, the less there is known: a median of
+    absolute values tells 0.37 times as much as a deviation from as many normal ones.
+    """
+    own = scatter([values])
+    deviation = max(known.deviation, own.deviation if own else 0.0)
+    normal, freedom = NormalDist().inv_cdf((1 + confidence) / 2), 0.37 * known.count
+    student = normal + (normal**3 + normal) / (4 * freedom)
+    reach = math.exp(student * math.sqrt(math.pi / 2) * deviation / math.sqrt(len(values)))
+    middle = median(values)
+    return Estimate(middle, (middle / reach, middle * reach))
 
 
 def ratio(times: Sequence[float], baseline: Sequence[float], confidence: float) -> Estimate:

@@ -77,13 +77,14 @@ class Question:
 
     def _check_again(self, winner: Candidate) -> Checked:
         try:
-            return self._start(winner, self._pool(winner)).check(self.model, self.batch)
+            return self._start(winner, self._pool(winner)).check(self.model, self.batch, {})
         except OutError as error:
             return Checked("cannot tell", str(error))
 
     def _raced(self, found: list[Candidate], asked: dict[str, Any]) -> Tuning:
         began, pool = self.clock(), self._pool(found[0])
         manner: list[Manner] = []
+        exact: dict[Any, Any] = {}
 
         def start(candidate: Candidate) -> Running:
             runner = self._start(candidate, pool, *manner)
@@ -93,7 +94,7 @@ class Question:
         race = Race(
             found,
             start=start,
-            check=lambda _, runner: runner.check(self.model, self.batch),
+            check=lambda _, runner: runner.check(self.model, self.batch, exact),
             budget=self.options.budget,
             clock=self.clock,
             capacity=capacity(self.model, _device(found[0], self.model)),

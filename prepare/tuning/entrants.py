@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from prepare.benching import intervals
-from prepare.benching.intervals import Estimate
+from prepare.benching.intervals import Estimate, Scatter
 
 if TYPE_CHECKING:
     from prepare.tuning.candidates import Candidate
 
 CONFIDENCE = 0.95
-# Who takes so much longer than the best in each of so many rounds, beyond what equals differ by in any,
-# is out: of a network whose calls take seconds there will not be as many rounds as an interval asks for.
-FAR_SLOWER = ((3, 1.3), (6, 1.05))
+# An interval may rest on what all ratios scatter from so many rounds on; an exact one takes so many.
+FEW, ENOUGH = 3, 20
+# So often they are looked at until then: all of those intervals are to hold together.
+LOOKS = 6
 # A clock that stands still must not divide by zero.
 _SHORTEST = 1e-9
 
@@ -72,29 +73,37 @@ def ratios(one: Entrant, other: Entrant) -> list[float]:
     return [max(one.times[n], _SHORTEST) / max(other.times[n], _SHORTEST) for n in both]
 
 
-def ratio(one: Entrant, other: Entrant, confidence: float) -> Estimate | None:
-    """The median of these ratios; None where there are none."""
+def ratio(
+    one: Entrant, other: Entrant, confidence: float, known: Scatter | None = None
+) -> Estimate | None:
+    """The median of these ratios; None where there are none.
+
+    Of fewer rounds than an exact interval takes, with what is `known` of how ratios scatter in this race.
+    """
     if one is other and one.times:
         return Estimate(1.0, None)
     found = ratios(one, other)
+    if known and FEW <= len(found) < ENOUGH:
+        return intervals.estimate_of_few(found, intervals.each_of(confidence, LOOKS), known)
     return intervals.estimate(found, confidence) if found else None
 
 
-def slower(one: Entrant, best: Entrant, twins: tuple[Entrant, Entrant], confidence: float) -> str:
-    """In words, by how much it is slower than `best` beyond doubt, or in every round; empty if neither.
+def slower(
+    one: Entrant,
+    best: Entrant,
+    twins: tuple[Entrant, Entrant],
+    confidence: float,
+    known: Scatter | None,
+) -> str:
+    """In words, by how much it is slower than `best` beyond doubt; empty if it is not.
 
     `twins` are one and the same candidate: what they differ by is noise.
     """
-    each, control = ratios(one, best), ratio(*twins, CONFIDENCE)
-    if one is best or not each or control is None:
+    found, control = ratio(one, best, confidence, known), ratio(*twins, CONFIDENCE, known)
+    if one is best or found is None or control is None:
         return ""
-    found = intervals.estimate(each, confidence)
     if intervals.verdict(found, control) == "slower":
         return f"takes {found.value:.2f} times as long as {best.name} {between(found)}"
-    noise = max(max(each, 1 / each) for each in ratios(*twins))
-    if any(len(each) >= rounds and min(each) > factor * noise for rounds, factor in FAR_SLOWER):
-        times = f"takes {min(each):.2f} times as long as {best.name} or more"
-        return f"{times}, in each of {len(each)} rounds"
     return ""
 
 

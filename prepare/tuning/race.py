@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from prepare.benching import intervals
 from prepare.tuning.entrants import (
     CONFIDENCE,
+    ENOUGH,
     Checked,
     Entrant,
     OutError,
@@ -22,15 +23,15 @@ from prepare.tuning.entrants import (
 )
 
 if TYPE_CHECKING:
-    from prepare.benching.intervals import Estimate
+    from prepare.benching.intervals import Estimate, Scatter
     from prepare.benching.variant import Clock
     from prepare.tuning.candidates import Candidate
 
 PRECISION = 0.02
 # Rounds between two looks: to look after each one would favour those that are quick by chance.
 BLOCK = 3
-# Rounds that there has to be time for before another one is let in, or a narrow interval is believed.
-WORTH, ENOUGH = 6, 20
+# Rounds that there has to be time for before another one is let in.
+WORTH = 6
 # Of the budget; what needs no compiler has to make do with the rest, while something waits for it.
 TO_COMPILE = 0.5
 
@@ -90,11 +91,11 @@ class Race:
 
     def control(self) -> Estimate | None:
         """The unprepared model against itself; None without a round."""
-        return ratio(self._again, self._base, CONFIDENCE)
+        return ratio(self._again, self._base, CONFIDENCE, self._scatter())
 
     def ratio(self, entrant: Entrant) -> Estimate | None:
         """An entrant's time to that of the unprepared model; None where it was not timed."""
-        return ratio(entrant, self._base, self.confidence)
+        return self._compared(entrant, self._base)
 
     # Who takes part.
 
@@ -190,9 +191,10 @@ class Race:
 
     def _take_slower_out(self) -> None:
         """Nobody is out because of one that is wrong: so the best is verified before."""
+        twins, known = (self._again, self._base), self._scatter()
         while True:
-            best, twins = min(self._live(), key=self._speed), (self._again, self._base)
-            found = [(e, slower(e, best, twins, self.confidence)) for e in self._live()]
+            best = min(self._live(), key=self._speed)
+            found = [(e, slower(e, best, twins, self.confidence, known)) for e in self._live()]
             losers = [(each, reason) for each, reason in found if reason]
             if not losers or self._passes(best):
                 break
@@ -220,7 +222,7 @@ class Race:
         winner = next(each for each in ranked if self._passes(each))
         for each in self._live():
             if each is not winner:
-                found = ratio(each, winner, self.confidence)
+                found = self._compared(each, winner)
                 times = f"takes {found.value:.2f} times as long as {winner.name}"
                 self._out(
                     each, "not faster", f"{times}, which is simpler: no significant difference"
@@ -234,9 +236,17 @@ class Race:
         others = [each for each in {*live, self._base} if each is not best]
         if any(len(ratios(each, best)) < ENOUGH for each in others):
             return False
-        return all(ratio(e, best, self.confidence).precision <= PRECISION for e in others)
+        return all(self._compared(each, best).precision <= PRECISION for each in others)
 
     # What is known of them.
+
+    def _compared(self, one: Entrant, other: Entrant) -> Estimate | None:
+        return ratio(one, other, self.confidence, self._scatter())
+
+    def _scatter(self) -> Scatter | None:
+        """How ratios to the unprepared model scatter from round to round, over all that were timed."""
+        timed = [ratios(each, self._base) for each in (self._again, *self.entrants[1:])]
+        return intervals.scatter(timed)
 
     def _speed(self, entrant: Entrant) -> float:
         found = self.ratio(entrant)

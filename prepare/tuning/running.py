@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Seconds: shorter calls are timed several in a row, as in a bench.
 _TURN, _MOST_CALLS = 0.005, 1000
 # Longer calls are timed without another one before: what they find in the caches matters less.
-_SETTLED = 0.2
+_SETTLED = 0.05
 # A verification that is part of a tuning may take as much memory as is there, but for the models.
 _LEAST_MEMORY, _PART = 4 * 2**30, 0.5
 _MEMORY = Path("/proc/meminfo")
@@ -77,13 +77,17 @@ class Running:
         with _explained(self._variant):
             return self._timed(self._pool[number % len(self._pool)], self.manner)
 
-    def check(self, reference: nn.Module, batch: Any) -> Checked:
-        """Verifies it as it is, with its buffers as they were before it was timed."""
+    def check(self, reference: nn.Module, batch: Any, exact: dict[Any, Any]) -> Checked:
+        """Verifies it as it is, with its buffers as they were before it was timed.
+
+        `exact` keeps what the reference gives, for the next candidate.
+        """
         with torch.no_grad():
             for held, values in self._buffers:
                 held.copy_(values)
         free = free_memory(torch.device("cpu")) or 0
         how = {"mode": self._mode, "memory": max(_LEAST_MEMORY, int(_PART * free))}
+        how |= {"gradients": self._mode == "train", "_exact": exact}
         try:
             with _quiet():
                 found = verify(reference, self.model, batch, pipeline=self.pipeline, **how)

@@ -59,8 +59,9 @@ _RANDOM_COMPILED = (
 class Comparison:
     """One case: what was compared, and why something could not be.
 
-    With `compiled` the prepared model runs with its compiler; in mode eval only its outputs are
-    compared, since it is compiled for no more.
+    Without `gradients` nothing runs backward. `exact` keeps exact runs, see `Runner`. With
+    `compiled` the prepared model runs with its compiler; in mode eval only its outputs are compared,
+    since it is compiled for no more.
     """
 
     models: Models
@@ -68,6 +69,8 @@ class Comparison:
     budget: Budget
     mode: str
     compiled: bool = False
+    gradients: bool = True
+    exact: dict[Any, Any] = field(default_factory=dict)
     differences: dict[str, list[Difference]] = field(default_factory=dict)
     raised: str = ""
     unsure: str = ""
@@ -79,7 +82,8 @@ class Comparison:
             # A step may have frozen a part of the prepared model; the reference runs so, too.
             flags = flags_for(self.models.prepared, self.case.mode)
             cost = estimate(self.models.reference, self.case.call, flags)
-            how = {"compiled": self.compiled, "backward": not self._is_forward_only}
+            how = {"compiled": self.compiled, "backward": self._has_backward}
+            how |= {"case": self.case, "kept": self.exact}
             self.runner = Runner(self.models, flags, self.budget, cost, **how)
             three = self.runner.three(self.case.call)
             self._check_repeatable(three)
@@ -90,14 +94,19 @@ class Comparison:
             return [self._check("forward", "fail", note=self.raised)]
         except Exception as error:  # the reference's own code
             return [self._reference_raised(error)]
-        parts = ["outputs"] if self._is_forward_only else PARTS
+        parts = self._parts()
         self.differences = {what: self._compare(three, what) for what in parts}
         self._look_again(three)
         return [self._judge(what, three) for what in parts]
 
     @property
-    def _is_forward_only(self) -> bool:
-        return self.compiled and self.mode == "eval"
+    def _has_backward(self) -> bool:
+        return self.gradients and not (self.compiled and self.mode == "eval")
+
+    def _parts(self) -> list[str]:
+        if self._has_backward:
+            return list(PARTS)
+        return ["outputs"] if self.compiled else ["outputs", "buffers"]
 
     @property
     def exact_dtype(self) -> torch.dtype | None:

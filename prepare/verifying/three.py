@@ -15,6 +15,7 @@ from prepare.verifying.noise import Noise
 
 if TYPE_CHECKING:
     from prepare.verifying.budget import Budget, Cost
+    from prepare.verifying.cases import Case
     from prepare.verifying.models import Models
     from prepare.verifying.runs import Run
 
@@ -46,7 +47,8 @@ class Runner:
     """Runs the models, each module in the mode that `flags` says; asks the budget before each run.
 
     `exact_dtype` is what the exact run was in, the last time. With `compiled` the prepared model runs
-    with its compiler, and forward alone unless `backward`.
+    with its compiler; unless `backward` all run forward alone. `kept` holds such exact runs of the
+    call of `case`, which say the same for whatever was prepared; with gradients they would be large.
     """
 
     models: Models
@@ -56,6 +58,8 @@ class Runner:
     exact_dtype: torch.dtype = torch.float64
     compiled: bool = False
     backward: bool = True
+    case: Case | None = None
+    kept: dict[Any, tuple[torch.dtype, Run]] = field(default_factory=dict)
 
     def three(self, call: Call, watching: tuple[Any, Any, Any] = (None, None, None)) -> Three:
         """One run of each, each under its own context of `watching`.
@@ -94,6 +98,7 @@ class Runner:
         Raises:
             UnknownError: it does not fit.
         """
+        backward = backward and self.backward
         if reason := self.budget.refuses(self.cost, self.models.dtype, backward=backward):
             raise UnknownError(reason)
         given = runs.contiguous(formatted(call, self.models.prepared, self.models.pipeline))
@@ -112,15 +117,28 @@ class Runner:
 
     def _exact(self, call: Call, watching: Any) -> Run:
         """In float64, or in float32 where that does not fit, or the model makes a float32 of its own."""
+        case, flags = self.case, tuple(self.flags.items())
+        key = case and (case.mode, case.inputs, case.call.batch, flags)
+        is_kept = watching is None and not self.backward and case and call is case.call
+        if is_kept and key in self.kept:
+            self.exact_dtype, found = self.kept[key]
+            return found
+        found = self._exact_anew(call, watching)
+        if is_kept:
+            self.kept[key] = self.exact_dtype, found
+        return found
+
+    def _exact_anew(self, call: Call, watching: Any) -> Run:
         for dtype in (torch.float64, torch.float32):
             is_last = dtype == torch.float32
-            if reason := self.budget.refuses(self.cost, dtype):
+            if reason := self.budget.refuses(self.cost, dtype, backward=self.backward):
                 if is_last:
                     raise UnknownError(reason)
                 continue
             self.exact_dtype = dtype
             given = call.map(lambda t, dtype=dtype: runs.cast(t.detach(), dtype, t.device))
             how = {"flags": self.flags, "dtype": dtype, "watching": watching}
+            how |= {"backward": self.backward}
             try:
                 return runs.run(self.models.reference, given, self.models.exact(dtype), **how)
             except Exception as error:
