@@ -19,7 +19,6 @@ import copy
 import importlib.util
 import itertools
 import json
-import math
 import os
 import statistics
 import time
@@ -69,6 +68,8 @@ NOT_TO_BE_CHOSEN = ("wrong", "cannot tell", "failed")
 REACH = 1.2
 # Seconds: all are called a few times, and not timed.
 NO_TIME = 1e-3
+# Rounds; fewer say that a variant is far behind, and no more than that.
+ENOUGH = 6
 # Times that differ by less are called equal.
 NEAR = 1.03
 _LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
@@ -94,7 +95,8 @@ def variants(
         yield "torch.compile", peer(_compiled)
         if not case["train"]:
             yield "torch.compile, frozen", peer(lambda m: _compiled(m, options={"freezing": True}))
-            yield "openvino", peer(lambda m: _openvino(m, dtype))
+            if _has_openvino(model):
+                yield "openvino", peer(lambda m: _openvino(m, dtype))
     for name, steps in recipes.items():
         yield name, lambda steps=steps: (_prepared(model, steps, case), None)
 
@@ -130,7 +132,7 @@ def chosen(model: nn.Module, batch: Any, case: dict[str, Any], budget: float) ->
     """What prepare.tune chooses, without a compiler and, where those are timed, with one."""
     mode = "train" if case["train"] else "eval"
     found = {}
-    for name, allow in _allowed(case).items():
+    for name, allow in _allowed(model, case).items():
         result = tune(model, batch, allow=allow, budget=budget, mode=mode, cache=False)
         found[name] = {
             "name": result.winner,
@@ -141,13 +143,18 @@ def chosen(model: nn.Module, batch: Any, case: dict[str, Any], budget: float) ->
     return found
 
 
-def _allowed(case: dict[str, Any]) -> dict[str, list[str]]:
+def _has_openvino(model: nn.Module) -> bool:
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return on_cpu and importlib.util.find_spec("openvino") is not None
+
+
+def _allowed(model: nn.Module, case: dict[str, Any]) -> dict[str, list[str]]:
     """What each auto is allowed beyond float32 and eager."""
     words = {"float32": [], "bfloat16": ["bfloat16"], "float16": ["half"]}[case["precision"]]
     allowed = {AUTO: words}
     if case["compile"]:
-        there = importlib.util.find_spec("openvino") and not case["train"]
-        allowed[AUTO_COMPILED] = [*words, "compile", *(["openvino"] if there else [])]
+        openvino = ["openvino"] if _has_openvino(model) and not case["train"] else []
+        allowed[AUTO_COMPILED] = [*words, "compile", *openvino]
     return allowed
 
 
@@ -155,7 +162,8 @@ def exhaustive(model: nn.Module, case: dict[str, Any], choices: dict[str, Any]) 
     """Every recipe that auto may choose without a compiler, and what it chose with one: steps by name."""
     mode = "train" if case["train"] else "eval"
     looked_at = copy.deepcopy(model).train(case["train"])
-    _, *found = candidates(looked_at, declared={}, allow=tuple(_allowed(case)[AUTO]), mode=mode)
+    allow = tuple(_allowed(model, case)[AUTO])
+    _, *found = candidates(looked_at, declared={}, allow=allow, mode=mode)
     recipes = {each.name: each.steps for each in found}
     recipes |= {choice["name"]: choice["steps"] for choice in choices.values()}
     recipes.pop(UNPREPARED, None)
@@ -221,10 +229,15 @@ def timed(
             rows[row.name] |= {"interval": row.ratio_interval, "reason": row.reason}
             rows[row.name] |= {"repeats": len(row.samples)}
         if seconds > NO_TIME:
-            reach = REACH * min(row.ratio or math.inf for row in found.rows)
-            near = {row.name for row in found.rows if (row.ratio or math.inf) < reach}
+            ratios = {row.name: row.ratio for row in found.rows if row.ratio}
+            recipes = {name: ratio for name, ratio in ratios.items() if name not in PEERS}
+            near = {*_in_reach(ratios), *_in_reach(recipes)}  # where compilers lead, recipes too
             there = {name: one for name, one in made.items() if name in near | kept}
     return rows, found
+
+
+def _in_reach(ratios: dict[str, float]) -> list[str]:
+    return [name for name, ratio in ratios.items() if ratio < REACH * min(ratios.values())]
 
 
 def _versions() -> dict[str, str]:
@@ -269,23 +282,60 @@ def summary(found: list[dict[str, Any]]) -> list[str]:
     for auto in (AUTO, AUTO_COMPILED):
         timed = [case for case in found if _ratio(case, auto)]
         if timed:
-            near = sum(_behind_best(case, auto) <= NEAR for case in timed)
-            ahead = sum(_is_ahead(case, auto) for case in timed)
-            lines.append(
-                f"\n{auto}: within {NEAR - 1:.0%} of the best variant that it may choose on {near} of "
-                f"{len(timed)} networks; on {ahead} no peer is ahead by more than {NEAR - 1:.0%}."
-            )
+            lines += ["", _fared(timed, auto)]
     return lines
+
+
+def _fared(found: list[dict[str, Any]], auto: str) -> str:
+    """How an auto's choices compare with the best that it may choose, and with its peers, in a sentence."""
+    others = [[n for n in _choices(case, auto) if _is_known(case, n)] for case in found]
+    best = [
+        min(names, key=lambda n: _ratio(case, n)) for case, names in zip(found, others, strict=True)
+    ]
+    pairs = list(zip(found, best, strict=True))
+    near = sum(_ratio(case, auto) <= NEAR * _ratio(case, name) for case, name in pairs)
+    behind = sum(_is_behind(case, auto, name) for case, name in pairs)
+    peers = PEERS if auto == AUTO_COMPILED else PEERS[:2]
+    ahead = sum(
+        all(_ratio(case, auto) <= NEAR * _ratio(case, p) for p in peers if _is_known(case, p))
+        for case in found
+    )
+    beaten = sum(any(_is_behind(case, auto, peer) for peer in peers) for case in found)
+    return (
+        f"{auto}: on {near} of {len(found)} networks within {NEAR - 1:.0%} of the best variant that it "
+        f"may choose, on {behind} beyond doubt slower than that (their intervals do not meet). No peer is "
+        f"ahead by more than {NEAR - 1:.0%} on {ahead}, one is ahead beyond doubt on {beaten}."
+    )
+
+
+def _is_known(case: dict[str, Any], name: str) -> bool:
+    """Whether a variant was timed often enough to say that it is the best, or to the end in any case."""
+    row = case["rows"].get(name)
+    to_the_end = {UNPREPARED, *(choice["name"] for choice in case["choices"].values())}
+    return bool(row and row["ratio"]) and (row["repeats"] >= ENOUGH or name in to_the_end)
+
+
+def _is_behind(case: dict[str, Any], auto: str, other: str) -> bool:
+    """Whether a variant is faster than auto's choice beyond doubt: their intervals do not meet."""
+    one, another = (_interval(case, name) for name in (auto, other))
+    return bool(one and another) and one[0] > another[1]
+
+
+def _interval(case: dict[str, Any], name: str) -> list[float] | None:
+    """Of its ratio; the unprepared network's is 1."""
+    row = case["rows"].get(name)
+    if row and row["ratio"] == 1.0 and row == case["rows"][UNPREPARED]:
+        return [1.0, 1.0]
+    return row and row["interval"]
 
 
 def _ratio(case: dict[str, Any], name: str) -> float | None:
     return case["rows"].get(name, {}).get("ratio")
 
 
-def _behind_best(case: dict[str, Any], auto: str) -> float:
-    """How much more time auto's choice takes than the best of those it may choose from."""
-    others = [*_recipes(case), *(PEERS[2:] if auto == AUTO_COMPILED else ())]
-    return _ratio(case, auto) / min(filter(None, (_ratio(case, name) for name in others)))
+def _choices(case: dict[str, Any], auto: str) -> list[str]:
+    """The variants that an auto may choose."""
+    return [*_recipes(case), *(PEERS[2:] if auto == AUTO_COMPILED else ())]
 
 
 def _recipes(case: dict[str, Any]) -> list[str]:
@@ -293,12 +343,6 @@ def _recipes(case: dict[str, Any]) -> list[str]:
     choice = case["choices"][AUTO]
     out = {n for n, status in choice["candidates"].items() if status in NOT_TO_BE_CHOSEN}
     return [name for name in choice["candidates"] if name in case["rows"] and name not in out]
-
-
-def _is_ahead(case: dict[str, Any], auto: str) -> bool:
-    """Whether no peer is faster; of one without a compiler, no peer without one."""
-    peers = PEERS if auto == AUTO_COMPILED else PEERS[:2]
-    return all(_ratio(case, auto) <= NEAR * (_ratio(case, peer) or math.inf) for peer in peers)
 
 
 def tables(found: list[dict[str, Any]]) -> list[str]:
@@ -336,9 +380,9 @@ def _cell(case: dict[str, Any], name: str) -> str:
 
 
 def _best(case: dict[str, Any]) -> str:
-    ratios = {name: _ratio(case, name) for name in _recipes(case)}
-    best = min((name for name in ratios if ratios[name]), key=ratios.get)
-    return f"{best} {ratios[best]:.2f}"
+    known = [name for name in (UNPREPARED, *_recipes(case)) if _is_known(case, name)]
+    best = min(known, key=lambda name: _ratio(case, name))
+    return f"{best} {_ratio(case, best):.2f}"
 
 
 def main() -> None:

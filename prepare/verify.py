@@ -64,8 +64,7 @@ def verify(
             Without one the batch is only brought to the prepared model's device and dtype.
         mode: what the model is for. In `train`, gradients and buffers count; in `eval` wrong ones
             are reported, and only the rest fails.
-        gradients: whether they are looked at in mode `eval` too, where they only are reported:
-            without, it takes about a third of the time.
+        gradients: whether they are looked at in mode `eval` too, where they are only reported.
         seconds: the limit of time, 30 by default and 600 for `full`.
         memory: the limit in bytes, 4 GiB by default and 16 for `full`. Both are estimated before
             each run; what does not fit is `cannot tell`, with the reason.

@@ -70,6 +70,30 @@ def test_a_case_of_the_zoo_times_peers_recipes_and_what_auto_chose(tables):
     assert "| small |" in "\n".join(zoo.tables([found]))
 
 
+def test_the_zoo_counts_where_auto_is_near_the_best_and_where_it_is_behind_beyond_doubt(tables):
+    def case(**rows):
+        made = {"unprepared": row(1.0, None), **{n.replace("_", " "): r for n, r in rows.items()}}
+        made["auto"] = made["mine"]
+        names = [name for name in made if name not in {*tables.zoo.PEERS, "auto"}]
+        choice = {"name": "mine", "candidates": dict.fromkeys(names, "slower")}
+        return {"rows": made, "choices": {"auto": choice}, "aa": {"ratio": 1.0}}
+
+    def row(ratio, interval, repeats=20):
+        return {"ratio": ratio, "interval": interval, "repeats": repeats}
+
+    near = case(mine=row(0.51, [0.49, 0.53]), better=row(0.5, [0.48, 0.52]))
+    unclear = case(mine=row(0.55, [0.5, 0.6]), better=row(0.5, [0.45, 0.55]))
+    behind = case(mine=row(0.9, [0.88, 0.92]), better=row(0.5, [0.45, 0.55]))
+    beaten = case(mine=row(0.9, [0.88, 0.92]), in_one_round=row(0.1, None, repeats=1))
+    beaten["rows"]["torch's converters"] = row(0.7, [0.68, 0.72])
+    said = tables.zoo.summary([near, unclear, behind, beaten])[-1]
+    assert (
+        "on 2 of 4 networks within 3% of the best variant that it may choose, on 1 beyond doubt"
+        in said
+    )
+    assert said.endswith("No peer is ahead by more than 3% on 3, one is ahead beyond doubt on 1.")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_cuda_device_none_is_reported_of():
     done = subprocess.run([sys.executable, BENCHMARKS / "gpu.py"], capture_output=True, text=True)
