@@ -394,6 +394,26 @@ def test_a_compiled_model_is_compared_without_its_compiler_and_with_it(mode):
     assert compiled == (["outputs"] if mode == "eval" else list(PARTS))
 
 
+@pytest.mark.parametrize("attach", [True, False])
+def test_a_compiled_model_is_given_what_users_give_it_and_not_compiled_anew(attach):
+    graphs, example = [], torch.randn(1, 3, 16, 16)
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    reference = Net().eval()
+    steps = {"conv2d_memory_format": {}, "input_format": {"attach": attach}}
+    pipeline, model = prepared(reference, steps)
+    model.compile(backend=counting)
+    with torch.no_grad():
+        model(example if attach else pipeline.format(example))
+    compiled = len(graphs)
+    found = verify(reference, model, example, pipeline=pipeline, gradients=False)
+    assert (found.status, len(graphs)) == ("pass", compiled)
+    assert compiled
+
+
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_a_compiler_that_computes_something_else_is_found_and_named(mode):
     def wrong(graph, inputs):

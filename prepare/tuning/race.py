@@ -33,7 +33,7 @@ BLOCK = 3
 # Rounds that there has to be time for before another one is let in.
 WORTH = 6
 # Of the budget; what needs no compiler has to make do with the rest, while something waits for it.
-TO_COMPILE = 0.5
+TO_COMPILE = 2 / 3
 
 Progress = Callable[[str], AbstractContextManager[object]]
 
@@ -252,11 +252,18 @@ class Race:
         found = self.ratio(entrant)
         return found.value if found else math.inf
 
-    def _promise(self, entrant: Entrant) -> float:
-        """The speed of the same recipe without its compiler; that of the unprepared model, if unknown."""
-        eager = entrant.candidate.eager
-        same = (e for e in self.entrants if e.candidate.eager == eager and e.times)
-        return next(map(self._speed, (e for e in same if not e.candidate.compiles)), 1.0)
+    def _promise(self, entrant: Entrant) -> tuple[float, int, float]:
+        """How soon it is tried, of those that compile: the lowest first.
+
+        Each compiler once, in the order of the candidates, on what is fastest without it; then the
+        fastest compiler on the rest.
+        """
+        same = [e for e in self.entrants if e.candidate.compiler == entrant.candidate.compiler]
+        tried = [self._speed(each) for each in same if each.runner or each.status]
+        eager = [e for e in self.entrants if e.candidate.eager == entrant.candidate.eager]
+        plain = (e for e in eager if e.times and not e.candidate.compiles)
+        place = self.entrants.index(same[0])
+        return min(tried, default=0.0), place, next(map(self._speed, plain), 1.0)
 
     def _standing(self) -> str:
         """Who is ahead, and how much time is left, in words."""

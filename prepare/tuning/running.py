@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import math
 import os
 import warnings
@@ -18,9 +17,9 @@ from torch import nn
 from prepare.benching.variant import Variant
 from prepare.errors import PrepareError, RefusedError
 from prepare.pipeline import Pipeline
-from prepare.steps.input_format import InputFormat
 from prepare.tuning.entrants import Checked, OutError
 from prepare.verify import verify
+from prepare.verifying.calls import formatting
 
 if TYPE_CHECKING:
     from prepare.benching.variant import Clock
@@ -67,7 +66,7 @@ class Running:
         self._buffers = [(held, held.detach().clone()) for held in self.model.buffers()]
         train = mode == "train"
         self._variant = Variant(
-            candidate.name, self.model, formatter=_formatter(self.pipeline), train=train
+            candidate.name, self.model, formatter=formatting(self.pipeline), train=train
         )
         with _explained(self._variant), _quiet():
             self._warm_up(manner)
@@ -151,14 +150,6 @@ def free_memory(device: torch.device) -> int | None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     return None
-
-
-def _formatter(pipeline: Pipeline) -> Any:
-    """How a user would format a batch: by the pipeline's input step, else as little as possible."""
-    steps = pipeline.steps.values()
-    if any(step.phase == "inputs" for step in steps):
-        return pipeline.format if not any(getattr(s, "attach", False) for s in steps) else None
-    return dataclasses.replace(InputFormat().bind(steps), memory_format=None).format
 
 
 @contextlib.contextmanager

@@ -43,21 +43,32 @@ def call_of(batch: Any) -> Call:
     return Call(*arguments(batch))
 
 
-def formatted(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
-    """The call as the prepared model is to be given it.
+def as_used(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
+    """The call as a user gives it to the prepared model: as it is, where that formats it itself."""
+    itself = pipeline is not None and formatting(pipeline) is None
+    return call if itself else formatted(call, prepared, pipeline)
 
-    Without an input step a user's batches come as they are: only what the model could not run
-    without, the device and the floating-point type, is brought into line.
-    """
+
+def formatted(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
+    """The call in the device, types and formats that the prepared model runs in."""
     if pipeline is None:
         return call.map(_like(prepared).tensor)
+    form = formatting(pipeline) or pipeline.format
+    # A step of a user's own expects the batch itself.
+    args = (form(call.args[0]),) if len(call.args) == 1 else form(call.args)
+    return Call(args, form(call.kwargs))
+
+
+def formatting(pipeline: Pipeline) -> Callable[[Any], Any] | None:
+    """How a user formats a batch for what `pipeline` prepared; None where the model does so itself.
+
+    Without an input step batches come as they are: only what the model could not run without,
+    the device and the floating-point type, is brought into line.
+    """
     steps = pipeline.steps.values()
     if not any(step.phase == "inputs" for step in steps):
-        bare = replace(InputFormat().bind(steps), memory_format=None)
-        return Call(bare.format(call.args), bare.format(call.kwargs))
-    if len(call.args) == 1:  # a step of a user's own expects the batch itself
-        return Call((pipeline.format(call.args[0]),), pipeline.format(call.kwargs))
-    return Call(pipeline.format(call.args), pipeline.format(call.kwargs))
+        return replace(InputFormat().bind(steps), memory_format=None).format
+    return None if any(getattr(step, "attach", False) for step in steps) else pipeline.format
 
 
 def of_size(call: Call, size: int) -> Call:

@@ -10,7 +10,7 @@ import torch
 
 from prepare.forward import explained
 from prepare.verifying import runs
-from prepare.verifying.calls import Call, formatted, nudged
+from prepare.verifying.calls import Call, as_used, formatted, nudged
 from prepare.verifying.noise import Noise
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Runner:
             RaisedError: it raised.
         """
         prepared = self.models.prepared
-        given = formatted(call, prepared, self.models.pipeline)
+        given = as_used(call, prepared, self.models.pipeline)
         how = {"flags": self.flags, "seed": seed, "watching": watching}
         stand_in = runs.its_own if self.compiled else runs.itself
         try:
