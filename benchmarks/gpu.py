@@ -23,6 +23,7 @@ import torch
 import zoo
 from torch import nn
 from zoo_networks import IMAGE, NETWORKS, Network
+from zoo_tables import line_of, tables
 
 FILE = Path(__file__).parent / "results" / "gpu.json"
 LIMIT = 600.0
@@ -105,7 +106,7 @@ def measure_all(options: argparse.Namespace, device: str) -> dict[str, Any]:
                     left_out[label] = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
                     continue
                 cases.append({"network": name, **data})
-                print(f"{label}: {zoo.line_of(cases[-1])}", flush=True)
+                print(f"{label}: {line_of(cases[-1])}", flush=True)
     return {"cases": cases, "left_out": left_out}
 
 
@@ -129,7 +130,7 @@ def main() -> None:
     FILE.parent.mkdir(exist_ok=True)
     FILE.write_text(json.dumps(found, indent=1) + "\n")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print(*zoo.tables(found["cases"]), sep="\n")
+    print(*tables(found["cases"]), sep="\n")
     for label, reason in found["left_out"].items():
         print(f"left out: {label}: {reason}")
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import layout_repair
-import zoo
+import zoo_tables
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = (DOCS / "benchmarks.md", DOCS / "segmentation.md")
@@ -139,7 +139,7 @@ def segmentation(found: dict) -> list[str]:
 
 TABLES: dict[str, Callable[[dict], list[str]]] = {
     "segmentation": segmentation,
-    "zoo": lambda found: zoo.tables(found["cases"]),
+    "zoo": lambda found: zoo_tables.tables(found["cases"]),
     "breaks": breaks,
     "layout_repair": layout_repair_table,
     "prepare_cost_2048": prepare_cost,

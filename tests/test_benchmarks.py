@@ -16,14 +16,19 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 @pytest.fixture
-def tables(monkeypatch):
-    """The module benchmarks/tables.py, imported as it is when it is run."""
+def script(monkeypatch):
+    """Imports a module of benchmarks/ as it is when it is run."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module("tables")
+    yield importlib.import_module
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCHMARKS)):
             del sys.modules[name]
+
+
+@pytest.fixture
+def tables(script):
+    return script("tables")
 
 
 def test_the_tables_of_the_page_are_those_of_the_raw_files(tables):
@@ -47,13 +52,13 @@ def test_another_figure_in_a_raw_file_makes_another_page(tables, tmp_path, monke
     assert tables.updated(page) == page
 
 
-def test_a_case_of_the_zoo_times_peers_recipes_and_what_auto_chose(tables):
+def test_a_case_of_the_zoo_times_peers_recipes_and_what_auto_chose(script):
     def build():
         return nn.Sequential(
             nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.InstanceNorm2d(8), nn.Conv2d(8, 8, 3)
         )
 
-    zoo = tables.zoo
+    zoo = script("zoo")
     network = zoo.Network(build, 2, (1, 3, 16, 16))
     case = {"train": False, "precision": "bfloat16", "compile": False}
     found = {"network": "small"} | zoo.measure(network, case, budget=0.3, tune_budget=0.5)
@@ -70,11 +75,13 @@ def test_a_case_of_the_zoo_times_peers_recipes_and_what_auto_chose(tables):
     assert "| small |" in "\n".join(zoo.tables([found]))
 
 
-def test_the_zoo_counts_where_auto_is_near_the_best_and_where_it_is_behind_beyond_doubt(tables):
+def test_the_zoo_counts_where_auto_is_near_the_best_and_where_it_is_behind_beyond_doubt(script):
+    tables = script("zoo_tables")
+
     def case(**rows):
         made = {"unprepared": row(1.0, None), **{n.replace("_", " "): r for n, r in rows.items()}}
         made["auto"] = made["mine"]
-        names = [name for name in made if name not in {*tables.zoo.PEERS, "auto"}]
+        names = [name for name in made if name not in {*tables.PEERS, "auto"}]
         choice = {"name": "mine", "candidates": dict.fromkeys(names, "slower")}
         return {"rows": made, "choices": {"auto": choice}, "aa": {"ratio": 1.0}}
 
@@ -86,7 +93,7 @@ def test_the_zoo_counts_where_auto_is_near_the_best_and_where_it_is_behind_beyon
     behind = case(mine=row(0.9, [0.88, 0.92]), better=row(0.5, [0.45, 0.55]))
     beaten = case(mine=row(0.9, [0.88, 0.92]), in_one_round=row(0.1, None, repeats=1))
     beaten["rows"]["torch's converters"] = row(0.7, [0.68, 0.72])
-    said = tables.zoo.summary([near, unclear, behind, beaten])[-1]
+    said = tables.summary([near, unclear, behind, beaten])[-1]
     assert (
         "on 2 of 4 networks within 3% of the best variant that it may choose, on 1 beyond doubt"
         in said

@@ -1,6 +1,7 @@
 """Compiling in place: what stays, what is known again, what is refused, and what each backend gives."""
 
 import copy
+import inspect
 import pickle
 import subprocess
 import sys
@@ -79,6 +80,30 @@ def test_more_models_of_one_class_are_compiled_than_torch_keeps_in_one_cache(gra
     for net in models:
         net(torch.randn(1, 3, 8, 8))
     assert len(graphs) == len(models) > torch._dynamo.config.recompile_limit
+
+
+class Broken(nn.Module):
+    """Its forward is compiled in two parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = Net(), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.last(x)
+
+
+@pytest.mark.skipif(
+    "isolate_recompiles" not in inspect.signature(torch.compile).parameters,
+    reason="this torch keeps one cache for all",
+)
+def test_so_are_models_with_graph_breaks(graphs):
+    for _ in range(10):
+        with torch.no_grad():
+            pipeline(backend="counted").apply(Broken())(torch.randn(1, 3, 8, 8))
+    assert len(graphs) == 20
 
 
 def test_it_is_known_again_with_the_same_options_and_others_are_refused():

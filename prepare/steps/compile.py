@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import shlex
 import shutil
@@ -147,7 +148,7 @@ class Compile(ModelStep):
 
             options, mode = {**list_mode_options(mode, self.dynamic), **options}, None
         keywords = {"backend": self.backend, "dynamic": self.dynamic, "fullgraph": self.fullgraph}
-        return {**keywords, "mode": mode, "options": options or None}
+        return {**keywords, **isolation(), "mode": mode, "options": options or None}
 
     def _refused_by_torch(self) -> Problem | None:
         """What torch says of the backend and its options, asked with a function that is never called."""
@@ -172,6 +173,14 @@ class Compile(ModelStep):
         except Exception as error:
             return Problem(f"{where}.options", str(error).splitlines()[0])
         return None
+
+
+def isolation() -> dict[str, bool]:
+    """What `torch.compile` takes, where it can, to keep what it compiles for this model alone."""
+    import torch
+
+    known = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+    return {"isolate_recompiles": True} if known else {}
 
 
 def _openvino_options(model: torch.nn.Module | None) -> dict[str, Any]:
