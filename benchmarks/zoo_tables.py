@@ -1,0 +1,142 @@
+"""What the cases of the zoo say, as tables and sentences in Markdown; `zoo.py` times them."""
+
+import itertools
+import statistics
+from typing import Any
+
+UNPREPARED = "unprepared"
+AUTO, AUTO_COMPILED = "auto", "auto, compiler allowed"
+PEERS = (
+    "torch's converters",
+    "model.to(memory_format)",
+    "torch.compile",
+    "torch.compile, frozen",
+    "openvino",
+)
+# As prepare.tune says of a candidate.
+NOT_TO_BE_CHOSEN = ("wrong", "cannot tell", "failed")
+# Rounds; fewer say that a variant is far behind, and no more than that.
+ENOUGH = 6
+# Times that differ by less are called equal.
+NEAR = 1.03
+
+
+def summary(found: list[dict[str, Any]]) -> list[str]:
+    """What came of the cases of one mode and precision, as lines of a table in Markdown."""
+    lines = ["| variant | networks | geometric mean | best | worst |", "|---|---|---|---|---|"]
+    for name in dict.fromkeys((*PEERS, AUTO, AUTO_COMPILED)):
+        ratios = [case["rows"][name]["ratio"] for case in found if _ratio(case, name)]
+        if ratios:
+            mean = statistics.geometric_mean(ratios)
+            lines.append(
+                f"| {name} | {len(ratios)} | {mean:.2f} | {min(ratios):.2f} | {max(ratios):.2f} |"
+            )
+    controls = [case["aa"]["ratio"] for case in found if case["aa"]]
+    lines.append(
+        f"| the unprepared one again (A/A) | {len(controls)} | {statistics.geometric_mean(controls):.2f} "
+        f"| {min(controls):.2f} | {max(controls):.2f} |"
+    )
+    for auto in (AUTO, AUTO_COMPILED):
+        timed = [case for case in found if _ratio(case, auto)]
+        if timed:
+            lines += ["", _fared(timed, auto)]
+    return lines
+
+
+def _fared(found: list[dict[str, Any]], auto: str) -> str:
+    """How an auto's choices compare with the best that it may choose, and with its peers, in a sentence."""
+    others = [[n for n in _choices(case, auto) if _is_known(case, n)] for case in found]
+    best = [
+        min(names, key=lambda n: _ratio(case, n)) for case, names in zip(found, others, strict=True)
+    ]
+    pairs = list(zip(found, best, strict=True))
+    near = sum(_ratio(case, auto) <= NEAR * _ratio(case, name) for case, name in pairs)
+    behind = sum(_is_behind(case, auto, name) for case, name in pairs)
+    peers = PEERS if auto == AUTO_COMPILED else PEERS[:2]
+    ahead = sum(
+        all(_ratio(case, auto) <= NEAR * _ratio(case, p) for p in peers if _is_known(case, p))
+        for case in found
+    )
+    beaten = sum(any(_is_behind(case, auto, peer) for peer in peers) for case in found)
+    return (
+        f"{auto}: on {near} of {len(found)} networks within {NEAR - 1:.0%} of the best variant that it "
+        f"may choose, on {behind} beyond doubt slower than that (their intervals do not meet). No peer is "
+        f"ahead by more than {NEAR - 1:.0%} on {ahead}, one is ahead beyond doubt on {beaten}."
+    )
+
+
+def _is_known(case: dict[str, Any], name: str) -> bool:
+    """Whether a variant was timed often enough to say that it is the best, or to the end in any case."""
+    row = case["rows"].get(name)
+    to_the_end = {UNPREPARED, *(choice["name"] for choice in case["choices"].values())}
+    return bool(row and row["ratio"]) and (row["repeats"] >= ENOUGH or name in to_the_end)
+
+
+def _is_behind(case: dict[str, Any], auto: str, other: str) -> bool:
+    """Whether a variant is faster than auto's choice beyond doubt: their intervals do not meet."""
+    one, another = (_interval(case, name) for name in (auto, other))
+    return bool(one and another) and one[0] > another[1]
+
+
+def _interval(case: dict[str, Any], name: str) -> list[float] | None:
+    """Of its ratio; the unprepared network's is 1."""
+    row = case["rows"].get(name)
+    if row and row["ratio"] == 1.0 and row == case["rows"][UNPREPARED]:
+        return [1.0, 1.0]
+    return row and row["interval"]
+
+
+def _ratio(case: dict[str, Any], name: str) -> float | None:
+    return case["rows"].get(name, {}).get("ratio")
+
+
+def _choices(case: dict[str, Any], auto: str) -> list[str]:
+    """The variants that an auto may choose."""
+    return [*_recipes(case), *(PEERS[2:] if auto == AUTO_COMPILED else ())]
+
+
+def _recipes(case: dict[str, Any]) -> list[str]:
+    """The variants that auto may choose without a compiler: not those that are wrong, or do not run."""
+    choice = case["choices"][AUTO]
+    out = {n for n, status in choice["candidates"].items() if status in NOT_TO_BE_CHOSEN}
+    return [name for name in choice["candidates"] if name in case["rows"] and name not in out]
+
+
+def tables(found: list[dict[str, Any]]) -> list[str]:
+    """What cases hold, for each mode and precision, and each network: as lines of Markdown."""
+    lines, autos = [], (AUTO, AUTO_COMPILED)
+    precisions = dict.fromkeys(case["precision"] for case in found)
+    for train, precision in itertools.product((False, True), precisions):
+        rows = [case for case in found if case["train"] == train and case["precision"] == precision]
+        if not rows:
+            continue
+        timed = [n for n in (*PEERS, *autos) if any(n in case["rows"] for case in rows)]
+        lines += [f"### {'Training step' if train else 'Inference'}, {precision} allowed", ""]
+        lines += [*summary(rows), ""]
+        lines += ["| " + " | ".join(("network", *timed, "best recipe", "A/A")) + " |"]
+        lines += ["|---" * (len(timed) + 3) + "|"]
+        for case in rows:
+            cells = [_cell(case, name) for name in timed]
+            again = f"{case['aa']['ratio']:.2f}" if case["aa"] else ""
+            lines += ["| " + " | ".join((case["network"], *cells, _best(case), again)) + " |"]
+        lines += [""]
+    return lines[:-1]
+
+
+def line_of(case: dict[str, Any]) -> str:
+    """A case in a line: what auto takes of the unprepared network's time, and the best recipe."""
+    autos = f"auto {_cell(case, AUTO)} {_cell(case, AUTO_COMPILED)}"
+    return f"{autos}, best recipe {_best(case)}, A/A {case['aa']['ratio']:.2f}"
+
+
+def _cell(case: dict[str, Any], name: str) -> str:
+    row = case["rows"].get(name)
+    if row is None:
+        return ""
+    return f"{row['ratio']:.2f}" if row["ratio"] else "fails"
+
+
+def _best(case: dict[str, Any]) -> str:
+    known = [name for name in (UNPREPARED, *_recipes(case)) if _is_known(case, name)]
+    best = min(known, key=lambda name: _ratio(case, name))
+    return f"{best} {_ratio(case, best):.2f}"
