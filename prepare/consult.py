@@ -63,7 +63,7 @@ def consult(model: nn.Module, table: Table, known_issues: KnownIssues) -> list[M
         return []
     kinds: dict[str, dict[str, nn.Module]] = {}
     for name, module in model.named_modules():
-        kinds.setdefault(type(module).__name__, {})[name] = module
+        kinds.setdefault(_kind(type(module)), {})[name] = module
     met = []
     for issue in dict.fromkeys(issue for device in sorted(devices) for issue in standing(device)):
         modules = {
@@ -77,6 +77,13 @@ def consult(model: nn.Module, table: Table, known_issues: KnownIssues) -> list[M
             wrong = issue.effect == "wrong" and model.training
             met.append(Met(issue, modules, wrong and known_issues == "error"))
     return sorted(met, key=lambda one: not one.is_error)
+
+
+def _kind(cls: type[nn.Module]) -> str:
+    """The name of a module's class: of torch's, where the module was repaired."""
+    repaired = cls.__module__.startswith("prepare.repairs.")
+    torchs = (base for base in cls.__mro__ if base.__module__.startswith("torch."))
+    return next(torchs, cls).__name__ if repaired else cls.__name__
 
 
 def check_choice(known_issues: str) -> None:

@@ -238,8 +238,35 @@ def test_a_depthwise_transposed_convolution_is_an_error_in_training_and_another_
     pipeline = Pipeline.from_config({"conv3d_memory_format": {}})
     (error,) = pipeline.plan(nn.Sequential(nn.ConvTranspose3d(8, 8, 3, groups=8))).errors
     assert "garbage" in str(error)
-    assert "exclude them" in str(error)
+    assert "add the step repair_layout" in str(error)
     assert not pipeline.plan(nn.Sequential(nn.ConvTranspose3d(8, 8, 3))).errors
+
+
+@pytest.mark.parametrize("formatted", [False, True])
+def test_repaired_it_has_the_right_gradients_and_is_no_error(formatted):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ConvTranspose3d(64, 64, 7, stride=2, padding=3, groups=64))
+    repairing = {"conv3d_memory_format": {}, "repair_layout": {}}
+    assert not Pipeline.from_config(repairing).plan(model).errors
+    given = torch.randn(2, 64, 4, 4, 4)
+    loss = model.double()(given.double()).square().mean()
+    (exact,) = torch.autograd.grad(loss, model[0].weight)
+    Pipeline.from_config(repairing).apply(model.float())
+    out = model(last(given) if formatted else given)
+    (found,) = torch.autograd.grad(out.square().mean(), model[0].weight)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-6)
+    assert is_last(out) == formatted
+
+
+def test_a_repaired_module_still_meets_what_its_repair_does_not_mend():
+    steps = {"half": {"dtype": "bfloat16"}, "conv3d_memory_format": {}, "repair_layout": {}}
+    model = nn.Sequential(nn.Conv3d(2, 2, 3), nn.AvgPool3d(2))
+    (warning,) = Pipeline.from_config(steps).plan(model).warnings
+    assert "conv3d_bfloat16_small_cpu" in str(warning)
+    repaired = Pipeline.from_config(steps).apply(model, known_issues="ignore")
+    assert type(repaired[0]) is not nn.Conv3d
+    (again,) = Pipeline.from_config({"half": {"dtype": "bfloat16"}}).plan(repaired).warnings
+    assert str(again) == str(warning)
 
 
 def test_a_risk_is_a_warning_of_the_plan_in_training_too():

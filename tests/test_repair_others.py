@@ -64,6 +64,7 @@ CONVOLUTIONS = {
     "padded product": lambda: nn.Conv3d(4, 6, 1, padding=1),
     "transposed": lambda: nn.ConvTranspose3d(4, 16, 2, 2),
     "transposed, padded": lambda: nn.ConvTranspose3d(4, 16, 3, 2, 1, (1, 0, 1), bias=False),
+    "transposed, depthwise": lambda: nn.ConvTranspose3d(4, 4, 3, 2, 1, (1, 0, 1), groups=4),
 }
 EVERY = {
     **{name: ("pooling", make) for name, make in POOLS.items()},

@@ -52,6 +52,11 @@ def through_contiguous(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor
     return _Laid.apply(forward(_Laid.apply(x, contiguous, last)), last, contiguous)
 
 
+def contiguous_copy(x: Tensor) -> Tensor:
+    """A copy of `x`, and of its gradient, with the contiguous format's exact strides."""
+    return _Laid.apply(x, torch.contiguous_format, torch.contiguous_format)
+
+
 def fits(x: Tensor, weight: Tensor | None) -> bool:
     """Whether `x` has elements, and a dtype for which torch's own norms take this `weight`."""
     mixed = x.dtype in (torch.bfloat16, torch.float16)

@@ -1,4 +1,4 @@
-"""The repair of small 3-d convolutions on a CPU: oneDNN's channels-last kernels, not the reference ones."""
+"""The repair of 3-d convolutions on a CPU: the kernels that are quick, and those that are right."""
 
 from math import prod
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.repairs._normalise import through_contiguous
+from prepare.repairs._normalise import contiguous_copy, through_contiguous
 from prepare.repairs.repair import SwapClass, is_channels_last
 
 # The limits of `use_mkldnn` in torch's aten/src/ATen/native/Convolution.cpp: at batch 1 and without
@@ -49,12 +49,17 @@ class KeepingConv3d(nn.Conv3d):
 class KeepingConvTranspose3d(nn.ConvTranspose3d):
     """torch's ConvTranspose3d, but a small one of one channels-last sample runs in two groups of its outputs.
 
+    A depthwise one whose weight is trained runs on contiguous copies of input and weight, since
+    oneDNN's channels-last kernel gives garbage for the weight's gradient.
     Helps and hurts: as `KeepingConv3d`; the weight is copied as well. Where the outputs are no multiple
-    of 16 oneDNN is not faster: then the reference kernel runs, on contiguous copies.
-    Source: as `KeepingConv3d`.
+    of 16 oneDNN is not faster: then the reference kernel runs, on contiguous copies. A depthwise one of
+    many pixels takes twice as long contiguously.
+    Source: as `KeepingConv3d`; the known issue depthwise_transposed_conv3d_cpu.
     """
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002
+        if _is_depthwise(self, input) and torch.is_grad_enabled() and self.weight.requires_grad:
+            return self._contiguously(input, output_size)
         fits = _fits(self, input, self.weight) and self.padding_mode == "zeros"
         if not fits or not _is_small(input, self.weight):
             return super().forward(input, output_size)
@@ -70,6 +75,17 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
         return F.conv_transpose3d(
             x, weight, self.bias, self.stride, self.padding, output_padding, 2, self.dilation
         )
+
+    def _contiguously(self, x: Tensor, output_size: list[int] | None) -> Tensor:
+        padding = self._output_padding(
+            x, output_size, self.stride, self.padding, self.kernel_size, 3, self.dilation
+        )
+        # With one channel in each group its strides may mean either format: those of a copy do not.
+        weight = contiguous_copy(self.weight)
+        how = (self.bias, self.stride, self.padding, padding, self.groups, self.dilation)
+        if not is_channels_last(x):
+            return F.conv_transpose3d(contiguous_copy(x), weight, *how)
+        return through_contiguous(lambda x: F.conv_transpose3d(x, weight, *how), x)
 
 
 REPAIR = SwapClass("conv3d", {nn.Conv3d: KeepingConv3d, nn.ConvTranspose3d: KeepingConvTranspose3d})
@@ -89,6 +105,12 @@ def _fits(module: nn.Module, x: Tensor, weight: Tensor) -> bool:
         and torch._C._get_mkldnn_enabled()
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+def _is_depthwise(module: nn.ConvTranspose3d, x: Tensor) -> bool:
+    """Whether the known issue of these may be met, whatever the layout of `x`: the weight's is enough."""
+    depthwise = module.groups == module.in_channels > 1
+    return depthwise and x.dim() == 5 and x.device.type == "cpu" and x.dtype == torch.float32
 
 
 def _is_small(x: Tensor, weight: Tensor) -> bool:
