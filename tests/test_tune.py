@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from prepare.report.tune import show_tune, tune_sentence
 from prepare.step import ModuleStep
 from prepare.tune import Row, Tuning, tune
 from prepare.tuning import cache as caching
-from prepare.tuning import deciding
+from prepare.tuning import deciding, running
 from prepare.tuning.candidates import AS_DECLARED, Candidate, candidates
 from prepare.tuning.entrants import Checked, OutError
 from prepare.tuning.race import Race
@@ -370,6 +371,21 @@ def test_compilers_are_tried_where_they_are_allowed_and_frozen_in_inference_alon
     assert not any("frozen" in name for name in names(small(), allow=("compile",), mode="train"))
 
 
+@pytest.mark.parametrize(("budget", "seconds"), [(2.0, 30.0), (90.0, 90.0)])
+def test_a_verification_may_take_as_long_as_the_tuning(monkeypatch, budget, seconds):
+    given, verify = [], running.verify
+
+    def told(*args, **how):
+        given.append(how["seconds"])
+        return verify(*args, **how)
+
+    monkeypatch.setattr(running, "verify", told)
+    candidate, model = Candidate("flat", {"conv2d_memory_format": {}}), small().eval()
+    runner = Running(model, candidate, [BATCH], mode="eval", clock=time.perf_counter)
+    assert runner.check(model, BATCH, {}, budget=budget).status == "pass"
+    assert given == [seconds]
+
+
 def test_what_was_declared_is_a_candidate_and_its_device_holds_for_all():
     declared = {"device": {"device": "cpu"}, "half": {"dtype": "bfloat16"}}
     found = candidates(small().eval(), declared=declared, allow=(), mode="eval")
@@ -640,7 +656,7 @@ def test_it_holds_for_the_threads_and_the_structure_it_was_measured_with(monkeyp
 def test_what_won_before_and_is_wrong_now_is_measured_anew(timed, tmp_path, monkeypatch):
     how = {"cache": tmp_path}
     found_with(timed, {"channels_last": 0.05}, small().eval(), **how)
-    monkeypatch.setattr(deciding.Running, "check", lambda *_: Checked("fail", "outputs: off"))
+    monkeypatch.setattr(deciding.Running, "check", lambda *_, **__: Checked("fail", "outputs: off"))
     again = found_with(timed, {}, small().eval(), **how)
     assert (again.from_cache, again.winner) == (False, UNPREPARED)
     assert "channels_last won before, but not now: outputs: off" in again.notes

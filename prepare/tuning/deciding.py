@@ -77,7 +77,7 @@ class Question:
 
     def _check_again(self, winner: Candidate) -> Checked:
         try:
-            return self._start(winner, self._pool(winner)).check(self.model, self.batch, {})
+            return self._check(self._start(winner, self._pool(winner)), {})
         except OutError as error:
             return Checked("cannot tell", str(error))
 
@@ -94,7 +94,7 @@ class Question:
         race = Race(
             found,
             start=start,
-            check=lambda _, runner: runner.check(self.model, self.batch, exact),
+            check=lambda _, runner: self._check(runner, exact),
             budget=self.options.budget,
             clock=self.clock,
             capacity=capacity(self.model, _device(found[0], self.model)),
@@ -128,6 +128,9 @@ class Question:
     ) -> Running:
         how = {"mode": self.mode, "clock": self.clock, "manner": manner}
         return Running(self.model, candidate, pool, **how)
+
+    def _check(self, runner: Running, exact: dict[Any, Any]) -> Checked:
+        return runner.check(self.model, self.batch, exact, budget=self.options.budget)
 
     def _pool(self, base: Candidate) -> list[Any]:
         """Inputs where the model is to run: to bring them there is no part of any candidate."""

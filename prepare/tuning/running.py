@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 _TURN, _MOST_CALLS = 0.005, 1000
 # Longer calls are timed without another one before: what they find in the caches matters less.
 _SETTLED = 0.05
-# A verification that is part of a tuning may take as much memory as is there, but for the models.
-_LEAST_MEMORY, _PART = 4 * 2**30, 0.5
+# A verification that is part of a tuning may take as much memory as is there, but for the models, and as
+# long as all of the tuning may: bytes and seconds that it may take in any case.
+_LEAST_MEMORY, _LEAST_SECONDS, _PART = 4 * 2**30, 30.0, 0.5
 _MEMORY = Path("/proc/meminfo")
 
 
@@ -76,10 +77,12 @@ class Running:
         with _explained(self._variant):
             return self._timed(self._pool[number % len(self._pool)], self.manner)
 
-    def check(self, reference: nn.Module, batch: Any, exact: dict[Any, Any]) -> Checked:
+    def check(
+        self, reference: nn.Module, batch: Any, exact: dict[Any, Any], *, budget: float
+    ) -> Checked:
         """Verifies it as it is, with its buffers as they were before it was timed.
 
-        `exact` keeps what the reference gives, for the next candidate.
+        `exact` keeps what the reference gives, for the next candidate. `budget` is that of the tuning.
         """
         with torch.no_grad():
             for held, values in self._buffers:
@@ -87,6 +90,7 @@ class Running:
         free = free_memory(torch.device("cpu")) or 0
         how = {"mode": self._mode, "memory": max(_LEAST_MEMORY, int(_PART * free))}
         how |= {"gradients": self._mode == "train", "_exact": exact}
+        how |= {"seconds": max(_LEAST_SECONDS, budget)}
         try:
             with _quiet():
                 found = verify(reference, self.model, batch, pipeline=self.pipeline, **how)
