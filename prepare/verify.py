@@ -60,7 +60,8 @@ def verify(
             of named arguments, or an Example.
         level: `short` compares one mode on this batch. `full` compares eval and train mode, one and
             two samples, inputs as they are and with a mean of 100 deviations.
-        pipeline: what prepared it; formats the batch, and is asked whether all is still as it wants.
+        pipeline: what prepared it; formats the batch, unless the model does so itself, and is asked
+            whether all is still as it wants.
             Without one the batch is only brought to the prepared model's device and dtype.
         mode: what the model is for. In `train`, gradients and buffers count; in `eval` wrong ones
             are reported, and only the rest fails.

@@ -99,7 +99,7 @@ class Broken(nn.Module):
     "isolate_recompiles" not in inspect.signature(torch.compile).parameters,
     reason="this torch keeps one cache for all",
 )
-def test_so_are_models_with_graph_breaks(graphs):
+def test_what_is_compiled_after_a_graph_break_is_kept_for_one_model_alone(graphs):
     for _ in range(10):
         with torch.no_grad():
             pipeline(backend="counted").apply(Broken())(torch.randn(1, 3, 8, 8))

@@ -242,13 +242,15 @@ def test_a_depthwise_transposed_convolution_is_an_error_in_training_and_another_
     assert not pipeline.plan(nn.Sequential(nn.ConvTranspose3d(8, 8, 3))).errors
 
 
-@pytest.mark.parametrize("formatted", [False, True])
-def test_repaired_it_has_the_right_gradients_and_is_no_error(formatted):
+@pytest.mark.parametrize(
+    ("batch", "formatted"), [((2,), False), ((2,), True), ((), False)], ids=str
+)
+def test_repaired_it_has_the_right_gradients_and_is_no_error(batch, formatted):
     torch.manual_seed(0)
     model = nn.Sequential(nn.ConvTranspose3d(64, 64, 7, stride=2, padding=3, groups=64))
     repairing = {"conv3d_memory_format": {}, "repair_layout": {}}
     assert not Pipeline.from_config(repairing).plan(model).errors
-    given = torch.randn(2, 64, 4, 4, 4)
+    given = torch.randn(*batch, 64, 4, 4, 4)
     loss = model.double()(given.double()).square().mean()
     (exact,) = torch.autograd.grad(loss, model[0].weight)
     Pipeline.from_config(repairing).apply(model.float())

@@ -53,12 +53,12 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
     oneDNN's channels-last kernel gives garbage for the weight's gradient.
     Helps and hurts: as `KeepingConv3d`; the weight is copied as well. Where the outputs are no multiple
     of 16 oneDNN is not faster: then the reference kernel runs, on contiguous copies. A depthwise one of
-    many pixels takes twice as long contiguously.
+    many pixels takes longer contiguously.
     Source: as `KeepingConv3d`; the known issue depthwise_transposed_conv3d_cpu.
     """
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002
-        if _is_depthwise(self, input) and torch.is_grad_enabled() and self.weight.requires_grad:
+        if _gives_garbage(self, input):
             return self._contiguously(input, output_size)
         fits = _fits(self, input, self.weight) and self.padding_mode == "zeros"
         if not fits or not _is_small(input, self.weight):
@@ -83,7 +83,7 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
         # With one channel in each group its strides may mean either format: those of a copy do not.
         weight = contiguous_copy(self.weight)
         how = (self.bias, self.stride, self.padding, padding, self.groups, self.dilation)
-        if not is_channels_last(x):
+        if x.dim() == 4 or not is_channels_last(x):  # 4: a sample without a batch
             return F.conv_transpose3d(contiguous_copy(x), weight, *how)
         return through_contiguous(lambda x: F.conv_transpose3d(x, weight, *how), x)
 
@@ -107,10 +107,16 @@ def _fits(module: nn.Module, x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _is_depthwise(module: nn.ConvTranspose3d, x: Tensor) -> bool:
-    """Whether the known issue of these may be met, whatever the layout of `x`: the weight's is enough."""
-    depthwise = module.groups == module.in_channels > 1
-    return depthwise and x.dim() == 5 and x.device.type == "cpu" and x.dtype == torch.float32
+def _gives_garbage(module: nn.ConvTranspose3d, x: Tensor) -> bool:
+    """Whether the weight's gradient may be wrong, whatever the layout of `x`: the weight's is enough."""
+    return (
+        module.groups == module.in_channels > 1
+        and module.weight.requires_grad
+        and torch.is_grad_enabled()
+        and x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and x.dim() in (4, 5)
+    )
 
 
 def _is_small(x: Tensor, weight: Tensor) -> bool:
