@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from prepare.tuning.candidates import Candidate
 
 CONFIDENCE = 0.95
+# The race is looked at more often than once: the intervals of so many looks are to hold together.
+LOOKS = 6
 # An interval may rest on what all ratios scatter from so many rounds on; an exact one takes so many.
 FEW, ENOUGH = 3, 20
-# So often they are looked at until then: all of those intervals are to hold together.
-LOOKS = 6
 # A clock that stands still must not divide by zero.
 _SHORTEST = 1e-9
 
@@ -74,7 +74,7 @@ def ratios(one: Entrant, other: Entrant) -> list[float]:
 
 
 def ratio(
-    one: Entrant, other: Entrant, confidence: float, known: Scatter | None = None
+    one: Entrant, other: Entrant, confidence: float, known: Scatter | None
 ) -> Estimate | None:
     """The median of these ratios; None where there are none.
 
@@ -84,27 +84,8 @@ def ratio(
         return Estimate(1.0, None)
     found = ratios(one, other)
     if known and FEW <= len(found) < ENOUGH:
-        return intervals.estimate_of_few(found, intervals.each_of(confidence, LOOKS), known)
+        return intervals.estimate_of_few(found, confidence, known)
     return intervals.estimate(found, confidence) if found else None
-
-
-def slower(
-    one: Entrant,
-    best: Entrant,
-    twins: tuple[Entrant, Entrant],
-    confidence: float,
-    known: Scatter | None,
-) -> str:
-    """In words, by how much it is slower than `best` beyond doubt; empty if it is not.
-
-    `twins` are one and the same candidate: what they differ by is noise.
-    """
-    found, control = ratio(one, best, confidence, known), ratio(*twins, CONFIDENCE, known)
-    if one is best or found is None or control is None:
-        return ""
-    if intervals.verdict(found, control) == "slower":
-        return f"takes {found.value:.2f} times as long as {best.name} {between(found)}"
-    return ""
 
 
 def between(found: Estimate) -> str:

@@ -12,6 +12,7 @@ from prepare.benching import intervals
 from prepare.tuning.entrants import (
     CONFIDENCE,
     ENOUGH,
+    LOOKS,
     Checked,
     Entrant,
     OutError,
@@ -19,7 +20,6 @@ from prepare.tuning.entrants import (
     between,
     ratio,
     ratios,
-    slower,
 )
 
 if TYPE_CHECKING:
@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     from prepare.tuning.candidates import Candidate
 
 PRECISION = 0.02
+# The confidence with which one recipe is slower than another. To take the wrong one of two that are
+# faster than the unprepared model costs little, and who is out leaves time for the others.
+RIVALS = 0.8
 # Rounds between two looks: to look after each one would favour those that are quick by chance.
 BLOCK = 3
 # Rounds that there has to be time for before another one is let in.
-WORTH = 6
+WORTH = 3
 # Of the budget; what needs no compiler has to make do with the rest, while something waits for it.
-TO_COMPILE = 2 / 3
+TO_COMPILE = 0.6
 
 Progress = Callable[[str], AbstractContextManager[object]]
 
@@ -63,7 +66,7 @@ class Race:
         self._start, self._check, self._capacity = start, check, max(capacity, 3)
         self._budget, self._clock, self._began = budget, clock, clock()
         self._order, self._progress = random.Random(seed), progress  # noqa: S311
-        self.confidence = intervals.each_of(CONFIDENCE, len(candidates) - 1)
+        self.confidence = intervals.each_of(CONFIDENCE, LOOKS * (len(candidates) - 1))
         self._base, self._again = self.entrants[0], Entrant(candidates[0])
         self._to_compile = budget * TO_COMPILE
         self._longest = 0.0  # of those that compile, until they ran
@@ -95,7 +98,7 @@ class Race:
 
     def ratio(self, entrant: Entrant) -> Estimate | None:
         """An entrant's time to that of the unprepared model; None where it was not timed."""
-        return self._compared(entrant, self._base)
+        return ratio(entrant, self._base, self.confidence, self._scatter())
 
     # Who takes part.
 
@@ -179,9 +182,7 @@ class Race:
             if entrant.candidate is self._base.candidate:
                 raise
             self._out(entrant, "failed", str(error))
-            for (
-                each
-            ) in self.entrants:  # one that does not run is no reason to be out: they try again
+            for each in self.entrants:  # were they out because of this one, they try again
                 each.status = "" if each.status == "slower" else each.status
 
     def _left(self) -> float:
@@ -190,16 +191,33 @@ class Race:
     # Who is out.
 
     def _take_slower_out(self) -> None:
-        """Nobody is out because of one that is wrong: so the best is verified before."""
-        twins, known = (self._again, self._base), self._scatter()
+        """Nobody is out because of one that is wrong: so who takes another out is verified before."""
         while True:
-            best = min(self._live(), key=self._speed)
-            found = [(e, slower(e, best, twins, self.confidence, known)) for e in self._live()]
-            losers = [(each, reason) for each, reason in found if reason]
-            if not losers or self._passes(best):
+            live = self._live()
+            best = min(live, key=self._speed)
+            losers = {each: best for each in live if self._is_slower(each, best)}
+            better = [each for each in live if self._is_better(each)]
+            if self._base in live and better:
+                losers[self._base] = min(better, key=self._speed)
+            if all(self._passes(each) for each in {*losers.values()}):
                 break
-        for each, reason in losers:
-            self._out(each, "slower", reason)
+        for each, faster in losers.items():
+            found = self._compared(each, faster)
+            times = f"takes {found.value:.2f} times as long as {faster.name}"
+            self._out(each, "slower", f"{times} {between(found)}".rstrip())
+
+    def _is_better(self, entrant: Entrant) -> bool:
+        """Than the unprepared model, beyond doubt and beyond the noise: only then is that one out."""
+        found, control = self.ratio(entrant), self.control()
+        return bool(found and control and intervals.verdict(found, control) == "faster")
+
+    def _is_slower(self, one: Entrant, best: Entrant) -> bool:
+        """Probably; and by more than a little, where it is the simpler of two recipes."""
+        found = self._compared(one, best)
+        if one in (best, self._base) or found is None or found.interval is None:
+            return False
+        simpler = best is not self._base and one.candidate.cost < best.candidate.cost
+        return found.interval[0] > 1 and (found.value > 1 + PRECISION or not simpler)
 
     def _passes(self, entrant: Entrant) -> bool:
         """Verifies it, if nobody has yet; one that does not pass is out."""
@@ -216,18 +234,26 @@ class Race:
         return found.status == "pass"
 
     def _settle(self) -> Entrant:
-        """The simplest of those that nobody is faster than beyond doubt; the others are out."""
+        """The simplest of those that are about as fast as the fastest; the others are out."""
         self._take_slower_out()
-        ranked = sorted(self._live(), key=lambda each: (each.candidate.cost, self._speed(each)))
-        winner = next(each for each in ranked if self._passes(each))
+        while not self._passes(winner := self._simplest()):
+            pass
         for each in self._live():
             if each is not winner:
-                found = self._compared(each, winner)
-                times = f"takes {found.value:.2f} times as long as {winner.name}"
-                self._out(
-                    each, "not faster", f"{times}, which is simpler: no significant difference"
-                )
+                value = self._compared(each, winner).value
+                why = "simpler" if each.candidate.cost > winner.candidate.cost else "faster so far"
+                times = f"takes {value:.2f} times as long as {winner.name}"
+                self._out(each, "not faster", f"{times}, which is {why}: no significant difference")
         return winner
+
+    def _simplest(self) -> Entrant:
+        """The unprepared model, while it is not out."""
+        live = self._live()
+        if self._base in live or not live:
+            return self._base
+        fastest = min(map(self._speed, live))
+        near = [each for each in live if self._speed(each) <= fastest * (1 + PRECISION)]
+        return min(near, key=lambda each: (each.candidate.cost, self._speed(each)))
 
     def _is_clear(self) -> bool:
         """Whether it is known how those that are left compare, so that more rounds would tell no more."""
@@ -241,7 +267,9 @@ class Race:
     # What is known of them.
 
     def _compared(self, one: Entrant, other: Entrant) -> Estimate | None:
-        return ratio(one, other, self.confidence, self._scatter())
+        """How long one takes to the other's time: surer where that is to take the unprepared model out."""
+        sure = self.confidence if one is self._base else RIVALS
+        return ratio(one, other, sure, self._scatter())
 
     def _scatter(self) -> Scatter | None:
         """How ratios to the unprepared model scatter from round to round, over all that were timed."""
