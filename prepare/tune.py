@@ -47,11 +47,11 @@ def tune(
     """Tries recipes against each other on copies of the model, and gives the best; `model` stays as it is.
 
     All candidates run in turn, in every round in another order, and are compared by the ratios of
-    their times within rounds (see `prepare.bench`). One that is slower than the best beyond doubt is
-    out, until it is clear who is left or the budget is spent. Nobody is out because of one that is
-    wrong: before that, and before it wins, a candidate is verified (see `prepare.verify`) and has to
-    pass. Of those that nobody is significantly faster than, the simplest wins (see
-    `prepare.tuning.candidates`); that may be the unprepared model.
+    their times within rounds (see `prepare.bench`). One that is probably slower than the best is out,
+    the unprepared model only where one is faster beyond doubt, until it is clear who is left or the
+    budget is spent. Nobody is out because of one that is wrong: before that, and before it wins, a
+    candidate is verified (see `prepare.verify`) and has to pass. Of those within 2 % of the fastest
+    the simplest wins (see `prepare.tuning.candidates`); that may be the unprepared model.
 
     Args:
         model: on the device where it is to run, before it is compiled or wrapped (DDP).

@@ -18,7 +18,7 @@ FORMAT, VERSION = "prepare.tune", 1
 UNPREPARED = "unprepared"
 STATUSES = (
     "winner",
-    "not faster",  # than a simpler one, beyond doubt
+    "not faster",  # than the winner, by much or beyond doubt
     "slower",
     "wrong",  # its verification failed
     "cannot tell",  # its verification came to no conclusion
