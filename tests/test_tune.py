@@ -181,6 +181,19 @@ def test_who_is_surely_faster_than_the_unprepared_model_takes_it_out_where_anoth
     assert sorted(told.checked) == ["sure", "wild"]
 
 
+def test_the_ratio_of_one_that_was_out_early_is_told_by_way_of_the_winner():
+    told = Told({UNPREPARED: 1.0, "winner": 0.8, "early": 0.9})
+    base, winner, early = told.race.entrants
+    for number in range(30):
+        base.times[number] = told.race._again.times[number] = 2.0 if number < 3 else 1.0
+        winner.times[number] = 0.8
+    early.times.update(dict.fromkeys(range(3), 0.9))
+    assert told.race.ratio(early).value == pytest.approx(0.45)
+    assert told.race.ratio_by(winner, early).value == pytest.approx(0.9)
+    assert told.race.ratio_by(winner, winner) == told.race.ratio(winner)
+    assert told.race.ratio_by(base, early) == told.race.ratio(early)
+
+
 def test_nobody_loses_to_one_that_is_wrong():
     times = {UNPREPARED: 0.1, "wrong": 0.02, "unsure": 0.04, "right": 0.08}
     told = Told(times, checks={"wrong": FAIL, "unsure": UNSURE}).run()

@@ -108,7 +108,7 @@ class Question:
         control = race.control()
         known = control is not None and control.interval is not None
         return Tuning(
-            rows=tuple(_row(race, each) for each in _ranked(race.entrants)),
+            rows=tuple(_row(race, winner, each) for each in _ranked(race.entrants)),
             winner=winner.name,
             mode=self.mode,
             allow=self.options.allow,
@@ -163,8 +163,8 @@ def _ranked(entrants: list[Entrant]) -> list[Entrant]:
     return sorted(entrants, key=lambda each: STATUSES.index(each.status))
 
 
-def _row(race: Race, entrant: Entrant) -> Row:
-    ratio, candidate = race.ratio(entrant), entrant.candidate
+def _row(race: Race, winner: Entrant, entrant: Entrant) -> Row:
+    ratio, candidate = race.ratio_by(winner, entrant), entrant.candidate
     times, checked = list(entrant.times.values()), entrant.checked
     is_base = entrant is race.entrants[0]
     return Row(

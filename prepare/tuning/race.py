@@ -100,6 +100,20 @@ class Race:
         """An entrant's time to that of the unprepared model; None where it was not timed."""
         return ratio(entrant, self._base, self.confidence, self._scatter())
 
+    def ratio_by(self, winner: Entrant, entrant: Entrant) -> Estimate | None:
+        """The same, of one that was out before the winner was done, by way of the winner's.
+
+        The few rounds of a start may be unlike all others: what was out after them had its time
+        compared with that of the others in the same ones.
+        """
+        to_winner = ratio(entrant, winner, self.confidence, self._scatter())
+        early = entrant.times and len(entrant.times) < len(winner.times)
+        if winner is self._base or entrant is self._base or not early or to_winner is None:
+            return self.ratio(entrant)
+        value, interval = self.ratio(winner).value, to_winner.interval
+        scaled = interval and (interval[0] * value, interval[1] * value)
+        return type(to_winner)(to_winner.value * value, scaled)
+
     # Who takes part.
 
     def _admit(self) -> None:

@@ -35,7 +35,8 @@ class Row:
 
     `steps` is its pipeline with every option, `cost` how far it is from simple (see
     `prepare.tuning.candidates`). `ratio` is the median of its time's ratios to that of the unprepared
-    model in the `rounds` that it took part in, with its interval; below 1 is faster. `verified` is
+    model in the `rounds` that it took part in, with its interval; below 1 is faster; of one that was
+    out before the winner was done, its time to the winner's, times the winner's ratio. `verified` is
     the status of its verification, empty where there was none; `error` is that of the outputs, as a
     part of their scale, and `allowed` what is tolerated. `reason` says in a sentence why it lost.
     """
