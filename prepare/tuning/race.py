@@ -112,7 +112,7 @@ class Race:
             return self.ratio(entrant)
         value, interval = self.ratio(winner).value, to_winner.interval
         scaled = interval and (interval[0] * value, interval[1] * value)
-        return type(to_winner)(to_winner.value * value, scaled)
+        return intervals.Estimate(to_winner.value * value, scaled)
 
     # Who takes part.
 
@@ -213,7 +213,7 @@ class Race:
             better = [each for each in live if self._is_better(each)]
             if self._base in live and better:
                 losers[self._base] = min(better, key=self._speed)
-            if all(self._passes(each) for each in {*losers.values()}):
+            if all(self._passes(each) for each in dict.fromkeys(losers.values())):
                 break
         for each, faster in losers.items():
             found = self._compared(each, faster)
@@ -261,7 +261,7 @@ class Race:
         return winner
 
     def _simplest(self) -> Entrant:
-        """The unprepared model, while it is not out."""
+        """The unprepared model, while it is not out; then of those within 2 % of the fastest."""
         live = self._live()
         if self._base in live or not live:
             return self._base
