@@ -72,11 +72,12 @@ def verify(
 
     The reference runs in float64 where that fits, else in float32, and that is taken as exact. How
     far the prepared model may be from it follows from the error that the reference itself makes in
-    the prepared model's dtypes, see `prepare.verifying.tolerance`. Dropout is off, seeds are fixed;
-    the gradient of each output is drawn at random. Where something is wrong, the first module where
-    it goes wrong is looked for, in the order of execution. A compiled model is compared twice: its
-    modules as they run without the compiler, and as it will be used, the batch as it is: in mode
-    eval forward alone. How long the compiler takes is in no estimate.
+    the prepared model's dtypes, see `prepare.verifying.tolerance`. Dropout is off, and the random
+    numbers that the models draw are the same, see `prepare.verifying.still`; the gradient of each
+    output is drawn at random. Where something is wrong, the first module where it goes wrong is
+    looked for, in the order of execution. A compiled model is compared twice: its modules as they run
+    without the compiler, and as it will be used, the batch as it is: in mode eval forward alone. How
+    long the compiler takes is in no estimate.
 
     Raises:
         RefusedError: `level` or `mode` is no such word, `train` is asked for without gradients, or a

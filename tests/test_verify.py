@@ -1,6 +1,7 @@
 """A verification catches what is planted, lets clean preparations be, and touches nothing."""
 
 import copy
+import functools
 import json
 import random
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from flow_nets import MORE, NETS
 from networks import CONF, build, facts
@@ -23,7 +25,7 @@ from prepare.verifying import runs
 from prepare.verifying.budget import Budget, Cost, estimate
 from prepare.verifying.calls import call_of, of_size, shifted
 from prepare.verifying.comparing import PARTS
-from prepare.verifying.still import flags_for
+from prepare.verifying.still import Still, flags_for
 from prepare.verifying.tolerance import compare
 from verify_faults import FAULTS, Net
 
@@ -264,19 +266,101 @@ def test_no_clean_preparation_fails(name, precision, mode, size):
 # ----------------------------------------------------------------------- never passed, and why not
 
 
+def stochastic_depth(x):
+    """As MONAI's EfficientNet draws it."""
+    drawn = torch.rand((x.shape[0], 1, 1, 1), dtype=x.dtype, device=x.device)
+    return x / 0.8 * torch.floor(0.8 + drawn)
+
+
+HELD = {
+    "rand": stochastic_depth,
+    "rand_like": lambda x: x + torch.rand_like(x),
+    "randn": lambda x: x + torch.randn(x.shape, dtype=x.dtype),
+    "randn_like": lambda x: x + torch.randn_like(x),
+    "bernoulli": lambda x: x * torch.bernoulli(torch.full_like(x, 0.5)),
+    "bernoulli of a tensor": lambda x: x * torch.sigmoid(x).bernoulli(),
+    "bernoulli_": lambda x: x * torch.empty_like(x).bernoulli_(0.5),
+    "bernoulli_ of a tensor": lambda x: x * torch.empty_like(x).bernoulli_(torch.sigmoid(x)),
+    "uniform_": lambda x: x + torch.empty_like(x).uniform_(-1.0, to=3.0),
+    "normal_": lambda x: x + torch.empty_like(x).normal_(mean=1.0, std=0.5),
+    "exponential_": lambda x: x - torch.empty_like(x).exponential_(2.0).log(),
+}
+
+
 class Draws(nn.Module):
-    def __init__(self):
+    def __init__(self, draw, *, keep=True):
         super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
+        self.first, self.last, self.keep = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), keep
+        self.draw = draw
 
     def forward(self, x):
-        return self.conv(x + torch.randn_like(x))
+        if self.keep:
+            return self.last(self.draw(self.first(x)))
+        again = functools.partial(checkpoint, lambda given: self.draw(self.first(given)))
+        return self.last(again(x, use_reentrant=False))
 
 
-def test_a_model_that_draws_random_numbers_cannot_be_told():
-    found = check(Draws(), FLAT, torch.randn(2, 3, 8, 8))
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("draw", HELD)
+def test_random_numbers_are_those_of_the_unprepared_model(draw, mode):
+    found = check(Draws(HELD[draw]), FLAT, torch.randn(2, 3, 8, 8), mode=mode)
+    assert (found.status, found.reference) == ("pass", "float64"), found.reason
+
+
+@pytest.mark.parametrize("precision", PIPELINES)
+def test_random_numbers_are_the_same_in_every_precision_and_in_what_a_backward_computes_again(
+    precision,
+):
+    model = Draws(stochastic_depth, keep=False)
+    found = check(model, PIPELINES[precision], torch.randn(2, 3, 8, 8), mode="train")
+    assert found.status == "pass", found.reason
+
+
+def test_a_fault_is_found_between_random_numbers():
+    model, batch = Draws(HELD["randn_like"]), torch.randn(2, 3, 8, 8)
+    pipeline, ours = prepared(model, FLAT)
+    with torch.no_grad():
+        ours.last.weight[0, 0, 0, 0] += 0.1
+    assert verify(model, ours, batch, pipeline=pipeline).status == "fail"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_held_numbers_are_those_of_their_kind_whatever_the_type_and_format(dtype, memory_format):
+    given = torch.zeros((4, 16, 32, 32), dtype=dtype).to(memory_format=memory_format)
+    with Still():
+        uniform, normal = torch.rand_like(given), torch.randn_like(given)
+        ones = torch.empty_like(given).bernoulli_(0.25)
+        spread = torch.empty_like(given).uniform_(2.0, 4.0)
+    with Still():
+        flat = torch.rand(given.shape, dtype=torch.float64)
+    assert uniform.is_contiguous(memory_format=memory_format)
+    assert torch.equal(uniform, flat.clamp(max=1 - torch.finfo(dtype).eps / 2).to(dtype))
+    assert uniform.max() < 1
+    assert (uniform.double().mean(), spread.double().mean()) == (
+        pytest.approx(0.5, abs=0.01),
+        pytest.approx(3.0, abs=0.02),
+    )
+    assert (normal.double().mean(), normal.double().std(), ones.double().mean()) == (
+        pytest.approx(0.0, abs=0.02),
+        pytest.approx(1.0, abs=0.02),
+        pytest.approx(0.25, abs=0.01),
+    )
+
+
+OWN = torch.Generator()
+NOT_HELD = {
+    "a generator of its own": lambda x: x + torch.randn(x.shape, generator=OWN, dtype=x.dtype),
+    "Python's numbers": lambda x: x * random.random(),
+    "multinomial": lambda x: x * (1 + torch.multinomial(torch.ones(1000), 1)),
+}
+
+
+@pytest.mark.parametrize("draw", NOT_HELD)
+def test_a_model_whose_random_numbers_cannot_be_held_cannot_be_told(draw):
+    found = check(Draws(NOT_HELD[draw]), FLAT, torch.randn(2, 3, 8, 8))
     assert found.status == "cannot tell"
-    assert "random numbers" in found.reason
+    assert "random numbers that cannot be held still" in found.reason
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -440,12 +524,19 @@ def test_a_compiler_that_fails_fails_the_verification():
     assert "no kernel" in found.reason
 
 
-def test_random_numbers_that_only_the_compiled_model_draws_cannot_be_told():
-    reference = Thinning(0.5).train()
+@pytest.mark.parametrize(
+    ("reference", "mode"),
+    [(Thinning(0.5), "train"), (Draws(HELD["randn_like"]), "eval")],
+    ids=["dropout", "noise"],
+)
+def test_random_numbers_that_a_compiled_model_draws_cannot_be_told(reference, mode):
+    reference.train(mode == "train")
     _, model = prepared(reference, {})
     model.compile(backend="aot_eager")
-    found = verify(reference, model, torch.randn(4, 64), mode="train")
-    assert (found.status, "dropout cannot be held still" in found.reason) == ("cannot tell", True)
+    batch = torch.randn(4, 64) if mode == "train" else torch.randn(2, 3, 8, 8)
+    found = verify(reference, model, batch, mode=mode)
+    assert found.status == "cannot tell"
+    assert "dropout and random numbers cannot be held still there" in found.reason
 
 
 # -------------------------------------------------------------------------------- what it leaves

@@ -52,7 +52,7 @@ def run(
     The model and everything global is afterwards as before. `flags` holds the training mode of
     each module; `dtype` is the default one for tensors that the model makes itself; `watching` is
     a context for the time of both. With `compiled` the model runs as it will be used: without gradients
-    where there is no backward, and with what dropout calls it makes itself.
+    where there is no backward, and with what it draws and drops itself.
     """
     found = Run()
     with isolated(), _numpy_numbers(), standing_in(model, stand_in):
@@ -66,9 +66,10 @@ def run(
             torch.inference_mode(mode=False),
             torch.set_grad_enabled(graph),
             watching or _nothing(),
+            # Of the backward too: in it parts of a forward may be computed once more.
+            _as_used() if compiled else Still(),
         ):
-            with _as_used() if compiled else Still():
-                output = model(*given.args, **given.kwargs)
+            output = model(*given.args, **given.kwargs)
             tensors = dict(named_tensors_in(output))
             if backward:
                 _backward(tensors, seed)

@@ -1,4 +1,4 @@
-"""Keeps a model from drawing random numbers where dropout would, and sets which modules train."""
+"""Keeps a model from dropping out, gives all runs the same random numbers, and sets which modules train."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -15,10 +15,23 @@ _DROPOUTS = frozenset(
     | {getattr(functional, name) for name in ("dropout", "alpha_dropout", "feature_alpha_dropout")}
     | {functional.dropout1d, functional.dropout2d, functional.dropout3d}
 )
+_UNIFORM = frozenset({torch.rand, torch.rand_like})
+_NORMAL = frozenset({torch.randn, torch.randn_like})
+_YES_OR_NO = frozenset({torch.bernoulli, Tensor.bernoulli})
+_INTO_ITSELF = frozenset({Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_})
 
 
 class Still(TorchFunctionMode):
-    """Every call of a dropout gives what it was given, and attention drops nothing."""
+    """Every call of a dropout gives what it was given, and attention drops nothing.
+
+    Other random numbers are the same in every run, whatever the seed, type, format and device: torch's own
+    depend on all of these. Held so are floating numbers in any of the usual ways (stochastic depth,
+    noise, Gumbel's); not those that a generator of the model's own gives, and not `multinomial`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers = torch.Generator("cpu").manual_seed(0)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -29,7 +42,38 @@ class Still(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             kwargs = {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
-        return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        if kwargs.get("generator") is None and isinstance(made, Tensor):
+            drawn = self._drawn(func, made, args, kwargs)
+            if drawn is not None:
+                with torch.no_grad():
+                    made.copy_(drawn)
+        return made
+
+    def _drawn(self, func: Any, made: Tensor, args: tuple, kwargs: dict) -> Tensor | None:
+        """The numbers for what a function made; None where it draws none that are held."""
+        if not made.is_floating_point():
+            return None
+        drawn = torch.empty(made.shape, dtype=torch.float64, device="cpu")
+        if func in _UNIFORM:
+            below_one = 1 - torch.finfo(made.dtype).eps / 2  # a cast may round up to it
+            return drawn.uniform_(generator=self._numbers).clamp_(max=below_one)
+        if func in _NORMAL:
+            return drawn.normal_(generator=self._numbers)
+        if func not in _YES_OR_NO | _INTO_ITSELF:
+            return None
+        exact = [_exact(value) for value in args]
+        exact_named = {name: _exact(value) for name, value in kwargs.items() if name != "out"}
+        if func in _INTO_ITSELF:
+            exact[0] = drawn
+        return func(*exact, **exact_named | {"generator": self._numbers})
+
+
+def _exact(value: Any) -> Any:
+    """A tensor of chances as all runs are to read it."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty(value.shape, dtype=torch.float64, device="cpu").copy_(value.detach())
 
 
 def flags_for(model: nn.Module, mode: str) -> dict[str, bool]:
