@@ -7,7 +7,8 @@ A case is a network, a mode and a precision. In each, prepare.tune first makes i
 `auto, compiler allowed`); then all variants are timed interleaved, against the unprepared network and
 with an A/A control: torch's converters, model.to(memory_format=...), torch.compile plain and frozen,
 OpenVINO, every recipe without a compiler that auto has to choose from, and what it chose with one. The raw
-file is `results/zoo.json`; cases that it holds are left out, so this can be stopped and started again.
+file is `results/zoo.json`; cases that it holds of this processor are left out, so this can be stopped and
+started again, and another processor adds tables of its own.
 
 A precision is what is allowed: under `bfloat16` the peers compute in it, the unprepared network in
 float32, and auto may choose. Compilers are timed in evaluation, and in training with `--compile`.
@@ -38,6 +39,7 @@ from zoo_networks import NETWORKS, Network
 from zoo_tables import AUTO, AUTO_COMPILED, PEERS, UNPREPARED, line_of, tables
 
 from prepare import bench
+from prepare.environment import environment
 from prepare.files import write_json
 from prepare.pipeline import Pipeline
 from prepare.steps.compile import isolation
@@ -183,6 +185,8 @@ def measure(
         rows[auto] = rows[choice["name"]]
     return {
         **case,
+        "device": device,
+        "tune_budget": tune_budget,
         "shape": network.shape,
         "rows": rows,
         "choices": choices,
@@ -277,17 +281,18 @@ def main() -> None:
         return
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
-    found = {_label(case["network"], case): case for case in saved()}
-    todo = [one for one in cases(options) if options.again or _label(*one) not in found]
+    cpu = environment()["cpu"]
+    found = {(_label(case["network"], case), case["environment"]["cpu"]): case for case in saved()}
+    todo = [one for one in cases(options) if options.again or (_label(*one), cpu) not in found]
     began = time.perf_counter()
     for number, (name, case) in enumerate(todo):
         torch.compiler.reset()
         label = _label(name, case)
         try:
             how = {"budget": options.budget, "tune_budget": options.tune_budget}
-            found[label] = {"network": name} | measure(NETWORKS[name], case, **how)
+            found[label, cpu] = {"network": name} | measure(NETWORKS[name], case, **how)
             write_json(FILE, {"cases": list(found.values())}, lines=True)
-            line = line_of(found[label])
+            line = line_of(found[label, cpu])
         except Exception:
             traceback.print_exc()
             line = "failed"

@@ -103,24 +103,52 @@ def _recipes(case: dict[str, Any]) -> list[str]:
 
 
 def tables(found: list[dict[str, Any]]) -> list[str]:
-    """What cases hold, for each mode and precision, and each network: as lines of Markdown."""
-    lines, autos = [], (AUTO, AUTO_COMPILED)
+    """What cases hold, for each mode, precision and processor, and each network: as lines of Markdown."""
+    lines = []
     precisions = dict.fromkeys(case["precision"] for case in found)
-    for train, precision in itertools.product((False, True), precisions):
-        rows = [case for case in found if case["train"] == train and case["precision"] == precision]
-        if not rows:
-            continue
-        timed = [n for n in (*PEERS, *autos) if any(n in case["rows"] for case in rows)]
-        lines += [f"### {'Training step' if train else 'Inference'}, {precision} allowed", ""]
-        lines += [*summary(rows), ""]
-        lines += ["| " + " | ".join(("network", *timed, "best recipe", "A/A")) + " |"]
-        lines += ["|---" * (len(timed) + 3) + "|"]
-        for case in rows:
-            cells = [_cell(case, name) for name in timed]
-            again = f"{case['aa']['ratio']:.2f}" if case["aa"] else ""
-            lines += ["| " + " | ".join((case["network"], *cells, _best(case), again)) + " |"]
-        lines += [""]
+    places = dict.fromkeys(map(_place, found))
+    for train, precision, place in itertools.product((False, True), precisions, places):
+        kind = (train, precision, place)
+        rows = [case for case in found if (case["train"], case["precision"], _place(case)) == kind]
+        if rows:
+            head = f"### {'Training step' if train else 'Inference'}, {precision} allowed: {place}"
+            lines += [head, "", _circumstances(rows), "", *summary(rows), "", *_networks(rows), ""]
     return lines[:-1]
+
+
+def _place(case: dict[str, Any]) -> str:
+    """What the networks ran on."""
+    place = case["environment"]
+    return place["cpu"] if case["device"] == "cpu" else place["devices"][0]
+
+
+def _circumstances(found: list[dict[str, Any]]) -> str:
+    """When, with what and how cases were measured, in a sentence."""
+    days = sorted(case["environment"]["date"][:10] for case in found)
+    torch, threads, budget = (
+        ", ".join(f"{value}" for value in dict.fromkeys(values))
+        for values in (
+            (case["environment"]["torch"] for case in found),
+            (case["environment"]["threads"] for case in found),
+            (f"{case['tune_budget']:.0f}" for case in found),
+        )
+    )
+    return (
+        f"Measured {' to '.join(dict.fromkeys((days[0], days[-1])))}, torch {torch}, {threads} threads; "
+        f"auto had {budget} seconds for a choice."
+    )
+
+
+def _networks(found: list[dict[str, Any]]) -> list[str]:
+    """A line for each network."""
+    timed = [n for n in (*PEERS, AUTO, AUTO_COMPILED) if any(n in case["rows"] for case in found)]
+    lines = ["| " + " | ".join(("network", *timed, "best recipe", "A/A")) + " |"]
+    lines += ["|---" * (len(timed) + 3) + "|"]
+    for case in found:
+        cells = [_cell(case, name) for name in timed]
+        again = f"{case['aa']['ratio']:.2f}" if case["aa"] else ""
+        lines += ["| " + " | ".join((case["network"], *cells, _best(case), again)) + " |"]
+    return lines
 
 
 def line_of(case: dict[str, Any]) -> str:

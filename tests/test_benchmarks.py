@@ -73,6 +73,41 @@ def test_a_case_of_the_zoo_times_peers_recipes_and_what_auto_chose(script):
     assert found["rows"]["auto"] == found["rows"][choice["name"]]
     assert set(choice["candidates"]) <= set(found["rows"])
     assert "| small |" in "\n".join(zoo.tables([found]))
+    elsewhere = found | {"environment": found["environment"] | {"cpu": "another one"}}
+    heads = [line for line in zoo.tables([elsewhere, found]) if line.startswith("###")]
+    assert heads == [
+        "### Inference, bfloat16 allowed: another one",
+        f"### Inference, bfloat16 allowed: {found['environment']['cpu']}",
+    ]
+
+
+def test_the_zoo_goes_on_where_it_was_and_keeps_what_another_processor_did(
+    script, tmp_path, monkeypatch
+):
+    zoo = script("zoo")
+    case = {"train": True, "precision": "float32", "compile": False}
+    elsewhere = {"network": "one", **case, "environment": {"cpu": "another one"}}
+    here = {"environment": {"cpu": zoo.environment()["cpu"]}}
+    file = tmp_path / "zoo.json"
+    file.write_text(json.dumps({"cases": [elsewhere]}))
+    measured = []
+    monkeypatch.setattr(zoo, "FILE", file)
+    monkeypatch.setattr(zoo, "NETWORKS", {"one": "one", "two": "two"})
+    monkeypatch.setattr(
+        zoo, "measure", lambda network, case, **_: measured.append(network) or case | here
+    )
+    monkeypatch.setattr(zoo, "line_of", lambda case: "")
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    for only, expected in (("one", ["one"]), ("", ["one", "two"]), ("", ["one", "two"])):
+        arguments = ["zoo.py", "--mode", "train", "--precision", "float32", "--only", only]
+        monkeypatch.setattr(sys, "argv", arguments)
+        zoo.main()
+        assert measured == expected
+    assert json.loads(file.read_text())["cases"] == [
+        elsewhere,
+        {"network": "one", **case, **here},
+        {"network": "two", **case, **here},
+    ]
 
 
 def test_the_zoo_counts_where_auto_is_near_the_best_and_where_it_is_behind_beyond_doubt(script):
