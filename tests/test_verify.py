@@ -281,6 +281,7 @@ HELD = {
     "bernoulli of a tensor": lambda x: x * torch.sigmoid(x).bernoulli(),
     "bernoulli_": lambda x: x * torch.empty_like(x).bernoulli_(0.5),
     "bernoulli_ of a tensor": lambda x: x * torch.empty_like(x).bernoulli_(torch.sigmoid(x)),
+    "a mask": lambda x: x * torch.empty_like(x, dtype=torch.bool).bernoulli_(0.5),
     "uniform_": lambda x: x + torch.empty_like(x).uniform_(-1.0, to=3.0),
     "normal_": lambda x: x + torch.empty_like(x).normal_(mean=1.0, std=0.5),
     "exponential_": lambda x: x - torch.empty_like(x).exponential_(2.0).log(),

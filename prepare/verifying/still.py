@@ -19,14 +19,15 @@ _UNIFORM = frozenset({torch.rand, torch.rand_like})
 _NORMAL = frozenset({torch.randn, torch.randn_like})
 _YES_OR_NO = frozenset({torch.bernoulli, Tensor.bernoulli})
 _INTO_ITSELF = frozenset({Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_})
+_DRAWING = _UNIFORM | _NORMAL | _YES_OR_NO | _INTO_ITSELF
 
 
 class Still(TorchFunctionMode):
     """Every call of a dropout gives what it was given, and attention drops nothing.
 
     Other random numbers are the same in every run, whatever the seed, type, format and device: torch's own
-    depend on all of these. Held so are floating numbers in any of the usual ways (stochastic depth,
-    noise, Gumbel's); not those that a generator of the model's own gives, and not `multinomial`.
+    depend on all of these. Held so is what is drawn in one of the usual ways (stochastic depth, noise,
+    Gumbel's), not what a generator of the model's own gives, and no permutation or sample.
     """
 
     def __init__(self) -> None:
@@ -43,30 +44,22 @@ class Still(TorchFunctionMode):
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             kwargs = {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
         made = func(*args, **kwargs)
-        if kwargs.get("generator") is None and isinstance(made, Tensor):
-            drawn = self._drawn(func, made, args, kwargs)
-            if drawn is not None:
-                with torch.no_grad():
-                    made.copy_(drawn)
+        if func in _DRAWING and kwargs.get("generator") is None and not made.is_complex():
+            with torch.no_grad():
+                made.copy_(self._drawn(func, made, args, kwargs))
         return made
 
-    def _drawn(self, func: Any, made: Tensor, args: tuple, kwargs: dict) -> Tensor | None:
-        """The numbers for what a function made; None where it draws none that are held."""
-        if not made.is_floating_point():
-            return None
+    def _drawn(self, func: Any, made: Tensor, args: tuple, kwargs: dict) -> Tensor:
+        """Such numbers as are in what a function made."""
         drawn = torch.empty(made.shape, dtype=torch.float64, device="cpu")
         if func in _UNIFORM:
             below_one = 1 - torch.finfo(made.dtype).eps / 2  # a cast may round up to it
             return drawn.uniform_(generator=self._numbers).clamp_(max=below_one)
         if func in _NORMAL:
             return drawn.normal_(generator=self._numbers)
-        if func not in _YES_OR_NO | _INTO_ITSELF:
-            return None
-        exact = [_exact(value) for value in args]
-        exact_named = {name: _exact(value) for name, value in kwargs.items() if name != "out"}
-        if func in _INTO_ITSELF:
-            exact[0] = drawn
-        return func(*exact, **exact_named | {"generator": self._numbers})
+        given = (drawn, *args[1:]) if func in _INTO_ITSELF else args
+        named = {name: _exact(value) for name, value in kwargs.items() if name != "out"}
+        return func(*map(_exact, given), **named | {"generator": self._numbers})
 
 
 def _exact(value: Any) -> Any:
