@@ -358,7 +358,7 @@ def test_a_computed_weight_is_laid_out_and_the_audit_says_so(name, shape):
 
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_repaired_computed_weight_trains_as_before_and_the_repair_is_undone(name):
-    module, x = computed(name, "2-d")
+    module, x = (each.double() for each in computed(name, "2-d"))
     repair = find("computed_weight")
     attributes, hooks = set(vars(module)), dict(module._forward_pre_hooks)
     modules = [type(each) for each in module.modules()]
