@@ -1,7 +1,6 @@
 """A verification catches what is planted, lets clean preparations be, and touches nothing."""
 
 import copy
-import functools
 import json
 import random
 import subprocess
@@ -12,7 +11,6 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from flow_nets import MORE, NETS
 from networks import CONF, build, facts
@@ -289,16 +287,13 @@ HELD = {
 
 
 class Draws(nn.Module):
-    def __init__(self, draw, *, keep=True):
+    def __init__(self, draw):
         super().__init__()
-        self.first, self.last, self.keep = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), keep
+        self.first, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
         self.draw = draw
 
     def forward(self, x):
-        if self.keep:
-            return self.last(self.draw(self.first(x)))
-        again = functools.partial(checkpoint, lambda given: self.draw(self.first(given)))
-        return self.last(again(x, use_reentrant=False))
+        return self.last(self.draw(self.first(x)))
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
@@ -309,10 +304,8 @@ def test_random_numbers_are_those_of_the_unprepared_model(draw, mode):
 
 
 @pytest.mark.parametrize("precision", PIPELINES)
-def test_random_numbers_are_the_same_in_every_precision_and_in_what_a_backward_computes_again(
-    precision,
-):
-    model = Draws(stochastic_depth, keep=False)
+def test_random_numbers_are_the_same_in_every_precision(precision):
+    model = Draws(lambda x: x * torch.rand_like(x))
     found = check(model, PIPELINES[precision], torch.randn(2, 3, 8, 8), mode="train")
     assert found.status == "pass", found.reason
 
