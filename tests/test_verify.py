@@ -5,12 +5,15 @@ import json
 import random
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from flow_nets import MORE, NETS
 from networks import CONF, build, facts
@@ -308,6 +311,46 @@ def test_random_numbers_are_the_same_in_every_precision(precision):
     model = Draws(lambda x: x * torch.rand_like(x))
     found = check(model, PIPELINES[precision], torch.randn(2, 3, 8, 8), mode="train")
     assert found.status == "pass", found.reason
+
+
+class Checkpointed(Draws):
+    """What it draws is drawn once more in its backward, in a part within a part where that is `nested`."""
+
+    def __init__(self, draw, *, reentrant, nested=False):
+        super().__init__(draw)
+        self.how, self.nested = {"use_reentrant": reentrant}, nested
+
+    def forward(self, x):
+        def inner(x):
+            return self.draw(self.first(x))
+
+        def outer(x):
+            return self.draw(checkpoint(inner, x, **self.how)) * self.draw(x).mean()
+
+        return self.last(checkpoint(outer if self.nested else inner, x, **self.how))
+
+
+@pytest.mark.parametrize("precision", PIPELINES)
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    "draw", [lambda x: x * torch.rand_like(x), functional.dropout], ids=["numbers", "dropout"]
+)
+def test_what_a_checkpointed_part_draws_once_more_is_what_it_drew(
+    draw, reentrant, nested, precision
+):
+    model = Checkpointed(draw, reentrant=reentrant, nested=nested)
+    found = check(model, PIPELINES[precision], torch.randn(2, 3, 8, 8), mode="train")
+    assert found.status == "pass", found.reason
+
+
+def test_numbers_are_drawn_once_more_where_torch_is_set_back():
+    with Still():
+        state = torch.get_rng_state()
+        once, other = torch.rand(8), torch.rand(8)
+        torch.set_rng_state(state)
+        assert torch.equal(torch.rand(8), once)
+        assert not torch.equal(once, other)
 
 
 def test_a_fault_is_found_between_random_numbers():
@@ -670,6 +713,18 @@ def test_where_shapes_are_not_enough_the_estimate_runs_the_model():
             return super().forward(x) if float(x.sum()) < 1e9 else x
 
     assert estimated(Looks(3, 4, 3), torch.randn(1, 3, 8, 8)).operations > 0
+
+
+def test_shapes_are_enough_for_random_numbers_and_the_estimate_warns_of_nothing():
+    kinds = []
+
+    def draw(x):
+        warnings.warn("a model's own", stacklevel=1)
+        kinds.append(type(x))
+        return x * torch.rand_like(x)
+
+    assert estimated(Draws(draw), torch.randn(2, 3, 8, 8)).operations > 0
+    assert [one.__name__ for one in kinds] == ["FakeTensor"]
 
 
 def test_a_budget_says_what_a_run_takes():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -117,9 +118,15 @@ def estimate(model: nn.Module, call: Call, flags: Mapping[str, bool]) -> Cost:
 def _count(
     model: nn.Module, call: Call, flags: Mapping[str, bool], *, stand_in: Any, mode: Any, cost: Cost
 ) -> Cost:
-    with isolated(), standing_in(model, stand_in), torch.inference_mode(mode=False):
+    with (
+        isolated(),
+        standing_in(model, stand_in),
+        torch.inference_mode(mode=False),
+        warnings.catch_warnings(),
+    ):
         hold_still(model, flags)
-        with torch.no_grad(), mode, _Counter(cost), Still():
+        warnings.simplefilter("ignore")  # a run says what is worth saying, with its gradients
+        with torch.no_grad(), mode, _Counter(cost), Still(numbers=False):
             model(*call.args, **call.kwargs)
     return cost
 

@@ -66,7 +66,7 @@ def run(
             torch.inference_mode(mode=False),
             torch.set_grad_enabled(graph),
             watching or _nothing(),
-            # Of the backward too: in it parts of a forward may be computed once more.
+            # Of the backward too: in it checkpointed parts of a forward are computed once more.
             _as_used() if compiled else Still(),
         ):
             output = model(*given.args, **given.kwargs)

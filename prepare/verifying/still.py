@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,12 +27,16 @@ class Still(TorchFunctionMode):
 
     Other random numbers are the same in every run, whatever the seed, type, format and device: torch's own
     depend on all of these. Held so is what is drawn in one of the usual ways (stochastic depth, noise,
-    Gumbel's), not what a generator of the model's own gives, and no permutation or sample.
+    Gumbel's), not what a generator of the model's own gives, and no permutation or sample. Where torch's
+    generator is set back, as for a checkpointed part that a backward computes once more, so are these.
+    Without `numbers` they are torch's own: for tensors without data.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, numbers: bool = True) -> None:
         super().__init__()
-        self._numbers = torch.Generator("cpu").manual_seed(0)
+        self._drawing = _DRAWING if numbers else frozenset()
+        self._numbers = torch.Generator("cpu")
+        self._seeds: dict[float, int] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -43,11 +47,26 @@ class Still(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             kwargs = {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
+        if func is torch.autograd.backward and _is_plain(kwargs):
+            return self._backward(*args, kwargs["grad_tensors"])
+        if func not in self._drawing or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        # This number goes on with torch's generator, and tells where that one is.
+        place = torch.rand((), dtype=torch.float64, device="cpu").item()
         made = func(*args, **kwargs)
-        if func in _DRAWING and kwargs.get("generator") is None and not made.is_complex():
+        if not made.is_complex():
+            self._numbers.manual_seed(self._seeds.setdefault(place, len(self._seeds)))
             with torch.no_grad():
                 made.copy_(self._drawn(func, made, args, kwargs))
         return made
+
+    def _backward(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Torch's own would run without this mode: torch puts a mode aside while it handles a call."""
+        roots = tuple(tensors), tuple(gradients)
+        how = {"keep_graph": False, "create_graph": False, "inputs": ()}
+        how |= {"allow_unreachable": True, "accumulate_grad": True}
+        with self:
+            torch.autograd.Variable._execution_engine.run_backward(*roots, **how)
 
     def _drawn(self, func: Any, made: Tensor, args: tuple, kwargs: dict) -> Tensor:
         """Such numbers as are in what a function made."""
@@ -60,6 +79,13 @@ class Still(TorchFunctionMode):
         given = (drawn, *args[1:]) if func in _INTO_ITSELF else args
         named = {name: _exact(value) for name, value in kwargs.items() if name != "out"}
         return func(*map(_exact, given), **named | {"generator": self._numbers})
+
+
+def _is_plain(kwargs: Mapping[str, Any]) -> bool:
+    """Whether a backward is given all gradients, and keeps nothing."""
+    given = [*(kwargs["grad_tensors"] or (None,))]
+    others = (value for name, value in kwargs.items() if name != "grad_tensors")
+    return all(isinstance(one, Tensor) for one in given) and not any(others)
 
 
 def _exact(value: Any) -> Any:
