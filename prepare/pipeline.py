@@ -151,6 +151,7 @@ class Pipeline:
             PartialError: a failure midway, with `low_memory`.
         """
         check_choice(known_issues)
+        _check_strict(strict)
         optimizer = optimizer if optimizer is None else innermost(optimizer)
         actions, table, met, rewritten = self._survey(model, known_issues)
         _raise(RefusedError, lazy(table))
@@ -323,6 +324,13 @@ def _moves(table: Table, optimizer: Optimizer | None) -> list[Move | FlatMove]:
     if moves:
         _raise(RefusedError, unfit(optimizer, by_tensor))
     return [*moves, *state_moves(optimizer, by_tensor)]
+
+
+def _check_strict(strict: object) -> None:
+    """An optimizer given without its name would be taken for it, and its state left behind."""
+    if not isinstance(strict, bool):
+        remedy = "give True or False; an optimizer goes to optimizer=..., a batch to format(batch)"
+        raise ConfigError("strict", f"a {type(strict).__name__} is not allowed", remedy)
 
 
 def _raise(kind: type[PrepareError], problems: Iterable[Problem]) -> None:

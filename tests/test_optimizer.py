@@ -8,7 +8,7 @@ import torch
 from torch import nn, optim
 
 from networks import facts
-from prepare.errors import DriftError, RefusedError
+from prepare.errors import ConfigError, DriftError, RefusedError
 from prepare.pipeline import Pipeline, relayout
 
 FLAT = Pipeline.from_config({"conv2d_memory_format": {}})
@@ -241,6 +241,16 @@ def test_an_optimizer_of_parameters_that_a_checkpoint_has_replaced_is_told():
     assert facts(model) == before
     (drift,) = FLAT.check(FLAT.apply(model), optimizer=optimizer)
     assert str(drift) == "optimizer: what it trains is another model, prepared as this one"
+
+
+@pytest.mark.parametrize("given", ["optimizer", "batch"])
+def test_an_optimizer_or_a_batch_without_its_name_is_refused_before_anything_is_done(given):
+    net = Net()
+    other = optim.SGD(net.parameters()) if given == "optimizer" else torch.randn(1, 3, 8, 8)
+    remedy = r"an optimizer goes to optimizer=\.\.\., a batch to format\(batch\)"
+    with pytest.raises(ConfigError, match=f"strict: a {type(other).__name__} .*; .*{remedy}"):
+        FLAT.apply(net, other)
+    assert FLAT.check(net)
 
 
 def test_wrapped_optimizers_are_followed_to_the_one_that_has_the_state(request):
