@@ -80,12 +80,15 @@ def verify(
     long the compiler takes is in no estimate.
 
     Raises:
-        RefusedError: `level` or `mode` is no such word, `train` is asked for without gradients, or a
-            lazy module has no parameters yet.
+        RefusedError: both models are one object, `level` or `mode` is no such word, `train` is asked for
+            without gradients, or a lazy module has no parameters yet.
     """
     _check_words(level, mode)
     if mode == "train" and not gradients:
         raise RefusedError("gradients", "in mode train they count", "leave it out, or ask for eval")
+    if prepared is reference:
+        remedy = "apply works in place: give copy.deepcopy(model) from before as reference"
+        raise RefusedError("prepared", "is the reference itself", remedy)
     for model in (reference, prepared):
         if name := lazy_parameter(model):
             raise RefusedError(name, "this parameter has no shape yet", "run one forward first")

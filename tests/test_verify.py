@@ -735,6 +735,12 @@ def test_a_budget_says_what_a_run_takes():
     assert budget.refuses(Cost(elements=10), torch.float32) == ""
 
 
+def test_a_model_is_not_verified_against_itself():
+    model = Pipeline.from_config({"half": {}}).apply(Net())
+    with pytest.raises(RefusedError, match=r"is the reference itself; .*copy\.deepcopy\(model\)"):
+        verify(model, model, torch.randn(1, 3, 8, 8))
+
+
 def test_words_that_are_none_are_refused():
     for option in ({"level": "long"}, {"mode": "training"}):
         with pytest.raises(RefusedError, match="is none; "):
