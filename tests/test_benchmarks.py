@@ -118,7 +118,8 @@ def test_the_zoo_counts_where_auto_is_near_the_best_and_where_it_is_behind_beyon
         made["auto"] = made["mine"]
         names = [name for name in made if name not in {*tables.PEERS, "auto"}]
         choice = {"name": "mine", "candidates": dict.fromkeys(names, "slower")}
-        return {"rows": made, "choices": {"auto": choice}, "aa": {"ratio": 1.0}}
+        found = {"rows": made, "choices": {"auto": choice}, "aa": {"ratio": 1.0}}
+        return found | {"precision": "bfloat16"}
 
     def row(ratio, interval, repeats=20):
         return {"ratio": ratio, "interval": interval, "repeats": repeats}
@@ -134,6 +135,11 @@ def test_the_zoo_counts_where_auto_is_near_the_best_and_where_it_is_behind_beyon
         in said
     )
     assert said.endswith("No peer is ahead by more than 3% on 3, one is ahead beyond doubt on 1.")
+    found = [case(mine=row(0.8, None), bfloat16=row(ratio, None)) for ratio in (0.4, 0.1, 1.6)]
+    assert tables.summary([*found, near])[-1] == (
+        "The fastest recipe in bfloat16 takes 0.50 of the time of the fastest without, and longer on 1 "
+        "of 3 networks."
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
