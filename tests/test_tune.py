@@ -68,10 +68,10 @@ class Told:
 
     def __init__(
         self, means, *, budget=100.0, spread=0.01, steps=None, checks=(), starts=(), breaks=(),
-        seed=0, capacity=1000,
+        seed=0, capacity=1000, checking=0.0,
     ):  # fmt: skip
         self.clock, self.checked, self.alive, self.most = Clock(), [], Counter(), 0
-        self._means, self._spread, self._seed = means, spread, seed
+        self._means, self._spread, self._seed, self._checking = means, spread, seed, checking
         self._checks, self._starts, self._breaks = dict(checks), dict(starts), dict(breaks)
         made = {UNPREPARED: {}} | {name: {"some_step": {}} for name in list(means)[1:]}
         made |= steps or {}
@@ -94,6 +94,7 @@ class Told:
 
     def check(self, candidate, runner):
         self.checked.append(candidate.name)
+        self.clock.now += self._checking
         return self._checks.get(candidate.name, Checked("pass", error=1e-6, allowed=1e-5))
 
     def run(self):
@@ -339,6 +340,13 @@ def test_what_was_compiled_beyond_the_budget_is_timed_all_the_same():
     times = {UNPREPARED: 0.1, "plain": 0.08}
     told = Told(times, steps=COMPILING, starts={"plain": 500.0}, budget=60.0).run()
     assert told.winner.name == "plain"
+    assert 6 <= len(told.by_name["plain"].times) <= 20
+
+
+def test_what_was_compiled_beyond_the_budget_is_timed_as_long_when_its_verification_takes_long():
+    times = {UNPREPARED: 0.1, "other": 0.1, "plain": 0.06}
+    told = Told(times, steps=COMPILING, starts={"plain": 500.0}, checking=60.0).run()
+    assert (told.winner.name, told.checked) == ("plain", ["plain"])
     assert 6 <= len(told.by_name["plain"].times) <= 20
 
 

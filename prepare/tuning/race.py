@@ -155,9 +155,12 @@ class Race:
                 self._out(entrant, "failed", str(error))
         if entrant.candidate.compiles:
             self._longest = max(self._longest, self._clock() - began)
-            # What has been waited for is not to be lost for the want of a few rounds.
-            rounds = intervals.fewest(self.confidence) + 1
-            self._budget = max(self._budget, self._budget - self._left() + rounds * self._a_round())
+            self._keep_time_for(entrant)
+
+    def _keep_time_for(self, entrant: Entrant) -> None:
+        """What has been waited for, compiled or verified, is not to be lost for the want of a few rounds."""
+        rounds = intervals.fewest(self.confidence) + 1 - len(entrant.times)
+        self._budget = max(self._budget, self._budget - self._left() + rounds * self._a_round())
 
     def _out(self, entrant: Entrant, status: str, reason: str) -> None:
         entrant.status, entrant.reason = status, reason
@@ -240,6 +243,8 @@ class Race:
         if entrant.checked is None:
             with self._progress(f"verifying {entrant.name}; {self._standing()}"):
                 entrant.checked = self._check(entrant.candidate, entrant.runner)
+            if entrant.candidate.compiles:
+                self._keep_time_for(entrant)
         found = entrant.checked
         if found.status == "fail":
             self._out(entrant, "wrong", f"its verification failed: {found.reason}")
