@@ -155,12 +155,16 @@ def interrupt_at(line):
     def trace(frame, event, arg):
         return local if frame.f_code.co_filename.startswith(SOURCES) else None
 
-    before = sys.gettrace()
+    before, gradients = sys.gettrace(), torch.is_grad_enabled()
+    overriding = torch._C._get_torch_function_state()
     sys.settrace(trace)
     try:
         yield lambda: count
     finally:
         sys.settrace(before)
+        # What is raised at the line of a `with` as it ends, which a tracer can, leaves it without its exit.
+        torch.set_grad_enabled(gradients)
+        torch._C._set_torch_function_state(overriding)
 
 
 def interrupted(make, lines):
