@@ -344,6 +344,34 @@ def test_what_a_checkpointed_part_draws_once_more_is_what_it_drew(
     assert found.status == "pass", found.reason
 
 
+class Reversed(torch.autograd.Function):
+    """Computes its forward once more in its backward, as reversible networks do by `backward(y, dy)`."""
+
+    @staticmethod
+    def forward(ctx, x, weight, keeps):
+        ctx.save_for_backward(x, weight)
+        ctx.keeps = keeps
+        return functional.conv2d(x, weight)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = (saved.detach().requires_grad_() for saved in ctx.saved_tensors)
+        with torch.enable_grad():
+            y = functional.conv2d(x, weight)
+        torch.autograd.backward(y, gradient, retain_graph=ctx.keeps)
+        return x.grad, weight.grad, None
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_backward_within_a_backward_is_as_without_a_verification(keeps):
+    class Reversible(nn.Conv2d):
+        def forward(self, x):
+            return Reversed.apply(x, self.weight, keeps)
+
+    found = check(Reversible(3, 4, 3, bias=False), FLAT, torch.randn(2, 3, 8, 8), mode="train")
+    assert found.status == "pass", found.reason
+
+
 def test_numbers_are_drawn_once_more_where_torch_is_set_back():
     with Still():
         state = torch.get_rng_state()

@@ -47,8 +47,8 @@ class Still(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             kwargs = {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
-        if func is torch.autograd.backward and _is_plain(kwargs):
-            return self._backward(*args, kwargs["grad_tensors"])
+        if func is torch.autograd.backward and (gradients := _all_given(**kwargs)):
+            return self._backward(*args, gradients)
         if func not in self._drawing or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         # This number goes on with torch's generator, and tells where that one is.
@@ -62,11 +62,11 @@ class Still(TorchFunctionMode):
 
     def _backward(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Torch's own would run without this mode: torch puts a mode aside while it handles a call."""
-        roots = tuple(tensors), tuple(gradients)
         how = {"keep_graph": False, "create_graph": False, "inputs": ()}
         how |= {"allow_unreachable": True, "accumulate_grad": True}
         with self:
-            torch.autograd.Variable._execution_engine.run_backward(*roots, **how)
+            engine = torch.autograd.Variable._execution_engine
+            engine.run_backward(tuple(tensors), gradients, **how)
 
     def _drawn(self, func: Any, made: Tensor, args: tuple, kwargs: dict) -> Tensor:
         """Such numbers as are in what a function made."""
@@ -81,11 +81,11 @@ class Still(TorchFunctionMode):
         return func(*map(_exact, given), **named | {"generator": self._numbers})
 
 
-def _is_plain(kwargs: Mapping[str, Any]) -> bool:
-    """Whether a backward is given all gradients, and keeps nothing."""
-    given = [*(kwargs["grad_tensors"] or (None,))]
-    others = (value for name, value in kwargs.items() if name != "grad_tensors")
-    return all(isinstance(one, Tensor) for one in given) and not any(others)
+def _all_given(grad_tensors: Any, **others: Any) -> tuple[Tensor, ...]:
+    """The gradients that a backward is given; none where one is missing, or where it keeps something."""
+    given = (grad_tensors,) if isinstance(grad_tensors, Tensor) else tuple(grad_tensors or ())
+    complete = all(isinstance(one, Tensor) for one in given) and not any(others.values())
+    return given if complete else ()
 
 
 def _exact(value: Any) -> Any:
