@@ -36,7 +36,7 @@ from torch.nn.utils import (
     convert_conv3d_weight_memory_format,
 )
 from zoo_networks import NETWORKS, Network
-from zoo_tables import AUTO, AUTO_COMPILED, PEERS, UNPREPARED, line_of, tables
+from zoo_tables import AUTO, AUTO_COMPILED, PEERS, UNPREPARED, line_of, place_of, tables
 
 from prepare import bench
 from prepare.environment import environment
@@ -281,18 +281,18 @@ def main() -> None:
         return
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
-    cpu = environment()["cpu"]
-    found = {(_label(case["network"], case), case["environment"]["cpu"]): case for case in saved()}
-    todo = [one for one in cases(options) if options.again or (_label(*one), cpu) not in found]
+    here = place_of({"environment": environment()})
+    found = {(_label(case["network"], case), place_of(case)): case for case in saved()}
+    todo = [one for one in cases(options) if options.again or (_label(*one), here) not in found]
     began = time.perf_counter()
     for number, (name, case) in enumerate(todo):
         torch.compiler.reset()
         label = _label(name, case)
         try:
             how = {"budget": options.budget, "tune_budget": options.tune_budget}
-            found[label, cpu] = {"network": name} | measure(NETWORKS[name], case, **how)
+            found[label, here] = {"network": name} | measure(NETWORKS[name], case, **how)
             write_json(FILE, {"cases": list(found.values())}, lines=True)
-            line = line_of(found[label, cpu])
+            line = line_of(found[label, here])
         except Exception:
             traceback.print_exc()
             line = "failed"

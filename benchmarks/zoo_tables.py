@@ -126,20 +126,25 @@ def tables(found: list[dict[str, Any]]) -> list[str]:
     """What cases hold, for each mode, precision and processor, and each network: as lines of Markdown."""
     lines = []
     precisions = dict.fromkeys(case["precision"] for case in found)
-    places = dict.fromkeys(map(_place, found))
+    places = dict.fromkeys(map(place_of, found))
     for train, precision, place in itertools.product((False, True), precisions, places):
         kind = (train, precision, place)
-        rows = [case for case in found if (case["train"], case["precision"], _place(case)) == kind]
+        rows = [
+            case for case in found if (case["train"], case["precision"], place_of(case)) == kind
+        ]
         if rows:
             head = f"### {'Training step' if train else 'Inference'}, {precision} allowed: {place}"
             lines += [head, "", _circumstances(rows), "", *summary(rows), "", *_networks(rows), ""]
     return lines[:-1]
 
 
-def _place(case: dict[str, Any]) -> str:
-    """What the networks ran on."""
+def place_of(case: dict[str, Any]) -> str:
+    """What the networks ran on; one name of a processor may stand for machines with and without AMX."""
     place = case["environment"]
-    return place["cpu"] if case["device"] == "cpu" else place["devices"][0]
+    if case.get("device", "cpu") != "cpu":
+        return place["devices"][0]
+    has_amx = any(name.startswith("amx") for name in place.get("instructions", ()))
+    return f"{place['cpu']}, with AMX" if has_amx else place["cpu"]
 
 
 def _circumstances(found: list[dict[str, Any]]) -> str:

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("torch-prepare", "hydra-core", "omegaconf", "numpy")
+# Where Linux names the sets of instructions that torch's kernels choose between, on x86 and on ARM.
+_INSTRUCTIONS = {
+    "flags": ("avx", "amx", "f16c", "fma"),
+    "Features": ("asimd", "bf16", "i8mm", "sve", "sme"),
+}
 
 
 def environment() -> dict[str, Any]:
     """All of it as plain data; what cannot be found out is None."""
     import torch
 
+    described = _cpuinfo()
     return {
         "format": "prepare.environment",
         "version": 1,
@@ -23,7 +29,9 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "packages": {name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": described.get("model name") or platform.processor() or None,
+        # Machines of one name may differ in these, and so in how fast 16 bits are.
+        "instructions": _instructions(described),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "devices": _devices(),
@@ -38,13 +46,23 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu() -> str | None:
+def _cpuinfo() -> dict[str, str]:
+    """What Linux says of the first processor; nothing where there is no Linux."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
-        lines = []
-    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(found, None) or platform.processor() or None
+        return {}
+    lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    return {key.strip(): value.strip() for key, _, value in lines}
+
+
+def _instructions(described: dict[str, str]) -> list[str]:
+    return sorted(
+        name
+        for field, prefixes in _INSTRUCTIONS.items()
+        for name in described.get(field, "").split()
+        if name.startswith(prefixes)
+    )
 
 
 def _devices() -> list[str]:

@@ -73,11 +73,15 @@ def test_a_case_of_the_zoo_times_peers_recipes_and_what_auto_chose(script):
     assert found["rows"]["auto"] == found["rows"][choice["name"]]
     assert set(choice["candidates"]) <= set(found["rows"])
     assert "| small |" in "\n".join(zoo.tables([found]))
-    elsewhere = found | {"environment": found["environment"] | {"cpu": "another one"}}
-    heads = [line for line in zoo.tables([elsewhere, found]) if line.startswith("###")]
+    without, matrices = (
+        found
+        | {"environment": found["environment"] | {"cpu": "a processor", "instructions": names}}
+        for names in (["avx512_bf16"], ["amx_bf16", "avx512_bf16"])
+    )
+    heads = [line for line in zoo.tables([without, matrices]) if line.startswith("###")]
     assert heads == [
-        "### Inference, bfloat16 allowed: another one",
-        f"### Inference, bfloat16 allowed: {found['environment']['cpu']}",
+        "### Inference, bfloat16 allowed: a processor",
+        "### Inference, bfloat16 allowed: a processor, with AMX",
     ]
 
 
@@ -87,7 +91,7 @@ def test_the_zoo_goes_on_where_it_was_and_keeps_what_another_processor_did(
     zoo = script("zoo")
     case = {"train": True, "precision": "float32", "compile": False}
     elsewhere = {"network": "one", **case, "environment": {"cpu": "another one"}}
-    here = {"environment": {"cpu": zoo.environment()["cpu"]}}
+    here = {"environment": zoo.environment()}
     file = tmp_path / "zoo.json"
     file.write_text(json.dumps({"cases": [elsewhere]}))
     measured = []

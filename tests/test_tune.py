@@ -683,7 +683,7 @@ def test_it_holds_for_what_it_was_measured_on_alone(timed, tmp_path, name):
     assert not found_with(timed, {}, model.eval(), **(how | OTHERS[name])).from_cache
 
 
-def test_it_holds_for_the_threads_and_the_structure_it_was_measured_with(monkeypatch):
+def test_it_holds_for_the_machine_and_the_structure_it_was_measured_with(monkeypatch):
     found = candidates(small(), declared={}, allow=(), mode="eval")
 
     def conditions(model=None):
@@ -696,6 +696,10 @@ def test_it_holds_for_the_threads_and_the_structure_it_was_measured_with(monkeyp
     padded[0].padding = (1, 1)
     lies = small().to(memory_format=torch.channels_last)
     assert all(conditions(model) != before for model in (wider, padded, lies))
+    with monkeypatch.context() as patched:
+        patched.setattr("prepare.environment._instructions", lambda described: ["another"])
+        assert conditions() != before  # a processor of the same name, with other instructions
+    assert conditions() == before
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
     assert conditions() != before
 

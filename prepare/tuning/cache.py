@@ -51,6 +51,7 @@ def conditions(
         "mode": mode,
         "devices": found["devices"],
         "cpu": found["cpu"],
+        "instructions": found["instructions"],
         "cores": found["cores"],
         "threads": found["threads"],
         "matmul": torch.get_float32_matmul_precision(),
