@@ -471,6 +471,35 @@ def test_bfloat16_is_allowed_the_error_of_bfloat16_and_no_more():
     assert "steps.half.keep=[norms," in found.advice
 
 
+class Shifted(nn.Module):
+    """Far from zero a number in 16 bits is off by much; what it is far by goes away again."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def forward(self, x):
+        return x + self.by
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_where_torch_lacks_a_kernel_in_16_bits_the_error_of_rounding_is_allowed_all_the_same(mode):
+    reference = nn.Sequential(
+        nn.Conv3d(2, 4, 3), nn.AvgPool3d(2), Shifted(64.0), Shifted(-64.0), nn.Conv3d(4, 2, 1)
+    ).train(mode == "train")
+    batch = torch.randn(1, 2, 8, 8, 8)
+    with pytest.raises(NotImplementedError, match="BFloat16"):
+        copy.deepcopy(reference).bfloat16()(batch.bfloat16())
+    pipeline, model = prepared(reference, PIPELINES["bfloat16"])
+    found = verify(reference, model, batch, pipeline=pipeline, mode=mode)
+    assert found.status == "pass", found.reason
+    outputs = by_what(found)["outputs"]
+    assert outputs.error > 4 * torch.finfo(torch.bfloat16).eps * 2**0.5  # more than the floor
+    model[2].by = 70.0
+    found = verify(reference, model, batch, pipeline=pipeline, mode=mode)
+    assert found.status == "fail"
+
+
 def test_what_torch_itself_cannot_do_in_a_dtype_is_said_to_be_its_fault():
     class Wrong(nn.Conv2d):
         def forward(self, x):

@@ -46,6 +46,11 @@ class Models:
         """A stand-in for one of the reference's tensors in the prepared one's dtype, contiguous."""
         return runs.cast(tensor, *self.kinds.get(id(tensor), (tensor.dtype, tensor.device)))
 
+    def rounded(self, tensor: Tensor) -> Tensor:
+        """The same in float32: the values that are left in the prepared one's dtype."""
+        plain = self.plain(tensor)
+        return runs.cast(plain, torch.float32, plain.device)
+
 
 def coarsest(model: nn.Module) -> torch.dtype:
     """The coarsest floating-point dtype among a model's tensors; float32 where it has none."""

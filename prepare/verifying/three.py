@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from prepare.forward import explained
 from prepare.verifying import runs
 from prepare.verifying.calls import Call, as_used, formatted, nudged
-from prepare.verifying.noise import Noise
+from prepare.verifying.noise import Noise, Rounded
 
 if TYPE_CHECKING:
     from prepare.verifying.budget import Budget, Cost
@@ -32,7 +33,8 @@ class RaisedError(Exception):
 class Three:
     """What the three models gave for one call.
 
-    `plain` are runs of the unprepared model in the prepared one's dtypes: none where it raised.
+    `plain` are runs of the unprepared model in the prepared one's dtypes, or rounded to these where it
+    raises in them.
     `noisy` are further ones with a forward that is a little off.
     """
 
@@ -60,6 +62,7 @@ class Runner:
     backward: bool = True
     case: Case | None = None
     kept: dict[Any, tuple[torch.dtype, Run]] = field(default_factory=dict)
+    _raised_plain: bool = False
 
     def three(self, call: Call, watching: tuple[Any, Any, Any] = (None, None, None)) -> Three:
         """One run of each, each under its own context of `watching`.
@@ -93,20 +96,36 @@ class Runner:
     def plain(
         self, call: Call, *, seed: int = 0, backward: bool = True, watching: Any = None
     ) -> list[Run]:
-        """One run of the unprepared model in the prepared one's dtypes; none if it raises there.
+        """One run of the unprepared model in the prepared one's dtypes.
+
+        Where it raises there, as for a kernel that torch lacks in 16 bits, one in float32 with all that
+        modules take and give rounded; none if it raises then, too.
 
         Raises:
             UnknownError: it does not fit.
         """
-        backward = backward and self.backward
-        if reason := self.budget.refuses(self.cost, self.models.dtype, backward=backward):
+        how = {"seed": seed, "backward": backward and self.backward, "watching": watching}
+        if not self._raised_plain:
+            if found := self._plain(call, self.models.dtype, self.models.plain, **how):
+                return found
+            self._raised_plain = True
+        if torch.finfo(self.models.dtype).bits >= torch.finfo(torch.float32).bits:
+            return []
+        with Rounded(self.models.reference, self.models.dtype):
+            return self._plain(call, torch.float32, self.models.rounded, **how)
+
+    def _plain(
+        self, call: Call, dtype: torch.dtype, stand_in: Callable[[Tensor], Tensor], **how: Any
+    ) -> list[Run]:
+        if reason := self.budget.refuses(self.cost, dtype, backward=how["backward"]):
             raise UnknownError(reason)
         given = runs.contiguous(formatted(call, self.models.prepared, self.models.pipeline))
-        if self.models.dtype == self.exact_dtype:
+        if dtype != self.models.dtype:
+            given = given.map(lambda tensor: runs.cast(tensor, dtype, tensor.device))
+        elif dtype == self.exact_dtype:
             given = nudged(given)  # else it would be the exact run again, and say nothing of noise
-        how = {"flags": self.flags, "seed": seed, "backward": backward, "watching": watching}
         try:
-            return [runs.run(self.models.reference, given, self.models.plain, **how)]
+            return [runs.run(self.models.reference, given, stand_in, flags=self.flags, **how)]
         except Exception as error:
             pass_on(error)
             return []

@@ -7,7 +7,8 @@ that fits), and
 
 `noise` is the error that the *unprepared* model makes in the very dtypes of the prepared one, in
 the contiguous format: a bfloat16 model is allowed bfloat16's error, and no more than a few times of
-it. `eps` is that of the coarsest dtype of the prepared model, `depth` the number of its layers with
+it. Where torch lacks a kernel for that, it is the error in float32 with all that modules take and give
+rounded. `eps` is that of the coarsest dtype of the prepared model, `depth` the number of its layers with
 weights: rounding errors of one layer add up as a random walk. `scale` is the largest number of the
 exact tensor; for a gradient that of its whole module, so that the bias of a convolution before a
 norm, whose true gradient is 0, is measured by its weight. `largest` is that of all gradients of the
