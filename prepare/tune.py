@@ -49,9 +49,9 @@ def tune(
     All candidates run in turn, in every round in another order, and are compared by the ratios of
     their times within rounds (see `prepare.bench`). One that is probably slower than the best is out,
     the unprepared model only where one is faster beyond doubt, until it is clear who is left or the
-    budget is spent. Nobody is out because of one that is wrong: before that, and before it wins, a
-    candidate is verified (see `prepare.verify`) and has to pass. Of those within 2 % of the fastest
-    the simplest wins (see `prepare.tuning.candidates`); that may be the unprepared model.
+    budget is spent. Before one takes out the unprepared model, and before it wins, it is verified (see
+    `prepare.verify`) and has to pass; else those that it took out come back. Of those within 2 % of the
+    fastest the simplest wins (see `prepare.tuning.candidates`); that may be the unprepared model.
 
     Args:
         model: on the device where it is to run, before it is compiled or wrapped (DDP).

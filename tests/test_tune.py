@@ -179,7 +179,7 @@ def test_who_is_surely_faster_than_the_unprepared_model_takes_it_out_where_anoth
     assert [(each.name, each.status) for each in told.race.entrants] == [
         (UNPREPARED, "slower"), ("sure", "slower"), ("wild", "")]  # fmt: skip
     assert base.reason.startswith("takes 1.11 times as long as sure")
-    assert told.checked == ["wild", "sure"]
+    assert told.checked == ["sure", "wild"]
 
 
 def test_the_ratio_of_one_that_was_out_early_is_told_by_way_of_the_winner():
@@ -204,6 +204,42 @@ def test_nobody_loses_to_one_that_is_wrong():
     assert told.by_name["wrong"].reason == "its verification failed: outputs: off"
     assert told.by_name["unsure"].status == "cannot tell"
     assert told.by_name["unsure"].reason == "it could not be verified: there is no time"
+
+
+LONG_CHECKS = {
+    "budget": 60.0,
+    "spread": 0.1,
+    "checking": 12.0,
+    "starts": dict.fromkeys("abcdefg", 2.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("checks", "good", "races"),
+    [({}, "acg", 36), ({"a": FAIL, "g": UNSURE}, "c", 28)],
+    ids=["right", "wrong"],
+)
+def test_verifications_that_take_long_leave_enough_rounds(checks, good, races):
+    times = dict(zip("abcdefg", (0.65, 1.2, 0.7, 0.9, 1.0, 0.95, 0.66), strict=True))
+    told = [
+        Told({UNPREPARED: 1.0} | times, checks=checks, seed=seed, **LONG_CHECKS).run()
+        for seed in range(40)
+    ]
+    assert sum(race.winner.name in good for race in told) >= races
+    assert max(race.clock.now for race in told) < 1.5 * 60 + 12 + 5
+
+
+def test_who_comes_back_too_late_says_so():
+    told = Told({UNPREPARED: 1.0, "wrong": 0.5, "right": 0.6}, checks={"wrong": FAIL})
+    race, (base, wrong, right) = told.race, told.race.entrants
+    for each, seconds in ((base, 1.0), (race._again, 1.0), (wrong, 0.5), (right, 0.6)):
+        each.runner = Scripted(told.clock, lambda: 1.0)
+        each.times.update(dict.fromkeys(range(3), seconds))
+    race._out(right, "slower", "takes 1.20 times as long as wrong", wrong)
+    assert race._conclude() is base
+    assert [each.status for each in race.entrants] == ["winner", "wrong", "not measured"]
+    late = "there was no time left to try it again, after who took it out did not count"
+    assert right.reason == late
 
 
 def test_where_none_is_right_the_unprepared_model_wins():

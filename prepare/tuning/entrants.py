@@ -47,7 +47,7 @@ class Checked:
 
 @dataclass(slots=True, eq=False)
 class Entrant:
-    """A candidate in the race: its time in each round, and why it is out.
+    """A candidate in the race: its time in each round, and why it is out; by whom, where one is `faster`.
 
     `seconds` is what a turn takes at best, as far as is known.
     """
@@ -59,6 +59,7 @@ class Entrant:
     checked: Checked | None = None
     status: str = ""
     reason: str = ""
+    faster: Entrant | None = None
     peak: int | None = None
 
     @property

@@ -37,6 +37,8 @@ BLOCK = 3
 WORTH = 3
 # Of the budget; what needs no compiler has to make do with the rest, while something waits for it.
 TO_COMPILE = 0.6
+# Of the budget: as long may verifications take that are not counted, of those that do not pass.
+UNCOUNTED = 0.5
 
 Progress = Callable[[str], AbstractContextManager[object]]
 
@@ -68,7 +70,7 @@ class Race:
         self._order, self._progress = random.Random(seed), progress  # noqa: S311
         self.confidence = intervals.each_of(CONFIDENCE, LOOKS * (len(candidates) - 1))
         self._base, self._again = self.entrants[0], Entrant(candidates[0])
-        self._to_compile = budget * TO_COMPILE
+        self._to_compile, self._uncounted = budget * TO_COMPILE, budget * UNCOUNTED
         self._longest = 0.0  # of those that compile, until they ran
 
     def run(self) -> Entrant:
@@ -83,13 +85,13 @@ class Race:
         self._again.runner, self._again.seconds = self._base.runner, self._base.seconds
         while self._left() > 0:
             self._admit()
-            if self._is_clear():
-                if not self._next():
-                    break
-                self._settle()  # makes room
-            else:
+            if not self._is_clear():
                 self._go()
                 self._take_slower_out()
+            elif self._next():
+                self._settle()  # makes room
+            elif self._passes(self._simplest()):
+                break
         return self._conclude()
 
     def control(self) -> Estimate | None:
@@ -162,10 +164,19 @@ class Race:
         rounds = intervals.fewest(self.confidence) + 1 - len(entrant.times)
         self._budget = max(self._budget, self._budget - self._left() + rounds * self._a_round())
 
-    def _out(self, entrant: Entrant, status: str, reason: str) -> None:
-        entrant.status, entrant.reason = status, reason
+    def _out(
+        self, entrant: Entrant, status: str, reason: str, faster: Entrant | None = None
+    ) -> None:
+        entrant.status, entrant.reason, entrant.faster = status, reason, faster
         if entrant is not self._base:
             entrant.runner = None  # and with it goes its copy of the model
+
+    def _disqualify(self, entrant: Entrant, status: str, reason: str) -> None:
+        """Takes one out that does not count; those that were out because of it try again."""
+        self._out(entrant, status, reason)
+        for each in self.entrants:
+            if each.faster is entrant:
+                self._out(each, "", "")
 
     def _waiting(self) -> list[Entrant]:
         return [each for each in self.entrants if not each.runner and not each.status]
@@ -198,9 +209,7 @@ class Race:
         except OutError as error:
             if entrant.candidate is self._base.candidate:
                 raise
-            self._out(entrant, "failed", str(error))
-            for each in self.entrants:  # were they out because of this one, they try again
-                each.status = "" if each.status == "slower" else each.status
+            self._disqualify(entrant, "failed", str(error))
 
     def _left(self) -> float:
         return self._budget - (self._clock() - self._began)
@@ -208,7 +217,10 @@ class Race:
     # Who is out.
 
     def _take_slower_out(self) -> None:
-        """Nobody is out because of one that is wrong: so who takes another out is verified before."""
+        """Who takes out the unprepared model, or one that is verified, is verified before.
+
+        Whom one takes out that is not, comes back if that turns out to be wrong.
+        """
         while True:
             live = self._live()
             best = min(live, key=self._speed)
@@ -216,12 +228,17 @@ class Race:
             better = [each for each in live if self._is_better(each)]
             if self._base in live and better:
                 losers[self._base] = min(better, key=self._speed)
-            if all(self._passes(each) for each in dict.fromkeys(losers.values())):
+            asked = (
+                faster for each, faster in losers.items() if each is self._base or each.checked
+            )
+            fresh = [each for each in asked if each is not self._base and each.checked is None]
+            if not fresh:
                 break
+            self._passes(min(fresh, key=self._speed))
         for each, faster in losers.items():
             found = self._compared(each, faster)
             times = f"takes {found.value:.2f} times as long as {faster.name}"
-            self._out(each, "slower", f"{times} {between(found)}".rstrip())
+            self._out(each, "slower", f"{times} {between(found)}".rstrip(), faster)
 
     def _is_better(self, entrant: Entrant) -> bool:
         """Than the unprepared model, beyond doubt and beyond the noise: only then is that one out."""
@@ -241,16 +258,24 @@ class Race:
         if entrant is self._base:
             return True
         if entrant.checked is None:
+            began = self._clock()
             with self._progress(f"verifying {entrant.name}; {self._standing()}"):
                 entrant.checked = self._check(entrant.candidate, entrant.runner)
             if entrant.candidate.compiles:
                 self._keep_time_for(entrant)
+            if entrant.checked.status != "pass":
+                self._give_back(self._clock() - began)
         found = entrant.checked
         if found.status == "fail":
-            self._out(entrant, "wrong", f"its verification failed: {found.reason}")
+            self._disqualify(entrant, "wrong", f"its verification failed: {found.reason}")
         elif found.status != "pass":
-            self._out(entrant, "cannot tell", f"it could not be verified: {found.reason}")
+            self._disqualify(entrant, "cannot tell", f"it could not be verified: {found.reason}")
         return found.status == "pass"
+
+    def _give_back(self, seconds: float) -> None:
+        """Time that one took who is wrong, to those who come back since it had taken them out."""
+        given = min(seconds, self._uncounted)
+        self._budget, self._uncounted = self._budget + given, self._uncounted - given
 
     def _settle(self) -> Entrant:
         """The simplest of those that are about as fast as the fastest; the others are out."""
@@ -324,12 +349,13 @@ class Race:
     # The end.
 
     def _conclude(self) -> Entrant:
-        for each in self._waiting():
-            self._out(each, "not measured", "there was no time left to try it")
         for each in self._live():
             if each is not self._base and not each.times:
                 self._out(each, "not measured", "there was no time left to time it")
         winner = self._settle()
+        for each in self._waiting():
+            again = " again, after who took it out did not count" if each.times else ""
+            self._out(each, "not measured", f"there was no time left to try it{again}")
         winner.status, winner.reason = "winner", self._praise(winner)
         return winner
 
