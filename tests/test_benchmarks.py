@@ -142,7 +142,14 @@ def test_the_zoo_counts_where_auto_is_near_the_best_and_where_it_is_behind_beyon
     found = [case(mine=row(0.8, None), bfloat16=row(ratio, None)) for ratio in (0.4, 0.1, 1.6)]
     assert tables.summary([*found, near])[-1] == (
         "The fastest recipe in bfloat16 takes 0.50 of the time of the fastest without, and longer on 1 "
-        "of 3 networks."
+        "of 3 networks. auto took none in bfloat16."
+    )
+    found[0]["choices"]["auto"]["name"] = "bfloat16"  # of the time that stands for auto, 0.8
+    found[2]["choices"]["auto"]["candidates"]["bfloat16"] = "cannot tell"
+    assert tables.summary([*found, near])[-1] == (
+        "The fastest recipe in bfloat16 takes 0.25 of the time of the fastest without, and longer on 0 "
+        "of 2 networks. auto took one in bfloat16 on 1, and there 0.80 of the unprepared time; on 1 none "
+        "runs and passes its verification."
     )
 
 
