@@ -180,6 +180,10 @@ def test_who_is_surely_faster_than_the_unprepared_model_takes_it_out_where_anoth
         (UNPREPARED, "slower"), ("sure", "slower"), ("wild", "")]  # fmt: skip
     assert base.reason.startswith("takes 1.11 times as long as sure")
     assert told.checked == ["sure", "wild"]
+    told.race._disqualify(wild, "failed", "no more")  # nobody that runs is proven now
+    assert [(each.name, each.status) for each in told.race.entrants] == [
+        (UNPREPARED, ""), ("sure", ""), ("wild", "failed")]  # fmt: skip
+    assert told.race._live() == [base]
 
 
 def test_the_ratio_of_one_that_was_out_early_is_told_by_way_of_the_winner():

@@ -172,11 +172,19 @@ class Race:
             entrant.runner = None  # and with it goes its copy of the model
 
     def _disqualify(self, entrant: Entrant, status: str, reason: str) -> None:
-        """Takes one out that does not count; those that were out because of it try again."""
+        """Takes one out that does not count; those that were out because of it try again.
+
+        So does the unprepared model, unless who took it out still runs, or whoever took that one out.
+        """
         self._out(entrant, status, reason)
         for each in self.entrants:
             if each.faster is entrant:
                 self._out(each, "", "")
+        proof = self._base
+        while proof.faster:
+            proof = proof.faster
+        if proof not in self._live():
+            self._out(self._base, "", "")
 
     def _waiting(self) -> list[Entrant]:
         return [each for each in self.entrants if not each.runner and not each.status]
