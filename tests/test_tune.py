@@ -396,6 +396,44 @@ def test_the_same_seed_gives_the_same_race():
     assert [each.times for each in one.race.entrants] == [each.times for each in same.race.entrants]
 
 
+def any_race(seed):
+    """A race of whatever may come: wrong ones, some that break, that do not start, that compile."""
+    draw = random.Random(seed)
+    names = "abcdefgh"[: draw.randint(1, 8)]
+
+    def some(part, value):
+        return {name: value() for name in names if draw.random() < part}
+
+    return Told(
+        {UNPREPARED: 1.0} | {name: draw.choice([0.5, 0.6, 0.8, 0.9, 1.0, 2.0]) for name in names},
+        spread=draw.choice([0.01, 0.05, 0.2, 0.4]),
+        budget=draw.choice([10.0, 40.0, 100.0]),
+        checking=draw.choice([0.0, 5.0, 30.0]),
+        capacity=draw.choice([3, 5, 1000]),
+        checks=some(0.35, lambda: draw.choice([FAIL, UNSURE])),
+        breaks=some(0.25, lambda: draw.randint(3, 30)),
+        steps={name: {"compile": {}, name: {}} for name in some(0.25, dict)},
+        starts=some(0.5, lambda: draw.choice(["no", 1.0, 4.0, 4.0])),
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, 1000), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_every_race_has_one_winner_that_is_right_and_says_what_became_of_all(seeds):
+    won = Counter()
+    for seed in seeds:
+        told = any_race(seed).run()
+        statuses = [each.status for each in told.race.entrants]
+        assert statuses.count("winner") == 1, seed
+        assert all(statuses), seed
+        is_base = told.winner.name == UNPREPARED
+        assert is_base or told.winner.checked.status == "pass", seed
+        won[is_base] += 1
+    assert min(won.values()) > len(seeds) / 10
+
+
 # ------------------------------------------------------------------------------ candidates
 
 
