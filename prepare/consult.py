@@ -25,11 +25,15 @@ _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 @dataclass(frozen=True)
 class Met:
-    """One known issue, the names and classes of the modules that meet it, and whether that is an error."""
+    """One known issue, the names and classes of the modules that meet it, and whether that is an error.
+
+    `unasked`: whether the step that mends it has to be forced, since no convolution is in channels-last.
+    """
 
     issue: Issue
     modules: Mapping[str, str]
     is_error: bool
+    unasked: bool
 
     def problem(self) -> Problem:
         """It in words, with the way out."""
@@ -42,7 +46,8 @@ class Met:
 
     def _way_out(self) -> str:
         if self.issue.repair:
-            return "add the step repair_layout, +steps.repair_layout={}"
+            options = "force:true" if self.unasked else ""
+            return f"add the step repair_layout, +steps.repair_layout={{{options}}}"
         if self.issue.effect == "wrong":
             return "exclude them, take another memory format, or known_issues=warn to go on"
         if self.issue.effect == "risk":
@@ -75,7 +80,9 @@ def consult(model: nn.Module, table: Table, known_issues: KnownIssues) -> list[M
         }
         if modules:
             wrong = issue.effect == "wrong" and model.training
-            met.append(Met(issue, modules, wrong and known_issues == "error"))
+            is_error = wrong and known_issues == "error"
+            unasked = formats.isdisjoint({*issue.formats} - {"contiguous"})
+            met.append(Met(issue, modules, is_error, unasked))
     return sorted(met, key=lambda one: not one.is_error)
 
 

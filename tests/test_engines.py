@@ -69,7 +69,12 @@ def test_every_engine_makes_the_same_audit_and_finds_plugins_and_modules_of_the_
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="SIGINT"),
+        pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, id="SIGKILL"),
+    ],
 )
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_process_of_any_engine_is_left_where_its_sweep_is_stopped(tmp_path, engine, number):

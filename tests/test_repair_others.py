@@ -274,6 +274,47 @@ def test_a_small_convolution_takes_onednn_forward_and_backward():
         assert is_canonical(repaired(x))
 
 
+# Larger than what they are given, and large enough for oneDNN to take its own kernels for bfloat16.
+LARGER = {
+    "padded": lambda: nn.Conv3d(64, 64, 3, padding=1),
+    "same": lambda: nn.Conv3d(64, 64, 5, padding="same"),
+    "same, of even kernels": lambda: nn.Conv3d(64, 64, 4, padding="same"),
+    "strided": lambda: nn.Conv3d(64, 64, 3, stride=2, padding=(1, 2, 1)),
+    "dilated": lambda: nn.Conv3d(64, 64, 3, padding=3, dilation=3),
+    "in groups": lambda: nn.Conv3d(64, 64, 5, padding=2, groups=2),
+    "transposed": lambda: nn.ConvTranspose3d(64, 64, 3, padding=1),
+    "transposed, strided": lambda: nn.ConvTranspose3d(64, 64, 7, 2, 3, (1, 0, 1), bias=False),
+    "transposed, dilated": lambda: nn.ConvTranspose3d(64, 64, 3, padding=2, dilation=2),
+}
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_a_convolution_larger_than_its_input_has_the_right_gradients_in_bfloat16(name):
+    torch.manual_seed(0)
+    module = LARGER[name]()
+    sizes = [copy.deepcopy(module)(torch.zeros(1, 64, size, 6, 2)).shape for size in (2, 3)]
+    find("conv3d").repair(module, NAMES)
+    assert [module(torch.zeros(1, 64, size, 6, 2)).shape for size in (2, 3)] == sizes
+    for shape in ((2, 64, 2, 2, 2), (1, 64, 2, 6, 4), (64, 2, 2, 2)):
+        x = torch.randn(shape)
+        exact = results(module, x, torch.float64)
+        for given in (x, laid_out(x) if x.dim() == 5 else x):
+            found = results(module, given, torch.bfloat16)
+            for error, right in zip(errors(found, exact), exact, strict=True):
+                assert error < 0.03 * right.abs().max()
+        assert is_canonical(found[0]) or x.dim() == 4
+        with torch.autocast("cpu"):
+            (_, _, weight, *_) = results(module, x, torch.float32)
+        assert (weight.double() - exact[2]).abs().max() < 0.03 * exact[2].abs().max()
+
+
+def test_a_convolution_larger_than_its_input_has_the_padding_that_it_was_given_later():
+    module = nn.Conv3d(4, 4, 3, padding=1).to(torch.bfloat16)
+    module.padding = (2, 2, 2)
+    find("conv3d").repair(module, NAMES)
+    assert module(torch.randn(1, 4, 2, 2, 2, dtype=torch.bfloat16)).shape == (1, 4, 4, 4, 4)
+
+
 def test_a_convolution_is_torchs_own_where_that_is_fast_or_nothing_is_known():
     module, repaired = pair("plain")
     x = laid_out(sample(module))

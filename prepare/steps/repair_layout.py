@@ -34,8 +34,8 @@ class RepairLayout(ModuleStep):
     Repairs what is known to be wrong or slow on the pipeline's device (else the model's) with this
     torch, for the ranks whose convolutions the pipeline, or else the model, has in channels-last. A
     module keeps its identity, hooks and state_dict: it gets a subclass of its own class. Contiguous
-    inputs go through torch's own code, but for depthwise transposed 3-d convolutions in training, whose
-    weight gradients are garbage without it. Modules of a user's subclass are left alone.
+    inputs go through torch's own code, but for those 3-d convolutions in training whose weight gradients
+    are garbage without it. Modules of a user's subclass are left alone.
     Helps: networks with instance norm (nnU-Net, MONAI): on a CPU their gradients are wrong at batch
     1 without it, and every norm copies its input; group norm on a CPU loses all digits far from 0.
     Hurts: a small activation is copied to contiguous and back, which for group norm costs several
