@@ -1,6 +1,7 @@
 """A verification catches what is planted, lets clean preparations be, and touches nothing."""
 
 import copy
+import itertools
 import json
 import random
 import subprocess
@@ -837,6 +838,28 @@ def test_the_noise_of_the_unprepared_model_is_allowed_several_times_but_garbage_
     for garbage in (1e30, float("nan")):
         assert excess(exact, [{"a": [garbage]}], {"a": [1e20]})["a"]
         assert not excess(exact, [{"a": [garbage]}], {"a": [1.0]})["a"]
+
+
+class SpoilsOnce(nn.Sequential):
+    """Its weight's gradient is off by a factor in the first run in channels-last, and right ever after."""
+
+    def __init__(self, factor):
+        super().__init__(nn.Conv2d(3, 8, 3))
+        self.factor, self.runs = factor, itertools.count()
+
+    def forward(self, x):
+        out = super().forward(x)
+        if self[0].weight.is_contiguous(memory_format=torch.channels_last) and not next(self.runs):
+            # The same numbers, and other gradients.
+            out = out.detach() + self.factor * (out - out.detach())
+        return out
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1e20, "fail"), (1.1, "pass")], ids=["garbage", "noise"])  # fmt: skip
+def test_what_no_noise_could_excuse_is_not_excused_by_a_run_in_which_it_is_away(factor, status):
+    torch.manual_seed(0)
+    found = check(SpoilsOnce(factor), FLAT, torch.randn(1, 3, 8, 8), mode="train")
+    assert found.status == status
 
 
 # ---------------------------------------------------------------------------------- record, report

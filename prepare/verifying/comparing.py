@@ -156,10 +156,14 @@ class Comparison:
         return compare(kept(exact), plain, kept(ours), scaled=SCALED.get(what, ""), **how)
 
     def _look_again(self, three: Three) -> None:
-        """Of what exceeds, keeps for each tensor the try in which it exceeds least."""
+        """Of what exceeds, keeps for each tensor the try in which it exceeds least.
+
+        What no noise could excuse is settled, and the whole with it, where it counts.
+        """
         for seed in range(TRIES + 1):
-            wrong = [one for what in self.differences for one in self.wrong(what)]
-            if all(math.isnan(one.error) for one in wrong):
+            wrong = [(what, one) for what in self.differences for one in self.wrong(what)]
+            settled = [what for what, one in wrong if one.is_beyond_noise]
+            if len(settled) == len(wrong) or any(map(self._counts, settled)):
                 return
             call = jittered(self.case.call, JITTER, seed) if seed else self.case.call
             try:
@@ -192,7 +196,7 @@ class Comparison:
         worst = max(found, key=lambda one: one.excess)
         counts = self._counts(what)
         status, note = ("fail" if counts else "wrong") if wrong else "pass", worst.note
-        if wrong and self.unsure and not math.isnan(worst.error):
+        if wrong and self.unsure and not worst.is_beyond_noise:
             status = "cannot tell"
             note = f"is off, and to look again was not possible: {self.unsure}"
         elif not wrong and what != "buffers" and too_noisy(found):

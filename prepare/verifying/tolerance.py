@@ -19,7 +19,7 @@ Rounding may turn the input of a ReLU, or the winner of a max pooling, and then 
 differ by far more than that. So what exceeds is looked at again: `noise` is then also the error of
 the unprepared model with a forward that is off by as much as the prepared one's outputs are (see
 `prepare.verifying.noise`), and the same is done on slightly other inputs. A difference counts if it
-is there every time.
+is there every time, or is larger than any noise that counts.
 """
 
 from __future__ import annotations
@@ -69,6 +69,11 @@ class Difference:
     def is_plainly_wrong(self) -> bool:
         """Whether the unprepared model in this dtype is wrong as well, in any layout."""
         return self.noise * self.share > MOST
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether no noise that counts could make it allowed."""
+        return not self.error * self.share <= FACTOR * MOST
 
     @property
     def excess(self) -> float:
