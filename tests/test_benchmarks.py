@@ -107,6 +107,9 @@ def test_the_zoo_goes_on_where_it_was_and_keeps_what_another_processor_did(
         monkeypatch.setattr(sys, "argv", arguments)
         zoo.main()
         assert measured == expected
+    monkeypatch.setattr(sys, "argv", [*arguments, "--compile"])
+    zoo.main()
+    assert measured == ["one", "two", "one", "two"]
     assert json.loads(file.read_text())["cases"] == [
         elsewhere,
         {"network": "one", **case, **here},
@@ -140,6 +143,8 @@ def test_the_zoo_counts_where_auto_is_near_the_best_and_where_it_is_behind_beyon
     )
     assert said.endswith("No peer is ahead by more than 3% on 3, one is ahead beyond doubt on 1.")
     found = [case(mine=row(0.8, None), bfloat16=row(ratio, None)) for ratio in (0.4, 0.1, 1.6)]
+    fastest = "| the fastest of all, right or not | 3 | 0.32 | 0.10 | 0.80 |"
+    assert fastest in tables.summary(found)
     assert tables.summary([*found, near])[-1] == (
         "The fastest recipe in bfloat16 takes 0.50 of the time of the fastest without, and longer on 1 "
         "of 3 networks. auto took none in bfloat16."
