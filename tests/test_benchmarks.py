@@ -112,8 +112,8 @@ def test_the_zoo_goes_on_where_it_was_and_keeps_what_another_processor_did(
     assert measured == ["one", "two", "one", "two"]
     assert json.loads(file.read_text())["cases"] == [
         elsewhere,
-        {"network": "one", **case, **here},
-        {"network": "two", **case, **here},
+        {"network": "one", **case, "compile": True, **here},
+        {"network": "two", **case, "compile": True, **here},
     ]
 
 
