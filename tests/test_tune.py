@@ -466,6 +466,25 @@ def test_repairs_are_tried_where_there_is_something_to_repair():
     assert not any("repair" in name for name in names(small()))
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last_3d"])
+def test_what_may_overwrite_memory_is_tried_in_no_format_without_its_repair(last):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv3d(3, 8, 3))
+    if last:
+        model[1].to(memory_format=torch.channels_last_3d)
+    allow = ("bfloat16", "compile")
+    found = candidates(model.train(), declared={}, allow=allow, mode="train")
+    low = {each.name: each for each in found if "half" in each.steps}
+    assert {"bfloat16 + repair", "bfloat16 + channels_last + repair"} < set(low)
+    assert ("bfloat16 + contiguous + repair" in low) == last
+    assert {each.compiles for each in low.values()} == {False, True}
+    for each in low.values():
+        pipeline = Pipeline.from_config(each.steps)
+        said = [str(warning) for warning in pipeline.plan(model).warnings]
+        assert not any("conv3d_bfloat16_small_cpu" in warning for warning in said)
+    for kind, mode in ((nn.Conv2d, "train"), (nn.Conv3d, "eval")):
+        assert "bfloat16" in names(kind(3, 8, 3), allow=allow, mode=mode)
+
+
 @pytest.mark.skipif("fuse_conv_bn" not in STEPS, reason="there is no such step")
 def test_norms_are_fused_in_inference_alone():
     assert "fuse" in names(small())

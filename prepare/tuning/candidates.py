@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from prepare.errors import PrepareError
+from prepare.known_issues import standing
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.tuning.records import UNPREPARED, Steps
@@ -36,6 +37,7 @@ _UNKNOWN_COST = 3
 _RANKS = {2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
 _INPUT = {"input_format": {"attach": True}}
 _REPAIR = {"repair_layout": {}}
+_REPAIR_ALL = {"repair_layout": {"force": True}}
 _FUSE = {"eval_mode": {}, "fuse_conv_bn": {}}
 
 Choice = tuple[str, Mapping[str, Any]]
@@ -86,15 +88,17 @@ def candidates(
     layouts, fusing = list(_layouts(model)), mode == "eval" and _acts(model, _FUSE)
     device = next((p.device.type for p in model.parameters()), "cpu")
     device = found[0].steps.get("device", {}).get("device", device)
+    risky = _risky(model, device) if mode == "train" else set()
     for precision in _precisions(allow, device):
-        for layout in layouts:
+        for layout in _repaired(layouts, precision, risky):
             for fuse in (True, False) if fusing else (False,):
                 found += _made(base, precision, layout, fuse=fuse)
     for precision in _precisions(allow, device):
         for compiler in _compilers(allow, mode):
             # Frozen, and by OpenVINO, norms are fused anyway.
             fuse = fusing and compiler[0] == "compile"
-            for layout in _compiled_layouts(layouts, compiler[0], mode):
+            repaired = _repaired(layouts, precision, risky)
+            for layout in _compiled_layouts(repaired, compiler[0], mode):
                 found += _made(base, precision, layout, fuse=fuse, compiler=compiler)
     return list({json.dumps(each.steps): each for each in reversed(found)}.values())[::-1]
 
@@ -121,6 +125,28 @@ def _formats(model: nn.Module) -> Iterator[Choice]:
     flat = {name: {"memory_format": "contiguous"} for step in last.values() for name in step}
     if flat and Pipeline.from_config(flat).plan(model, known_issues="ignore"):
         yield "contiguous", flat
+
+
+def _risky(model: nn.Module, device: str) -> set[str]:
+    """The dtypes in which this model's gradients may be garbage, and memory overwritten, without a repair."""
+    kinds = {type(module).__name__ for module in model.modules()}
+    return {
+        dtype
+        for issue in standing(device)
+        if issue.effect == "risk" and issue.repair and not kinds.isdisjoint(issue.operations)
+        for dtype in issue.dtypes
+    }
+
+
+def _repaired(layouts: list[Choice], precision: Choice, risky: set[str]) -> list[Choice]:
+    """The layouts to try in a precision: where that is risky, all with repairs, and with inputs that fit."""
+    if precision[1].get("half", {}).get("dtype") not in risky:
+        return layouts
+    found = {}
+    for name, steps in layouts:
+        words = [name, "" if "repair_layout" in steps else "repair"]
+        found[" + ".join(filter(None, words))] = {**steps, **_INPUT, **_REPAIR_ALL}
+    return list(found.items())
 
 
 def _precisions(allow: tuple[str, ...], device: str) -> list[Choice]:
