@@ -60,6 +60,8 @@ LIBRARIES = (
 REACH = 1.2
 # Seconds: all are called a few times, and not timed.
 NO_TIME = 1e-3
+# Calls of each variant in the last bench at least: four before it is timed, and rounds for an interval.
+CALLS = 16
 _LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 Made = tuple[Callable[..., Any], Callable[[Any], Any] | None]
@@ -203,15 +205,17 @@ def timed(
     """The row of each variant, and the last bench, which has those in reach of the best one.
 
     A bench without time compiles, then a third of the time goes to all: where there are twenty variants,
-    most are soon known to be far behind. `kept` stay in any case.
+    most are soon known to be far behind. `kept` stay in any case. The last one takes longer where the
+    calls are so slow that nothing could be concluded else.
     """
     rows, there = {}, dict(made)
-    for seconds in (NO_TIME, budget / 3, budget * 2 / 3):
+    for seconds, calls in ((NO_TIME, 0), (budget / 3, 0), (budget * 2 / 3, CALLS)):
+        a_round = sum(row["seconds"] or 0.0 for name, row in rows.items() if name in there)
         found = bench.compare(
             {name: model for name, (model, _) in there.items()},
             batch,
             train=case["train"],
-            budget=seconds,
+            budget=max(seconds, calls * a_round),
             format={name: form for name, (_, form) in there.items() if form},
         )
         for row in found.rows:

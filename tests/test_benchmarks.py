@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,18 @@ def test_a_case_of_the_zoo_times_peers_recipes_and_what_auto_chose(script):
         "### Inference, bfloat16 allowed: a processor",
         "### Inference, bfloat16 allowed: a processor, with AMX",
     ]
+
+
+def test_the_zoo_takes_the_time_that_an_interval_needs(script):
+    class Slow(nn.Module):
+        def forward(self, x):
+            time.sleep(0.01)
+            return x
+
+    zoo = script("zoo")
+    made = {name: (Slow(), None) for name in (zoo.UNPREPARED, "the same")}
+    rows, _ = zoo.timed(made, torch.zeros(1), {"train": False}, 0.01, set(made))
+    assert rows["the same"]["interval"]
 
 
 def test_the_zoo_goes_on_where_it_was_and_keeps_what_another_processor_did(
