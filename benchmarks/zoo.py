@@ -7,8 +7,8 @@ A case is a network, a mode and a precision. In each, prepare.tune first makes i
 `auto, compiler allowed`); then all variants are timed interleaved, against the unprepared network and
 with an A/A control: torch's converters, model.to(memory_format=...), torch.compile plain and frozen,
 OpenVINO, every recipe without a compiler that auto has to choose from, and what it chose with one. The raw
-file is `results/zoo.json`; cases that it holds of this processor are left out, so this can be stopped and
-started again, and another processor adds tables of its own.
+file is `results/zoo.json`; cases that it holds of this processor, with intervals, are left out, so this can
+be stopped and started again, and another processor adds tables of its own.
 
 A precision is what is allowed: under `bfloat16` the peers compute in it, the unprepared network in
 float32, and auto may choose. Compilers are timed in evaluation, and in training with `--compile`.
@@ -36,7 +36,16 @@ from torch.nn.utils import (
     convert_conv3d_weight_memory_format,
 )
 from zoo_networks import NETWORKS, Network
-from zoo_tables import AUTO, AUTO_COMPILED, PEERS, UNPREPARED, line_of, place_of, tables
+from zoo_tables import (
+    AUTO,
+    AUTO_COMPILED,
+    PEERS,
+    UNPREPARED,
+    has_intervals,
+    line_of,
+    place_of,
+    tables,
+)
 
 from prepare import bench
 from prepare.environment import environment
@@ -290,7 +299,7 @@ def main() -> None:
 
     def is_there(name: str, case: dict[str, Any]) -> bool:
         known = found.get((_label(name, case), here))
-        return known is not None and known["compile"] >= case["compile"]
+        return known is not None and known["compile"] >= case["compile"] and has_intervals(known)
 
     todo = [one for one in cases(options) if options.again or not is_there(*one)]
     began = time.perf_counter()

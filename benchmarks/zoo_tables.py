@@ -41,7 +41,17 @@ def summary(found: list[dict[str, Any]]) -> list[str]:
             lines += ["", _fared(timed, auto)]
     if said := _cast(found):
         lines += ["", said]
+    if few := sum(not has_intervals(case) for case in found):
+        lines += [
+            "",
+            f"Too few rounds for intervals, so that figures are rough: {few} of {len(found)} networks.",
+        ]
     return lines
+
+
+def has_intervals(case: dict[str, Any]) -> bool:
+    """Whether there were rounds enough to conclude anything from a case."""
+    return case["aa"] is not None and case["aa"]["noise"] is not None
 
 
 def _fared(found: list[dict[str, Any]], auto: str) -> str:

@@ -104,9 +104,10 @@ def test_the_zoo_goes_on_where_it_was_and_keeps_what_another_processor_did(
     zoo = script("zoo")
     case = {"train": True, "precision": "float32", "compile": False}
     elsewhere = {"network": "one", **case, "environment": {"cpu": "another one"}}
-    here = {"environment": zoo.environment()}
+    here = {"environment": zoo.environment(), "aa": {"noise": 0.01}}
+    too_few = {"network": "two", **case, **here, "aa": {"noise": None}}
     file = tmp_path / "zoo.json"
-    file.write_text(json.dumps({"cases": [elsewhere]}))
+    file.write_text(json.dumps({"cases": [elsewhere, too_few]}))
     measured = []
     monkeypatch.setattr(zoo, "FILE", file)
     monkeypatch.setattr(zoo, "NETWORKS", {"one": "one", "two": "two"})
@@ -125,8 +126,8 @@ def test_the_zoo_goes_on_where_it_was_and_keeps_what_another_processor_did(
     assert measured == ["one", "two", "one", "two"]
     assert json.loads(file.read_text())["cases"] == [
         elsewhere,
-        {"network": "one", **case, "compile": True, **here},
         {"network": "two", **case, "compile": True, **here},
+        {"network": "one", **case, "compile": True, **here},
     ]
 
 
@@ -138,7 +139,7 @@ def test_the_zoo_counts_where_auto_is_near_the_best_and_where_it_is_behind_beyon
         made["auto"] = made["mine"]
         names = [name for name in made if name not in {*tables.PEERS, "auto"}]
         choice = {"name": "mine", "candidates": dict.fromkeys(names, "slower")}
-        found = {"rows": made, "choices": {"auto": choice}, "aa": {"ratio": 1.0}}
+        found = {"rows": made, "choices": {"auto": choice}, "aa": {"ratio": 1.0, "noise": 0.01}}
         return found | {"precision": "bfloat16"}
 
     def row(ratio, interval, repeats=20):
@@ -168,6 +169,10 @@ def test_the_zoo_counts_where_auto_is_near_the_best_and_where_it_is_behind_beyon
         "The fastest recipe in bfloat16 takes 0.25 of the time of the fastest without, and longer on 0 "
         "of 2 networks. auto took one in bfloat16 on 1, and there 0.80 of the unprepared time; on 1 none "
         "runs and passes its verification."
+    )
+    near["aa"]["noise"], found[0]["aa"] = None, None
+    assert tables.summary([*found, near])[-1] == (
+        "Too few rounds for intervals, so that figures are rough: 2 of 4 networks."
     )
 
 
