@@ -365,6 +365,19 @@ def test_each_compiler_is_tried_once_and_then_the_fastest_on_other_recipes():
     assert told.winner.name == "quick + good"
 
 
+@pytest.mark.parametrize(("cast", "first"), [(0.05, "cast + a"), (0.09, "b")])
+def test_compilers_are_tried_in_the_order_of_the_precision_that_is_fastest(cast, first):
+    a, b, half = {"compile": {"backend": "a"}}, {"compile": {"backend": "b"}}, {"half": {}}
+    steps = {"cast": half, "quick": {"quick": {}}, "cast + a": half | a, "cast + b": half | b}
+    steps |= {"b": {"quick": {}} | b, "a": {"quick": {}} | a}
+    times = {UNPREPARED: 0.1, "cast": cast, "quick": 0.07}
+    times |= dict.fromkeys(("cast + a", "cast + b", "b", "a"), 0.04)
+    told = Told(times, steps=steps, starts=dict.fromkeys(steps, 5.0), budget=60.0).run()
+    compiled = [told.by_name[name] for name in ("cast + a", "cast + b", "a", "b")]
+    begun = {each.name: min(each.times) for each in compiled if each.times}
+    assert min(begun, key=begun.get) == first
+
+
 def test_what_takes_as_long_to_compile_as_the_last_one_is_not_begun_when_that_does_not_fit():
     times = {UNPREPARED: 0.1, "plain": 0.05, "quick one": 0.05}
     told = Told(times, steps=COMPILING, starts=dict.fromkeys(COMPILING, 40.0), budget=60.0).run()
@@ -511,6 +524,11 @@ def test_compilers_are_tried_where_they_are_allowed_and_frozen_in_inference_alon
     assert [name for name in found if "channels" not in name] == [
         UNPREPARED, "openvino", "frozen compile", "compile"]  # fmt: skip
     assert "channels_last + input + compile" in found
+    low = names(nn.Conv2d(3, 8, 3), allow=("bfloat16", "compile", "openvino"))
+    assert [name for name in low if "bfloat16" in name and "channels" not in name] == [
+        "bfloat16",
+        *(f"bfloat16 + {each}" for each in ("frozen compile", "compile", "openvino")),
+    ]
     assert not any("channels" in name and "openvino" in name for name in found)
     assert not any("frozen" in name for name in names(small(), allow=("compile",), mode="train"))
 

@@ -94,7 +94,7 @@ def candidates(
             for fuse in (True, False) if fusing else (False,):
                 found += _made(base, precision, layout, fuse=fuse)
     for precision in _precisions(allow, device):
-        for compiler in _compilers(allow, mode):
+        for compiler in _compilers(precision, allow, mode):
             # Frozen, and by OpenVINO, norms are fused anyway.
             fuse = fusing and compiler[0] == "compile"
             repaired = _repaired(layouts, precision, risky)
@@ -158,14 +158,17 @@ def _precisions(allow: tuple[str, ...], device: str) -> list[Choice]:
     return [*low[:1], ("", {}), *low[1:]]
 
 
-def _compilers(allow: tuple[str, ...], mode: str) -> Iterator[Choice]:
-    """The one that compiles quickest first."""
-    if "openvino" in allow:
-        yield "openvino", {"compile": {"backend": "openvino"}}
+def _compilers(precision: Choice, allow: tuple[str, ...], mode: str) -> Iterator[Choice]:
+    """The one that is likely the fastest first: OpenVINO in float32, and last in 16 bits."""
+    openvino = [("openvino", {"compile": {"backend": "openvino"}})] if "openvino" in allow else []
+    if not precision[0]:
+        yield from openvino
     if "compile" in allow and mode == "eval":
         yield "frozen compile", {"compile": {"freezing": True}}
     if "compile" in allow:
         yield "compile", {"compile": {}}
+    if precision[0]:
+        yield from openvino
 
 
 def _compiled_layouts(layouts: list[Choice], compiler: str, mode: str) -> list[Choice]:

@@ -335,15 +335,19 @@ class Race:
     def _promise(self, entrant: Entrant) -> tuple[float, int, float]:
         """How soon it is tried, of those that compile: the lowest first.
 
-        Each compiler once, in the order of the candidates, on what is fastest without it; then the
+        Each compiler once, on what is fastest without it, in the order of these candidates; then the
         fastest compiler on the rest.
         """
         same = [e for e in self.entrants if e.candidate.compiler == entrant.candidate.compiler]
         tried = [self._speed(each) for each in same if each.runner or each.status]
+        place = self.entrants.index(min(same, key=self._eager_speed))
+        return min(tried, default=0.0), place, self._eager_speed(entrant)
+
+    def _eager_speed(self, entrant: Entrant) -> float:
+        """Of the same without a compiler."""
         eager = [e for e in self.entrants if e.candidate.eager == entrant.candidate.eager]
         plain = (e for e in eager if e.times and not e.candidate.compiles)
-        place = self.entrants.index(same[0])
-        return min(tried, default=0.0), place, next(map(self._speed, plain), 1.0)
+        return next(map(self._speed, plain), 1.0)
 
     def _standing(self) -> str:
         """Who is ahead, and how much time is left, in words."""
