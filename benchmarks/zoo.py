@@ -69,8 +69,8 @@ LIBRARIES = (
 REACH = 1.2
 # Seconds: all are called a few times, and not timed.
 NO_TIME = 1e-3
-# Calls of each variant in the last bench at least: four before it is timed, and rounds for an interval.
-CALLS = 16
+# Calls of each variant for which the last bench has time: half go into rounds, the rest before and between.
+CALLS = 28
 _LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 Made = tuple[Callable[..., Any], Callable[[Any], Any] | None]
