@@ -288,6 +288,7 @@ LARGER = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 @pytest.mark.parametrize("name", LARGER)
 def test_a_convolution_larger_than_its_input_has_the_right_gradients_in_bfloat16(name):
     torch.manual_seed(0)
