@@ -39,6 +39,8 @@ def summary(found: list[dict[str, Any]]) -> list[str]:
         timed = [case for case in found if _ratio(case, auto)]
         if timed:
             lines += ["", _fared(timed, auto)]
+    if said := _control(found):
+        lines += ["", said]
     if said := _cast(found):
         lines += ["", said]
     if few := sum(not has_intervals(case) for case in found):
@@ -73,6 +75,18 @@ def _fared(found: list[dict[str, Any]], auto: str) -> str:
         f"{auto}: on {near} of {len(found)} networks within {NEAR - 1:.0%} of the best variant that it "
         f"may choose, on {behind} beyond doubt slower than that (their intervals do not meet). No peer is "
         f"ahead by more than {NEAR - 1:.0%} on {ahead}, one is ahead beyond doubt on {beaten}."
+    )
+
+
+def _control(found: list[dict[str, Any]]) -> str:
+    """How often what cannot differ seems to, in a sentence: no more can be asked of auto."""
+    ratios = [case["aa"]["ratio"] for case in found if case["aa"]]
+    off = sum(not 1 / NEAR <= ratio <= NEAR for ratio in ratios)
+    if not ratios:
+        return ""
+    return (
+        f"The unprepared network again (A/A), which can only seem faster or slower, is off by more than "
+        f"{NEAR - 1:.0%} on {off} of {len(ratios)}."
     )
 
 
