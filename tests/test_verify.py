@@ -14,6 +14,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from flow_nets import MORE, NETS
@@ -829,6 +830,41 @@ def test_a_gradient_that_is_missing_is_the_same_as_zeros():
     how = {"dtype": torch.float32, "depth": 1, "scaled": "gradient"}
     assert not compare(zero, [], {"a": None}, **how)[0].exceeds
     assert compare(one, [], {"a": None}, **how)[0].exceeds
+
+
+class Backwards(TorchDispatchMode):
+    """Keeps which convolutions in bfloat16 compute a weight's gradient, and for how many numbers in a row."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.convolution_backward.default and args[2].dtype == torch.bfloat16:
+            gradient, given, transposed = args[0], args[1], args[7]
+            self.sizes.append((gradient if transposed else given).shape[-1])
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("kind", [nn.Conv3d, nn.ConvTranspose3d])
+@pytest.mark.parametrize(
+    "repair", [{"repair_layout": {"force": True}}, {}], ids=["repaired", "not"]
+)
+def test_what_may_overwrite_memory_is_not_run_where_the_prepared_model_would_not(kind, repair):
+    torch.manual_seed(0)
+    reference = nn.Sequential(kind(8, 8, 3, padding=1))
+    steps = {"half": {"dtype": "bfloat16"}, "input_format": {}, **repair}
+    pipeline, model = prepared(reference, steps)
+    with Backwards() as run:
+        mode = "train" if repair else "eval"
+        found = verify(reference, model, torch.randn(2, 8, 2, 2, 2), pipeline=pipeline, mode=mode)
+    assert found.status == "pass"
+    assert min(run.sizes) > 2  # with zeros around: as large as the kernel
+    checks = {check.what: check for check in found.checks if "gradients" in check.what}
+    assert {check.status for check in checks.values()} == {"pass" if repair else "skipped"}
+    if not repair:
+        assert "overwrite memory in the backward of 0," in checks["parameter gradients"].note
+        assert type(reference[0]) is type(model[0]) is kind
 
 
 def test_the_noise_of_the_unprepared_model_is_allowed_several_times_but_garbage_is_not():

@@ -122,6 +122,15 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
 REPAIR = SwapClass("conv3d", {nn.Conv3d: KeepingConv3d, nn.ConvTranspose3d: KeepingConvTranspose3d})
 
 
+def goes_beyond(module: nn.Module, given: Tensor, output: Tensor) -> bool:
+    """Whether torch's backward of a module that is not repaired may read and write beyond its memory."""
+    transposed = isinstance(module, nn.ConvTranspose3d)
+    if not (transposed or isinstance(module, nn.Conv3d)) or REPAIR.is_repaired(module):
+        return False
+    sizes = (output if transposed else given).shape[-3:]
+    return _reads_beyond(module, given, sizes) and _is_trained(module, given)
+
+
 def _fits(module: nn.Module, x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN could replace a kernel that torch takes here. A compiler is to see torch's own."""
     return (

@@ -84,7 +84,7 @@ class Comparison:
             flags = flags_for(self.models.prepared, self.case.mode)
             cost = estimate(self.models.reference, self.case.call, flags)
             how = {"compiled": self.compiled, "backward": self._has_backward}
-            how |= {"case": self.case, "kept": self.exact}
+            how |= {"case": self.case, "kept": self.exact, "careful": self.mode == "eval"}
             self.runner = Runner(self.models, flags, self.budget, cost, **how)
             three = self.runner.three(self.case.call)
             self._check_repeatable(three)
@@ -95,19 +95,26 @@ class Comparison:
             return [self._check("forward", "fail", note=self.raised)]
         except Exception as error:  # the reference's own code
             return [self._reference_raised(error)]
-        parts = self._parts()
+        parts, unsafe = self._parts(three), self._unsafe(three)
         self.differences = {what: self._compare(three, what) for what in parts}
         self._look_again(three)
-        return [self._judge(what, three) for what in parts]
+        return [self._judge(what, three) for what in parts] + unsafe
 
     @property
     def _has_backward(self) -> bool:
         return self.gradients and not (self.compiled and self.mode == "eval")
 
-    def _parts(self) -> list[str]:
-        if self._has_backward:
+    def _parts(self, three: Three) -> list[str]:
+        if self._has_backward and three.ours.beyond is None:
             return list(PARTS)
         return ["outputs"] if self.compiled else ["outputs", "buffers"]
+
+    def _unsafe(self, three: Three) -> list[Check]:
+        """What is said of gradients that were not computed, since memory might be overwritten."""
+        if (name := three.ours.beyond) is None:
+            return []
+        note = f"torch may overwrite memory in the backward of {name or 'the model'}, so there was none"
+        return [self._check(what, "skipped", note=note) for what in PARTS if "gradients" in what]
 
     @property
     def exact_dtype(self) -> torch.dtype | None:

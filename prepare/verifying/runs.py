@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from prepare.flows.stand_ins import copy_of, real_stand_in, standing_in
 from prepare.isolate import isolated
 from prepare.tensors import is_plain
+from prepare.verifying.bounds import Bounds, repair
 from prepare.verifying.still import Still, hold_still
 
 if TYPE_CHECKING:
@@ -27,12 +28,16 @@ Named = dict[str, Tensor | None]
 
 @dataclass
 class Run:
-    """What one run gave, each tensor by its name; a None is a gradient that did not arrive."""
+    """What one run gave, each tensor by its name; a None is a gradient that did not arrive.
+
+    `beyond` is the first module for which a backward would have gone beyond its memory: there was none.
+    """
 
     outputs: Named = field(default_factory=dict)
     inputs: Named = field(default_factory=dict)
     parameters: Named = field(default_factory=dict)
     buffers: Named = field(default_factory=dict)
+    beyond: str | None = None
 
 
 def run(
@@ -45,6 +50,8 @@ def run(
     dtype: torch.dtype | None = None,
     backward: bool = True,
     compiled: bool = False,
+    repaired: bool = False,
+    careful: bool = False,
     watching: Any = None,
 ) -> Run:
     """Runs `model` forward, and backward from fixed random gradients of all its outputs.
@@ -52,11 +59,15 @@ def run(
     The model and everything global is afterwards as before. `flags` holds the training mode of
     each module; `dtype` is the default one for tensors that the model makes itself; `watching` is
     a context for the time of both. With `compiled` the model runs as it will be used: without gradients
-    where there is no backward, and with what it draws and drops itself.
+    where there is no backward, and with what it draws and drops itself. `repaired` and `careful` are
+    for convolutions whose backward may go beyond its memory, see `prepare.verifying.bounds`: they run
+    repaired; or there is no backward.
     """
-    found = Run()
+    found, bounds = Run(), Bounds(model)
     with isolated(), _numpy_numbers(), standing_in(model, stand_in):
         hold_still(model, flags)
+        if repaired:
+            repair(model)
         if dtype is not None:
             torch.set_default_dtype(dtype)
         _seed(seed)
@@ -69,9 +80,11 @@ def run(
             # Of the backward too: in it checkpointed parts of a forward are computed once more.
             _as_used() if compiled else Still(),
         ):
-            output = model(*given.args, **given.kwargs)
+            with bounds if careful else _nothing():
+                output = model(*given.args, **given.kwargs)
             tensors = dict(named_tensors_in(output))
-            if backward:
+            found.beyond = bounds.beyond
+            if backward and found.beyond is None:
                 _backward(tensors, seed)
         found.outputs = {name: tensor.detach() for name, tensor in tensors.items()}
         found.inputs = {name: leaf.grad for name, leaf in leaves.items()}

@@ -49,8 +49,9 @@ class Runner:
     """Runs the models, each module in the mode that `flags` says; asks the budget before each run.
 
     `exact_dtype` is what the exact run was in, the last time. With `compiled` the prepared model runs
-    with its compiler; unless `backward` all run forward alone. `kept` holds such exact runs of the
-    call of `case`, which say the same for whatever was prepared; with gradients they would be large.
+    with its compiler; unless `backward` all run forward alone, and with `careful` the prepared one, where
+    its backward may go beyond its memory. `kept` holds such exact runs of the call of `case`, which say the
+    same for whatever was prepared; with gradients they would be large.
     """
 
     models: Models
@@ -60,6 +61,7 @@ class Runner:
     exact_dtype: torch.dtype = torch.float64
     compiled: bool = False
     backward: bool = True
+    careful: bool = False
     case: Case | None = None
     kept: dict[Any, tuple[torch.dtype, Run]] = field(default_factory=dict)
     _raised_plain: bool = False
@@ -83,7 +85,7 @@ class Runner:
         """
         prepared = self.models.prepared
         given = as_used(call, prepared, self.models.pipeline)
-        how = {"flags": self.flags, "seed": seed, "watching": watching}
+        how = {"flags": self.flags, "seed": seed, "watching": watching, "careful": self.careful}
         stand_in = runs.its_own if self.compiled else runs.itself
         try:
             return runs.run(
@@ -124,8 +126,9 @@ class Runner:
             given = given.map(lambda tensor: runs.cast(tensor, dtype, tensor.device))
         elif dtype == self.exact_dtype:
             given = nudged(given)  # else it would be the exact run again, and say nothing of noise
+        how |= {"flags": self.flags, "repaired": dtype == torch.bfloat16}
         try:
-            return [runs.run(self.models.reference, given, stand_in, flags=self.flags, **how)]
+            return [runs.run(self.models.reference, given, stand_in, **how)]
         except Exception as error:
             pass_on(error)
             return []
