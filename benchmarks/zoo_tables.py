@@ -110,19 +110,23 @@ def _cast(found: list[dict[str, Any]]) -> str:
 
 def _cast_by_choice(found: list[dict[str, Any]]) -> str:
     """Where auto took a recipe with a cast, in a sentence, and where none could be shown to be right."""
-    precision, choices = found[0]["precision"], [(case, case["choices"][AUTO]) for case in found]
-    taken = [_ratio(case, AUTO) for case, c in choices if c["name"].startswith(precision)]
+    precision, taken = found[0]["precision"], {AUTO: [], AUTO_COMPILED: []}
+    for case, (auto, ratios) in itertools.product(found, taken.items()):
+        if case["choices"].get(auto, {"name": ""})["name"].startswith(precision):
+            ratios.append(_ratio(case, auto))
     statuses = [
-        {status for name, status in c["candidates"].items() if name.startswith(precision)}
-        for _, c in choices
+        {s for name, s in case["choices"][AUTO]["candidates"].items() if name.startswith(precision)}
+        for case in found
     ]
     wrong = sum(each <= {*NOT_TO_BE_CHOSEN} for each in statuses if each)
-    if not taken:
+    if not taken[AUTO]:
         return f"auto took none in {precision}."
-    mean = statistics.geometric_mean(taken)
+    mean, more = statistics.geometric_mean(taken[AUTO]), ""
+    if compiled := taken[AUTO_COMPILED]:
+        more = f" (with a compiler allowed on {len(compiled)}, {statistics.geometric_mean(compiled):.2f})"
     return (
-        f"auto took one in {precision} on {len(taken)}, and there {mean:.2f} of the unprepared time; on "
-        f"{wrong} none runs and passes its verification."
+        f"auto took one in {precision} on {len(taken[AUTO])}, and there {mean:.2f} of the unprepared "
+        f"time{more}; on {wrong} none runs and passes its verification."
     )
 
 

@@ -172,6 +172,10 @@ def test_the_zoo_counts_where_auto_is_near_the_best_and_where_it_is_behind_beyon
         "of 2 networks. auto took one in bfloat16 on 1, and there 0.80 of the unprepared time; on 1 none "
         "runs and passes its verification."
     )
+    found[2]["choices"]["auto, compiler allowed"] = {"name": "bfloat16 + compile"}
+    found[2]["rows"]["auto, compiler allowed"] = row(0.5, None)
+    said = tables.summary([*found, near])[-1]
+    assert "0.80 of the unprepared time (with a compiler allowed on 1, 0.50); on 1 none" in said
     near["aa"]["noise"], found[0]["aa"] = None, None
     assert tables.summary([*found, near])[-1] == (
         "Too few rounds for intervals, so that figures are rough: 2 of 4 networks."

@@ -42,13 +42,6 @@ LAST = {
 PIPELINES = {"float32": LAST, "bfloat16": {**LAST, "half": {"dtype": "bfloat16"}}}
 # 16-bit convolutions and poolings that this torch has not, or that give garbage: no clean preparations.
 NOT_CLEAN = {
-    # bfloat16 Conv3d over 2x2x2 and the like: weight gradients of 1e37, contiguous ones as well.
-    ("diffusers_autoencoder_temporal", "bfloat16"),
-    ("monai_densenet3d", "bfloat16"),
-    ("monai_resnet18_3d", "bfloat16"),
-    ("monai_basicunet3d", "bfloat16"),
-    ("monai_vnet", "bfloat16"),
-    ("monai_mednext", "bfloat16"),
     # NaN in the weight gradient of a depthwise ConvTranspose3d.
     ("monai_mednext", "float32"),
 }  # fmt: skip
