@@ -201,7 +201,7 @@ def _circumstances(found: list[dict[str, Any]]) -> str:
     """When, with what and how cases were measured, in a sentence."""
     days = sorted(case["environment"]["date"][:10] for case in found)
     torch, threads, budget = (
-        ", ".join(f"{value}" for value in dict.fromkeys(values))
+        " or ".join(f"{value}" for value in dict.fromkeys(values))
         for values in (
             (case["environment"]["torch"] for case in found),
             (case["environment"]["threads"] for case in found),
