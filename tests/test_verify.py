@@ -40,11 +40,8 @@ LAST = {
     "input_format": {},
 }
 PIPELINES = {"float32": LAST, "bfloat16": {**LAST, "half": {"dtype": "bfloat16"}}}
-# 16-bit convolutions and poolings that this torch has not, or that give garbage: no clean preparations.
-NOT_CLEAN = {
-    # NaN in the weight gradient of a depthwise ConvTranspose3d.
-    ("monai_mednext", "float32"),
-}  # fmt: skip
+# No clean preparation: NaN in the weight gradient of a depthwise ConvTranspose3d.
+NOT_CLEAN = {("monai_mednext", "float32")}
 
 
 def prepared(reference, steps, **options):
