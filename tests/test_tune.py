@@ -378,6 +378,17 @@ def test_compilers_are_tried_in_the_order_of_the_precision_that_is_fastest(cast,
     assert min(begun, key=begun.get) == first
 
 
+def test_each_precision_is_tried_before_a_compilation_that_takes_the_rest_of_the_time():
+    cast = {"half": {"dtype": "bfloat16"}}
+    steps = {f"cast {n}": {**cast, f"{n}": {}} for n in range(3)} | {"plain": {"compile": {}}}
+    times = {UNPREPARED: 3.0} | dict.fromkeys(steps, 2.0) | {"quick": 1.5}
+    told = Told(times, steps=steps, starts={"plain": 200.0}, budget=70.0).run()
+    assert told.winner.name == "quick"
+    begun = [min(told.by_name[name].times) for name in ("cast 0", "quick", "plain", "cast 2")]
+    assert begun == sorted(begun)
+    assert begun[1] < begun[2]
+
+
 def test_what_takes_as_long_to_compile_as_the_last_one_is_not_begun_when_that_does_not_fit():
     times = {UNPREPARED: 0.1, "plain": 0.05, "quick one": 0.05}
     told = Told(times, steps=COMPILING, starts=dict.fromkeys(COMPILING, 40.0), budget=60.0).run()

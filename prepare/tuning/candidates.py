@@ -63,6 +63,11 @@ class Candidate:
         return "compile" in self.steps
 
     @property
+    def precision(self) -> str | None:
+        """The dtype it casts to; None where it casts nothing."""
+        return self.steps.get("half", {}).get("dtype")
+
+    @property
     def compiler(self) -> str:
         """The same for the candidates that differ in all but the compiler."""
         return json.dumps(self.steps.get("compile"))

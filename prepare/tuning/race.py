@@ -35,7 +35,8 @@ RIVALS = 0.8
 BLOCK = 3
 # Rounds that there has to be time for before another one is let in.
 WORTH = 3
-# Of the budget; what needs no compiler has to make do with the rest, while something waits for it.
+# Of the budget; what needs no compiler has to make do with the rest, while something waits for it:
+# all but the first in each precision.
 TO_COMPILE = 0.6
 # Of the budget: as long may verifications take that are not counted, of those that do not pass.
 UNCOUNTED = 0.5
@@ -132,11 +133,21 @@ class Race:
         kept = self._to_compile if heavy else 0.0
         if light and (len(self._running()) == 2 or self._has_time(self._left() - kept)):
             return light[0]
+        if (new := self._new_in_precision(light)) and self._has_time(self._left()):
+            return new
         if heavy and (self._is_clear() or self._left() <= kept):
             return (
                 min(heavy, key=self._promise) if self._has_time(self._left(), heavy=True) else None
             )
         return None
+
+    def _new_in_precision(self, light: list[Entrant]) -> Entrant | None:
+        """One in a precision that none was tried in without a compiler."""
+        tried = [
+            e for e in self.entrants[1:] if not e.candidate.compiles and (e.runner or e.status)
+        ]
+        known = {each.candidate.precision for each in tried}
+        return next((each for each in light if each.candidate.precision not in known), None)
 
     def _has_time(self, left: float, *, heavy: bool = False) -> bool:
         """Whether enough rounds with one more would end in time, and before them a compilation."""
