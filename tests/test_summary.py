@@ -190,7 +190,7 @@ def test_figures_in_words():
     assert memory_words(replace(found, bytes_before=1 << 20, bytes_after=1 << 20)) == "1.0 MiB"
     changed = replace(found, bytes_before=6 << 20, bytes_after=3 << 20)
     assert memory_words(changed) == "6.0 -> 3.0 MiB"
-    assert verified_words(Verified(status="cannot tell")) == "cannot tell"
+    assert verified_words(Verified(status="cannot tell", error=0.1)) == "cannot tell"
     assert verified_words(Verified(status="pass", error=1e-7, wrong=3)) == "pass 1e-07, wrong in training"  # fmt: skip
 
 

@@ -24,10 +24,11 @@ def memory_words(found: Headline) -> str:
 
 
 def verified_words(found: Verified | None) -> str:
-    """`pass 3.1e-05`: the status and the largest error that counts; what else is wrong is told."""
+    """`pass 3.1e-05`: the status and the largest error that counts, if it could be judged; what else is wrong."""
     if found is None:
         return ""
-    error = "" if found.error is None else f" {found.error:.2g}"
+    judged = found.error is not None and found.status != "cannot tell"
+    error = f" {found.error:.2g}" if judged else ""
     # Gradients, where the run is for inference.
     return found.status + error + (", wrong in training" if found.wrong else "")
 
