@@ -24,7 +24,7 @@ def memory_words(found: Headline) -> str:
 
 
 def verified_words(found: Verified | None) -> str:
-    """`pass 3.1e-05`: the status; the largest error that counts, if it could be judged; what else is wrong."""
+    """`pass 3.1e-05`: the status and the largest error that counts, if judged; what else is wrong is told."""
     if found is None:
         return ""
     judged = found.error is not None and found.status != "cannot tell"
