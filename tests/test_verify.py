@@ -784,6 +784,21 @@ def test_a_budget_says_what_a_run_takes():
     assert budget.refuses(Cost(elements=10), torch.float32) == ""
 
 
+@pytest.mark.parametrize(
+    ("took", "left", "said"), [(1.0, 1.5, ""), (4.0, 3.0, "about 4 s, and 3 of 7 are left")]
+)
+def test_what_a_run_took_is_what_the_next_one_is_taken_to_take(monkeypatch, took, left, said):
+    now = [0.0]
+    monkeypatch.setattr("prepare.verifying.budget.time.monotonic", lambda: now[0])
+    budget, cost = Budget(took + left, 2**30), Cost(operations=6 * 10**9)  # by the estimate 2 s
+    with budget.timing(cost, torch.float64, backward=False):
+        now[0] += took
+    found = budget.refuses(cost, torch.float64, backward=False)
+    assert found.endswith(said)
+    assert bool(found) == bool(said)
+    assert budget.refuses(cost, torch.float32, backward=False) == ""
+
+
 def test_a_model_is_not_verified_against_itself():
     model = Pipeline.from_config({"half": {}}).apply(Net())
     with pytest.raises(RefusedError, match=r"is the reference itself; .*copy\.deepcopy\(model\)"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,18 +66,33 @@ class Cost:
 
 
 class Budget:
-    """How much time and memory is left for a verification; asked before each run."""
+    """How much time and memory is left for a verification; asked before each run.
+
+    What a run took says more than any estimate: later ones in its dtype are taken to be as slow or
+    quick, for what they do.
+    """
 
     def __init__(self, seconds: float, memory: int) -> None:
         self.seconds, self.memory, self._start = seconds, memory, time.monotonic()
+        self._paces: dict[torch.dtype, float] = {}  # the slowest so far, of the estimated time
 
     def spent(self) -> float:
         """Seconds since it was made."""
         return time.monotonic() - self._start
 
+    @contextlib.contextmanager
+    def timing(self, cost: Cost, dtype: torch.dtype, *, backward: bool) -> Iterator[None]:
+        """Around a run; one that raises tells nothing of others."""
+        began = time.monotonic()
+        yield
+        estimated = cost.seconds(dtype, backward=backward)
+        pace = (time.monotonic() - began) / max(estimated, 1e-9)
+        self._paces[dtype] = max(pace, self._paces.get(dtype, 0.0))
+
     def refuses(self, cost: Cost, dtype: torch.dtype, *, backward: bool = True) -> str:
         """Why a run does not fit, in words; empty where it does."""
-        needed, left = cost.seconds(dtype, backward=backward), self.seconds - self.spent()
+        needed = cost.seconds(dtype, backward=backward) * self._paces.get(dtype, 1.0)
+        left = self.seconds - self.spent()
         taken = cost.bytes(dtype, backward=backward)
         name = str(dtype).removeprefix("torch.")
         if taken > self.memory:

@@ -128,7 +128,8 @@ class Runner:
             given = nudged(given)  # else it would be the exact run again, and say nothing of noise
         how |= {"flags": self.flags, "repaired": dtype == torch.bfloat16}
         try:
-            return [runs.run(self.models.reference, given, stand_in, **how)]
+            with self.budget.timing(self.cost, dtype, backward=how["backward"]):
+                return [runs.run(self.models.reference, given, stand_in, **how)]
         except Exception as error:
             pass_on(error)
             return []
@@ -162,7 +163,8 @@ class Runner:
             how = {"flags": self.flags, "dtype": dtype, "watching": watching}
             how |= {"backward": self.backward}
             try:
-                return runs.run(self.models.reference, given, self.models.exact(dtype), **how)
+                with self.budget.timing(self.cost, dtype, backward=self.backward):
+                    return runs.run(self.models.reference, given, self.models.exact(dtype), **how)
             except Exception as error:
                 pass_on(error)
                 if is_last:
