@@ -1,6 +1,6 @@
 """Real networks: unprepared, by torch's own means, compiled, by every recipe, and by `auto`.
 
-    python benchmarks/zoo.py [--only NAME] [--mode eval train] [--precision float32 bfloat16]
+    python benchmarks/zoo.py [--only NAME ...] [--mode eval train] [--precision float32 bfloat16]
     python benchmarks/zoo.py --table
 
 A case is a network, a mode and a precision. In each, prepare.tune first makes its choice (`auto`, and
@@ -12,6 +12,9 @@ be stopped and started again, and another processor adds tables of its own.
 
 A precision is what is allowed: under `bfloat16` the peers compute in it, the unprepared network in
 float32, and auto may choose. Compilers are timed in evaluation, and in training with `--compile`.
+
+Weights are random. With `--warm-up STEPS` a network is trained for so many steps before anything is
+tried on it, and its cases have tables of their own: what 16 bits make of gradients depends on the weights.
 """
 
 import argparse
@@ -42,6 +45,7 @@ from zoo_tables import (
     PEERS,
     UNPREPARED,
     has_intervals,
+    kind_of,
     line_of,
     place_of,
     tables,
@@ -50,6 +54,7 @@ from zoo_tables import (
 from prepare import bench
 from prepare.environment import environment
 from prepare.files import write_json
+from prepare.forward import tensors_in
 from prepare.pipeline import Pipeline
 from prepare.steps.compile import isolation
 from prepare.tune import tune
@@ -180,6 +185,7 @@ def measure(
     """One case, as its raw file holds it."""
     torch.manual_seed(0)
     model, batch = network.build().train(case["train"]).to(device), network.batch(device)
+    warm_up(model, network, case.get("warm_up", 0))
     choices = chosen(model, batch, case, tune_budget)
     made, left_out = {}, {}
     for variant, make in variants(model, network, case, exhaustive(model, case, choices)):
@@ -206,6 +212,21 @@ def measure(
         "environment": found.environment | {"libraries": _versions()},
         "notes": found.notes,
     }
+
+
+def warm_up(model: nn.Module, network: Network, steps: int) -> None:
+    """Trains it for some steps of SGD: which of two inputs is the brighter one, by its first two channels."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    device, bright = next(model.parameters()).device, torch.tensor([0, 1])
+    for _ in range(steps):
+        noise = torch.randn(2, *network.shape[1:])
+        shift = (bright - 0.5).reshape(2, *[1] * (noise.dim() - 1))
+        output = next(tensors_in(model((noise + shift).to(device))))
+        logits = output[:, :2].reshape(2, 2, -1).mean(-1)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(logits, bright.to(device)).backward()
+        optimizer.step()
+    optimizer.zero_grad()
 
 
 def timed(
@@ -260,10 +281,12 @@ def saved() -> list[dict[str, Any]]:
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every case that was asked for."""
     for mode, precision, name in itertools.product(options.mode, options.precision, NETWORKS):
-        if options.only not in name:
+        if not any(part in name for part in options.only):
             continue
         case = {"train": mode == "train", "precision": precision}
         case["compile"] = options.compile if mode == "train" else not options.no_compile
+        if options.warm_up:
+            case["warm_up"] = options.warm_up
         yield name, case
 
 
@@ -272,13 +295,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", help="a part of a network's name")
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of networks' names")
     parser.add_argument("--mode", nargs="+", choices=["eval", "train"], default=["eval", "train"])
     parser.add_argument(
         "--precision", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"]
     )
     parser.add_argument("--compile", action="store_true", help="compilers in training too")
     parser.add_argument("--no-compile", action="store_true", help="no compilers in evaluation")
+    parser.add_argument(
+        "--warm-up", type=int, default=0, metavar="STEPS", help="of training, before all else"
+    )
     parser.add_argument("--budget", type=float, default=30.0, help="seconds to time a case")
     parser.add_argument(
         "--tune-budget", type=float, default=60.0, help="seconds for each choice of auto"
@@ -319,7 +345,7 @@ def main() -> None:
 
 
 def _label(name: str, case: dict[str, Any]) -> str:
-    return f"{name}, {case['precision']}, {'training step' if case['train'] else 'inference'}"
+    return f"{name}, {kind_of(case)}"
 
 
 if __name__ == "__main__":

@@ -173,19 +173,29 @@ def _recipes(case: dict[str, Any]) -> list[str]:
 
 
 def tables(found: list[dict[str, Any]]) -> list[str]:
-    """What cases hold, for each mode, precision and processor, and each network: as lines of Markdown."""
+    """What cases hold, for each kind and processor, and each network: as lines of Markdown."""
     lines = []
+    weights = sorted({(case["train"], case.get("warm_up", 0)) for case in found})
     precisions = dict.fromkeys(case["precision"] for case in found)
     places = dict.fromkeys(map(place_of, found))
-    for train, precision, place in itertools.product((False, True), precisions, places):
-        kind = (train, precision, place)
-        rows = [
-            case for case in found if (case["train"], case["precision"], place_of(case)) == kind
-        ]
-        if rows:
-            head = f"### {'Training step' if train else 'Inference'}, {precision} allowed: {place}"
-            lines += [head, "", _circumstances(rows), "", *summary(rows), "", *_networks(rows), ""]
+    for (train, steps), precision, place in itertools.product(weights, precisions, places):
+        kind = (train, steps, precision, place)
+        if rows := [case for case in found if _key(case) == kind]:
+            what = kind_of(rows[0])
+            lines += [f"### {what[0].upper()}{what[1:]}: {place}", "", _circumstances(rows)]
+            lines += ["", *summary(rows), "", *_networks(rows), ""]
     return lines[:-1]
+
+
+def _key(case: dict[str, Any]) -> tuple[Any, ...]:
+    return case["train"], case.get("warm_up", 0), case["precision"], place_of(case)
+
+
+def kind_of(case: dict[str, Any]) -> str:
+    """What is timed, what is allowed, and with which weights."""
+    what = "training step" if case["train"] else "inference"
+    warm = f", after {steps} steps of training" if (steps := case.get("warm_up", 0)) else ""
+    return f"{what}, {case['precision']} allowed{warm}"
 
 
 def place_of(case: dict[str, Any]) -> str:
