@@ -86,6 +86,26 @@ def test_a_case_of_the_zoo_times_peers_recipes_and_what_auto_chose(script):
     ]
 
 
+def test_the_zoo_can_train_a_network_first_and_says_so(script):
+    zoo = script("zoo")
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 3, 3))
+    before = model[0].weight.detach().clone()
+    network = zoo.Network(lambda: model, 2, (1, 3, 16, 16))
+    zoo.warm_up(model, network, 20)
+    assert not torch.equal(before, model[0].weight)
+    both = torch.randn(2, 3, 16, 16) + torch.tensor([-0.5, 0.5]).reshape(2, 1, 1, 1)
+    assert model(both)[:, :2].mean((2, 3)).argmax(1).tolist() == [0, 1]
+    case = {"train": True, "precision": "float32", "compile": False, "warm_up": 2}
+    found = {"network": "small"} | zoo.measure(network, case, budget=0.1, tune_budget=0.1)
+    others = [{**found, "warm_up": steps, "train": bool(steps)} for steps in (50, 0)]
+    heads = [line for line in zoo.tables([found, *others]) if line.startswith("###")]
+    assert [head.partition(":")[0] for head in heads] == [
+        "### Inference, float32 allowed",
+        "### Training step, float32 allowed, after 2 steps of training",
+        "### Training step, float32 allowed, after 50 steps of training",
+    ]
+
+
 def test_the_zoo_takes_the_time_that_an_interval_needs(script):
     class Slow(nn.Module):
         def forward(self, x):
