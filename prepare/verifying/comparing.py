@@ -209,6 +209,7 @@ class Comparison:
         elif not wrong and what != "buffers" and too_noisy(found):
             status = "cannot tell" if counts else "skipped"
             note = f"the unprepared model in {name_of(self.models.dtype)} is itself too far off"
+            note += "; with trained weights it may not be" if "gradients" in what else ""
         numbers = {"error": _number(worst.error), "allowed": _number(worst.allowed)}
         return self._check(
             what, status, worst=worst.name, compared=len(found), note=note, **numbers
