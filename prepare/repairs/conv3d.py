@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from prepare.repairs import _product
 from prepare.repairs._normalise import contiguous_copy, through_contiguous
 from prepare.repairs.repair import SwapClass, is_channels_last
 
@@ -19,7 +20,8 @@ _MANY = 16
 class KeepingConv3d(nn.Conv3d):
     """torch's Conv3d, but a small convolution of one channels-last sample runs in groups of its outputs.
 
-    One in bfloat16 that is trained gets its zeros beforehand where they make the input as large as the
+    One with a large weight that gives few pixels runs as one matrix product, as `KeepingConv2d` does. One
+    in bfloat16 that is trained gets its zeros beforehand where they make the input as large as the
     kernel: for the weight's gradient of a smaller one oneDNN gives garbage.
     Helps: in float32, torch's own takes reference kernels there, several times slower, which give contiguous
     activations; with groups it takes oneDNN. A 1x1x1 kernel runs as a matrix product.
@@ -30,6 +32,8 @@ class KeepingConv3d(nn.Conv3d):
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
+        if _product.helps(self, input, weight):
+            return _product.product(self, input, weight, bias)
         if _is_trained(self, input) and _reads_beyond(self, input, input.shape[-3:]):
             x = F.pad(input, _zeros(self))
             return F.conv3d(x, weight, bias, self.stride, 0, self.dilation, self.groups)

@@ -1,11 +1,9 @@
 """The repair of softmax and its kin: outputs and gradients keep a channels-last input's layout."""
 
-from typing import Any
-
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from prepare.repairs._gradient import gradient_laid_out
 from prepare.repairs.repair import FORMATS, SwapClass, is_channels_last
 
 # Below one vector register of channels the CPU's kernels over the last dimensions go number by number.
@@ -31,10 +29,7 @@ class _KeepsLayout:
         place = dim if dim == 0 else (dim - 2) % (rank - 1) + 1  # of `dim` in N, *spatial, C
         channel = input.shape[1] * input.dtype.itemsize
         if input.device.type == "cpu" and channel < _VECTOR_BYTES and place >= rank - 2:
-            # Compilers and torch.func lay gradients out as they like.
-            plainly = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-            x = input if plainly else _GradientAsInput.apply(input)
-            return super().forward(x).to(memory_format=FORMATS[rank])
+            return super().forward(gradient_laid_out(input)).to(memory_format=FORMATS[rank])
         return self._function(input.movedim(1, -1), place).movedim(-1, 1)
 
 
@@ -73,19 +68,3 @@ REPAIR = SwapClass(
         nn.Softmax2d: KeepingSoftmax2d,
     },
 )
-
-
-class _GradientAsInput(torch.autograd.Function):
-    """Hands its input on as it is, and lays the gradient out in channels-last."""
-
-    @staticmethod
-    def forward(_: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(_: Any, grad: Tensor) -> Tensor:
-        return grad.to(memory_format=FORMATS[grad.dim()])
-
-    @staticmethod
-    def jvp(_: Any, tangent: Tensor) -> Tensor:
-        return tangent.view_as(tangent)

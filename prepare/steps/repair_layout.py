@@ -29,7 +29,7 @@ def undo(model: torch.nn.Module) -> None:
 
 @register("repair_layout")
 class RepairLayout(ModuleStep):
-    """Makes norms, pooling, softmax and small 3-d convolutions keep a channels-last layout, rightly.
+    """Makes norms, pooling, softmax and some convolutions keep a channels-last layout, rightly and quickly.
 
     Repairs what is known to be wrong or slow on the pipeline's device (else the model's) with this
     torch, for the ranks whose convolutions the pipeline, or else the model, has in channels-last. A
@@ -37,7 +37,8 @@ class RepairLayout(ModuleStep):
     inputs go through torch's own code, but for those 3-d convolutions in training whose weight gradients
     are garbage without it. Modules of a user's subclass are left alone.
     Helps: networks with instance norm (nnU-Net, MONAI): on a CPU their gradients are wrong at batch
-    1 without it, and every norm copies its input; group norm on a CPU loses all digits far from 0.
+    1 without it, and every norm copies its input; group norm on a CPU loses all digits far from 0. Large
+    convolutions that give few pixels (the last stages of a ResNet at batch 1) copy no weight there.
     Hurts: a small activation is copied to contiguous and back, which for group norm costs several
     times torch's (inexact) kernel. TorchScript cannot compile a repaired norm. To take it all back:
     `from prepare.steps import repair_layout; repair_layout.undo(model)`.
