@@ -71,6 +71,8 @@ def consult(model: nn.Module, table: Table, known_issues: KnownIssues) -> list[M
         kinds.setdefault(_kind(type(module)), {})[name] = module
     met = []
     for issue in dict.fromkeys(issue for device in sorted(devices) for issue in standing(device)):
+        if issue.effect == "sometimes":
+            continue
         modules = {
             name: kind
             for kind in issue.operations

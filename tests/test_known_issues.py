@@ -156,7 +156,7 @@ def in_a_process(name):
 
 @pytest.mark.parametrize("issue", issues(), ids=lambda issue: issue.name)
 def test_every_entry_is_complete_and_names_classes_and_a_repair_that_exist(issue):
-    assert issue.effect in ("wrong", "risk", "slow")
+    assert issue.effect in ("wrong", "risk", "slow", "sometimes")
     assert issue.part in ("outputs", "gradients", "time")
     assert all((issue.what, issue.evidence, issue.devices, issue.formats))
     assert all(issubclass(getattr(nn, operation), nn.Module) for operation in issue.operations)
@@ -245,6 +245,15 @@ def test_what_is_slow_is_a_warning_of_the_plan_that_names_the_repair():
     assert any("AvgPool3d (1)" in one and "+steps.repair_layout={}" in one for one in said)
     assert any("Conv3d (0)" in one and "reference" in one for one in said)
     assert plan.to_dict()["warnings"] == said
+
+
+def test_of_what_is_slow_at_some_sizes_alone_no_plan_warns_and_the_repair_does_it():
+    model = nn.Sequential(nn.Conv2d(512, 512, 3))
+    assert not FLAT.plan(model).warnings
+    repaired = REPAIRED.plan(model)
+    assert [action.modules for action in repaired.actions if action.step == "repair_layout"] == [
+        ("0",)
+    ]
 
 
 def test_a_layer_norm_over_the_last_dimension_alone_is_not_named():
