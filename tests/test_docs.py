@@ -1,6 +1,7 @@
 """The pages hold what they promise: every block runs from top to bottom, every link and test exists."""
 
 import ast
+import copy
 import doctest
 import functools
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.config_store import ConfigStore
 
 from prepare import cli, recipe
 from prepare.benching import levels
@@ -124,6 +126,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     # A page says that a run times something; how long it may take is tested elsewhere.
     monkeypatch.setattr(levels, "BUDGET", {"short": 0.2, "full": 0.2})
+    store = ConfigStore.instance()  # of the whole process: what a page stores is gone after it
+    monkeypatch.setattr(store, "repo", copy.deepcopy(store.repo))
     # With one thread torch takes another kernel for 1x1 convolutions, which gives another layout.
     torch.set_num_threads(2)
     yield tmp_path
