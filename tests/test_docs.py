@@ -1,7 +1,6 @@
 """The pages hold what they promise: every block runs from top to bottom, every link and test exists."""
 
 import ast
-import copy
 import doctest
 import functools
 import re
@@ -119,19 +118,21 @@ class Reader:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty folder to be in; what is imported from it is forgotten again."""
-    before = set(sys.modules)
+    """An empty folder to be in; what is imported from it, or stored for Hydra, is forgotten again."""
+    before, stored = set(sys.modules), set(ConfigStore.instance().repo)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
     # A page says that a run times something; how long it may take is tested elsewhere.
     monkeypatch.setattr(levels, "BUDGET", {"short": 0.2, "full": 0.2})
-    store = ConfigStore.instance()  # of the whole process: what a page stores is gone after it
-    monkeypatch.setattr(store, "repo", copy.deepcopy(store.repo))
     # With one thread torch takes another kernel for 1x1 convolutions, which gives another layout.
     torch.set_num_threads(2)
     yield tmp_path
     torch.set_num_threads(1)
+    for name in (
+        set(ConfigStore.instance().repo) - stored - {"hydra"}
+    ):  # its plugins are stored once
+        del ConfigStore.instance().repo[name]
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
