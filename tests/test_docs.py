@@ -129,9 +129,8 @@ def folder(tmp_path, monkeypatch):
     torch.set_num_threads(2)
     yield tmp_path
     torch.set_num_threads(1)
-    for name in (
-        set(ConfigStore.instance().repo) - stored - {"hydra"}
-    ):  # its plugins are stored once
+    of_pages = set(ConfigStore.instance().repo) - stored - {"hydra"}  # its plugins are stored once
+    for name in of_pages:
         del ConfigStore.instance().repo[name]
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):

@@ -1,7 +1,6 @@
 """Large convolutions that give few pixels run as a matrix product: as right, in the layout given, without copies."""
 
 import copy
-from math import prod
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from prepare.layout import canonical_stride
 from prepare.repairs import _product, find
 from prepare.repairs.repair import FORMATS
+from test_repair_others import errors, limits, results
 
 NAMES = {4: "channels_last", 5: "channels_last_3d"}
 
@@ -32,7 +32,7 @@ FEW_PIXELS = {
     "3-d, wide": (lambda: nn.Conv3d(256, 256, 3, padding=1), (2, 3, 2)),
     "3-d, of one pixel": (lambda: nn.Conv3d(512, 512, 1), (2, 3, 4)),
 }
-MANY = {
+LEFT_ALONE = {
     "in groups": lambda: nn.Conv2d(256, 512, 3, padding=1, groups=2),
     "circular": lambda: nn.Conv2d(96, 320, 3, padding=1, padding_mode="circular"),
     "same": lambda: nn.Conv2d(96, 320, 3, padding="same"),
@@ -54,14 +54,6 @@ def example(name, batch=1):
     module = make()
     x = torch.randn(batch, module.in_channels, *size)
     return module, x.to(memory_format=FORMATS[x.dim()])
-
-
-def results(module, x, dtype):
-    """Outputs, and the gradients of the input and of all parameters."""
-    module, x = copy.deepcopy(module).to(dtype), x.detach().to(dtype).requires_grad_()
-    out = module(x)
-    weights = torch.linspace(0.5, 1, out.numel()).view_as(out).to(out)
-    return [out, *torch.autograd.grad(out, [x, *module.parameters()], weights)]
 
 
 def products(monkeypatch):
@@ -86,10 +78,8 @@ def test_a_product_is_as_right_and_keeps_the_layout_forward_and_backward(
         monkeypatch.setattr(_product, "_FEW", 4)
     found = results(ours, x, dtype)
     assert made == [1]
-    products_added = prod(module.weight.shape[1:]) ** 0.5
-    for one, right in zip(found, exact, strict=True):
-        limit = 4 * torch.finfo(dtype).eps * products_added * right.abs().max()
-        assert (one.double() - right).abs().max() < limit
+    for error, limit in zip(errors(found, exact), limits(module, x, dtype, exact), strict=True):
+        assert error <= limit
     for t in found[:3]:
         assert t.stride() == canonical_stride(t.shape, NAMES[t.dim()])
 
@@ -151,9 +141,9 @@ def test_a_training_step_copies_no_weight_and_no_gradient_of_one(name):
     assert list(module.weight.shape) in copied(ours, x)
 
 
-@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("name", LEFT_ALONE)
 def test_a_convolution_that_it_cannot_help_is_left_as_it_is(name):
-    assert not find("conv2d").fits(MANY[name]())
+    assert not find("conv2d").fits(LEFT_ALONE[name]())
 
 
 def test_it_is_torchs_own_where_that_is_fast_or_other_numbers_are_asked_for(monkeypatch):

@@ -1,7 +1,7 @@
 """A convolution that gives few pixels, as one matrix product with the channels-last weight as it lies.
 
 oneDNN lays a weight out anew in each call, and torch its gradient once more: where the pixels are few,
-that takes most of the time.
+that is a large part of the time.
 """
 
 from math import prod
