@@ -10,6 +10,8 @@ OpenVINO, every recipe without a compiler that auto has to choose from, and what
 file is `results/zoo.json`; cases that it holds of this processor, with intervals, are left out, so this can
 be stopped and started again, and another processor adds tables of its own.
 
+Each case has a process of its own, as a network has that is trained.
+
 A precision is what is allowed: under `bfloat16` the peers compute in it, the unprepared network in
 float32, and auto may choose. Compilers are timed in evaluation, and in training with `--compile`.
 
@@ -23,11 +25,13 @@ import copy
 import importlib.util
 import itertools
 import json
+import multiprocessing
 import os
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -214,6 +218,21 @@ def measure(
     }
 
 
+def apart(work: Callable[..., Any], *arguments: Any) -> Any:
+    """What `work` gives, in a process of its own; one that breaks down raises here."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(work, *arguments).result()
+
+
+def _measured(
+    name: str, case: dict[str, Any], threads: int, how: dict[str, float]
+) -> dict[str, Any]:
+    """One case of a network by its name, in a process that does nothing else."""
+    torch.set_num_threads(threads)
+    warnings.simplefilter("ignore")
+    return measure(NETWORKS[name], case, **how)
+
+
 def warm_up(model: nn.Module, network: Network, steps: int) -> None:
     """Trains it for some steps of SGD: which of two inputs is the brighter one, by its first two channels."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -318,8 +337,6 @@ def main() -> None:
     if options.table:
         print(*tables(saved()), sep="\n")
         return
-    torch.set_num_threads(options.threads)
-    warnings.simplefilter("ignore")
     here = place_of({"environment": environment()})
     found = {(_label(case["network"], case), place_of(case)): case for case in saved()}
 
@@ -330,11 +347,11 @@ def main() -> None:
     todo = [one for one in cases(options) if options.again or not is_there(*one)]
     began = time.perf_counter()
     for number, (name, case) in enumerate(todo):
-        torch.compiler.reset()
         label = _label(name, case)
         try:
             how = {"budget": options.budget, "tune_budget": options.tune_budget}
-            found[label, here] = {"network": name} | measure(NETWORKS[name], case, **how)
+            made = apart(_measured, name, case, options.threads, how)
+            found[label, here] = {"network": name} | made
             write_json(FILE, {"cases": list(found.values())}, lines=True)
             line = line_of(found[label, here])
         except Exception:

@@ -4,7 +4,10 @@ import copy
 import functools
 import json
 import math
+import os
+import platform
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -298,6 +301,58 @@ def test_without_time_for_it_no_untimed_call_comes_first():
     assert found.settings["untimed_call_first"] is False
     assert log.count("b") == 3 + found.repeats
     assert any("no untimed call" in note for note in found.notes)
+
+
+@pytest.mark.skipif(memory.resource is None, reason="this system does not count pages")
+def test_time_that_goes_into_fresh_memory_is_said():
+    def heavy(x):  # so large that every C library gives it back at once
+        return torch.ones(10**7)
+
+    page_by_page = memory.fresh_pages()
+    heavy(None)
+    if memory.fresh_pages() - page_by_page < 5_000:
+        pytest.skip("this system gives huge pages")
+    found = compare({"heavy": heavy, "light": lambda x: x}, BATCH, budget=2.0)
+    assert found.settings["fresh_memory"] >= 0.1
+    assert any("goes into memory that it gives back" in note for note in found.notes)
+    found = compare({"light": lambda x: x}, BATCH, budget=2.0)
+    assert found.settings["fresh_memory"] == 0.0
+    assert not any("gives back" in note for note in found.notes)
+
+
+@pytest.mark.skipif(memory.resource is None, reason="this system does not count pages")
+def test_what_a_fresh_page_costs_is_measured():
+    assert 1e-8 < memory.seconds_of_page() < 1e-3
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
+def test_memory_is_kept_with_the_settings_that_the_docs_name():
+    code = """if True:
+        import torch
+        from prepare.benching.memory import fresh_pages
+        def work(times):
+            for _ in range(times):
+                torch.ones(10**7)
+        work(20)  # what is kept is soon as large as it has to be
+        before = fresh_pages()
+        work(5)
+        print(fresh_pages() - before)"""
+    root = Path(__file__).parent.parent
+    line = re.search(
+        r"^((?:MALLOC_\w+=\d+ )+)python", (root / "docs/timing.md").read_text(), re.MULTILINE
+    )
+    settings = dict(word.split("=") for word in line[1].split())
+
+    def pages(**more):
+        env = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env | more, cwd=root, check=True, capture_output=True
+        )
+        return int(done.stdout)
+
+    if (without := pages()) < 25_000:
+        pytest.skip("this system gives huge pages")
+    assert pages(**settings) < without / 2
 
 
 def test_progress_is_told():

@@ -2,11 +2,13 @@
 
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -132,10 +134,9 @@ def test_the_zoo_goes_on_where_it_was_and_keeps_what_another_processor_did(
     monkeypatch.setattr(zoo, "FILE", file)
     monkeypatch.setattr(zoo, "NETWORKS", {"one": "one", "two": "two"})
     monkeypatch.setattr(
-        zoo, "measure", lambda network, case, **_: measured.append(network) or case | here
+        zoo, "apart", lambda _, name, case, *__: measured.append(name) or case | here
     )
     monkeypatch.setattr(zoo, "line_of", lambda case: "")
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     for only, expected in (("one", ["one"]), ("", ["one", "two"]), ("", ["one", "two"])):
         arguments = ["zoo.py", "--mode", "train", "--precision", "float32", "--only", only]
         monkeypatch.setattr(sys, "argv", arguments)
@@ -149,6 +150,13 @@ def test_the_zoo_goes_on_where_it_was_and_keeps_what_another_processor_did(
         {"network": "two", **case, "compile": True, **here},
         {"network": "one", **case, "compile": True, **here},
     ]
+
+
+def test_each_case_of_the_zoo_has_a_process_of_its_own(script):
+    zoo = script("zoo")
+    assert len({os.getpid(), zoo.apart(os.getpid), zoo.apart(os.getpid)}) == 3
+    with pytest.raises(BrokenProcessPool):
+        zoo.apart(os._exit, 1)
 
 
 def test_the_zoo_counts_where_auto_is_near_the_best_and_where_it_is_behind_beyond_doubt(script):

@@ -389,6 +389,15 @@ def test_each_precision_is_tried_before_a_compilation_that_takes_the_rest_of_the
     assert begun[1] < begun[2]
 
 
+def test_where_there_is_time_for_two_recipes_each_precision_has_one():
+    cast = {"half": {"dtype": "bfloat16"}}
+    steps = {f"cast {n}": {**cast, f"{n}": {}} for n in range(3)}
+    times = {UNPREPARED: 3.0} | dict.fromkeys(steps, 2.5) | {"quick": 1.5}
+    told = Told(times, steps=steps, budget=44.0, spread=0.05).run()
+    assert told.winner.name == "quick"
+    assert min(told.by_name["quick"].times) == min(told.by_name["cast 0"].times) == 0
+
+
 def test_what_takes_as_long_to_compile_as_the_last_one_is_not_begun_when_that_does_not_fit():
     times = {UNPREPARED: 0.1, "plain": 0.05, "quick one": 0.05}
     told = Told(times, steps=COMPILING, starts=dict.fromkeys(COMPILING, 40.0), budget=60.0).run()

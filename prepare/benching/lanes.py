@@ -29,6 +29,7 @@ class Lane:
     seconds: float = 0.0  # of a call, about
     peak: int | None = None
     samples: list[float] = field(default_factory=list)
+    pages: list[float] = field(default_factory=list)  # fresh ones in a call
     reason: str = ""
 
 

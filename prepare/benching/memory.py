@@ -1,18 +1,26 @@
-"""The most memory that a piece of work holds, beyond what was there before it."""
+"""The most memory that a piece of work holds beyond what was there, and what fresh memory costs it."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # Linux: "5" sets VmHWM back to what is resident now; see proc(5).
 _RESET = "5"
+_PAGES = 2048  # to find out what one costs
 
 
 def peak_of(work: Callable[[], object], device: torch.device) -> tuple[int | None, str]:
@@ -34,6 +42,23 @@ def peak_of(work: Callable[[], object], device: torch.device) -> tuple[int | Non
         ), "VmHWM of the process"
     work()
     return None, ""
+
+
+def fresh_pages() -> int:
+    """How many pages the system has given to this process so far, as they were written first; 0 if unknown.
+
+    What the C library gives back after one call it takes as fresh pages in the next.
+    """
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
+
+
+def seconds_of_page() -> float:
+    """What one costs on this machine."""
+    with mmap.mmap(-1, _PAGES * mmap.PAGESIZE) as area, memoryview(area) as view:
+        before, start = fresh_pages(), time.perf_counter()
+        view[:: mmap.PAGESIZE] = bytes(_PAGES)
+        seconds, pages = time.perf_counter() - start, fresh_pages() - before
+    return seconds / max(1, pages)
 
 
 def _of_cuda(work: Callable[[], object], device: torch.device) -> int:

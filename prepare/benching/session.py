@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from prepare.benching import intervals
 from prepare.benching.inputs import batch_size
 from prepare.benching.lanes import Field, Lane
+from prepare.benching.memory import seconds_of_page
 from prepare.benching.records import Comparison, Control, Progress
 from prepare.environment import environment
 from prepare.errors import RefusedError
@@ -29,6 +31,8 @@ _MOST_CALLS, _MOST_ROUNDS = 1000, 1000
 _FEWEST_ROUNDS, _ASKED_EVERY = 20, 5
 # With fewer rounds than these a ratio says too little to wait for it.
 _WORTH_IT = 3
+# So much of the baseline's time in fresh memory is worth a word; fewer pages in a call are not looked at.
+_NOTABLE, _MANY_PAGES = 0.1, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class Session:
             "untimed_call_first": self._settle,
             "timer": "CUDA events" if base.device.type == "cuda" else "wall clock",
             "memory": self._memory or None,
+            "fresh_memory": self._fresh_memory(),
         }
         return Comparison(
             rows=tuple(self._field.rows(items)),
@@ -93,7 +98,7 @@ class Session:
             seconds=self._elapsed(),
             settings=settings | conditions,
             environment=where,
-            notes=tuple(self._notes(control, conditions)),
+            notes=tuple(self._notes(control, settings | conditions)),
         )
 
     def _first_call(self, lane: Lane, batch: Any, device: str | torch.device | None) -> None:
@@ -142,6 +147,7 @@ class Session:
 
     def _turn(self, lane: Lane, batch: Any) -> None:
         lane.samples.append(self._timed(lane, batch, calls=lane.calls, settle=self._settle))
+        lane.pages.append(lane.variant.pages)
 
     def _timed(self, lane: Lane, batch: Any, *, calls: int = 1, settle: bool = False) -> float:
         return lane.variant.timed(
@@ -167,6 +173,16 @@ class Session:
             return False
         return self._field.precision() <= self._goal.precision
 
+    def _fresh_memory(self) -> float | None:
+        """Which part of the baseline's time goes, about, into memory that it frees and takes anew."""
+        base = self._field.baseline
+        if not base.samples or base.device.type != "cpu":
+            return None
+        pages, seconds = median(base.pages), median(base.samples)
+        if pages < _MANY_PAGES or not seconds:
+            return 0.0
+        return round(min(1.0, pages * seconds_of_page() / seconds), 3)
+
     def _elapsed(self) -> float:
         return self._clock() - self._start
 
@@ -183,10 +199,10 @@ class Session:
                 )
             )
 
-    def _notes(self, control: Control | None, conditions: Mapping[str, Any]) -> Iterator[str]:
+    def _notes(self, control: Control | None, settings: Mapping[str, Any]) -> Iterator[str]:
         """What to bear in mind."""
         precision, fewest = self._field.precision(), intervals.fewest(self._field.confidence)
-        load, cores = conditions["load_before"], conditions["cores_available"]
+        load, cores = settings["load_before"], settings["cores_available"]
         if not self._field.running():
             return
         if self._rounds < fewest:
@@ -203,6 +219,11 @@ class Session:
             yield "the baseline differs from itself: the machine was not steady"
         if not self._settle:
             yield "no untimed call before each timed one: there was no time for it"
+        if (fresh := settings["fresh_memory"]) and fresh >= _NOTABLE:
+            yield (
+                f"about {fresh:.0%} of the baseline's time goes into memory that it gives back to the system "
+                "and takes anew, which may change from one process to the next: see docs/timing.md"
+            )
         if load is not None and load >= cores:
             yield f"the machine was busy before: load {load:.1f} on {cores} cores"
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from prepare.benching.inputs import fresh
 from prepare.benching.keeping import modules_in
-from prepare.benching.memory import peak_of
+from prepare.benching.memory import fresh_pages, peak_of
 from prepare.collector import paused_collector
 from prepare.errors import PrepareError, RefusedError
 from prepare.forward import arguments, explained, tensors_in
@@ -29,6 +29,8 @@ class Variant:
         self._call, self._format, self._train = call, formatter, train
         self._parameters = [p for module in self.modules for p in module.parameters()]
         self._gradients: list[Tensor] = []
+        self.pages = 0.0
+        """Fresh pages in a call, when it was last timed."""
 
     def device(self, batch: Any) -> torch.device:
         """Where it runs: as its first tensor lies, or else as the first one of its formatted input."""
@@ -51,7 +53,10 @@ class Variant:
             if settle:
                 self._step(args, kwargs)
             with paused_collector():
-                return _timed(lambda: self._step(args, kwargs), calls, device, clock)
+                before = fresh_pages()
+                seconds = _timed(lambda: self._step(args, kwargs), calls, device, clock)
+                self.pages = (fresh_pages() - before) / calls
+                return seconds
         finally:
             self.clear()
 

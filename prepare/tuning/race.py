@@ -131,9 +131,10 @@ class Race:
         light = [each for each in self._waiting() if not each.candidate.compiles]
         heavy = [each for each in self._waiting() if each.candidate.compiles]
         kept = self._to_compile if heavy else 0.0
+        new = self._new_in_precision(light)
         if light and (len(self._running()) == 2 or self._has_time(self._left() - kept)):
-            return light[0]
-        if (new := self._new_in_precision(light)) and self._has_time(self._left()):
+            return new or light[0]
+        if new and self._has_time(self._left()):
             return new
         if heavy and (self._is_clear() or self._left() <= kept):
             return (
