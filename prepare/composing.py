@@ -37,6 +37,8 @@ from prepare.settings import GROUPS, NONE_CHOSEN, read_settings
 CONFIG_NAME = "config"
 # Hydra 1.4 has no choice of its past ways any more, and warns of the question.
 BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+# Hydra 1.3 replaces what is stored under a name without a word; 1.4 wants to be told to.
+REPLACE = {} if BASE else {"replace": True}
 # What Hydra raises at what a user wrote. The built-in ones: at a group given null, a mapping or a list
 # of no names, and at a key set where null is.
 BUILT_IN = (ValueError, TypeError, AssertionError, AttributeError)
@@ -57,7 +59,8 @@ def store_engines() -> None:
     Plugins.instance()
     for path in sorted((conf_dir() / "launcher").glob("*.yaml")):
         node = OmegaConf.to_container(OmegaConf.load(path))
-        ConfigStore.instance().store(path.stem, node, group="hydra/launcher", provider="prepare")
+        store = ConfigStore.instance()
+        store.store(path.stem, node, group="hydra/launcher", provider="prepare", **REPLACE)
 
 
 @contextmanager

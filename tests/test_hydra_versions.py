@@ -90,11 +90,12 @@ def run(*words: str, cwd: Path, first: tuple[Path, ...] = ()) -> tuple[int, str,
 
 
 def plain(text: str) -> list[str]:
-    """What was said, without what differs from run to run: folders, times, and that something takes long."""
+    """What was said, without what differs from run to run: folders, times, and what runs and takes long."""
     text = re.sub(
         r"(outputs|multirun)/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-\w+-\d+-\w+", r"\1/FOLDER", text
     )
-    text = re.sub(r"\d+\.\d+( s)?$", "SECONDS", text, flags=re.MULTILINE)
+    text = re.sub(r"\d+\.\d+( s\b)?", "SECONDS", text)
+    text = re.sub(r", (\d+ running|about [^,)]+ left)", "", text)
     lines = (" ".join(line.split()) for line in text.splitlines())
     return [line for line in lines if not line.endswith(" ...")]
 
