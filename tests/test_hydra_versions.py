@@ -11,8 +11,6 @@ import pytest
 from networks import CONF
 from test_packaging import THEIRS
 
-pytestmark = pytest.mark.slow
-
 NEXT = "1.4.0rc3"
 ROOT = CONF.parent
 NETS = "model._target_=sample_nets."
@@ -60,6 +58,7 @@ COMMANDS = {
     "steps": ("steps",),
     "summary of nothing": ("summary", "."),
 }
+QUICK = ("main job", "misspelt option")
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +109,13 @@ def test_the_next_hydra_is_what_these_tests_run(following, tmp_path):
     assert done.stdout.split()[1].startswith("2.4.")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name)
+        for name in COMMANDS
+    ],
+)
 def test_a_command_says_and_writes_the_same(following, tmp_path, name):
     found = {}
     for first in ((), (following,)):
@@ -130,6 +135,7 @@ def test_a_command_says_and_writes_the_same(following, tmp_path, name):
     assert found[1][0] in (0, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "argument"),
     [("os.remove", "kept"), ("os.system", "rm kept"), ("shutil.rmtree", "kept"), ("subprocess.run", "[rm,kept]")],
@@ -144,6 +150,7 @@ def test_what_hydra_refuses_to_call_is_called_by_neither(following, tmp_path, ta
         assert (tmp_path / "kept").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file", ["test_cli.py", "test_sweep.py", "test_mistakes.py", "test_record.py", "test_hydra.py"]
 )
@@ -160,6 +167,7 @@ def test_the_tests_of_the_command_line_pass(following, tmp_path, file):
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_our_groups_can_be_used_in_another_application_from_the_wheel(following, tmp_path):
     pip = [
         sys.executable,
