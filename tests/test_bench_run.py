@@ -407,6 +407,8 @@ def test_the_headline_is_read_without_torch(tmp_path):
         (comparison(), "inference: faster, 0.73 of the time (0.70 to 0.76): 29.2 ms in place of 40.0 ms"),
         (comparison(1.0, verdict="no significant difference", interval=(0.98, 1.02)),
          "inference: no significant difference, 1.00 of the time (0.98 to 1.02): 40.0 ms in place of 40.0 ms"),
+        (comparison(verdict="no significant difference", aa=Control(ratio=1.0, interval=(0.68, 1.3), noise=1.473)),
+         "inference: no significant difference, 0.73 of the time (0.70 to 0.76), where less than 47.3% is noise: 29.2 ms in place of 40.0 ms"),
         (comparison(45.0, verdict="slower", interval=(44, 46)), "inference: slower, 45.0 of the time (44.0 to 46.0): 1.80 s in place of 40.0 ms"),
         (comparison(0.61, interval=None, repeats=3), "inference: about 0.61 of the time, 3 rounds are too few to be sure: 24.4 ms in place of 40.0 ms"),
     ],

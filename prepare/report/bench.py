@@ -44,6 +44,9 @@ def case_sentence(case: Case) -> str:
         rounds = plural(case.comparison.repeats, "round")
         return printable(f"{case.what}: about {ratio}, {rounds} are too few to be sure: {times}")
     ratio += f" ({span(row.ratio_interval, factor)})"
+    low, high = row.ratio_interval
+    if row.verdict.startswith("no ") and not low <= 1 <= high:  # else it would look like a mistake
+        ratio += _noise(case.comparison.aa, ", where ")
     return printable(f"{case.what}: {row.verdict}, {ratio}: {times}")
 
 
@@ -111,7 +114,13 @@ def control(aa: Control | None) -> str:
     if aa is None:
         return "; the baseline failed, so there is nothing to compare to"
     text = f"; the baseline against itself: {aa.ratio:.3f} {_interval(aa.interval)}".rstrip()
-    return text if aa.noise is None else f"{text}, so less than {aa.noise - 1:.1%} is noise"
+    return text + _noise(aa, ", so ")
+
+
+def _noise(aa: Control | None, before: str) -> str:
+    return (
+        "" if aa is None or aa.noise is None else f"{before}less than {aa.noise - 1:.1%} is noise"
+    )
 
 
 def _difference(row: Row, baseline: str) -> str:
