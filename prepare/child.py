@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -68,14 +69,18 @@ def serve(handle: int, preload: list[str]) -> None:
         while True:
             log, task = asked.recv()
             output, theirs = os.pipe()
+            lived, lives = os.pipe()
             if not (pid := _fork()):
                 asked.close()
-                _do(task, theirs)
+                os.close(lives)
+                _do(task, theirs, lived)
             os.close(theirs)
+            os.close(lived)
             try:
                 asked.send(pid)
             finally:
                 status = _watched(pid, asked, wake, output, _Log(log))
+                os.close(lives)
             asked.send(status)
 
 
@@ -96,10 +101,11 @@ def _fork() -> int:
         return os.fork()
 
 
-def _do(pickled: bytes, output: int) -> NoReturn:
+def _do(pickled: bytes, output: int, lived: int) -> NoReturn:
     code = 1
     try:
         os.setpgid(0, 0)
+        threading.Thread(target=_end_with, args=(lived,), daemon=True).start()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -133,6 +139,12 @@ def _do(pickled: bytes, output: int) -> NoReturn:
                 stream.flush()
         # Not by way of the interpreter's end: what a library does there may hang or crash, and all is done.
         os._exit(code)
+
+
+def _end_with(lived: int) -> None:
+    """Ends this job, and what it has started, when the process that `lived` comes from is killed."""
+    os.read(lived, 1)
+    _kill(os.getpgid(0))
 
 
 def _watched(pid: int, asked: Connection, wake: int, output: int, log: _Log) -> int:

@@ -1,13 +1,14 @@
 """Each job of a sweep has a process of its own: what it does to that reaches nobody else, and is told."""
 
 import os
+import signal
 import sys
 
 import pytest
 
 from prepare import cli, locks
 from prepare.record import Record
-from sweeps import MIXED, NET, Ended, healthy_and_sick, start, wait_for
+from sweeps import MIXED, NET, Ended, healthy_and_sick, left_of, start, wait_for
 
 QUICK = ("bench=none", "verify=none", "flow=none")
 posix = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
@@ -123,6 +124,18 @@ def test_a_job_that_ends_when_its_server_is_killed_is_named_and_the_next_gets_an
     assert ended.statuses == ["failed", "ok"]
     assert "the process that starts the jobs has ended" in ended.rows[0]["reason"]
     assert not _lives(job)
+
+
+def test_a_job_and_what_it_started_end_when_all_above_it_is_killed_at_once(tmp_path):
+    process = start(NET + "waits_with_another", cwd=tmp_path)
+    wait_for((tmp_path / "began").exists)
+    job = int((tmp_path / "began").read_text())
+    # As an engine ends a worker and all below it that it has seen: not a job that was just begun.
+    process.send_signal(signal.SIGSTOP)
+    os.kill(_parent(job), signal.SIGKILL)
+    process.kill()
+    process.communicate(timeout=60)
+    wait_for(lambda: not left_of(tmp_path), seconds=5)
 
 
 def test_what_is_timed_beside_others_is_marked(sweep):
