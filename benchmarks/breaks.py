@@ -13,7 +13,7 @@ from typing import Any
 
 from zoo_networks import NETWORKS, Network
 
-from prepare.environment import environment
+from prepare.core.utils.environment import environment
 from prepare.flow import predict
 from prepare.pipeline import Pipeline
 

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from prepare.checkpoint import load, save
-from prepare.pages import huge_pages
+from prepare.core.model.huge_pages import huge_pages
 from prepare.pipeline import Pipeline
 
 STEPS = {

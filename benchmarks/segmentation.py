@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from prepare.environment import environment
+from prepare.core.utils.environment import environment
 from prepare.models.unet import UNet3d
 from prepare.pipeline import Pipeline
 

@@ -56,13 +56,13 @@ from zoo_tables import (
 )
 
 from prepare import bench
-from prepare.environment import environment
-from prepare.files import write_json
-from prepare.forward import tensors_in
+from prepare.core.forward.run_example import tensors_in
+from prepare.core.utils.environment import environment
+from prepare.core.utils.files import write_json
 from prepare.pipeline import Pipeline
 from prepare.steps.compile import isolation
 from prepare.tune import tune
-from prepare.tuning.candidates import candidates
+from prepare.tune.candidates import candidates
 
 FILE = Path(__file__).parent / "results" / "zoo.json"
 LIBRARIES = (

@@ -29,7 +29,7 @@ class Network:
             first, more = torch.randn(self.shape), self.more()
         if not more:
             return first
-        from prepare.example import Example
+        from prepare.core.forward.example_input import Example
 
         return Example((first,), more)
 

@@ -62,7 +62,7 @@ def _gathered(what: Any, group: ProcessGroup | None) -> list[Any]:
 
 def _described(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     """Each tensor as plain data, by its name, in the order of the model."""
-    from prepare.tensors import is_lazy, is_strided, named_tensors
+    from prepare.core.model.tensors import is_lazy, is_strided, named_tensors
 
     return {
         place.path: (

@@ -9,7 +9,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 
-from prepare.help import conf_dir
+from prepare.core.utils.conf_folder import conf_dir
 
 _UNDER = "prepare"
 # The groups that fill `steps`. Networks, example inputs and launchers another application has of its own.

@@ -8,9 +8,9 @@ say.
 import os
 from collections.abc import Callable
 
-from prepare import files, plain_yaml
+from prepare.core.utils import files, plain_yaml
+from prepare.core.utils.yaml_scalars import dotted, kind_of, shown
 from prepare.errors import FileError, Problem, RecipeError, choose, nearest
-from prepare.scalars import dotted, kind_of, shown
 
 FORMAT = "prepare.recipe"
 VERSION = 1

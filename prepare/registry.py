@@ -75,7 +75,7 @@ class Registry(Mapping[str, type[Step]]):
             self._entry_points = {}
             package = importlib.import_module("prepare.steps")
             for module in pkgutil.iter_modules(package.__path__):
-                if not module.name.startswith("_"):
+                if not (module.ispkg or module.name.startswith("_")):
                     importlib.import_module(f"{package.__name__}.{module.name}")
             for point in metadata.entry_points(group=ENTRY_POINTS):
                 self._declare(point)

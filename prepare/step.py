@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from prepare.core.utils.options import plain, read_options
 from prepare.errors import Problem
-from prepare.options import plain, read_options
 
 if TYPE_CHECKING:
     import torch
 
-    from prepare.tensors import NamedTensor
+    from prepare.core.model.tensors import NamedTensor
 
 _NAMED = (str, type(None))
 _CONTIGUOUS = {"contiguous_format": "contiguous"}

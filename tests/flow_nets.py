@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format
 
 from networks import CONF, build, model_configs
-from prepare.example import Example, build_example
+from prepare.core.forward.example_input import Example, build_example
 
 
 def channels_last(tensor: Any) -> Any:

@@ -18,7 +18,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Self
 
-from prepare import plain_yaml, recipe
+from prepare import recipe
+from prepare.core.utils import plain_yaml
 from prepare.errors import RecipeError
 
 HEAD = "format: prepare.recipe\nversion: 1\nsteps:\n"

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from prepare import recipe
 from prepare.audit import Audit
-from prepare.benching.records import Bench, Case, Comparison, Control
-from prepare.benching.records import Row as Variant
-from prepare.flows.records import Copy, Event, Flow
-from prepare.planned import Planned, write_planned
-from prepare.record import Job, Record, Result
-from prepare.rows import Row
-from prepare.verifying.records import Check, Verification
+from prepare.audit.rows import Row
+from prepare.bench.records import Bench, Case, Comparison, Control
+from prepare.bench.records import Row as Variant
+from prepare.flow.records import Copy, Event, Flow
+from prepare.job.record import Job, Record, Result
+from prepare.sweep.manifest import Planned, write_planned
+from prepare.verify.records import Check, Verification
 
 SWEEP = "one"
 OK = Result("ok", seconds=2.0)

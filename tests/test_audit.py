@@ -12,10 +12,10 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 from networks import Tied, facts, mixed, small_2d
 from prepare.audit import Audit, audit
+from prepare.audit.rows import STATUSES, Row
+from prepare.core.model.memory_format import canonical_stride, satisfied
 from prepare.errors import AuditError, FileError
-from prepare.layout import canonical_stride, satisfied
 from prepare.pipeline import Pipeline
-from prepare.rows import STATUSES, Row
 
 FLAT = {"conv2d_memory_format": {}}
 

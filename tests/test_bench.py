@@ -17,19 +17,19 @@ import torch
 from torch import nn
 
 from networks import bits
-from prepare.bench import Comparison, Control, Row, compare
-from prepare.benching import intervals, memory
-from prepare.benching.inputs import batch_size, make_pool
-from prepare.benching.intervals import Estimate, estimate, ratio, verdict
-from prepare.benching.keeping import modules_in
-from prepare.benching.lanes import Lane
-from prepare.benching.session import _check_place
-from prepare.benching.variant import Variant
+from prepare.bench import Comparison, Control, Row, compare, peak_memory
+from prepare.bench import statistics as intervals
+from prepare.bench.input_pool import batch_size, make_pool
+from prepare.bench.model_state import modules_in
+from prepare.bench.samples import Lane
+from prepare.bench.session import _check_place
+from prepare.bench.statistics import Estimate, estimate, ratio, verdict
+from prepare.bench.variant import Variant
+from prepare.core.forward.example_input import Example
+from prepare.core.forward.run_example import arguments
 from prepare.errors import BenchError, ConfigError, RefusedError
-from prepare.example import Example
-from prepare.forward import arguments
 from prepare.pipeline import Pipeline
-from prepare.report.bench import bench_sentence, seconds, show_bench
+from prepare.report.terminal.bench import bench_sentence, seconds, show_bench
 
 BATCH = torch.ones(4, 3)
 
@@ -303,14 +303,14 @@ def test_without_time_for_it_no_untimed_call_comes_first():
     assert any("no untimed call" in note for note in found.notes)
 
 
-@pytest.mark.skipif(memory.resource is None, reason="this system does not count pages")
+@pytest.mark.skipif(peak_memory.resource is None, reason="this system does not count pages")
 def test_time_that_goes_into_fresh_memory_is_said():
     def heavy(x):  # so large that every C library gives it back at once
         return torch.ones(10**7)
 
-    page_by_page = memory.fresh_pages()
+    page_by_page = peak_memory.fresh_pages()
     heavy(None)
-    if memory.fresh_pages() - page_by_page < 5_000:
+    if peak_memory.fresh_pages() - page_by_page < 5_000:
         pytest.skip("this system gives huge pages")
     found = compare({"heavy": heavy, "light": lambda x: x}, BATCH, budget=2.0)
     assert found.settings["fresh_memory"] >= 0.1
@@ -320,16 +320,16 @@ def test_time_that_goes_into_fresh_memory_is_said():
     assert not any("gives back" in note for note in found.notes)
 
 
-@pytest.mark.skipif(memory.resource is None, reason="this system does not count pages")
+@pytest.mark.skipif(peak_memory.resource is None, reason="this system does not count pages")
 def test_what_a_fresh_page_costs_is_measured():
-    assert 1e-8 < memory.seconds_of_page() < 1e-3
+    assert 1e-8 < peak_memory.seconds_of_page() < 1e-3
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
 def test_memory_is_kept_with_the_settings_that_the_docs_name():
     code = """if True:
         import torch
-        from prepare.benching.memory import fresh_pages
+        from prepare.bench.peak_memory import fresh_pages
         def work(times):
             for _ in range(times):
                 torch.ones(10**7)
@@ -754,7 +754,7 @@ def test_the_peak_of_a_call_is_what_it_held_at_once_beyond_what_was_there():
         for _ in range(3):
             torch.ones(2**24).sum()  # 64 MiB, given back each time
 
-    found, how = memory.peak_of(work, torch.device("cpu"))
+    found, how = peak_memory.peak_of(work, torch.device("cpu"))
     assert how == "VmHWM of the process"
     assert 56 * 2**20 < found < 80 * 2**20
     assert there[0] == 1
@@ -772,7 +772,7 @@ def test_memory_that_the_process_held_in_reserve_counts_too():
 
 
 def test_where_the_peak_cannot_be_found_out_it_is_none(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "_CLEAR", tmp_path / "no" / "clear_refs")
+    monkeypatch.setattr(peak_memory, "_CLEAR", tmp_path / "no" / "clear_refs")
     found = compare({"a": nn.Identity()}, BATCH, budget=0.2)
     assert (found.row("a").peak_bytes, found.settings["memory"]) == (None, None)
 
@@ -894,8 +894,8 @@ def test_times_are_said_in_three_digits(value, text):
 def test_a_saved_bench_is_shown_without_torch(found, tmp_path):
     found.save(tmp_path / "bench.json")
     code = (
-        "import sys; from prepare.benching.records import Comparison; "
-        "from prepare.report.bench import show_bench; "
+        "import sys; from prepare.bench.records import Comparison; "
+        "from prepare.report.terminal.bench import show_bench; "
         f"show_bench(Comparison.load({str(tmp_path / 'bench.json')!r})); assert 'torch' not in sys.modules"
     )
     root = Path(__file__).parents[1]

@@ -18,24 +18,35 @@ import torch
 from torch import nn
 
 from networks import bits
-from prepare import cli, looks
 from prepare.bench import compare
-from prepare.benching import levels
-from prepare.benching.levels import INFERENCE, ONE_SAMPLE, TRAINING, Models, time_models
-from prepare.benching.records import Bench, Case, Comparison, Control, Row
+from prepare.bench.records import Bench, Case, Comparison, Control, Row
+from prepare.cli import main as cli
+from prepare.core.forward.example_input import Example
 from prepare.errors import BenchError, RefusedError
-from prepare.example import Example
+from prepare.job import analyses
+from prepare.job import time_prepared as levels
+from prepare.job.settings import Settings
+from prepare.job.time_prepared import INFERENCE, ONE_SAMPLE, TRAINING, Models, time_models
 from prepare.pipeline import Pipeline
-from prepare.report import plots
-from prepare.report.bench import case_sentence
-from prepare.report.bench_section import bench_charts
-from prepare.report.charts import MARKS, WIDTH, Axis, Bar, Bars, Plane, Point, figure, laid_out
-from prepare.report.console import stage
-from prepare.report.page import run_page
-from prepare.report.scales import number, scale_over
-from prepare.settings import Settings
+from prepare.report.charts import png
+from prepare.report.charts.chart import (
+    MARKS,
+    WIDTH,
+    Axis,
+    Bar,
+    Bars,
+    Plane,
+    Point,
+    figure,
+    laid_out,
+)
+from prepare.report.charts.scale import number, scale_over
+from prepare.report.pages.bench_section import bench_charts
+from prepare.report.pages.page import run_page
+from prepare.report.terminal.bench import case_sentence
+from prepare.report.terminal.console import stage
 from prepare.step import ModelStep
-from prepare.verifying.records import Check, unknown
+from prepare.verify.records import Check, unknown
 from test_bench import Clock
 from test_report_page import HOSTILE, TEMPLATES, Reader, contrast
 
@@ -280,29 +291,29 @@ def settings(verify, bench):
 
 def test_one_copy_serves_the_verification_and_the_bench(monkeypatch):
     copied = []
-    monkeypatch.setattr(looks.copy, "deepcopy", lambda model: copied.append(model) or net())
+    monkeypatch.setattr(analyses.copy, "deepcopy", lambda model: copied.append(model) or net())
     model = net()
     for verify, bench in itertools.product(("none", "short", "full"), repeat=2):
         copied.clear()
-        found = looks.reference_of(settings(verify, bench), model)
+        found = analyses.reference_of(settings(verify, bench), model)
         wanted = {verify, bench} != {"none"}
         assert (len(copied), found is not None) == (wanted, wanted), (verify, bench)
-    checked = looks.verification_of(settings("none", "short"), Pipeline([]), net(), model, example())  # fmt: skip
+    checked = analyses.verification_of(settings("none", "short"), Pipeline([]), net(), model, example())  # fmt: skip
     assert checked is None
-    assert looks.bench_of(settings("short", "none"), Pipeline([]), net(), model, example(), took=0, tell=None) is None  # fmt: skip
+    assert analyses.bench_of(settings("short", "none"), Pipeline([]), net(), model, example(), took=0, tell=None) is None  # fmt: skip
 
 
 def test_a_large_model_is_copied_only_where_the_whole_was_asked_for(monkeypatch):
-    monkeypatch.setattr(looks, "_LARGEST", 100)
+    monkeypatch.setattr(analyses, "_LARGEST", 100)
     for verify, bench in (("short", "none"), ("none", "short"), ("short", "short")):
-        found = looks.reference_of(settings(verify, bench), net())
+        found = analyses.reference_of(settings(verify, bench), net())
         assert found.startswith(
             "the model holds 560 bytes, and is not copied for it; verify=full or"
         )
         timing = timed(models(unprepared=found))
         assert timing.headline.reason == found
     for verify, bench in (("full", "short"), ("none", "full"), ("short", "full")):
-        assert isinstance(looks.reference_of(settings(verify, bench), net()), nn.Module)
+        assert isinstance(analyses.reference_of(settings(verify, bench), net()), nn.Module)
 
 
 # ------------------------------------------------------------------------------ the command line
@@ -335,7 +346,7 @@ def test_short_is_what_a_run_does_unless_it_is_told_otherwise():
 
 def test_wrong_answers_are_said_beside_the_time(tmp_path, monkeypatch, capsys):
     wrong = replace(unknown("off", level="short", mode="eval"), status="fail")
-    monkeypatch.setattr(looks, "verification_of", lambda *_: wrong)
+    monkeypatch.setattr(analyses, "verification_of", lambda *_: wrong)
     code, out, folder = ran(tmp_path, monkeypatch, capsys)
     assert code == 3
     assert "; but its answers are wrong, see verified" in " ".join(out.split())
@@ -392,7 +403,7 @@ def test_a_bench_is_the_same_after_it_was_saved_and_loaded(tmp_path):
 def test_the_headline_is_read_without_torch(tmp_path):
     bench().save(tmp_path / "bench.json")
     code = (
-        "import sys; from prepare.benching.records import Bench; "
+        "import sys; from prepare.bench.records import Bench; "
         f"row = Bench.load({str(tmp_path / 'bench.json')!r}).headline; "
         "print(row.ratio, row.ratio_interval, row.verdict, 'torch' in sys.modules)"
     )
@@ -617,9 +628,9 @@ def test_the_charts_are_one_png_and_the_same_each_time(tmp_path):
     odd = [
         replace(bars(1.0), rows=tuple(Bar(label=f"{n} $x^", value=1.0, text=n) for n in HOSTILE))
     ]
-    assert plots.write_png(charts, tmp_path / "a.png")
-    assert plots.write_png(charts, tmp_path / "b.png")
-    assert plots.write_png(odd, tmp_path / "odd.png")
+    assert png.write_png(charts, tmp_path / "a.png")
+    assert png.write_png(charts, tmp_path / "b.png")
+    assert png.write_png(odd, tmp_path / "odd.png")
     data = (tmp_path / "a.png").read_bytes()
     assert data.startswith(b"\x89PNG")
     assert data == (tmp_path / "b.png").read_bytes()
@@ -634,19 +645,19 @@ def test_the_png_is_drawn_of_a_run(tmp_path, monkeypatch, capsys):
 def test_without_a_matplotlib_that_works_there_is_no_png_and_no_failure(tmp_path, monkeypatch):
     charts = bench_charts(bench(), None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not plots.write_png(charts, tmp_path / "a.png")
+    assert not png.write_png(charts, tmp_path / "a.png")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "matplotlib.figure", types.ModuleType("matplotlib.figure"))
-    assert not plots.write_png(charts, tmp_path / "a.png")
+    assert not png.write_png(charts, tmp_path / "a.png")
     assert list(tmp_path.iterdir()) == []
-    assert not plots.write_png([], tmp_path / "a.png")
+    assert not png.write_png([], tmp_path / "a.png")
 
 
 def test_matplotlib_is_not_loaded_where_nothing_is_drawn(tmp_path):
     bench().save(tmp_path / "bench.json")
     code = (
-        "import sys; import prepare.report.pages, prepare.report.plots; "
-        "from prepare.report.page import write_page; "
+        "import sys; import prepare.report.pages, prepare.report.charts.png; "
+        "from prepare.report.pages.page import write_page; "
         f"write_page({str(tmp_path)!r}); print({{'matplotlib', 'torch'}} & set(sys.modules))"
     )
     root = Path(__file__).parents[1]

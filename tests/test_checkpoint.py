@@ -21,9 +21,9 @@ from checkpoint_nets import (
     small,
     state_of,
 )
-from prepare import cli
 from prepare.checkpoint import export, load, save
-from prepare.checkpointing.empty import build_empty, empty_parameters
+from prepare.checkpoint.init_empty import build_empty, empty_parameters
+from prepare.cli import main as cli
 from prepare.errors import (
     CheckpointError,
     ConfigError,
@@ -456,8 +456,8 @@ def test_a_failure_leaves_a_model_that_was_given_as_it_was(path, when, plugin):
 
 def small_bytes(path: Path) -> bytes:
     """The bytes of one of its tensors, as they stand in the file."""
-    from prepare.checkpointing.opening import open_weights
-    from prepare.checkpointing.stored import raw
+    from prepare.checkpoint.open_weights import open_weights
+    from prepare.checkpoint.stored_tensor import raw
 
     stored = open_weights(path).stored["0.weight"]
     values = torch.empty(stored.shape)

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from hydra.core.global_hydra import GlobalHydra
 
-from prepare import cli
 from prepare.audit import audit
+from prepare.cli import main as cli
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from sample_nets import Net
@@ -392,7 +392,7 @@ def test_a_mistake_in_the_configuration_is_one_line_and_leaves_no_folder(go, tmp
 def test_what_the_configuration_shows_is_found_without_torch(tmp_path):
     code = """
 import sys
-from prepare import cli
+from prepare.cli import main as cli
 for argv in (
     ["--help"], ["steps"], ["--version"], ["model=unet3dd"], ["memfmt=x", "+typo=1"],
     ["model=unet3d", "precision=half", "steps.half.dtype=x"], ["--cfg", "job"], ["diff", "a", "b"],

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from networks import facts
-from prepare import effect
+from prepare.core.forward import compiled, conv_layouts
+from prepare.core.forward.example_input import Example
 from prepare.errors import ConfigError, RefusedError
-from prepare.example import Example
-from prepare.looks import flow_without_repairs
+from prepare.job.analyses import flow_without_repairs
+from prepare.job.settings import read_settings
 from prepare.models.unet import UNet2d
 from prepare.pipeline import Pipeline
 from prepare.recipe import load
-from prepare.settings import read_settings
 from prepare.steps import compile as compiling
 
 ROOT = Path(__file__).parent.parent
@@ -182,13 +182,13 @@ def test_a_structure_step_beside_it_sees_that_it_is_compiled():
 
 def test_no_hook_of_ours_is_compiled_into_the_model():
     net = pipeline().apply(Net())
-    with effect.watch(net) as calls:
+    with conv_layouts.watch(net) as calls:
         net(torch.randn(1, 3, 8, 8))
     assert calls == []
     assert not net.conv._forward_hooks
     wrapped = torch.compile(Net(), backend="eager")
-    assert effect.is_compiled(wrapped)
-    assert not effect.is_compiled(Net())
+    assert compiled.contains_compiled(wrapped)
+    assert not compiled.contains_compiled(Net())
 
 
 def test_the_flow_without_repairs_is_that_of_a_compiled_model_too():
@@ -347,7 +347,7 @@ def test_what_cannot_be_trained_is_an_error_in_training(options, said):
 
 
 def test_a_run_compiles_and_verifies_it(tmp_path, monkeypatch, capsys):
-    from prepare import cli
+    from prepare.cli import main as cli
 
     monkeypatch.chdir(tmp_path)
     small = [

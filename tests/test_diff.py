@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import sweep_folders as made
-from prepare import cli, recipe
-from prepare.record import Job, Record, Result
-from prepare.report.diff import read_differences
-from prepare.report.diff_page import diff_page
+from prepare import recipe
+from prepare.cli import main as cli
+from prepare.job.record import Job, Record, Result
+from prepare.report.compare_runs import read_differences
+from prepare.report.pages.diff_page import diff_page
 from test_report_page import HOSTILE, TEMPLATES, Reader, browser, opened
 
 PLACE = {"format": "prepare.environment", "version": 1, "date": "2025-01-02", "python": "3.11.7", "torch": "2.13.0",

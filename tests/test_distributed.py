@@ -11,7 +11,7 @@ import torch
 
 import ranks as on_ranks
 from networks import CONF, small_2d
-from prepare import cli
+from prepare.cli import main as cli
 from prepare.distributed import rank, same_on_all_ranks
 
 ROOT = CONF.parent

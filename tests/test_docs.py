@@ -15,12 +15,13 @@ import pytest
 import torch
 from hydra.core.config_store import ConfigStore
 
-from prepare import cli, recipe
-from prepare.benching import levels
+from prepare import recipe
+from prepare.cli import main as cli
+from prepare.job import time_prepared
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.steps.device import Device
-from test_house import imports
+from test_house import modules_imported_by
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -124,7 +125,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
     # A page says that a run times something; how long it may take is tested elsewhere.
-    monkeypatch.setattr(levels, "BUDGET", {"short": 0.2, "full": 0.2})
+    monkeypatch.setattr(time_prepared, "BUDGET", {"short": 0.2, "full": 0.2})
     # With one thread torch takes another kernel for 1x1 convolutions, which gives another layout.
     torch.set_num_threads(2)
     yield tmp_path
@@ -252,7 +253,8 @@ def test_imports_point_down_as_the_house_is_drawn(level):
     for name in layers()[level]:
         path = ROOT / "prepare" / name
         for file in path.rglob("*.py") if path.is_dir() else [path]:
-            known = {found.split(".")[1] for found in imports(file) if found.startswith("prepare.")}
+            imported = modules_imported_by(file)
+            known = {name.split(".")[1] for name in imported if name.startswith("prepare.")}
             wrong += [f"{file.name} imports {found}" for found in sorted(known & above)]
     assert wrong == []
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.optim import swa_utils
 
-from prepare.drift import Guard
 from prepare.errors import DriftError, RefusedError
 from prepare.pipeline import Pipeline, like
+from prepare.pipeline.drift import Guard
 
 PIPELINE = Pipeline.from_config({"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}})
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.effect import Call, Seen, seen, watch
+from prepare.core.forward.conv_layouts import Call, Seen, seen, watch
+from prepare.core.forward.example_input import Example, build_example, read_example
+from prepare.core.forward.run_example import describe, run_example
 from prepare.errors import ConfigError, ModelError
-from prepare.example import Example, build_example, read_example
-from prepare.forward import describe, run_example
 from prepare.pipeline import Pipeline
 from sample_nets import Mixed, Net, TakesTwo
 

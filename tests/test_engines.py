@@ -9,10 +9,11 @@ import sys
 import pytest
 from hydra.core.plugins import Plugins
 
-from prepare import cli
-from prepare.engines import engine_problems, shares_cores
-from prepare.record import Record
-from prepare.report.progress import _time
+from prepare.cli import main as cli
+from prepare.cli.launcher_checks import engine_problems
+from prepare.job.record import Record
+from prepare.report.terminal.sweep_progress import _time
+from prepare.sweep.launchers import shares_cores
 from sweeps import MIXED, NET, finish, healthy_and_sick, left_of, run, start, wait_for
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
@@ -101,7 +102,7 @@ def test_an_engine_whose_package_is_missing_is_an_error_of_one_line(
     tmp_path, monkeypatch, capsys, engine
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("prepare.engines._is_there", lambda module: False)
+    monkeypatch.setattr("prepare.cli.launcher_checks._is_there", lambda module: False)
     code = cli.run(["--multirun", "model=unet3d", "seed=0,1", f"hydra/launcher={engine}"])
     extra = engine.partition("_")[0]
     said = (

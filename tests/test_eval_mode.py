@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from prepare.errors import ConfigError
+from prepare.job.settings import read_settings
 from prepare.models.resnet import ResNet2d
 from prepare.pipeline import Pipeline
-from prepare.settings import read_settings
 from prepare.verify import verify
 
 FROZEN = Pipeline.from_config({"eval_mode": {"include": ["norms"]}})

@@ -18,9 +18,11 @@ import pytest
 import torch
 
 from networks import CONF, same, small_2d
-from prepare import cli, files, record
 from prepare.audit import Audit, audit
+from prepare.cli import main as cli
+from prepare.core.utils import files
 from prepare.errors import FileError
+from prepare.job import record
 from prepare.pipeline import Pipeline
 from prepare.recipe import load
 
@@ -337,7 +339,7 @@ DRIVER = """
     import contextlib, os, random, signal, sys, time
     from pathlib import Path
     import torch
-    from prepare import cli
+    from prepare.cli import main as cli
     torch.set_num_threads(1)
     count, together, *words = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 

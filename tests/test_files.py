@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from prepare import files
+from prepare.core.utils import files
 from prepare.errors import FileError
 
 ROOT = Path(files.__file__).parent.parent
@@ -439,7 +439,7 @@ def test_the_file_is_synced_before_it_takes_its_name_and_the_folder_after(tmp_pa
 def test_a_write_that_the_system_itself_cuts_short_leaves_the_old_file(tmp_path):
     (tmp_path / "a").write_text("old")
     code = (
-        "import resource, sys; from prepare import files; from prepare.errors import FileError\n"
+        "import resource, sys; from prepare.core.utils import files; from prepare.errors import FileError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
         "try: files.write_bytes('a', bytes(100_000))\n"
         "except FileError as error: print(error)\n"
@@ -476,7 +476,7 @@ def test_writers_of_the_same_file_never_mix(tmp_path):
 
 WRITER = """
 import itertools, sys
-from prepare import files
+from prepare.core.utils import files
 for n in itertools.count():
     files.write_json("a.json", {"rows": [n] * (1 + n % 7 * 3000)}, lines=True)
     files.write_text("b.txt", f"{n} " * (1 + n % 5 * 9000))

@@ -5,10 +5,9 @@ import doctest
 import torch
 
 from networks import clone, mixed
-from prepare import fingerprint as module
-from prepare import pipeline
-from prepare.fingerprint import fingerprint
-from prepare.pipeline import Pipeline
+from prepare.core.model import fingerprint as module
+from prepare.core.model.fingerprint import fingerprint
+from prepare.pipeline import Pipeline, pipeline
 
 
 def test_it_is_the_same_in_every_memory_format():

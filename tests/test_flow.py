@@ -18,15 +18,15 @@ from torch.utils.checkpoint import checkpoint
 
 from flow_nets import FOUND, NETS, channels_last, converted, example_of, network
 from networks import bits, facts
+from prepare.core.forward.example_input import Example
+from prepare.core.model.memory_format import FORMATS, canonical_stride
 from prepare.errors import ConfigError, FlowError, ModelError, RefusedError
-from prepare.example import Example
 from prepare.flow import Flow, observe, predict
-from prepare.flows.layouts import is_odd, layout_of
-from prepare.flows.operations import backend_of, hidden_copies
-from prepare.flows.wanted import wanted_layouts
-from prepare.layout import FORMATS, canonical_stride
+from prepare.flow.layouts import is_odd, layout_of
+from prepare.flow.target_layouts import wanted_layouts
+from prepare.flow.torch_operators import backend_of, hidden_copies
 from prepare.pipeline import Pipeline
-from prepare.report.flow import flow_sentence, show_flow
+from prepare.report.terminal.flow import flow_sentence, show_flow
 
 BOTH = pytest.mark.parametrize("look", [predict, observe])
 
@@ -577,7 +577,7 @@ def test_a_forward_that_raises_is_an_error_that_names_the_module():
 
 
 def test_a_mistake_of_the_watcher_is_not_laid_on_the_model(monkeypatch):
-    monkeypatch.setattr("prepare.flows.watch.is_convolution", lambda name: 1 / 0)
+    monkeypatch.setattr("prepare.flow.operator_watcher.is_convolution", lambda name: 1 / 0)
     for look in (predict, observe):
         with pytest.raises(ZeroDivisionError):
             look(Net(lambda net, x: x), cl(2, 4, 8, 8))
@@ -725,7 +725,7 @@ def test_loading_and_showing_a_flow_needs_no_torch(tmp_path):
     path = tmp_path / "flow.json"
     predict(Net(lambda net, x: x.softmax(1)), cl(2, 4, 8, 8)).save(path)
     code = (
-        "import sys; from prepare.flows.records import Flow; from prepare.report.flow import show_flow;"
+        "import sys; from prepare.flow.records import Flow; from prepare.report.terminal.flow import show_flow;"
         f"show_flow(Flow.load({str(path)!r})); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

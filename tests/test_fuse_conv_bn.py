@@ -10,12 +10,12 @@ from torch import nn
 
 from networks import CONF, build, facts
 from prepare.audit import audit
+from prepare.core.forward.example_input import build_example
 from prepare.errors import ConfigError, PatternError, RefusedError
-from prepare.example import build_example
-from prepare.fusing import find
 from prepare.pipeline import Pipeline
 from prepare.recipe import load
-from prepare.repairs.conv3d import KeepingConv3d
+from prepare.steps.fusion.conv_bn import find
+from prepare.steps.repairs.conv3d import KeepingConv3d
 from prepare.verify import verify
 from test_undo import FailAt, interrupt_at
 
@@ -345,7 +345,7 @@ def test_a_recipe_of_it_gives_the_same_model(tmp_path):
 
 
 def test_it_is_an_error_in_training():
-    from prepare.settings import read_settings
+    from prepare.job.settings import read_settings
 
     config = {
         "model": {"_target_": "torch.nn.Identity"},

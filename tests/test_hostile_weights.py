@@ -17,7 +17,7 @@ from torch import nn
 
 from checkpoint_nets import same_state, small, state_of
 from prepare.checkpoint import load, save
-from prepare.checkpointing.empty import build_empty
+from prepare.checkpoint.init_empty import build_empty
 from prepare.errors import CheckpointError
 
 FORMATS = ("w.safetensors", "w.pt")

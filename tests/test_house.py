@@ -1,4 +1,4 @@
-"""The house stays as it is drawn: which file may import which, and what an import pays for."""
+"""The layers of the house: which folder may import which, and what an import costs."""
 
 import ast
 import subprocess
@@ -11,37 +11,56 @@ import prepare
 
 ROOT = Path(prepare.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-# Imported while a module loads, by what each layer may never load.
-LOWEST = {"prepare.errors", "prepare.layout"}
-KNOW_HYDRA = ("flags.py", "hydra.py", "task.py", "composing.py", "composed.py")
+HYDRA = {"hydra", "omegaconf"}
+OUTER = {"prepare.cli", "prepare.sweep", "prepare.job", "prepare.report", "prepare.hydra"}
+DECLARATION = {"prepare.step", "prepare.steps", "prepare.registry", "prepare.pipeline"}
+DECLARING = ("pipeline", "steps", "plan.py", "step.py", "registry.py", "recipe.py")
+TOOLS = ("flow", "verify", "bench", "tune", "checkpoint", "testing", "models")
+# For each part of the package: the modules that no file of it may import.
+FORBIDDEN = {
+    **dict.fromkeys(("audit", "core"), DECLARATION | OUTER),
+    **dict.fromkeys(DECLARING, OUTER | HYDRA | {"prepare.audit"}),
+    **dict.fromkeys(TOOLS, OUTER),
+    "report": {"torch", "prepare.cli"},
+    "job": {"prepare.cli", "prepare.report", "prepare.sweep"},
+    "sweep": {"prepare.cli", "prepare.report"},
+}
+PUBLIC = (
+    *("audit", "bench", "checkpoint", "distributed", "errors", "flow", "hydra", "patterns"),
+    *("recipe", "registry", "step", "tune", "verify"),
+)
 
 
-def imports(path: Path, *, at_load: bool = False) -> set[str]:
-    """The modules that a file imports; with `at_load`, only those it imports while it loads."""
-    tree = ast.parse(path.read_text())
-    found = set()
-    nodes = ast.walk(tree) if not at_load else _loading(tree)
-    for node in nodes:
+def modules_imported_by(path: Path) -> set[str]:
+    """The modules that a file imports, in functions and for type checkers too."""
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return found
+            imported |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return imported
 
 
-def _loading(tree: ast.Module):
-    """The nodes that run on import: not the bodies of functions, not what only type checkers see."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            continue
-        yield node
-        yield from _loading(node)
+def files_of(part: str) -> list[Path]:
+    return [ROOT / part] if part.endswith(".py") else sorted((ROOT / part).rglob("*.py"))
 
 
-def package(names: set[str]) -> set[str]:
-    return {name.split(".")[0] for name in names}
+def is_within(module: str, packages: set[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent
+    )
+    return done.stdout.strip()
+
+
+def loads_torch(paths: list[Path]) -> str:
+    names = [path.relative_to(ROOT.parent).with_suffix("") for path in paths]
+    modules = ", ".join(".".join(name.parts).removesuffix(".__init__") for name in names)
+    return run(f"import sys, {modules}; print('torch' in sys.modules)")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -50,45 +69,51 @@ def test_a_file_opens_with_one_sentence(path):
     assert summary.endswith(".")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_the_command_line_knows_hydra(path):
-    if path.name not in KNOW_HYDRA:
-        assert not {"hydra", "omegaconf"} & package(imports(path))
+@pytest.mark.parametrize("part", FORBIDDEN)
+def test_a_part_imports_only_what_lies_below_it(part):
+    files = files_of(part)
+    assert files
+    found = {
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in files
+        for module in modules_imported_by(path)
+        if is_within(module, FORBIDDEN[part])
+    }
+    assert not found
 
 
-def test_the_audit_knows_no_step_and_no_pipeline():
-    files = (
-        "audit.py",
-        "rows.py",
-        "reading.py",
-        "tensors.py",
-        "computed.py",
-        "tree.py",
-        "layout.py",
-    )
-    for name in files:
-        known = imports(ROOT / name, at_load=True) | imports(ROOT / name) - {"prepare.plan"}
-        known = {name for name in known if name.startswith("prepare.")}
-        for forbidden in ("pipeline", "step", "steps", "registry", "asking", "wants", "transfer"):
-            assert not any(name.split(".")[1] == forbidden for name in known), (name, forbidden)
+def test_core_imports_only_itself_and_the_errors():
+    for path in files_of("core"):
+        ours = {name for name in modules_imported_by(path) if is_within(name, {"prepare"})}
+        assert all(is_within(name, {"prepare.core", "prepare.errors"}) for name in ours), path
 
 
-def test_the_pipeline_knows_no_audit_and_no_record():
-    for name in (
-        "pipeline.py",
-        "plan.py",
-        "asking.py",
-        "wants.py",
-        "transfer.py",
-        "step.py",
-        "registry.py",
-    ):
-        for forbidden in ("audit", "record", "cli", "hydra", "report"):
-            assert f"prepare.{forbidden}" not in imports(ROOT / name), (name, forbidden)
+def test_the_errors_and_the_package_itself_import_nothing_of_ours():
+    assert modules_imported_by(ROOT / "__init__.py") == set()
+    assert not any(is_within(m, {"prepare"}) for m in modules_imported_by(ROOT / "errors.py"))
+
+
+def test_only_the_command_line_imports_hydra():
+    allowed = {ROOT / "hydra.py", *files_of("cli")}
+    for path in set(FILES) - allowed:
+        assert not {m for m in modules_imported_by(path) if is_within(m, HYDRA)}, path
+
+
+def test_importing_the_utils_loads_no_torch():
+    assert loads_torch(files_of("core/utils")) == "False"
+
+
+def test_importing_a_public_module_loads_no_torch():
+    public = [ROOT / name for name in PUBLIC]
+    assert loads_torch(public) == "False"
+
+
+def test_importing_the_report_loads_no_torch():
+    assert loads_torch(files_of("report")) == "False"
 
 
 def test_applying_loads_no_compiler_and_no_distributed_training():
-    # Either costs more than a second, and most of the time of a first `apply`.
+    # Either takes more than a second to import, most of the time of a first `apply`.
     script = (
         "import sys\nimport torch\nfrom torch import nn\nfrom prepare.pipeline import Pipeline\n"
         "steps = {'half': {}, 'conv3d_memory_format': {}, 'repair_layout': {}, 'input_format': {}}\n"
@@ -98,31 +123,6 @@ def test_applying_loads_no_compiler_and_no_distributed_training():
         "print(sorted(slow & set(sys.modules)))\n"
     )
     assert run(script) == "[]"
-
-
-def test_the_report_knows_no_torch():
-    for path in (ROOT / "report").rglob("*.py"):
-        assert not {"torch", "hydra", "omegaconf"} & package(imports(path)), path
-
-
-def test_steps_load_without_torch():
-    free = ["errors", "layout", "options", "patterns", "step", "registry", "recipe", "plain_yaml",
-            "scalars", "files", "audit"]  # fmt: skip
-    for path in [*(ROOT / f"{name}.py" for name in free), *(ROOT / "steps").glob("*.py")]:
-        assert "torch" not in package(imports(path, at_load=True)), path
-
-
-def test_the_lowest_files_import_nothing_of_ours():
-    for name in LOWEST:
-        path = ROOT / f"{name.split('.')[1]}.py"
-        assert not {found for found in imports(path) if found.startswith("prepare")}
-
-
-def run(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent
-    )
-    return done.stdout.strip()
 
 
 def test_training_code_imports_neither_hydra_nor_omegaconf_nor_the_audit():
@@ -140,7 +140,3 @@ def test_steps_are_listed_and_checked_without_torch():
         "[STEPS[name].from_options({}) for name in STEPS]; print('torch' in sys.modules)"
     )
     assert run(code) == "False"
-
-
-def test_prepare_itself_imports_nothing():
-    assert imports(ROOT / "__init__.py") == set()

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import prepare.hydra
 from networks import CONF, small_2d
-from prepare.composing import composing
+from prepare.cli.compose_config import composing
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
 
@@ -137,7 +137,7 @@ def test_it_may_be_composed_where_hydra_is_initialized_already(compose):
 def test_registering_loads_no_torch_and_nothing_of_the_command_line():
     code = (
         "import sys, prepare.hydra; prepare.hydra.register(); "
-        "print([m for m in ('torch', 'rich', 'prepare.cli', 'prepare.task', 'prepare.job') if m in sys.modules])"
+        "print([m for m in ('torch', 'rich', 'prepare.cli', 'prepare.cli.hydra_app', 'prepare.job') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT

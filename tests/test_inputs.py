@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from networks import small_2d
-from prepare.inputs import FormatHook
-from prepare.layout import canonical_stride
+from prepare.core.forward.input_formatter import FormatHook
+from prepare.core.model.memory_format import canonical_stride
 from prepare.pipeline import Pipeline
 
 HALF = {"half": {}, "conv2d_memory_format": {}, "conv3d_memory_format": {}, "input_format": {}}

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from prepare import cli, locks
-from prepare.record import Record
+from prepare.cli import main as cli
+from prepare.job.record import Record
+from prepare.sweep import locks
 from sweeps import MIXED, NET, Ended, healthy_and_sick, left_of, start, wait_for
 
 QUICK = ("bench=none", "verify=none", "flow=none")

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import convert_conv3d_weight_memory_format
 
-from prepare import repairs
+from prepare.core.model.known_issues import Issue, issues, standing
 from prepare.errors import ConfigError, KnownIssueError, KnownIssueWarning
-from prepare.known_issues import Issue, issues, standing
 from prepare.pipeline import Pipeline
+from prepare.steps import repairs
 
 FLAT = Pipeline.from_config({"conv2d_memory_format": {}})
 REPAIRED = Pipeline.from_config({"conv2d_memory_format": {}, "repair_layout": {}})

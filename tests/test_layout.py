@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from prepare.layout import FORMATS, canonical_stride, satisfied, span, takes
+from prepare.core.model.memory_format import FORMATS, canonical_stride, satisfied, span, takes
 
 TORCH = {
     "contiguous": torch.contiguous_format,

@@ -14,14 +14,14 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from prepare import cli
-from prepare.composing import composing
+from prepare.cli import main as cli
+from prepare.cli.compose_config import composing
+from prepare.core.forward.example_input import DTYPES
+from prepare.core.forward.example_input import KEYS as INPUT_KEYS
 from prepare.errors import ConfigError, nearest
-from prepare.example import DTYPES
-from prepare.example import KEYS as INPUT_KEYS
+from prepare.job.model_target import check_targets
+from prepare.job.settings import GROUPS, KEYS, Settings
 from prepare.registry import STEPS
-from prepare.settings import GROUPS, KEYS, Settings
-from prepare.target import check_targets
 
 TESTS = Path(__file__).resolve().parent
 CONF = TESTS.parent / "conf"
@@ -122,7 +122,7 @@ def test_there_are_enough_of_them_and_none_twice():
 def test_what_the_configuration_shows_is_told_without_torch(tmp_path):
     code = """
 import sys
-from prepare import cli
+from prepare.cli import main as cli
 from test_mistakes import SHOWN
 codes = {cli.run(mistake.argv) for mistake in SHOWN}
 assert codes == {2}, codes

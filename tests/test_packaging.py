@@ -16,8 +16,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from networks import CONF
-from prepare import cli, record
-from prepare.composing import BASE
+from prepare.cli import main as cli
+from prepare.cli.compose_config import BASE
+from prepare.job import record
 
 ROOT = CONF.parent
 CLI = ("hydra", "omegaconf", "rich")
@@ -72,7 +73,7 @@ def test_the_wheel_holds_the_package_and_every_configuration_and_nothing_else(wh
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "prepare").rglob("*.py")}
     assert len(configs) > 40
     templates = (ROOT / "prepare" / "report" / "templates").rglob("*.*")
-    data = [*templates, ROOT / "prepare" / "known_issues.yaml"]
+    data = [*templates, ROOT / "prepare" / "core" / "model" / "known_issues.yaml"]
     assert names == configs | modules | {path.relative_to(ROOT).as_posix() for path in data}
 
 
@@ -142,10 +143,10 @@ def test_the_console_script_runs_from_an_empty_folder(installed, tmp_path):
 
 
 def test_what_is_installed_is_what_runs(installed, tmp_path):
-    code = "import prepare.task as ours; print(ours.__file__); print(ours.conf_dir())"
+    code = "import prepare.cli.hydra_app as ours; print(ours.__file__); print(ours.conf_dir())"
     file, conf = checked(installed / "python", "-c", code, cwd=tmp_path).splitlines()
     assert Path(file).is_relative_to(installed.parent)
-    assert Path(conf) == Path(file).parent / "conf"
+    assert Path(conf) == Path(file).parents[1] / "conf"
     said = checked(installed / "prepare", "--version", cwd=tmp_path)
     assert f"torch-prepare {metadata_version()}" in said.splitlines()
 
@@ -220,7 +221,7 @@ def test_training_code_works_without_the_command_lines_packages(tmp_path):
         import torch
         from prepare.audit import Audit, audit
         from prepare.pipeline import Pipeline
-        from prepare.record import Record
+        from prepare.job.record import Record
         steps = {"conv2d_memory_format": {"memory_format": "channels_last"}, "input_format": {}}
         model, pipeline = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)), Pipeline.from_config(steps)
         plan = pipeline.plan(model)
@@ -249,29 +250,43 @@ def test_every_module_but_those_of_the_command_line_loads_without_its_packages(t
     done = without(CLI, code, tmp_path)
     assert done.stderr == ""
     assert set(done.stdout.split()) <= {
-        *("prepare.hydra", "prepare.task", "prepare.composing", "prepare.composed"),
         *(
-            f"prepare.report.{name}"
+            "prepare.hydra",
+            "prepare.cli.hydra_app",
+            "prepare.cli.compose_config",
+            "prepare.cli.resolve_config",
+            "prepare.report.charts.flow_picture",
+        ),
+        *(
+            f"prepare.report.terminal.{name}"
             for name in (
                 "bench",
                 "console",
                 "flow",
-                "progress",
+                "run",
                 "sweep",
-                "terminal",
+                "sweep_progress",
                 "tune",
                 "verify",
             )
         ),
-        *(f"prepare.report.{name}" for name in ("flow_picture", "page", "sections")),
-        *(f"prepare.report.{name}" for name in ("bench_section", "tune_section")),
-        *(f"prepare.report.{name}" for name in ("sweep_page", "diff_page")),
+        *(
+            f"prepare.report.pages.{name}"
+            for name in (
+                "page",
+                "run_sections",
+                "bench_section",
+                "tune_section",
+                "sweep_page",
+                "diff_page",
+            )
+        ),
     }
 
 
 @pytest.mark.parametrize("absent", ["hydra", "omegaconf", "rich"])
 def test_the_command_line_says_in_one_line_which_extra_it_needs(tmp_path, absent):
-    done = without((absent,), "from prepare.cli import main; main(['model=unet2d'])", tmp_path)
+    done = without((absent,), "from prepare.cli.main import main; main(['model=unet2d'])", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"the command line needs {absent}; install the extra: pip install 'torch-prepare[cli]'\n"
@@ -280,7 +295,7 @@ def test_the_command_line_says_in_one_line_which_extra_it_needs(tmp_path, absent
 
 
 def test_a_sweeps_table_asks_for_the_extra_in_one_line_too(tmp_path):
-    done = without(("rich",), "from prepare.cli import main; main(['summary', '.'])", tmp_path)
+    done = without(("rich",), "from prepare.cli.main import main; main(['summary', '.'])", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("the command line needs rich; install the extra: ")
 
@@ -299,6 +314,6 @@ def test_a_hydra_that_does_not_start_on_this_python_is_named(tmp_path, monkeypat
 def test_what_needs_no_extra_is_told_without_the_command_lines_packages(tmp_path):
     every = {"steps": "conv3d_memory_format", "--version": "torch ", "--help": "channels_last_3d"}
     for word, told in every.items():
-        done = without(CLI, f"from prepare.cli import main; main([{word!r}])", tmp_path)
+        done = without(CLI, f"from prepare.cli.main import main; main([{word!r}])", tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert told in done.stdout

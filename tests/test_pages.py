@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.pages import huge_pages
+from prepare.core.model.huge_pages import huge_pages
 from prepare.pipeline import Pipeline
 
 SMAPS = Path("/proc/self/smaps")

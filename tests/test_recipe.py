@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz_recipe import HEAD, Watch
-from prepare import plain_yaml, recipe
+from prepare import recipe
+from prepare.core.utils import plain_yaml
 from prepare.errors import ConfigError, RecipeError
 
 FUZZ = Path(__file__).with_name("fuzz_recipe.py")

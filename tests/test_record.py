@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from prepare.audit import audit
-from prepare.environment import environment
+from prepare.core.utils.environment import environment
 from prepare.errors import FileError
-from prepare.headlines import audit_summary
+from prepare.job.headline import audit_summary
+from prepare.job.record import FILES, STATUSES, Job, Record, Result
 from prepare.pipeline import Pipeline
-from prepare.record import FILES, STATUSES, Job, Record, Result
 
 ALL_OF_IT = Result("failed", "model", "a line\nand another", "Traceback ...", 1.25)
 

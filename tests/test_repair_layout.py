@@ -10,12 +10,11 @@ from torch import nn
 from torch.nn.utils import parametrizations, weight_norm
 
 from networks import bits, facts
-from prepare import repairs
 from prepare.errors import ConfigError, PatternError, StepError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.step import ModelStep
-from prepare.steps import repair_layout
+from prepare.steps import repair_layout, repairs
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 FLAT = {"conv2d_memory_format": {}, "repair_layout": {}}
@@ -146,7 +145,7 @@ CHANGED_IN_PLACE = [name for name in EXAMPLES if "oftm" not in name]
 def test_what_a_repaired_module_gives_may_be_changed_in_place(name, large, monkeypatch):
     # As the activations of most networks do it: LeakyReLU(inplace=True).
     if large:  # norms go another way where it is worth it
-        monkeypatch.setattr("prepare.repairs._normalise._SMALL", 0)
+        monkeypatch.setattr("prepare.steps.repairs._norm_autograd._SMALL", 0)
     module, _, x = example(name)
     found = []
     for each, given in ((fixed(name), channels_last(x)), (module, x)):
@@ -255,7 +254,7 @@ def test_only_what_is_known_of_the_pipelines_device_is_repaired():
 
 
 def test_what_a_later_torch_has_mended_is_left_alone(monkeypatch):
-    monkeypatch.setattr("prepare.known_issues.standing", lambda device: [])
+    monkeypatch.setattr("prepare.core.model.known_issues.standing", lambda device: [])
     plan = Pipeline.from_config(FLAT).plan(network(), known_issues="ignore")
     assert not plan.actions
     forced = {**FLAT, "repair_layout": {"force": True}}

@@ -10,7 +10,7 @@ from torch import nn
 
 from networks import bits
 from prepare.pipeline import Pipeline
-from prepare.repairs import find
+from prepare.steps.repairs import find
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 # Where the largest error of the contiguous kernel is 0 by luck: one rounding of the largest number.

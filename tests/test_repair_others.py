@@ -11,11 +11,11 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from prepare.audit import audit
-from prepare.layout import canonical_stride
+from prepare.core.model.memory_format import canonical_stride
 from prepare.pipeline import Pipeline
-from prepare.repairs import find
-from prepare.repairs.conv3d import goes_beyond
-from prepare.repairs.repair import FORMATS
+from prepare.steps.repairs import find
+from prepare.steps.repairs.base import FORMATS
+from prepare.steps.repairs.conv3d import goes_beyond
 
 NAMES = {4: "channels_last", 5: "channels_last_3d"}
 

@@ -17,22 +17,23 @@ import pytest
 
 from networks import small_3d
 from prepare.audit import Audit, audit
+from prepare.audit.rows import Row
 from prepare.errors import FileError
-from prepare.flows.records import Convolution, Copy, Event, Flow, ModuleLayout
+from prepare.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
+from prepare.job.record import Job, Record, Result
 from prepare.pipeline import Pipeline
-from prepare.record import Job, Record, Result
-from prepare.report.flow_picture import LIMIT, flow_svg, write_flow_svg
-from prepare.report.flow_words import cut, wide
-from prepare.report.folding import SMALL, rows
-from prepare.report.grid import LIMIT as ROWS_SHOWN
-from prepare.report.grid import grid
-from prepare.report.page import Part, page, run_page, write_page
-from prepare.report.rendering import short
-from prepare.report.sections import SECTIONS
-from prepare.rows import Row
+from prepare.report import render
+from prepare.report.charts.flow_picture import LIMIT, flow_svg, write_flow_svg
+from prepare.report.charts.flow_text import cut, wide
+from prepare.report.charts.module_rows import SMALL, rows
+from prepare.report.pages.long_table import LIMIT as ROWS_SHOWN
+from prepare.report.pages.long_table import grid
+from prepare.report.pages.page import Part, page, run_page, write_page
+from prepare.report.pages.run_sections import SECTIONS
+from prepare.report.render import short
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-TEMPLATES = Path(run_page.__code__.co_filename).parent / "templates"
+TEMPLATES = Path(render.__file__).parent / "templates"
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = [
     "</title><script>alert(1)</script>",

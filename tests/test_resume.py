@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from prepare import cli
-from prepare.identity import identity, told_apart
-from prepare.record import KEPT, Record
-from prepare.sweep import read_summary
+from prepare.cli import main as cli
+from prepare.job.record import KEPT, Record
+from prepare.sweep.identity import identity, told_apart
+from prepare.sweep.summary import read_summary
 from sweeps import NET, TESTS, Ended, finish, left_of, start, wait_for
 
 QUICK = ("bench=none", "verify=none", "flow=none")
@@ -143,7 +143,7 @@ def test_a_job_is_done_again_where_what_determines_its_result_has_changed(
     if change == "plugin":
         (folder / "own_plugin.py").write_text("# another\n")
     if change == "version":
-        monkeypatch.setattr("prepare.identity._version", lambda package: "another")
+        monkeypatch.setattr("prepare.sweep.identity._version", lambda package: "another")
     built(folder)
     sweep("a", *words, "resume=true")
     assert built(folder) == ["a"]

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 import sweep_folders as made
-from prepare import cli
 from prepare.audit import Audit
-from prepare.flows.records import Flow
-from prepare.headlines import Lost, Verified, headline
-from prepare.ranking import command, rank
-from prepare.record import Result
-from prepare.report.row_words import memory_words, verified_words
-from prepare.report.sweep import show_summary, write_summary
+from prepare.cli import main as cli
+from prepare.flow.records import Flow
+from prepare.job.headline import Lost, Verified, headline
+from prepare.job.record import Result
+from prepare.report.sentences import memory_words, verified_words
 from prepare.report.sweep_table import columns, conclusions
-from prepare.sweep import read_summary
+from prepare.report.terminal.sweep import show_summary, write_summary
+from prepare.sweep.ranking import command, rank
+from prepare.sweep.summary import read_summary
 
 RUN = Path(__file__).resolve().parent.parent / "run.py"
 HOSTILE = ["=1+1", "<script>alert(1)</script>", "[red]x[/red]", "a|b\nc", "\udc80", '"quoted", and', "x" * 5000]  # fmt: skip
@@ -338,7 +338,7 @@ def test_a_bench_whose_baseline_could_not_run_says_why(sweep, capsys):
 
 def test_summary_and_diff_start_no_torch(swept):
     script = (
-        "import sys\nfrom prepare import cli\n"
+        "import sys\nfrom prepare.cli import main as cli\n"
         f"codes = [cli.run(['summary', {str(swept)!r}])]\n"
         f"folders = [{str(swept / '0-row')!r}, {str(swept / '4-row')!r}]\n"
         "codes.append(cli.run(['diff', *folders, '--page', folders[0] + '/diff.html']))\n"

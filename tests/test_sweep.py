@@ -15,10 +15,10 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from prepare import cli
-from prepare.names import slug, unique
-from prepare.record import Record, Result
-from prepare.sweep import Row, Summary, read_summary
+from prepare.cli import main as cli
+from prepare.cli.folder_names import slug, unique
+from prepare.job.record import Record, Result
+from prepare.sweep.summary import Row, Summary, read_summary
 
 RUN = Path(__file__).resolve().parent.parent / "run.py"
 UNET3D = ("model=unet3d", "model.width=2", "model.depth=2", "input.shape=[2,1,8,8,8]")

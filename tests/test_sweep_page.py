@@ -11,15 +11,15 @@ from urllib.parse import unquote
 import pytest
 
 import sweep_folders as made
-from prepare.locks import Lock
-from prepare.planned import Planned, job_lock, write_planned
-from prepare.ranking import rank
-from prepare.record import Job, Record, Result
-from prepare.report.grid import LIMIT
-from prepare.report.heat import heat
-from prepare.report.page import write_page
-from prepare.report.sweep_page import SECTIONS, sweep_page, write_sweep_page
-from prepare.sweep import read_summary
+from prepare.job.record import Job, Record, Result
+from prepare.report.pages.long_table import LIMIT
+from prepare.report.pages.page import write_page
+from prepare.report.pages.sweep_matrix import heat
+from prepare.report.pages.sweep_page import SECTIONS, sweep_page, write_sweep_page
+from prepare.sweep.locks import Lock
+from prepare.sweep.manifest import Planned, job_lock, write_planned
+from prepare.sweep.ranking import rank
+from prepare.sweep.summary import read_summary
 from test_report_page import HOSTILE, READABLE, TEMPLATES, Reader, acted, browser, contrast, opened
 
 

@@ -15,20 +15,21 @@ import pytest
 import torch
 from torch import nn
 
-from prepare import cli, recipe
+from prepare import recipe
+from prepare.cli import main as cli
 from prepare.errors import ConfigError, ModelError, RefusedError, TuneError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
-from prepare.report.tune import show_tune, tune_sentence
+from prepare.report.terminal.tune import show_tune, tune_sentence
 from prepare.step import ModuleStep
-from prepare.tune import Row, Tuning, tune
-from prepare.tuning import cache as caching
-from prepare.tuning import deciding, running
-from prepare.tuning.candidates import AS_DECLARED, Candidate, candidates
-from prepare.tuning.entrants import Checked, OutError
-from prepare.tuning.race import Race
-from prepare.tuning.records import UNPREPARED
-from prepare.tuning.running import Running
+from prepare.tune import Row, Tuning, session, tune
+from prepare.tune import cache as caching
+from prepare.tune import candidate_run as running
+from prepare.tune.candidate_run import Running
+from prepare.tune.candidates import AS_DECLARED, Candidate, candidates
+from prepare.tune.contestants import Checked, OutError
+from prepare.tune.race import Race
+from prepare.tune.records import UNPREPARED
 from sample_nets import wrong_in_training
 from test_bench import Clock, noisy
 
@@ -613,7 +614,7 @@ def timed(monkeypatch):
         def turn(self, number):
             return self._mean * math.exp(self._order.gauss(0, 0.002))
 
-    monkeypatch.setattr(deciding, "Running", Timed)
+    monkeypatch.setattr(session, "Running", Timed)
     return means
 
 
@@ -657,7 +658,7 @@ def test_the_model_and_everything_global_stay_as_they_were(timed, mode):
 def test_an_interrupt_leaves_nothing_behind(timed, monkeypatch, at, tmp_path):
     model, calls = wrong_in_training(), []
     before, kinds = bits(model), [type(module) for module in model.modules()]
-    plain = deciding.Running.turn
+    plain = session.Running.turn
 
     def interrupted(self, number):
         calls.append(number)
@@ -665,7 +666,7 @@ def test_an_interrupt_leaves_nothing_behind(timed, monkeypatch, at, tmp_path):
             raise KeyboardInterrupt
         return plain(self, number)
 
-    monkeypatch.setattr(deciding.Running, "turn", interrupted)
+    monkeypatch.setattr(session.Running, "turn", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tune(model, BATCH, cache=tmp_path / "cache", budget=2.0)
     assert (bits(model), [type(m) for m in model.modules()]) == (before, kinds)
@@ -832,7 +833,9 @@ def test_it_holds_for_the_machine_and_the_structure_it_was_measured_with(monkeyp
     lies = small().to(memory_format=torch.channels_last)
     assert all(conditions(model) != before for model in (wider, padded, lies))
     with monkeypatch.context() as patched:
-        patched.setattr("prepare.environment._instructions", lambda described: ["another"])
+        patched.setattr(
+            "prepare.core.utils.environment._instructions", lambda described: ["another"]
+        )
         assert conditions() != before  # a processor of the same name, with other instructions
     assert conditions() == before
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
@@ -842,7 +845,7 @@ def test_it_holds_for_the_machine_and_the_structure_it_was_measured_with(monkeyp
 def test_what_won_before_and_is_wrong_now_is_measured_anew(timed, tmp_path, monkeypatch):
     how = {"cache": tmp_path}
     found_with(timed, {"channels_last": 0.05}, small().eval(), **how)
-    monkeypatch.setattr(deciding.Running, "check", lambda *_, **__: Checked("fail", "outputs: off"))
+    monkeypatch.setattr(session.Running, "check", lambda *_, **__: Checked("fail", "outputs: off"))
     again = found_with(timed, {}, small().eval(), **how)
     assert (again.from_cache, again.winner) == (False, UNPREPARED)
     assert "channels_last won before, but not now: outputs: off" in again.notes
@@ -1017,7 +1020,7 @@ import torch
 import torch.distributed as dist
 from prepare import tune as module
 from prepare.errors import RefusedError
-from prepare.tuning import deciding
+from prepare.tune import session as deciding
 from test_tune import BATCH, small
 
 rank, file, wrong = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "wrong"

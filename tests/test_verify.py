@@ -19,17 +19,17 @@ from torch.utils.checkpoint import checkpoint
 
 from flow_nets import MORE, NETS
 from networks import CONF, build, facts
+from prepare.core.forward.example_input import Example, build_example
 from prepare.errors import RefusedError, VerificationError
-from prepare.example import Example, build_example
 from prepare.pipeline import Pipeline
-from prepare.report.verify import show_verify, verify_sentence
+from prepare.report.terminal.verify import show_verify, verify_sentence
 from prepare.verify import Check, Lost, Verification, verify
-from prepare.verifying import runs
-from prepare.verifying.budget import Budget, Cost, estimate
-from prepare.verifying.calls import call_of, of_size, shifted
-from prepare.verifying.comparing import PARTS
-from prepare.verifying.still import Still, flags_for
-from prepare.verifying.tolerance import compare
+from prepare.verify.compare_case import PARTS
+from prepare.verify.execution import single_run
+from prepare.verify.execution.budget import Budget, Cost, estimate
+from prepare.verify.execution.determinism import Still, flags_for
+from prepare.verify.inputs import call_of, of_size, shifted
+from prepare.verify.tolerance import compare
 from verify_faults import FAULTS, Net
 
 FLAT = {"conv2d_memory_format": {}, "input_format": {}}
@@ -161,7 +161,7 @@ def test_in_mode_eval_wrong_gradients_are_reported_and_do_not_fail():
 def test_without_gradients_nothing_runs_backward_and_outputs_are_judged_the_same(monkeypatch):
     reference, batch = flat_norm(nn.SiLU())
     pipeline, model = prepared(reference, FLAT)
-    monkeypatch.setattr(runs, "_backward", lambda *_: pytest.fail("it ran backward"))
+    monkeypatch.setattr(single_run, "_backward", lambda *_: pytest.fail("it ran backward"))
     found = verify(reference, model, batch, pipeline=pipeline, gradients=False)
     assert found.status == "pass"
     assert {"outputs", "buffers"} <= {check.what for check in found.checks}
@@ -176,9 +176,9 @@ def test_without_gradients_nothing_runs_backward_and_outputs_are_judged_the_same
 def test_what_is_exact_is_computed_once_for_several_verifications(monkeypatch):
     reference, batch = flat_norm(nn.SiLU())
     pipeline, model = prepared(reference, FLAT)
-    kept, dtypes, plain = {}, [], runs.run
+    kept, dtypes, plain = {}, [], single_run.run
     monkeypatch.setattr(
-        runs, "run", lambda *a, **how: dtypes.append(how.get("dtype")) or plain(*a, **how)
+        single_run, "run", lambda *a, **how: dtypes.append(how.get("dtype")) or plain(*a, **how)
     )
     how = {"pipeline": pipeline, "_exact": kept}
     first, second = (verify(reference, model, batch, gradients=False, **how) for _ in "ab")
@@ -789,7 +789,7 @@ def test_a_budget_says_what_a_run_takes():
 )
 def test_what_a_run_took_is_what_the_next_one_is_taken_to_take(monkeypatch, took, left, said):
     now = [0.0]
-    monkeypatch.setattr("prepare.verifying.budget.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("prepare.verify.execution.budget.time.monotonic", lambda: now[0])
     budget, cost = Budget(took + left, 2**30), Cost(operations=6 * 10**9)  # by the estimate 2 s
     with budget.timing(cost, torch.float64, backward=False):
         now[0] += took
@@ -947,7 +947,7 @@ def test_a_file_that_is_no_verification_is_refused(tmp_path, change):
 
 
 def test_the_record_and_the_report_load_without_torch():
-    code = "import sys, prepare.report.verify, prepare.verifying.records; print('torch' in sys.modules)"
+    code = "import sys, prepare.report.terminal.verify, prepare.verify.records; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prepare.headlines import CONVOLUTIONS, Timed
-from prepare.ranking import Field, Ranking, timed
-from prepare.report.row_words import interval_words, memory_words, ratio_words, verified_words
-from prepare.text import size
+from prepare.core.utils.text import size
+from prepare.job.headline import CONVOLUTIONS, Timed
+from prepare.report.sentences import interval_words, memory_words, ratio_words, verified_words
+from prepare.sweep.ranking import Field, Ranking, timed
 
 if TYPE_CHECKING:
-    from prepare.sweep import Row, Summary
+    from prepare.sweep.summary import Row, Summary
 
 # What is said in place of a verdict, where others ran on the same cores.
 SHARED = "on shared cores"

@@ -11,7 +11,7 @@ from prepare.step import TensorStep, Want
 if TYPE_CHECKING:
     import torch
 
-    from prepare.tensors import NamedTensor
+    from prepare.core.model.tensors import NamedTensor
 
 
 @dataclass(frozen=True, kw_only=True)

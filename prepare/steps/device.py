@@ -14,7 +14,7 @@ from prepare.step import TensorStep, Want
 if TYPE_CHECKING:
     import torch
 
-    from prepare.tensors import NamedTensor
+    from prepare.core.model.tensors import NamedTensor
 
 DEVICE = "a device, as in cpu or cuda:0"
 _KINDS = ("auto", "cpu", "cuda", "mps", "xpu", "meta")

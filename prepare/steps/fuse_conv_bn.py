@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from prepare.core.utils.text import plural
 from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.step import ModuleStep
-from prepare.text import plural
 
 if TYPE_CHECKING:
     import torch
@@ -46,14 +46,14 @@ class FuseConvBn(ModuleStep):
         )
 
     def candidates(self, model: torch.nn.Module) -> Iterator[str]:
-        from prepare.fusing import is_norm
+        from prepare.steps.fusion.conv_bn import is_norm
 
         for name, module in model.named_modules(remove_duplicate=False):
             if is_norm(module):
                 yield name
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
-        from prepare.fusing import find
+        from prepare.steps.fusion.conv_bn import find
 
         return iter(find(model).pairs)
 
@@ -66,7 +66,7 @@ class FuseConvBn(ModuleStep):
         """Fuses all of them after one look at the model."""
         from torch import nn
 
-        from prepare.fusing import find, fuse
+        from prepare.steps.fusion.conv_bn import find, fuse
 
         pairs = find(model).pairs
         for pair in map(pairs.__getitem__, names):
@@ -76,7 +76,7 @@ class FuseConvBn(ModuleStep):
             yield from ((name, identity) for name in pair.norm_names)
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
-        from prepare.fusing import find
+        from prepare.steps.fusion.conv_bn import find
 
         found = find(model)
         reasons: dict[str, list[str]] = {}

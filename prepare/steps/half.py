@@ -11,7 +11,7 @@ from prepare.registry import register
 from prepare.step import TensorStep, Want
 
 if TYPE_CHECKING:
-    from prepare.tensors import NamedTensor
+    from prepare.core.model.tensors import NamedTensor
 
 
 @register("half")

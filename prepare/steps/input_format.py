@@ -14,7 +14,7 @@ from prepare.steps.device import DEVICE, readable_device
 if TYPE_CHECKING:
     import torch
 
-    from prepare.inputs import Formatter
+    from prepare.core.forward.input_formatter import Formatter
 
 # What each choice asks of tensors, by their number of dimensions; 0 stands for every number.
 _BY_RANK = {
@@ -67,12 +67,12 @@ class InputFormat(InputStep):
         return self._formatter(batch)
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
-        from prepare.inputs import FormatHook
+        from prepare.core.forward.input_formatter import FormatHook
 
         return ("",) if self.attach and not FormatHook(self._formatter).is_on(model) else ()
 
     def act(self, model: torch.nn.Module) -> None:
-        from prepare.inputs import FormatHook
+        from prepare.core.forward.input_formatter import FormatHook
 
         FormatHook(self._formatter).install(model)
 
@@ -80,7 +80,7 @@ class InputFormat(InputStep):
     def _formatter(self) -> Formatter:
         import torch
 
-        from prepare.inputs import Formatter
+        from prepare.core.forward.input_formatter import Formatter
 
         return Formatter(
             torch.device(self.device) if self.device else None,

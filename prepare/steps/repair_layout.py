@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from prepare import repairs
 from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.step import ModuleStep, Step
+from prepare.steps import repairs
 
 if TYPE_CHECKING:
     import torch
 
-    from prepare.repairs.repair import Repair
+    from prepare.steps.repairs.base import Repair
 
 _CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 
@@ -42,7 +42,7 @@ class RepairLayout(ModuleStep):
     Hurts: a small activation is copied to contiguous and back, which for group norm costs several
     times torch's (inexact) kernel. TorchScript cannot compile a repaired norm. To take it all back:
     `from prepare.steps import repair_layout; repair_layout.undo(model)`.
-    Source: pytorch#59168, #113437; `prepare/known_issues.yaml` has the evidence.
+    Source: pytorch#59168, #113437; `prepare/core/model/known_issues.yaml` has the evidence.
     """
 
     keeps_tensors: ClassVar[bool] = True
@@ -85,7 +85,7 @@ class RepairLayout(ModuleStep):
 
     def _known(self, model: torch.nn.Module) -> tuple[Repair, ...]:
         """The repairs of what is known of this device and torch; with `force` every one."""
-        from prepare.known_issues import standing
+        from prepare.core.model.known_issues import standing
 
         if self.force:
             return _all()
@@ -120,8 +120,8 @@ def _has_weights_in(model: torch.nn.Module, rank: int, memory_format: str) -> bo
     """Whether a convolution's weight has exactly the strides of this format, and not of contiguous too."""
     from torch import nn
 
-    from prepare.layout import canonical_stride
-    from prepare.tensors import is_lazy, is_strided
+    from prepare.core.model.memory_format import canonical_stride
+    from prepare.core.model.tensors import is_lazy, is_strided
 
     kinds = {4: (nn.Conv2d, nn.ConvTranspose2d), 5: (nn.Conv3d, nn.ConvTranspose3d)}[rank]
     for module in model.modules():

@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from prepare.core.model.tensors import named_tensors
 from prepare.errors import StepError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.step import InputStep, Step, TensorStep
-from prepare.tensors import named_tensors
 from prepare.testing.networks import facts, mixed, tensors
 
 
@@ -135,7 +135,7 @@ class StepContract:
         failure = StepError(self.step, "fails in the end")
         acts = bool(self._pipeline().plan(model))
         raises = pytest.raises(StepError, match="in the end") if acts else nullcontext()
-        with patch("prepare.pipeline._nothing_left", side_effect=failure), raises:
+        with patch("prepare.pipeline.pipeline._nothing_left", side_effect=failure), raises:
             self._apply(model)
         _unchanged(model, before, "a failed `apply`")
 

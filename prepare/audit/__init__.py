@@ -1,0 +1,133 @@
+"""The per-module stride table of a model: what each tensor is, judged against a plan, trusting no step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from prepare.audit.rows import Row
+from prepare.core.utils import files
+from prepare.core.utils.csv_text import csv_text
+from prepare.errors import AuditError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from prepare.plan import Plan
+
+_KIND = files.Kind("prepare.audit", 1, "audit", "an audit.json", AuditError)
+
+
+class Difference(NamedTuple):
+    """What differs about one tensor between two audits: `fields` maps a field to (ours, theirs).
+
+    A tensor that only one of them has is `only in ours` or `only in theirs`, without fields.
+    """
+
+    tensor: str
+    only_in: str | None
+    fields: dict[str, tuple[Any, Any]]
+
+    def __str__(self) -> str:
+        if self.only_in:
+            return f"{self.tensor}: only in {self.only_in}"
+        changes = (f"{name} {_word(a)} -> {_word(b)}" for name, (a, b) in self.fields.items())
+        return f"{self.tensor}: {', '.join(changes)}"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The table, sorted by name, and what it adds up to."""
+
+    rows: list[Row]
+    summary: dict[str, Any]
+
+    def save(self, path: str | Path) -> None:
+        """Writes JSON, or CSV where the name ends in .csv; the same model gives the same bytes."""
+        files.write_text(path, self.to_csv() if str(path).endswith(".csv") else self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Audit:
+        """An audit from its JSON.
+
+        Raises:
+            AuditError: the file is no audit, or one of another version.
+        """
+        return files.read_record(
+            path, _KIND, lambda data: cls([_row(row) for row in data["rows"]], data["summary"])
+        )
+
+    def to_json(self) -> str:
+        """JSON, one row a line, so that two audits can be compared with any tool."""
+        rows = ",\n".join(_dump(row._asdict()) for row in self.rows)
+        head = f'{_dump(_KIND.head)[1:-1]},"summary":{_dump(self.summary)}'
+        return f'{{{head},"rows":[\n{rows}\n]}}\n'
+
+    def to_csv(self) -> str:
+        """CSV, one row a tensor; lists are written with spaces between, as spreadsheets like them."""
+        before = ("stride", "dtype", "device")
+        fields = [name for name in Row._fields if name != "before"]
+        rows = [[*fields, *(f"before_{name}" for name in before)]]
+        for row in self.rows:
+            cells = [getattr(row, name) for name in fields]
+            cells += [(row.before or {}).get(name) for name in before]
+            rows.append([_cell(cell) for cell in cells])
+        return csv_text(rows)
+
+    def diff(self, other: Audit) -> list[Difference]:
+        """Every tensor that differs, in any field, sorted by name; empty where none does."""
+        ours, theirs = ({row.path: row for row in audit.rows} for audit in (self, other))
+        return [
+            difference
+            for path in sorted({*ours, *theirs})
+            if (difference := _difference(path, ours.get(path), theirs.get(path)))
+        ]
+
+
+def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
+    """Reads every parameter, buffer and computed weight of `model`, as they are now.
+
+    With the plan that was taken before `apply`, each row also says how the tensor was before, which
+    steps wanted something of it, and what came of that. The judgement rests on the strides, dtypes
+    and devices read here, never on what a step says it did.
+    """
+    from prepare.audit.read_model import read_model
+    from prepare.core.utils.gc_pause import paused_collector
+
+    with paused_collector():
+        return Audit(*read_model(model, plan))
+
+
+def _difference(path: str, ours: Row | None, theirs: Row | None) -> Difference | None:
+    if ours is None or theirs is None:
+        return Difference(path, "theirs" if ours is None else "ours", {})
+    pairs = zip(Row._fields, ours, theirs, strict=True)
+    fields = {name: (a, b) for name, a, b in pairs if a != b}
+    return Difference(path, None, fields) if fields else None
+
+
+def _row(data: dict[str, Any]) -> Row:
+    row = Row(**data)
+    before = row.before and {**row.before, "stride": _tuple(row.before["stride"])}
+    lists = ("shape", "stride", "layouts", "shared_with", "steps")
+    return row._replace(before=before, **{name: _tuple(getattr(row, name)) for name in lists})
+
+
+def _tuple(value: list | None) -> tuple | None:
+    return None if value is None else tuple(value)
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _word(value: Any) -> str:
+    return _dump(value) if isinstance(value, dict | tuple) else str(value)

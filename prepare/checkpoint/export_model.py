@@ -1,0 +1,46 @@
+"""Undo a preparation in place, for people without `prepare`."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from torch import nn
+
+from prepare.core.forward.input_formatter import FormatHook
+from prepare.core.model.memory_format import canonical_stride
+from prepare.core.model.tensors import NamedTensor, is_plain
+from prepare.pipeline import Pipeline
+from prepare.step import TensorStep, Want
+from prepare.steps import compile, repair_layout  # noqa: A004
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+def export_model(model: _Model) -> _Model:
+    """See `prepare.checkpoint.export`."""
+    compiled = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
+    try:
+        for module in compiled:
+            compile.undo(module)
+        Pipeline([_Contiguous()]).apply(model, strict=False, known_issues="ignore")
+    except BaseException:
+        for module, call in compiled.items():
+            module._compiled_call_impl = call
+        raise
+    repair_layout.undo(model)
+    FormatHook.remove(model)
+    return model
+
+
+class _Contiguous(TensorStep):
+    """Takes channels-last tensors back; what lies otherwise is as its author made it."""
+
+    name = "export"
+
+    def want(self, tensor: NamedTensor) -> Want | None:
+        held = tensor.tensor
+        formats = {4: "channels_last", 5: "channels_last_3d"}
+        if not is_plain(held) or held.dim() not in formats:
+            return None
+        channels_last = canonical_stride(held.shape, formats[held.dim()])
+        return Want(memory_format="contiguous") if held.stride() == channels_last else None

@@ -1,0 +1,122 @@
+"""Opens weights: a safetensors file, one of torch's, or the index of several; by content, not by name."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prepare.checkpoint import safetensors_format, torch_format
+from prepare.checkpoint.manifest import Manifest, read_manifest
+from prepare.checkpoint.paths import INDEX, beside, instead
+from prepare.checkpoint.stored_tensor import Stored, problem, several
+from prepare.core.utils import files
+from prepare.errors import CheckpointError, FileError
+
+_LARGEST_INDEX = 100_000_000
+Rename = Callable[[str], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Weights as a model is offered them, by name.
+
+    `versions` is what the modules wrote beside their tensors, which are not `{"version": 1}`; None
+    where nobody knows. `digests` maps a name in the file to the sha256 that its values have to have.
+    """
+
+    path: Path
+    stored: Mapping[str, Stored]
+    versions: Mapping[str, Any] | None
+    manifest: Manifest | None
+    digests: Mapping[str, str]
+
+
+def open_weights(
+    path: Path, *, key: str | None = None, rename: Rename | None = None, check: str = "auto"
+) -> Opened:
+    """The weights at `path`, and what stands beside them; no values are read.
+
+    Raises:
+        CheckpointError: what is there is damaged, or nothing that is read here.
+    """
+    stored, versions = _read(path, key)
+    manifest = read_manifest(path)
+    if check == "always" and manifest is None:
+        remedy = "save it with prepare.checkpoint.save, or take check='auto'"
+        wrong = f"has no {beside(path).name} beside it, so nothing can be checked"
+        raise CheckpointError.of([problem(path, None, wrong, remedy)])
+    digests = {}
+    if manifest and check != "never":
+        manifest.check(path, stored)
+        digests = {held.name: held.sha256 for held in manifest.tensors}
+        digests |= {name: digests[first] for name, first in manifest.tied.items()}
+    if manifest:
+        versions = manifest.versions
+    tied = manifest.tied if manifest else {}
+    stored = stored | {n: stored[first] for n, first in tied.items() if first in stored}
+    if rename:
+        stored, versions = _renamed(path, stored, rename), None
+    return Opened(path, stored, versions, manifest, digests)
+
+
+def _read(path: Path, key: str | None) -> tuple[dict[str, Stored], Mapping[str, Any] | None]:
+    if path.name.endswith(INDEX):
+        return _read_index(path), None
+    beginning = _beginning(path)
+    if key is not None and not torch_format.is_torch_file(beginning):
+        wrong = f"has no entries, so none called {key!r}"
+        raise CheckpointError.of([problem(path, None, wrong, "drop key=: it is for torch's files")])
+    if torch_format.is_torch_file(beginning):
+        return torch_format.read_tensors(path, key)
+    if not safetensors_format.is_safetensors(beginning):
+        what = "is empty" if not beginning else "is neither a safetensors file nor one of torch's"
+        remedy = "give .safetensors, or what torch.save wrote (since 1.6; older: save it again)"
+        raise CheckpointError.of([problem(path, None, what, remedy)])
+    return safetensors_format.read_header(path), None
+
+
+def _read_index(path: Path) -> dict[str, Stored]:
+    """The tensors of all files that an index names; they lie beside it."""
+    try:
+        index = json.loads(files.read_text(path, limit=_LARGEST_INDEX))
+        shards = {str(name): str(file) for name, file in index["weight_map"].items()}
+    except FileError as error:
+        raise CheckpointError.of(error.problems) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        wrong = f"is no index of weights: {type(error).__name__}: {str(error)[:100]}"
+        remedy = "it holds {weight_map: {tensor: file}}"
+        raise CheckpointError.of([problem(path, None, wrong, remedy)]) from error
+    found: dict[str, dict[str, Stored]] = {}
+    for shard in dict.fromkeys(shards.values()):
+        if Path(shard).name != shard or shard.endswith(INDEX):
+            wrong = f"names the file {files.shown(shard)}, which is none beside it"
+            raise CheckpointError.of([problem(path, None, wrong, "files lie beside their index")])
+        found[shard], _ = _read(path.with_name(shard), None)
+    lacking = [problem(path.with_name(shard), name, f"is not there, and {path.name} says it is")
+               for name, shard in shards.items() if name not in found[shard]]  # fmt: skip
+    if lacking:
+        raise several(lacking)
+    return {name: found[shard][name] for name, shard in shards.items()}
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(16)
+    except OSError as error:
+        wrong = f"cannot be read: {error.strerror or error}"
+        raise CheckpointError.of([problem(path, None, wrong, instead(path))]) from error
+
+
+def _renamed(path: Path, stored: Mapping[str, Stored], rename: Rename) -> dict[str, Stored]:
+    """The tensors by the names that `rename` gives them, without those for which it gives None."""
+    found: dict[str, Stored] = {}
+    for name, one in stored.items():
+        new = rename(name)
+        if new in found:
+            wrong = f"is renamed to {new!r}, and so is {found[new].name}"
+            raise CheckpointError.of([problem(path, name, wrong, "mend rename=")])
+        if new is not None:
+            found[new] = one
+    return found

@@ -1,0 +1,169 @@
+"""Reads torch's own files: only tensors, mapped from the file and not held; no pickled code is ever run."""
+
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prepare.checkpoint.stored_tensor import Stored, named, problem, rows_at_once, several
+from prepare.core.model.huge_pages import drop_pages
+from prepare.core.model.memory_format import satisfied
+from prepare.core.model.tensors import is_plain
+from prepare.errors import CheckpointError, Problem, choose
+
+_DAMAGED = "it is cut short or damaged: fetch or save it again"
+_AGAIN = "save it with torch.save(model.state_dict(), FILE), and nothing but tensors in it"
+_LARGEST_PICKLE = 100_000_000
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped(Stored):
+    """A tensor of a mapped file; `mapped` that its pages can be given back once they are read."""
+
+    tensor: Tensor
+    mapped: bool
+
+    def pieces(self, into: Tensor) -> Iterator[tuple[int, Tensor]]:
+        source = self.tensor.detach().reshape(into.shape)
+        rows = rows_at_once(into.shape)
+        for row in range(0, len(source), rows) if source.numel() else ():
+            part = source[row : row + rows]
+            yield row, part.contiguous()
+            # One that fills its piece of the file, in whatever order: the piece is done with.
+            if self.mapped and satisfied(tuple(part.shape), part.stride()):
+                drop_pages(part)
+
+
+def is_torch_file(beginning: bytes) -> bool:
+    """Whether a file with these first bytes can be one: a zip archive, as torch writes since 1.6."""
+    return beginning[:4] == b"PK\x03\x04"
+
+
+def read_tensors(path: Path, key: str | None) -> tuple[dict[str, Stored], Mapping[str, Any] | None]:
+    """Every tensor of the file, by name, and the versions of the modules that it was saved from.
+
+    `key` is the entry that holds them, where the file holds more than weights.
+
+    Raises:
+        CheckpointError: the file is damaged, or holds other things than tensors.
+    """
+    _check_archive(path)
+    mapped: set[int] = set()
+
+    def keep(storage: torch.UntypedStorage, _location: str) -> torch.UntypedStorage:
+        mapped.add(storage.data_ptr())
+        return storage
+
+    try:
+        # The file was written where its tensors may have been on an accelerator: they stay in the file.
+        found = torch.load(path, map_location=keep, weights_only=True, mmap=True)
+    except Exception as error:
+        raise _refused(path, error) from error
+    state = _state(path, found, key)
+    problems = [p for name, tensor in state.items() for p in _wrong(path, name, tensor)]
+    if problems:
+        raise several(problems)
+    stored: dict[str, Stored] = {
+        name: _Mapped(path, name, tensor.dtype, tuple(tensor.shape), tensor,
+                      tensor.untyped_storage().data_ptr() in mapped)
+        for name, tensor in state.items()
+    }  # fmt: skip
+    versions = getattr(state, "_metadata", None)
+    return stored, versions if isinstance(versions, Mapping) else None
+
+
+def _check_archive(path: Path) -> None:
+    """Refuses an archive that torch would not have written, before torch sees it.
+
+    Records that are compressed grow when they are read; torch has had holes in what it does with them.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+            broken = any(r.compress_type or r.file_size != r.compress_size for r in records)
+            names = {record.filename.partition("/")[2]: record for record in records}
+            if broken or len(names) != len(records):
+                wrong = (
+                    "its records are compressed, or stand in it twice: torch writes no such file"
+                )
+                raise CheckpointError.of([problem(path, None, wrong, _AGAIN)])
+            if "constants.pkl" in names:
+                wrong = "is a TorchScript model, which is code"
+                raise CheckpointError.of([problem(path, None, wrong, _AGAIN)])
+            if "data.pkl" not in names or names["data.pkl"].file_size > _LARGEST_PICKLE:
+                wrong = "is an archive, and none that torch writes"
+                raise CheckpointError.of([problem(path, None, wrong, _AGAIN)])
+            order = archive.read(names["byteorder"]).decode() if "byteorder" in names else ""
+    except CheckpointError:
+        raise
+    except Exception as error:  # the standard library raises many kinds over a damaged archive
+        wrong = f"its archive cannot be read: {type(error).__name__}: {str(error)[:100]}"
+        raise CheckpointError.of([problem(path, None, wrong, _DAMAGED)]) from error
+    if order not in ("", sys.byteorder):
+        wrong = f"was written on a machine that is {order}-endian, and this one is {sys.byteorder}"
+        raise CheckpointError.of([problem(path, None, wrong, "save it as safetensors there")])
+
+
+def _refused(path: Path, error: Exception) -> CheckpointError:
+    """What `torch.load` refused; its texts go on for a page, and advise to let the code run."""
+    said = str(error).replace("WeightsUnpickler error:", "\n")
+    lines = [line.strip() for line in said.splitlines()]
+    about = [line for line in lines if line.startswith(("Unsupported", "GLOBAL", "Can only"))]
+    reason = (about or [f"{type(error).__name__}: {lines[0] if lines else ''}"])[0][:160]
+    wrong = f"holds something else than tensors, or is damaged; nothing of it was run ({reason})"
+    return CheckpointError.of([problem(path, None, wrong, _AGAIN)])
+
+
+def _state(path: Path, found: Any, key: str | None) -> Mapping[str, Any]:
+    """The mapping of names to tensors: what the file holds, or the one entry of it that is such."""
+    if key is not None:
+        entries = found if isinstance(found, Mapping) else {}
+        if key not in entries or not _is_state(entries[key]):
+            wrong = f"has no tensors under {key!r}"
+            remedy = choose(key, _inner(found), noun="entries with tensors")
+            raise CheckpointError.of([problem(path, None, wrong, remedy)])
+        return entries[key]
+    if _is_state(found):
+        return found
+    inner = _inner(found)
+    if len(inner) == 1:
+        return found[inner[0]]
+    wrong = f"holds no mapping of names to tensors, but {_described(found)}"
+    remedy = f"choose one: key={inner[0]!r}; there are {', '.join(inner)}" if inner else _AGAIN
+    raise CheckpointError.of([problem(path, None, wrong, remedy)])
+
+
+def _is_state(found: Any) -> bool:
+    return (
+        isinstance(found, Mapping)
+        and all(isinstance(name, str) for name in found)
+        and any(isinstance(value, Tensor) for value in found.values())
+    )
+
+
+def _inner(found: Any) -> list[str]:
+    if not isinstance(found, Mapping):
+        return []
+    return [key for key, value in found.items() if isinstance(key, str) and _is_state(value)]
+
+
+def _described(found: Any) -> str:
+    if not isinstance(found, Mapping):
+        return f"a {type(found).__name__}"
+    keys = ", ".join(named(str(key)) for key in list(found)[:_SHOWN])
+    return f"a {type(found).__name__} with {len(found)} entries: {keys}"[:300]
+
+
+def _wrong(path: Path, name: str, tensor: Any) -> Iterator[Problem]:
+    if not isinstance(tensor, Tensor):
+        wrong = f"is a {type(tensor).__name__}, and no tensor"
+        yield problem(path, name, wrong, "take it out of the file")
+    elif not is_plain(tensor) or tensor.device.type != "cpu" or tensor.is_quantized:
+        kind = "has no values" if tensor.is_meta else "is sparse, quantized or of its own kind"
+        yield problem(path, name, kind, _AGAIN)

@@ -1,0 +1,1 @@
+"""The command line: bare words, flags, and everything else through Hydra."""

@@ -1,0 +1,28 @@
+"""The page that --help prints, made of the configurations themselves: no need to start Hydra."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from string import Template
+
+import yaml
+
+from prepare.core.utils.conf_folder import conf_dir
+from prepare.job.settings import GROUPS
+
+
+def help_page(width: int, config_dir: str | None = None) -> str:
+    """The page, its lists of options folded to `width`; `config_dir` may add options of a user's own."""
+    text = (conf_dir() / "config.yaml").read_text(encoding="utf-8")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    template = yaml.load(text, Loader=loader)["hydra"]["help"]["template"]  # noqa: S506  both are safe
+    folders = [conf_dir(), *([Path(config_dir)] if config_dir else [])]
+    groups = (f"{group}: {', '.join(_options(folders, group))}" for group in GROUPS)
+    folded = (textwrap.fill(group, width, subsequent_indent="    ") for group in groups)
+    return Template(template).safe_substitute(APP_CONFIG_GROUPS="\n".join(folded) + "\n").rstrip()
+
+
+def _options(folders: list[Path], group: str) -> list[str]:
+    found = (path.stem for folder in folders for path in (folder / group).glob("*.yaml"))
+    return sorted(set(found))

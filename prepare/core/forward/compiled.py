@@ -1,0 +1,32 @@
+"""Find out whether a model is compiled, and run it without its compiler."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calls of this module itself are compiled."""
+    return getattr(module, "_compiled_call_impl", None) is not None or (
+        type(module).__name__ == "OptimizedModule"
+    )
+
+
+def contains_compiled(model: nn.Module) -> bool:
+    """Whether the model, or any module in it, is compiled."""
+    return any(is_compiled(module) for module in model.modules())
+
+
+def eager_if_compiled(model: nn.Module) -> AbstractContextManager:
+    """Run compiled modules in `model` eagerly; by torch's promise their outputs have the same strides.
+
+    With stand-ins for its tensors, a compiled module would be compiled anew.
+    """
+    set_stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
+    if set_stance is None or not contains_compiled(model):
+        return contextlib.nullcontext()
+    return set_stance("force_eager")

@@ -1,0 +1,161 @@
+"""Formats the tensors of a nested batch: device, floating-point type, canonical strides by rank."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prepare.core.model.memory_format import canonical_stride
+
+_LEAVES = (str, bytes, bool, int, float, complex, type(None))
+
+
+@dataclasses.dataclass(frozen=True)
+class Formatter:
+    """How the tensors of a batch are to be; a None leaves that side of them alone.
+
+    `formats` maps a number of dimensions to a memory format; 0 stands for every number.
+    """
+
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
+    formats: tuple[tuple[int, str], ...] = ()
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch formatted; the same object where nothing differs."""
+        return map_tensors(self.tensor, batch)
+
+    def tensor(self, tensor: Tensor) -> Tensor:
+        """One tensor formatted; the same object where nothing differs. Differentiable."""
+        device, dtype = tensor.device, tensor.dtype
+        if self.device is not None and not _is_on(device, self.device):
+            device = self.device
+        if self.dtype is not None and tensor.is_floating_point():
+            dtype = self.dtype
+        same = device == tensor.device and dtype == tensor.dtype
+        memory_format = self._format(tensor.dim())
+        if memory_format is None or tensor.layout is not torch.strided or tensor.is_nested:
+            return tensor if same else tensor.to(device, dtype, non_blocking=True)
+        stride = canonical_stride(tensor.shape, memory_format)
+        if same and tensor.stride() == stride:
+            return tensor
+        # Not `.contiguous(memory_format=...)`: it leaves strides that only look channels-last.
+        fresh = torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device)
+        return fresh.copy_(tensor, non_blocking=True)
+
+    def _format(self, rank: int) -> str | None:
+        for dims, memory_format in self.formats:
+            if dims in (rank, 0):
+                return memory_format
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class FormatHook:
+    """A forward pre-hook that formats positional and keyword arguments; holds configuration only.
+
+    Being plain data it survives pickle and deepcopy, and is known again when it is there already.
+    """
+
+    formatter: Formatter
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        new_args, new_kwargs = self.formatter(args), self.formatter(kwargs)
+        if new_args is args and new_kwargs is kwargs:
+            return None
+        return new_args, new_kwargs
+
+    def is_on(self, model: nn.Module) -> bool:
+        """Whether `model` has this very hook."""
+        return self in model._forward_pre_hooks.values()
+
+    def install(self, model: nn.Module) -> None:
+        """Puts the hook before all others, in the place of any other formatting hook."""
+        FormatHook.remove(model)
+        model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
+
+    @staticmethod
+    def remove(model: nn.Module) -> None:
+        """Takes any formatting hook off `model`."""
+        for key, hook in list(model._forward_pre_hooks.items()):
+            if isinstance(hook, FormatHook):
+                del model._forward_pre_hooks[key]
+                model._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """`value` with `change` applied to every tensor in it; the same object where nothing changed.
+
+    Goes into mappings, lists, tuples, NamedTuples and dataclasses, and keeps their types. torch's
+    pytree would see no tensor in a dataclass or a UserDict that nobody registered with it.
+    """
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, _LEAVES):
+        return value
+    if isinstance(value, Mapping):
+        return _changed_items(value, {k: map_tensors(change, v) for k, v in value.items()})
+    if isinstance(value, list | tuple):
+        items = [map_tensors(change, item) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return _like_sequence(value, items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        return _changed_fields(value, {n: map_tensors(change, getattr(value, n)) for n in names})
+    _report_unknown(value)
+    return value
+
+
+def _changed_items(value: Mapping, items: dict) -> Mapping:
+    changed = {key: item for key, item in items.items() if item is not value[key]}
+    if not changed:
+        return value
+    if not isinstance(value, MutableMapping):
+        return type(value)(items)
+    fresh = copy.copy(value)
+    for key, item in changed.items():
+        fresh[key] = item
+    return fresh
+
+
+def _like_sequence(value: list | tuple, items: list) -> list | tuple:
+    if hasattr(value, "_make"):
+        return value._make(items)
+    if isinstance(value, tuple):
+        return type(value)(items)
+    fresh = copy.copy(value)
+    fresh[:] = items
+    return fresh
+
+
+def _changed_fields(value: Any, fields: dict[str, Any]) -> Any:
+    changed = {name: item for name, item in fields.items() if item is not getattr(value, name)}
+    if not changed:
+        return value
+    fresh = copy.copy(value)
+    for name, item in changed.items():
+        # Not dataclasses.replace: that runs __init__ again, and cannot set every field.
+        object.__setattr__(fresh, name, item)
+    return fresh
+
+
+def _report_unknown(value: Any) -> None:
+    held = getattr(value, "__dict__", {})
+    if isinstance(held, dict) and any(isinstance(item, Tensor) for item in held.values()):
+        # One place in the code, so Python's own filter shows it once for every type.
+        warnings.warn(
+            f"input_format leaves the tensors in a {type(value).__qualname__} as they are; "
+            "give a dict, list, tuple or dataclass",
+            stacklevel=2,
+        )
+
+
+def _is_on(device: torch.device, wanted: torch.device) -> bool:
+    return device == wanted or (wanted.index is None and device.type == wanted.type)

@@ -1,0 +1,1 @@
+"""Facts about a model and its tensors: names, layouts, computed weights, known issues."""

@@ -1,0 +1,177 @@
+"""Every tensor of a model by name, and the tensors that stand behind a computed weight."""
+
+from collections.abc import Hashable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+_NO_DISPATCH = Tensor.__torch_dispatch__
+# What every module has; none of it holds a tensor of the author's.
+_OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
+_SIMPLE = frozenset({bool, int, float, str, type(None), torch.Size})
+_HOOK_PARTS = ("g", "v", "u", "orig", "mask")
+_HOOKS_IN = ("torch.nn.utils.", "prepare.steps.repairs.")
+
+
+class NamedTensor(NamedTuple):
+    """One place of a model that holds a tensor, as a step is offered it.
+
+    `owner` is the dotted name of the module that holds it under `name`. `module_name` and `module`
+    are the same, but for a tensor behind a computed weight: there they are those of the module
+    that computes the weight called `computes`.
+    """
+
+    module_name: str
+    module: nn.Module
+    name: str
+    kind: str
+    tensor: Tensor
+    owner: str
+    computes: str | None = None
+
+    @property
+    def path(self) -> str:
+        """The dotted name, as in `state_dict`."""
+        return f"{self.owner}.{self.name}" if self.owner else self.name
+
+
+def named_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Every module under every name it has; torch's own iterator gives a shared one only once."""
+    stack = [(name, model, frozenset[int]())]
+    while stack:
+        name, module, above = stack.pop()
+        if id(module) in above:
+            continue
+        yield name, module
+        children = [(k, m) for k, m in module._modules.items() if m is not None]
+        if children:
+            above = above | {id(module)}
+            prefix = name + "." if name else ""
+            stack.extend((prefix + key, child, above) for key, child in reversed(children))
+
+
+def named_tensors(model: nn.Module) -> list[NamedTensor]:
+    """Every parameter and buffer of every module, each under every name it has."""
+    found: list[NamedTensor] = []
+    behind: dict[str, tuple[str, nn.Module, str]] = {}
+    for owner, module in named_modules(model):
+        computed = computed_names(module)
+        for name in computed:
+            if parametrize.is_parametrized(module, name):
+                prefix = f"{owner}." if owner else ""
+                behind[f"{prefix}parametrizations.{name}"] = (owner, module, name)
+        place = _behind(owner, behind) if behind else None
+        module_name, seen, target = place or (owner, module, None)
+        for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    computes = target or _hooked(name, computed)
+                    found.append(
+                        NamedTensor(module_name, seen, name, kind, tensor, owner, computes)
+                    )
+    return found
+
+
+def unregistered_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that are plain attributes, in lists and dicts too: `Module.to` moves and casts none of them."""
+    for name, module in named_modules(model):
+        computed = computed_names(module)
+        for key, value in vars(module).items():
+            if type(value) in _SIMPLE or key in _OWN_ATTRIBUTES:
+                continue
+            if key not in computed:
+                yield from _tensors_in(f"{name}.{key}" if name else key, value)
+
+
+def _tensors_in(path: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield path, value
+    elif depth and isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tensors_in(f"{path}.{key}", item, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _tensors_in(f"{path}[{index}]", item, depth - 1)
+
+
+def computed_names(module: nn.Module) -> tuple[str, ...]:
+    """The tensors that `module` computes before each forward: parametrized, or by torch's older hooks."""
+    names = list(getattr(module, "parametrizations", None) or ()) if _parametrized(module) else []
+    if _hooks(module):
+        hooked = dict.fromkeys(name for _, name in weight_hooks(module))
+        names += [name for name in hooked if name not in module._parameters]
+    return tuple(names)
+
+
+def weight_hooks(module: nn.Module) -> list[tuple[Any, str]]:
+    """Hooks of weight_norm, spectral_norm (both legacy), pruning and a repair, with what each computes."""
+    found = []
+    for hook in module._forward_pre_hooks.values():
+        name = getattr(hook, "name", getattr(hook, "_tensor_name", None))
+        if type(hook).__module__.startswith(_HOOKS_IN) and isinstance(name, str):
+            found.append((hook, name))
+    return found
+
+
+@cache
+def name_of(kind: torch.dtype | torch.device) -> str:
+    """A dtype or device by its name: `float16`, `cuda:0`."""
+    return str(kind).removeprefix("torch.")
+
+
+def identity(tensor: Tensor) -> Hashable:
+    """What makes two tensors one and the same: the object, or the same view of the same storage."""
+    if is_plain(tensor) and tensor.numel():
+        storage = tensor.untyped_storage()._cdata
+        return storage, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+    return id(tensor)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether this is a Tensor, Parameter or Buffer of torch's own, with strides."""
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether several elements lie in one place, as `Tensor.expand` makes it."""
+    return 0 in tensor.stride() and any(
+        size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether this is a tensor subclass that decides for itself what dtype and strides mean (DTensor)."""
+    return type(tensor).__torch_dispatch__ is not _NO_DISPATCH
+
+
+def is_strided(tensor: Tensor) -> bool:
+    """Whether the tensor has strides to speak of (not sparse, nested, mkldnn, or still lazy)."""
+    return tensor.layout is torch.strided and not is_lazy(tensor)
+
+
+def _hooks(module: nn.Module) -> bool:
+    return bool(module._forward_pre_hooks)
+
+
+def _parametrized(module: nn.Module) -> bool:
+    return "parametrizations" in module._modules and parametrize.is_parametrized(module)
+
+
+def _behind(
+    owner: str, behind: dict[str, tuple[str, nn.Module, str]]
+) -> tuple[str, nn.Module, str] | None:
+    while owner:
+        if owner in behind:
+            return behind[owner]
+        owner = owner.rpartition(".")[0]
+    return None
+
+
+def _hooked(name: str, computed: tuple[str, ...]) -> str | None:
+    base, _, part = name.rpartition("_")
+    return base if base in computed and part in _HOOK_PARTS else None

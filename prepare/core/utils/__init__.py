@@ -1,0 +1,1 @@
+"""Helpers that know no model and load no torch: files, text, options, progress."""

@@ -1,0 +1,180 @@
+"""What a layout flow found, as plain data: saved to and loaded from `flow.json` without torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prepare.core.utils import files
+from prepare.errors import FlowError
+
+_KIND = files.Kind("prepare.flow", 1, "flow", "a flow.json", FlowError)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One place where an activation, or in phase `backward` a gradient, leaves or regains the layout.
+
+    `kind` is `break` or `regain`. `module` is the innermost module whose forward was running, `type`
+    its class. `operand` says which input lay how. `before` are the strides of an input, `after` those
+    of the output of that `shape`. The same place seen `count` times is one event, and `bytes` are those
+    of all outputs together. `source` is `file:line` of the code that called the operation, and empty
+    where a module of torch called it. `cause` is one word, as in `instance_norm`.
+    """
+
+    kind: str
+    phase: str
+    module: str
+    type: str
+    operation: str
+    operand: str
+    shape: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    bytes: int
+    source: str
+    cause: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A copy that was made only because of a layout, `count` times, `bytes` in all."""
+
+    module: str
+    type: str
+    operation: str
+    bytes: int
+    phase: str
+    why: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """`calls` calls of a 2-d or 3-d convolution in forward: the layouts around it, and what ran it."""
+
+    module: str
+    type: str
+    input: str
+    weight: str
+    output: str
+    backend: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleLayout:
+    """One module of the tree, and the layout of what it gave.
+
+    Where it gave several, the one that is not as wanted. `none`: it was not called, or gave no tensor
+    of 4 or 5 dimensions.
+    """
+
+    name: str
+    type: str
+    depth: int
+    layout: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Where the layout is lost and regained in one forward, and what that costs.
+
+    `mode` is `predict` or `observe`. `status` is `ok` or `cannot predict`; then `reason` says why, and
+    the rest holds what was seen up to there. `wanted` maps a rank to a format; `modules` is in the
+    order of the tree; `notes` are sentences on what could not be seen or is risky.
+    """
+
+    mode: str
+    status: str
+    reason: str
+    wanted: dict[int, str]
+    events: tuple[Event, ...]
+    copies: tuple[Copy, ...]
+    convolutions: tuple[Convolution, ...]
+    modules: tuple[ModuleLayout, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What it adds up to, for forward; and for backward under that key, where that was watched.
+
+        `in_layout` of the `convolutions` that were called gave the wanted layout in every call.
+        """
+        off = {row.module for row in self.convolutions if row.output not in self._in_layout}
+        called = {row.module for row in self.convolutions}
+        total = _totals(self.events, self.copies, "forward")
+        total |= {"convolutions": len(called), "in_layout": len(called - off)}
+        return total | {"backward": _totals(self.events, self.copies, "backward")}
+
+    @property
+    def _in_layout(self) -> set[str]:
+        # What can be read as any layout is in the wanted one too.
+        return {*self.wanted.values(), "ambiguous"}
+
+    def save(self, path: str | Path) -> None:
+        """Writes `flow.json`; the same flow gives the same bytes. Raises FileError."""
+        data = _KIND.head | {"summary": self.summary} | asdict(self)
+        data["wanted"] = {str(rank): word for rank, word in sorted(self.wanted.items())}
+        files.write_json(path, data, lines=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Flow:
+        """A flow from its JSON; torch is not needed.
+
+        Raises:
+            FlowError: the file is no flow, or one of another version.
+        """
+        return files.read_record(path, _KIND, _flow)
+
+
+def _flow(data: Mapping[str, Any]) -> Flow:
+    return Flow(
+        wanted={int(rank): str(word) for rank, word in data["wanted"].items()},
+        notes=tuple(data["notes"]),
+        **{key: str(data[key]) for key in ("mode", "status", "reason")},
+        **{key: _read(row, data[key]) for key, row in _TABLES.items()},
+    )
+
+
+_TABLES = {
+    "events": Event,
+    "copies": Copy,
+    "convolutions": Convolution,
+    "modules": ModuleLayout,
+}
+
+
+def _read(row: type[_T], found: list[Mapping[str, Any]]) -> tuple[_T, ...]:
+    names = {field.name for field in fields(row)}
+    return tuple(
+        row(**{key: tuple(v) if isinstance(v, list) else v for key, v in item.items()})
+        for item in found
+        if _complete(names, item)
+    )
+
+
+def _complete(names: set[str], item: Mapping[str, Any]) -> bool:
+    if names != item.keys():
+        raise ValueError(f"a row holds {sorted(item)}, not {sorted(names)}")
+    return True
+
+
+def _totals(events: Iterable[Event], copies: Iterable[Copy], phase: str) -> dict[str, Any]:
+    seen = [event for event in events if event.phase == phase]
+    causes: Counter[str] = Counter()
+    for event in seen:
+        causes[event.cause] += event.count if event.kind == "break" else 0
+    ranked = sorted((-count, word) for word, count in causes.items() if count)
+    return {
+        "breaks": causes.total(),
+        "regains": sum(event.count for event in seen if event.kind == "regain"),
+        "by_cause": {word: -count for count, word in ranked},
+        "copied_bytes": sum(copy.bytes for copy in copies if copy.phase == phase),
+    }

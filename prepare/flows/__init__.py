@@ -1,1 +1,0 @@
-"""The parts of the layout flow: its records, what is watched, and the facts it is judged by."""

@@ -1,0 +1,1 @@
+"""One job: build a model, prepare it, analyse it, and leave a record."""

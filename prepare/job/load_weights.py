@@ -1,0 +1,78 @@
+"""The weights of a run: those of a file, read straight into the prepared layout where that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prepare import checkpoint
+from prepare.checkpoint.init_empty import build_empty
+from prepare.checkpoint.load_checkpoint import fill_model
+from prepare.checkpoint.open_weights import open_weights
+from prepare.checkpoint.paths import beside
+from prepare.job import analyses
+from prepare.job.build_model import build_model
+from prepare.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from prepare.job.execute import Stage
+    from prepare.job.settings import Settings
+    from prepare.plan import Plan, State
+
+
+def model_of(settings: Settings, build: Callable[[Mapping[str, Any]], Any]) -> nn.Module:
+    """The model of a run, with the weights that `weights` names; without, as it is built.
+
+    Where nothing looks at the unprepared model its parameters are left on meta, for `read_into`.
+    """
+    if settings.weights is None:
+        return build_model(settings, build)
+    model = build_empty(lambda: build_model(settings, build))
+    if not _is_left_empty(settings, model):
+        _read(settings, model, Pipeline([]))
+    return model
+
+
+def read_into(settings: Settings, model: nn.Module, pipeline: Pipeline) -> None:
+    """Reads the weights that `model_of` has left out, each tensor as `pipeline` wants it."""
+    if settings.weights is not None and _is_left_empty(settings, model):
+        _read(settings, model, pipeline)
+
+
+def plan_of(settings: Settings, model: nn.Module, pipeline: Pipeline) -> Plan:
+    """The plan for a model whose weights may not be read yet: as they would be, on the CPU."""
+    plan = pipeline.plan(model, known_issues=settings.known_issues)
+    if settings.weights is None:
+        return plan
+    tensors = [t._replace(old=_on_cpu(t.old), new=_on_cpu(t.new)) for t in plan.tensors]
+    return replace(plan, tensors=tensors)
+
+
+def save(settings: Settings, model: nn.Module, pipeline: Pipeline, stage: Stage) -> list[str]:
+    """Writes the prepared model where `save` says so; in words where weights came from and went to."""
+    notes = [f"weights: those of {settings.weights}"] if settings.weights else []
+    if settings.save:
+        with stage("saving the weights"):
+            checkpoint.save(model, settings.save, pipeline=pipeline)
+        notes.append(
+            f"weights: written to {settings.save}, with {beside(Path(settings.save)).name}"
+        )
+    return notes
+
+
+def _is_left_empty(settings: Settings, model: nn.Module) -> bool:
+    """Whether nothing needs the unprepared values, and the device they are to be on is known."""
+    named = settings.steps.get("device") is not None
+    return named and settings.task == "prepare" and not analyses.is_copied(settings, model)
+
+
+def _read(settings: Settings, model: nn.Module, pipeline: Pipeline) -> None:
+    fill_model(model, open_weights(Path(settings.weights or "")), pipeline)
+
+
+def _on_cpu(state: State) -> State:
+    return state._replace(device="cpu") if state.device == "meta" else state

@@ -1,0 +1,115 @@
+"""How a run ended: what an exception means for its record, its exit code and whoever watches."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from prepare.core.utils.text import printable
+from prepare.errors import (
+    CheckpointError,
+    ConfigError,
+    FileError,
+    KnownIssueError,
+    ModelError,
+    NothingMatchesError,
+    PrepareError,
+    RefusedError,
+    StepError,
+)
+from prepare.job.record import Result
+
+if TYPE_CHECKING:
+    from prepare.bench.records import Bench
+    from prepare.flow.records import Flow
+    from prepare.tune.records import Tuning
+    from prepare.verify.records import Verification
+
+DONE, FAILED, WRONG, NOT_VERIFIED, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a terminal shows of a finished run, as plain data."""
+
+    model: str
+    steps: dict[str, dict[str, Any]]
+    plan: dict[str, Any]
+    problems: list[str]
+    warnings: list[str] = field(default_factory=list)
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    audit: dict[str, Any] | None = None
+    notable: list[dict[str, Any]] = field(default_factory=list)
+    given: str | None = None
+    gave: str | None = None
+    seen: list[dict[str, Any]] = field(default_factory=list)
+    flow: Flow | None = None
+    flow_before: Flow | None = None
+    verification: Verification | None = None
+    bench: Bench | None = None
+    tuning: Tuning | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, the code that a single run exits with, and the facts where it went well."""
+
+    result: Result
+    code: int
+    facts: Facts | None = None
+
+
+def finished(facts: Facts) -> Outcome:
+    """The outcome of a run that came to its end."""
+    found = facts.verification
+    if found is not None and found.status == "fail":
+        reason = found.reason.partition(":")[0]
+        return Outcome(Result("verification_failed", reason, found.reason), NOT_VERIFIED, facts)
+    return Outcome(Result("ok"), DONE, facts)
+
+
+def failure(error: BaseException) -> Outcome:
+    """The outcome of a run that raised."""
+    trace = "".join(traceback.format_exception(error))
+    said = _said(error)
+    line = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    if isinstance(error, KeyboardInterrupt):
+        return Outcome(
+            Result("interrupted", "interrupted", said or "stopped by Ctrl-C"), INTERRUPTED
+        )
+    if isinstance(error, NothingMatchesError):
+        return Outcome(Result("no_effect", "no effect", said), WRONG)
+    if isinstance(error, (ConfigError, RefusedError)):
+        reason = "refused" if isinstance(error, RefusedError) else "configuration"
+        reason = "known issue" if isinstance(error, KnownIssueError) else reason
+        return Outcome(Result("failed", reason, said), WRONG)
+    if isinstance(error, SystemExit):
+        return Outcome(
+            Result("failed", "exit", f"the job called sys.exit({error.code!r})", trace), 1
+        )
+    if is_out_of_memory(error):
+        return Outcome(Result("failed", "oom", f"out of memory: {line}", trace), FAILED)
+    if isinstance(error, (FileError, CheckpointError)):
+        reason = "file" if isinstance(error, FileError) else "weights"
+        return Outcome(Result("failed", reason, said), FAILED)
+    reasons = {ModelError: "model", StepError: "step"}
+    reason = next((word for kind, word in reasons.items() if isinstance(error, kind)), "error")
+    return Outcome(
+        Result("failed", reason, said if isinstance(error, PrepareError) else line, trace), FAILED
+    )
+
+
+def _said(error: BaseException) -> str:
+    """One line for each mistake, whatever the names in it hold; what others raise stays as it is."""
+    if isinstance(error, PrepareError):
+        return "\n".join(map(printable, error.problems))
+    return str(error).strip()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on the CPU or on a device; torch says so in more than one way."""
+    if isinstance(error, MemoryError):
+        return True
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)

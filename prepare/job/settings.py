@@ -1,0 +1,201 @@
+"""What a run is asked to do: the composed configuration as plain data, checked as a whole, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal, get_type_hints
+
+from prepare.checkpoint.paths import check_readable, check_writable
+from prepare.core.forward.example_input import read_example
+from prepare.core.utils.options import convert, no_options, shown
+from prepare.errors import ConfigError, PrepareError, Problem, choose
+from prepare.job.model_target import hydra_key_problems
+from prepare.registry import STEPS
+from prepare.tune.options import TuneOptions, read_tune
+
+# The keys that are one value each.
+_CONVERTED = (
+    *("task", "mode", "strict", "known_issues", "flow", "verify", "bench", "plugins", "seed"),
+    *("isolate", "resume", "weights", "save"),
+)
+NONE_CHOSEN = "none is chosen"
+# The groups that a configuration is put together from.
+GROUPS = ("model", "device", "precision", "memfmt", "input")
+# Everything that stands at the top of a configuration.
+KEYS = (
+    *(*GROUPS, "steps", "task", "mode", "strict", "known_issues", "flow", "verify", "bench"),
+    *("tune", "plugins", "seed", "isolate", "resume", "weights", "save", "hydra"),
+)
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"{seed} is out of range", "give one from 0 to 9223372036854775807")
+
+
+def _check_plugins(plugins: tuple[str, ...]) -> None:
+    for name in plugins:
+        if not _is_dotted(name):
+            remedy = "give the dotted name of a module, as in my_package.steps"
+            raise ValueError(f"{name!r} is no dotted name", remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run, as plain data; `choices` maps each config group to the option chosen, or None."""
+
+    model: dict[str, Any]
+    steps: dict[str, Any]
+    input: dict[str, Any]
+    task: Literal["prepare", "plan", "flow", "tune"] = "prepare"
+    mode: Literal["eval", "train"] = "eval"
+    strict: bool = True
+    known_issues: Literal["error", "warn", "ignore"] = "error"
+    flow: Literal["none", "predict", "observe"] = "predict"
+    verify: Literal["none", "short", "full"] = "short"
+    bench: Literal["none", "short", "full"] = "short"
+    plugins: Annotated[tuple[str, ...], "a list of modules", _check_plugins] = ()
+    seed: Annotated[int, _check_seed] = 0
+    tune: TuneOptions = field(default_factory=TuneOptions)
+    isolate: bool = True
+    resume: bool = False
+    weights: Annotated[str, "the path of a file", check_readable] | None = None
+    save: Annotated[str, "the path of a file", check_writable] | None = None
+    choices: dict[str, Any]
+
+
+def read_settings(
+    config: Mapping[str, Any], *, choices: Mapping[str, Any], models: Iterable[str] = ()
+) -> Settings:
+    """The settings in a resolved configuration.
+
+    `models` are the options of the group `model`, for the message of a run that names none.
+
+    Raises:
+        ConfigError: with one problem for every mistake in it.
+    """
+    problems: list[Problem] = []
+    read: dict[str, Any] = {"choices": dict(choices)}
+    hints = get_type_hints(Settings, include_extras=True)
+    known = {field.name for field in fields(Settings)} - {"choices"}
+    for key in config:
+        if key not in known:
+            remedy = choose(str(key), KEYS, noun="keys and groups")
+            problems.append(Problem(str(key), "no such key", remedy))
+    for key in _CONVERTED:
+        if key in config:
+            try:
+                read[key] = convert(config[key], hints[key])
+            except ValueError as error:
+                problems.append(Problem(key, *error.args))
+    problems += _check_choices(choices)
+    checks: dict[str, Callable[[dict[str, Any]], Iterable[Problem]]] = {
+        "model": lambda model: _check_model(model, list(models)),
+        "input": _check_input,
+        "steps": lambda steps: _check_steps(steps, plugins=bool(config.get("plugins"))),
+    }
+    for key, check in checks.items():
+        read[key] = config.get(key, {})
+        if read[key] is None and key == "steps":
+            read[key] = {}
+        if isinstance(read[key], dict):
+            problems += check(read[key])
+        else:
+            problems.append(_not_a_mapping(key, read[key]))
+    read["tune"], found = _read_tune(config)
+    problems += found
+    if not problems:
+        problems += _check_task(read)
+    if not problems and read.get("mode") == "train":
+        problems += _check_training(read["steps"])
+    if problems:
+        raise ConfigError.of(problems)
+    return Settings(**read)
+
+
+def _check_choices(choices: Mapping[str, Any]) -> Iterable[Problem]:
+    """Hydra takes the path of a file for an option; what asks for the option would not know it."""
+    for group, choice in choices.items():
+        path = str(choice).split("/")
+        if ".." in path or path[-1].endswith((".yaml", ".yml")):
+            name = path[-1].partition(".")[0]
+            yield Problem(group, f"{choice!r} is a path, and no option", f"write {group}={name}")
+
+
+def no_model(models: Iterable[str]) -> Problem:
+    """The problem of a run that names no model; says which there are."""
+    listed = ", ".join(models)
+    remedy = "choose model=NAME, or give your own as model._target_=package.module.name"
+    return Problem("model", NONE_CHOSEN, f"{remedy}; models: {listed}" if listed else remedy)
+
+
+def _not_a_mapping(key: str, value: Any) -> Problem:
+    wrong = f"{shown(value)} is no mapping"
+    return Problem(key, wrong, f"choose an option of the group, or set its keys as {key}.KEY=value")
+
+
+def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
+    target = model.get("_target_")
+    if target is None:
+        yield no_model(models)
+    elif not isinstance(target, str) or not _is_dotted(target):
+        remedy = "give the dotted name of a class or function, as in my_package.nets.build"
+        yield Problem("model._target_", f"{shown(target)} is no dotted name", remedy)
+    yield from hydra_key_problems(model)
+
+
+def _read_tune(config: Mapping[str, Any]) -> tuple[TuneOptions, tuple[Problem, ...]]:
+    options = config.get("tune", {})
+    if not isinstance(options, dict):
+        remedy = "set its keys as tune.KEY=value; to tune, task=tune"
+        return TuneOptions(), (Problem("tune", f"{shown(options)} is no mapping", remedy),)
+    try:
+        return read_tune(options, mode=str(config.get("mode"))), ()
+    except ConfigError as error:
+        return TuneOptions(), error.problems
+
+
+def _is_dotted(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _check_training(steps: dict[str, Any]) -> Iterable[Problem]:
+    for name, options in steps.items():
+        if options is not None and name in STEPS:  # a plugin's step may register later
+            with suppress(PrepareError):  # of a plugin that fails to import
+                yield from STEPS[name].from_options(options).in_training()
+
+
+def _check_task(read: dict[str, Any]) -> Iterable[Problem]:
+    if read.get("task") == "flow" and read.get("flow") == "none":
+        yield Problem("flow", "task=flow needs a flow", "choose flow=predict or observe")
+    if read.get("save") and read.get("task") in ("plan", "flow"):
+        wrong = f"task={read['task']} prepares nothing that could be saved"
+        yield Problem("save", wrong, "drop save, or choose task=prepare")
+
+
+def _check_input(config: dict[str, Any]) -> Iterable[Problem]:
+    try:
+        read_example(config)
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+def _check_steps(steps: dict[str, Any], *, plugins: bool) -> Iterable[Problem]:
+    for name, options in steps.items():
+        if options is None:
+            continue
+        if not isinstance(options, dict):
+            yield no_options(name, options)
+            continue
+        if plugins and name not in STEPS:
+            continue  # A plugin may register it, and those are imported in the job only.
+        try:
+            STEPS[name].from_options(options)
+        except ConfigError as error:
+            yield from error.problems
+        except PrepareError:
+            continue  # An installed plugin that fails to import fails its job, with its traceback.

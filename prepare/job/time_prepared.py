@@ -1,0 +1,163 @@
+"""What a run times at each level: which cases, how long each may take, and why there may be none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from prepare.bench import compare
+from prepare.bench.records import PREPARED, UNPREPARED, Bench, Case, Progress
+from prepare.core.utils.text import plural
+from prepare.errors import PrepareError
+from prepare.job.outcome import is_out_of_memory
+from prepare.pipeline import Pipeline
+from prepare.verify.inputs import Call, call_of, formatted, of_size
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from prepare.core.forward.example_input import Example
+
+Level = Literal["short", "full"]
+Mode = Literal["eval", "train"]
+INFERENCE, ONE_SAMPLE, TRAINING = "inference", "inference of one sample", "training step"
+# Seconds for each case, and how precisely its ratio is to be known. A `short` one that began is over
+# within 20 s of its start: what is over the budget is what the last call took longer than expected.
+BUDGET = {"short": 17.0, "full": 60.0}
+PRECISION = {"short": 0.03, "full": 0.01}
+# How many forwards a training step is worth, about.
+_FORWARDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """The unprepared model, or why there is none; the prepared one, and what prepared it."""
+
+    unprepared: nn.Module | str
+    prepared: nn.Module
+    pipeline: Pipeline
+
+
+def time_models(
+    models: Models,
+    example: Example | None,
+    *,
+    level: Level,
+    mode: Mode,
+    took: float = 0.0,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Bench:
+    """Times the prepared model against the unprepared one, which is moved to the wanted device.
+
+    Args:
+        models: both stay as they are, but for that move.
+        example: what the unprepared model is called with.
+        level: `short` times inference or, in mode `train`, a training step, within 20 seconds: where
+            the calls are too long for that, nothing is compared, and the reason says so. `full` times
+            inference, that of one sample, and a training step, a minute each, however long the calls.
+        mode: what the model is for; that case comes first.
+        took: the seconds of a forward of the prepared model, for a first estimate.
+        tell: is given a line on what is going on, now and then.
+    """
+    start = time.perf_counter()
+    first = TRAINING if mode == "train" else INFERENCE
+    reason = _reason(models, example)
+    if level == "short" and not reason:
+        reason = _too_long(models, first, took)
+    if reason or not example:
+        cases: tuple[Case, ...] = (Case(what=first, reason=reason),)
+    else:
+        calls = dict(_calls(call_of(example), level, first))
+        cases = tuple(_case(models, what, calls[what], level=level, tell=tell) for what in calls)
+    return Bench(level=level, mode=mode, seconds=time.perf_counter() - start, cases=cases)
+
+
+def _reason(models: Models, example: Example | None) -> str:
+    """Why nothing can be compared; empty where it can."""
+    if not example:
+        return "there is no example input; give one with input.shape=[...]"
+    if isinstance(models.unprepared, str):
+        return models.unprepared
+    try:
+        _where(models).apply(models.unprepared, known_issues="ignore")
+    except Exception as error:
+        return _expected(error)
+    return ""
+
+
+def _too_long(models: Models, what: str, took: float) -> str:
+    """What is said where three calls of a variant would not even fit into its part of the time."""
+    seconds = took * (_FORWARDS if what == TRAINING else 1)
+    device = next((p.device.type for p in models.prepared.parameters()), "cpu")
+    compiles = any(step.phase == "runtime" for step in models.pipeline.steps.values())
+    # A first forward that compiles, or elsewhere loads libraries, tells nothing of the next one.
+    if compiles or device != "cpu" or seconds <= BUDGET["short"] / 3:
+        return ""
+    call = f"{what} takes about {seconds:.0f} s"
+    return f"{call}, too long for a comparison within 20 s; bench=full does it"
+
+
+def _calls(call: Call, level: Level, first: str) -> Iterator[tuple[str, Call]]:
+    yield first, call
+    if level == "full":
+        yield INFERENCE, call
+        one = of_size(call, 1)
+        if one is not call:
+            yield ONE_SAMPLE, one
+        yield TRAINING, call
+
+
+def _case(
+    models: Models, what: str, call: Call, *, level: Level, tell: Callable[[str], object]
+) -> Case:
+    def progress(now: Progress) -> None:
+        tell(f"timing {what}: {_said(now)}")
+
+    try:
+        found = compare(
+            {UNPREPARED: models.unprepared, PREPARED: models.prepared},
+            call,
+            train=what == TRAINING,
+            budget=BUDGET[level],
+            within_budget=level == "short",
+            precision=PRECISION[level],
+            format={
+                UNPREPARED: partial(_format, models.unprepared, _where(models)),
+                PREPARED: partial(_format, models.prepared, models.pipeline),
+            },
+            progress=progress,
+        )
+    except Exception as error:
+        return Case(what=what, reason=_expected(error))
+    return Case(what=what, comparison=found)
+
+
+def _where(models: Models) -> Pipeline:
+    """What of the pipeline the unprepared model needs to run beside the prepared one: its device."""
+    return Pipeline([step for step in models.pipeline.steps.values() if step.name == "device"])
+
+
+def _format(model: nn.Module, pipeline: Pipeline, call: Call) -> Call:
+    return formatted(call, model, pipeline)
+
+
+def _said(now: Progress) -> str:
+    if not now.rounds:
+        return now.doing
+    is_known = now.precision is not None and now.precision < 1
+    known = f", known to ±{now.precision:.1%}" if is_known else ""
+    left = max(0.0, now.budget - now.seconds)
+    return f"{plural(now.rounds, 'round')}{known}, at most {left:.0f} s left"
+
+
+def _expected(error: Exception) -> str:
+    """What is said of an error that a model may be at fault for; any other one is raised."""
+    if isinstance(error, PrepareError):
+        problem = error.problems[0]
+        return f"{problem.wrong}; bench=full does it" if problem.where == "budget" else str(problem)
+    if is_out_of_memory(error):
+        return f"out of memory: {str(error).partition(chr(10))[0]}"
+    raise error

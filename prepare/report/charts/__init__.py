@@ -1,0 +1,1 @@
+"""Charts of records, as SVG and PNG."""

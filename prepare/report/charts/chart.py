@@ -1,0 +1,209 @@
+"""Charts, made of plain records: bars with their intervals, and points in a plane, as SVG for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from prepare.report.charts.flow_text import cut, wide
+from prepare.report.charts.scale import Scale, number, scale_over
+from prepare.report.render import render
+
+Interval = tuple[float, float] | None
+# What a bar or a point is: whom the others are compared with; smaller and so better, larger and so
+# worse, no different, or of no use because it is wrong. Each has a colour, and a shape beside it.
+MARKS = ("baseline", "better", "worse", "same", "wrong")
+
+# In pixels: as wide as a phone, so that a text of 13 pixels is read there as well.
+WIDTH, _LETTER = 400, 6.7
+_ROW, _BAR = 46, 14
+_HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 300, 46, 12, 40, 52
+_ZERO = 26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One bar: a value of 0 or more, or None where there is none; `text` says it as people do."""
+
+    label: str
+    value: float | None
+    interval: Interval = None
+    text: str = ""
+    mark: str = "same"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One point; `text` says where it lies as people do."""
+
+    label: str
+    x: float
+    y: float
+    x_interval: Interval = None
+    text: str = ""
+    mark: str = "same"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis of a plane; `lines` are drawn across it, each at a value and with a word beside it.
+
+    A logarithmic one has a place of its own for 0, at its beginning; any other one begins at 0.
+    """
+
+    label: str
+    log: bool = False
+    lines: tuple[tuple[float, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Horizontal bars from 0, one below the other."""
+
+    title: str
+    rows: tuple[Bar, ...]
+
+    @property
+    def baseline(self) -> float | None:
+        """The value that the others are compared with: that of the first bar marked so."""
+        return next((bar.value for bar in self.rows if bar.mark == "baseline"), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plane:
+    """Points in a plane."""
+
+    title: str
+    points: tuple[Point, ...]
+    x: Axis
+    y: Axis
+
+
+Chart = Bars | Plane
+
+
+def figure(chart: Chart, *, name: str) -> Markup:
+    """A chart as part of a page; `name`, a word, tells it from the other charts there."""
+    template = "bars.svg" if isinstance(chart, Bars) else "plane.svg"
+    text = render(template, **laid_out(chart), name=name, title=chart.title, width=WIDTH)
+    return Markup(text)  # noqa: S704  rendered by a template that escapes
+
+
+def laid_out(chart: Chart) -> dict[str, Any]:
+    """Where everything of a chart lies, in pixels from the top left, over `WIDTH` and its `height`."""
+    rows = chart.rows if isinstance(chart, Bars) else chart.points
+    desc = "; ".join(f"{row.label}: {row.text}" for row in rows)
+    return {"desc": desc, **(_bars(chart) if isinstance(chart, Bars) else _plane(chart))}
+
+
+def _bars(chart: Bars) -> dict:
+    values = [bar.value for bar in chart.rows if bar.value is not None]
+    ends = [bar.interval[1] for bar in chart.rows if bar.interval]
+    scale = Scale(0.0, max([*values, *ends], default=0.0) or 1.0, 0.5, WIDTH - 0.5)
+    return {
+        "rows": [_bar(bar, _ROW * at, scale) for at, bar in enumerate(chart.rows)],
+        "base": None if chart.baseline is None else scale(chart.baseline),
+        "height": _ROW * len(chart.rows) + 2,
+    }
+
+
+def _plane(chart: Plane) -> dict:
+    right, bottom = WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    ends = [end for point in chart.points for end in point.x_interval or ()]
+    across = _scale(chart.x, [*(point.x for point in chart.points), *ends], _LEFT, right)
+    up = _scale(chart.y, [point.y for point in chart.points], bottom, _TOP)
+    points = [_point(point, across, up) for point in chart.points]
+    return {
+        "points": points,
+        "labels": _labels(points),
+        "x": _axis(chart.x, across),
+        "y": _axis(chart.y, up),
+        "box": {"left": _LEFT, "right": right, "top": _TOP, "bottom": bottom},
+        "height": _HEIGHT,
+    }
+
+
+def _bar(bar: Bar, top: int, scale: Scale) -> dict:
+    room = (WIDTH - 12) / _LETTER - wide(bar.text)
+    interval = bar.interval and tuple(map(scale, bar.interval))
+    return {
+        "label": cut(bar.label, max(room, 8)),
+        "text": bar.text,
+        "title": f"{bar.label}: {bar.text}",
+        "mark": _mark(bar.mark),
+        "y": top,
+        "bar": top + 22,
+        "high": _BAR,
+        "wide": None if bar.value is None else scale(bar.value),
+        "interval": interval,
+    }
+
+
+def _scale(axis: Axis, values: Iterable[float], start: float, end: float) -> Scale:
+    lines = (value for value, _ in axis.lines)
+    return scale_over([*values, *lines], start, end, log=axis.log, room_for_zero=_ZERO)
+
+
+def _axis(axis: Axis, scale: Scale) -> dict:
+    lines = [(scale(value), word) for value, word in axis.lines]
+    return {
+        "label": axis.label,
+        "ticks": [(scale(value), number(value)) for value in scale.ticks()],
+        "lines": lines,
+    }
+
+
+def _point(point: Point, across: Scale, up: Scale) -> dict:
+    return {
+        "label": cut(point.label, 26),
+        "title": f"{point.label}: {point.text}",
+        "mark": _mark(point.mark),
+        "x": across(point.x),
+        "y": up(point.y),
+        "interval": point.x_interval and tuple(map(across, point.x_interval)),
+    }
+
+
+def _mark(word: str) -> str:
+    return word if word in MARKS else "same"
+
+
+def _labels(points: list[dict]) -> list[tuple[float, float, str, str]]:
+    """(x, y, anchor, text) of each label that finds a place free of points and of other labels."""
+    taken = [(p["x"] - 7, p["y"] - 7, p["x"] + 7, p["y"] + 7) for p in points]
+    placed = []
+    for point in points:
+        long = wide(point["label"]) * _LETTER
+        for x, y, anchor in _places(point):
+            left = x - {"start": 0, "middle": long / 2, "end": long}[anchor]
+            box = (left, y - 11, left + long, y + 3)
+            across, up = box[0] >= _LEFT and box[2] <= WIDTH, box[1] >= _TOP - 14
+            inside = across and up and box[3] <= _HEIGHT - _BOTTOM
+            if inside and not any(_meet(box, other) for other in taken):
+                taken.append(box)
+                placed.append((x, y, anchor, point["label"]))
+                break
+    return placed
+
+
+def _places(point: dict) -> list[tuple[float, float, str]]:
+    """Above, below, to the right, to the left; where there is an interval, the sides are beyond it."""
+    x, y = point["x"], point["y"]
+    low, high = point["interval"] or (x, x)
+    return [
+        (x, y - 12, "middle"),
+        (x, y + 21, "middle"),
+        (max(high, x) + 10, y + 4, "start"),
+        (min(low, x) - 10, y + 4, "end"),
+        (x, y - 12, "start"),
+        (x, y - 12, "end"),
+    ]
+
+
+def _meet(one: tuple, other: tuple) -> bool:
+    return (
+        one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""What a run timed, in its page: the figures in a table, and the charts that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from prepare.bench.records import PREPARED
+from prepare.core.utils.text import plural, size
+from prepare.report.charts.chart import Axis, Bar, Bars, Chart, Plane, Point, figure
+from prepare.report.terminal.bench import case_sentence, control, digits, factor, seconds, span
+
+if TYPE_CHECKING:
+    from prepare.bench.records import Bench, Case, Row
+    from prepare.job.read_record import Run
+    from prepare.verify.records import Check, Verification
+
+_MARKS = {"baseline": "baseline", "faster": "better", "slower": "worse"}
+
+
+def timed(run: Run) -> dict[str, Any] | None:
+    """How fast the prepared model is beside the unprepared one, and how exact."""
+    if run.bench is None:
+        return None
+    charts = bench_charts(run.bench, run.verification)
+    return {
+        "sentences": [case_sentence(case) for case in run.bench.cases],
+        "differs": differs(run.verification),
+        "rows": [row for case in run.bench.cases for row in _rows(case)],
+        "figures": [
+            (chart.title, figure(chart, name=f"bench-{n}")) for n, chart in enumerate(charts)
+        ],
+        "confidence": _confidence(run.bench),
+        "notes": list(_notes(run.bench)),
+    }
+
+
+def bench_charts(found: Bench, checked: Verification | None) -> list[Chart]:
+    """Times and peak memory of each case as bars; time against error, where both are known."""
+    wrong = differs(checked)
+    cases = [case for case in found.cases if case.comparison]
+    several = len(cases) > 1
+    charts: list[Chart] = [
+        Bars(title=f"Time of one {case.what}", rows=tuple(_times(case, wrong=wrong)))
+        for case in cases
+    ]
+    memory = [bar for case in cases for bar in _memory(case, several=several)]
+    if memory:
+        charts.append(Bars(title="Peak memory beyond the model", rows=tuple(memory)))
+    check = _largest(checked)
+    row = found.headline
+    if check and check.error is not None and row.ratio is not None:
+        charts.append(_against(found.cases[0], row, check, wrong=wrong))
+    return charts
+
+
+def differs(checked: Verification | None) -> bool:
+    """Whether the prepared model is known to give other answers."""
+    return checked is not None and checked.status == "fail"
+
+
+def _times(case: Case, *, wrong: bool) -> Iterator[Bar]:
+    for row in case.comparison.rows if case.comparison else ():
+        yield Bar(
+            label=row.name,
+            value=row.seconds,
+            interval=row.seconds_interval,
+            text=row.verdict if row.seconds is None else seconds(row.seconds),
+            mark=_mark(row, wrong=wrong),
+        )
+
+
+def _memory(case: Case, *, several: bool) -> Iterator[Bar]:
+    for row in case.comparison.rows if case.comparison else ():
+        if row.peak_bytes is not None:
+            label = f"{row.name}, {case.what}" if several else row.name
+            mark = "baseline" if row.verdict == "baseline" and not several else "same"
+            yield Bar(label=label, value=row.peak_bytes, text=size(row.peak_bytes), mark=mark)
+
+
+def _against(case: Case, row: Row, check: Check, *, wrong: bool) -> Plane:
+    error, ratio = float(check.error or 0.0), float(row.ratio or 0.0)
+    allowed = check.allowed
+    baseline = Point(label="unprepared", x=1.0, y=0.0, text="itself", mark="baseline")
+    prepared = Point(
+        label=row.name,
+        x=ratio,
+        y=error,
+        x_interval=row.ratio_interval,
+        text=f"{factor(ratio)} of the time, error {error:.2g}",
+        mark=_mark(row, wrong=wrong),
+    )
+    lines = ((allowed, "allowed"),) if allowed else ()
+    return Plane(
+        title="Speed against error",
+        points=(baseline, prepared),
+        x=Axis(label=f"time of one {case.what}, unprepared = 1"),
+        y=Axis(label="largest error of the outputs", log=True, lines=lines),
+    )
+
+
+def _largest(checked: Verification | None) -> Check | None:
+    """The check of outputs with the largest error."""
+    checks = checked.checks if checked else ()
+    found = [c for c in checks if c.what == "outputs" and c.error is not None]
+    return max(found, key=lambda check: check.error or 0.0, default=None)
+
+
+def _mark(row: Row, *, wrong: bool) -> str:
+    if wrong and row.name == PREPARED:
+        return "wrong"
+    return _MARKS.get(row.verdict, "same")
+
+
+def _rows(case: Case) -> Iterator[tuple[str, ...]]:
+    for row in case.comparison.rows if case.comparison else ():
+        yield (
+            case.what,
+            row.name,
+            "" if row.seconds is None else seconds(row.seconds),
+            span(row.seconds_interval, seconds),
+            "" if row.ratio is None else f"{row.ratio:.3f}",
+            span(row.ratio_interval, lambda value: f"{value:.3f}"),
+            "" if row.throughput is None else digits(row.throughput),
+            "" if row.peak_bytes is None else size(row.peak_bytes),
+            row.verdict,
+        )
+
+
+def _confidence(found: Bench) -> str:
+    known = (case.comparison.settings["confidence"] for case in found.cases if case.comparison)
+    return f"{100 * float(next(known, 0.95)):g} % confidence"
+
+
+def _notes(found: Bench) -> Iterable[str]:
+    for case in found.cases:
+        comparison = case.comparison
+        if comparison is None:
+            continue
+        settings = comparison.settings
+        threads = plural(int(settings["threads"]), "thread")
+        rounds = f"{plural(comparison.repeats, 'round')} in {seconds(comparison.seconds)}"
+        batch = plural(int(settings["batch_size"] or 0), "sample")
+        yield f"{case.what}: {rounds}, {batch} a call, {threads}{control(comparison.aa)}"
+        for row in comparison.rows:
+            if row.reason:
+                yield f"{case.what}: {row.name}: {row.reason}"
+        yield from (f"{case.what}: {note}" for note in comparison.notes)

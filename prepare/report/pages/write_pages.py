@@ -1,0 +1,42 @@
+"""What is written for people when a run has ended: its page, and the pictures beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prepare.job.outcome import Outcome
+
+
+def get_ready() -> None:
+    """Loads what `write_pages` needs: for a process that is copied for every run of a sweep."""
+    from prepare.report import render
+    from prepare.report.charts import flow_picture  # noqa: F401
+    from prepare.report.pages import bench_section, page, tune_section  # noqa: F401
+
+    render.load_templates()
+
+
+def write_pages(outcome: Outcome, folder: Path) -> None:
+    """Writes `flow.svg`, `bench.png`, `tune.png` and `report.html` of a run that went well. Raises FileError.
+
+    That is before its result. The PNGs are written where matplotlib is installed.
+    """
+    if outcome.facts is None:
+        return
+    # None of them is needed where a run fails, and Jinja takes a moment to load.
+    from prepare.report.charts.flow_picture import write_flow_svg
+    from prepare.report.charts.png import write_png
+    from prepare.report.pages.bench_section import bench_charts
+    from prepare.report.pages.page import write_page
+    from prepare.report.pages.tune_section import tune_charts
+
+    if outcome.facts.flow is not None:
+        write_flow_svg(outcome.facts.flow, folder / "flow.svg")
+    if outcome.facts.bench is not None:
+        charts = bench_charts(outcome.facts.bench, outcome.facts.verification)
+        write_png(charts, folder / "bench.png")
+    if outcome.facts.tuning is not None:
+        write_png(tune_charts(outcome.facts.tuning), folder / "tune.png")
+    write_page(folder, result=outcome.result)

@@ -1,0 +1,203 @@
+"""What a single run shows in the terminal: a short table, and errors, one line each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from prepare.core.model.memory_format import satisfied
+from prepare.core.utils.text import counts, line, plural, printable, size
+from prepare.job.headline import CONVOLUTIONS
+from prepare.report.terminal.bench import case_sentence
+from prepare.report.terminal.console import show_table
+from prepare.report.terminal.flow import flow_sentence, show_flow
+from prepare.report.terminal.tune import show_tune
+from prepare.report.terminal.verify import show_verify, verify_sentence
+
+if TYPE_CHECKING:
+    from prepare.job.outcome import Facts, Outcome
+    from prepare.job.record import Job, Result
+
+_SHOWN = 10
+
+
+def show_outcome(outcome: Outcome, folder: Path) -> None:
+    """What became of a single run: its table, or its mistakes."""
+    shown = shown_folder(folder)
+    if outcome.facts is not None:
+        for warning in outcome.facts.warnings:
+            line(printable(f"warning: {warning}"), errors=True)
+        if outcome.facts.tuning is not None:
+            show_tune(outcome.facts.tuning, os.path.join(shown, "tune.json"))  # noqa: PTH118
+        show = show_prepared if outcome.facts.audit else show_plan
+        (show if outcome.facts.audit or not outcome.facts.flow else show_look)(outcome.facts, shown)
+        checked = outcome.facts.verification
+        if checked is not None and checked.status == "fail":
+            show_verify(checked, os.path.join(shown, "verify.json"))  # noqa: PTH118
+        return
+    show_problems((outcome.result.error or "").splitlines())
+    if outcome.result.traceback:
+        path = os.path.join(shown, "result.json")  # noqa: PTH118
+        line(f"the traceback is in {printable(path)}", errors=True)
+
+
+def shown_folder(folder: Path) -> str:
+    """A folder as it can be copied: from the current one where it lies below that."""
+    below = os.path.relpath(folder)
+    return printable(folder if below.startswith("..") else below)
+
+
+def show_row(job: Job, result: Result) -> None:
+    """One line for a row of a sweep that has ended."""
+    text = f"#{job.number} {' '.join(job.overrides)}: {result.status}, {result.seconds:.1f} s"
+    line(printable(text), errors=True)
+
+
+def show_prepared(facts: Facts, folder: str) -> None:
+    """The table of a finished run."""
+    audit = facts.audit or {}
+    rows = [("convolutions", counts(audit["convolutions"], CONVOLUTIONS))]
+    rows.append(("tensors", _tensors(audit)))
+    before, after = audit["bytes_before"], audit["bytes_after"]
+    rows.append(("memory", f"{size(before)} before, {size(after)} after"))
+    if facts.given is None:
+        rows.append(("example", "none was run; give one with input.shape=[...]"))
+    else:
+        rows.append(("example", f"{facts.given} -> {facts.gave}"))
+        rows += [("seen in it", _seen(one)) for one in facts.seen]
+    if facts.flow:
+        rows.append(("layout flow", flow_sentence(facts.flow)))
+    if facts.verification:
+        rows.append(("verified", verify_sentence(facts.verification)))
+    rows += [("timed", sentence) for sentence in _timed(facts)]
+    rows += [("note", problem) for problem in facts.problems]
+    rows += [("note", note) for note in _notes(facts.notable)]
+    rows.append(("files", folder))
+    line(f"{printable(facts.model)} is prepared: {_steps(facts.steps)}")
+    _show(rows)
+
+
+def show_plan(facts: Facts, folder: str) -> None:
+    """What a pipeline would do, and the first of the tensors it would do it to."""
+    plan = facts.plan
+    rows = [("to change", f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')}")]
+    rows += [("wanted by", f"{name}: {count}") for name, count in plan["by_step"].items()]
+    rows.append(("memory", f"{size(plan['bytes_before'])} now, {size(plan['bytes_after'])} then"))
+    rows.append(("written", size(plan["bytes_written"])))
+    rows += [("note", problem) for problem in facts.problems]
+    rows.append(("files", folder))
+    line(f"{printable(facts.model)} would be prepared: {_steps(facts.steps)}; nothing was touched")
+    _show(rows)
+    if facts.changes:
+        _show_changes(facts.changes)
+
+
+def show_look(facts: Facts, folder: str) -> None:
+    """The layout flow of a model as it is."""
+    line(f"{printable(facts.model)} as it is, nothing prepared")
+    for problem in facts.problems:
+        line(printable(problem))
+    show_flow(facts.flow, folder)
+
+
+def show_problems(problems: Iterable[Any]) -> None:
+    """One line for each mistake, on stderr."""
+    for problem in problems:
+        line(printable(problem), errors=True)
+
+
+def _show_changes(changes: list[dict[str, Any]]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for title in ("tensor", "shape", "change", "wanted by"):
+        table.add_column(title, overflow="fold")
+    for change in changes[:_SHOWN]:
+        sides = [_side(*side, shape=change["shape"]) for side in change["sides"]]
+        table.add_row(
+            printable(change["tensor"]),
+            _value(change["shape"]),
+            "\n".join(sides),
+            "\n".join(change["steps"]),
+        )
+    line("")
+    show_table(table)
+    if len(changes) > _SHOWN:
+        line(f"... and {plural(len(changes) - _SHOWN, 'tensor')} more; plan.json has them all")
+
+
+def _show(rows: list[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True, min_width=width + 2)
+    table.add_column(overflow="fold")
+    last = ""
+    for name, text in rows[:-1]:
+        table.add_row("  " + ("" if name == last else name), printable(text))
+        last = name
+    show_table(table)
+    # The folder is to be copied, so it is never folded.
+    line(f"  {rows[-1][0].ljust(width)}  {printable(rows[-1][1])}")
+
+
+def _tensors(audit: Mapping[str, Any]) -> str:
+    dtypes = ", ".join(f"{count} {name}" for name, count in audit["dtypes"].items())
+    return f"{audit['tensors']:,} parameters and buffers: {dtypes}"
+
+
+def _timed(facts: Facts) -> list[str]:
+    cases = facts.bench.cases if facts.bench else ()
+    wrong = facts.verification is not None and facts.verification.status == "fail"
+    but = "; but its answers are wrong, see verified" if wrong else ""
+    return [case_sentence(case) + (but if case.comparison else "") for case in cases]
+
+
+def _seen(one: Mapping[str, Any]) -> str:
+    text = f"{one['gave']} of {plural(one['of'], 'convolution')} gave {one['format']}"
+    also = one["ambiguous"]
+    return f"{text} ({also} of them can be read as another format as well)" if also else text
+
+
+def _steps(steps: Mapping[str, Mapping[str, Any]]) -> str:
+    """Each step in a word or two: its first option says what it does."""
+    if not steps:
+        return "no step"
+    return ", ".join(f"{name} {_first(options)}".strip() for name, options in steps.items())
+
+
+def _first(options: Mapping[str, Any]) -> str:
+    value = next(iter(options.values()), "")
+    return value if isinstance(value, str) else ""
+
+
+def _notes(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows that did not take part, one line for each reason; the ineffective ones first."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for row in sorted(rows, key=lambda row: row["status"]):
+        path = f"{row['module']}.{row['tensor']}" if row["module"] else row["tensor"]
+        by_reason.setdefault((row["status"], row["reason"] or ""), []).append(path)
+    lines = [
+        f"{status}: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {reason}"
+        for (status, reason), names in by_reason.items()
+    ]
+    hidden = len(lines) - 4
+    return [
+        *lines[:4],
+        *([f"{plural(hidden, 'more reason')}; see audit.csv"] if hidden > 0 else []),
+    ]
+
+
+def _side(side: str, old: Any, new: Any, *, shape: Any) -> str:
+    """One change in words; formats in the place of strides, where they tell the two apart."""
+    if side == "stride" and old is not None and new is not None:
+        names = [" or ".join(satisfied(shape, stride)) or "no format" for stride in (old, new)]
+        if names[0] != names[1]:
+            return f"{names[0]} -> {names[1]}"
+        return f"strides {_value(old)} -> {_value(new)}"
+    return f"{_value(old)} -> {_value(new)}"
+
+
+def _value(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,25 @@
+"""The repair of group norms: on a CPU torch's own is inaccurate for a channels-last input."""
+
+from torch import Tensor, nn
+
+from prepare.steps.repairs import _norm_autograd
+from prepare.steps.repairs.base import SwapClass, is_channels_last
+
+
+class KeepingGroupNorm(nn.GroupNorm):
+    """torch's GroupNorm, as accurate over a channels-last batch as over a contiguous one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (
+            not (is_channels_last(x) and _norm_autograd.fits(x, self.weight))
+            or x.shape[1] != self.num_channels
+            or x[0, 0].numel() * x.shape[1] == self.num_groups
+            or _norm_autograd.is_widened(x)
+        ):
+            return super().forward(x)
+        if _norm_autograd.is_odd(x):
+            return _norm_autograd.through_contiguous(super().forward, x)
+        return _norm_autograd.normalise(x, self.num_groups, self.weight, self.bias, self.eps)[0]
+
+
+REPAIR = SwapClass("group_norm", {nn.GroupNorm: KeepingGroupNorm})

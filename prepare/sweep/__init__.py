@@ -1,0 +1,1 @@
+"""Many jobs: who runs them, in which processes, and the table of how each ended."""

@@ -1,0 +1,149 @@
+"""What a tuning found, as plain data: saved to and loaded from `tune.json` without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prepare.core.utils import files
+from prepare.errors import TuneError
+
+if TYPE_CHECKING:
+    from prepare.pipeline import Pipeline
+
+FORMAT, VERSION = "prepare.tune", 1
+UNPREPARED = "unprepared"
+STATUSES = (
+    "winner",
+    "not faster",  # than the winner, by much or beyond doubt
+    "slower",
+    "wrong",  # its verification failed
+    "cannot tell",  # its verification came to no conclusion
+    "failed",
+    "not measured",
+)
+Steps = dict[str, dict[str, Any]]
+Interval = tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One candidate. What was not found out is None.
+
+    `steps` is its pipeline with every option, `cost` how far it is from simple (see
+    `prepare.tune.candidates`). `ratio` is the median of its time's ratios to that of the unprepared
+    model in the `rounds` that it took part in, with its interval; below 1 is faster; of one that was
+    out before the winner was done, its time to the winner's, times the winner's ratio. `verified` is
+    the status of its verification, empty where there was none; `error` is that of the outputs, as a
+    part of their scale, and `allowed` what is tolerated. `reason` says in a sentence why it lost.
+    """
+
+    name: str
+    steps: Steps
+    status: str
+    reason: str
+    cost: int
+    seconds: float | None = None
+    ratio: float | None = None
+    ratio_interval: Interval = None
+    rounds: int = 0
+    peak_bytes: int | None = None
+    verified: str = ""
+    error: float | None = None
+    allowed: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Which recipe is the fastest here, and how the others fared; the winner's row comes first.
+
+    `noise` 1.03 says that ratios between 1/1.03 and 1.03 tell nothing; None where there were too few
+    rounds. `conditions` is all that the answer depends on; `made` is when it was measured, and
+    `from_cache` says that this was an earlier time. `notes` say what to bear in mind.
+    """
+
+    rows: tuple[Row, ...]
+    winner: str
+    mode: str
+    allow: tuple[str, ...]
+    budget: float
+    seconds: float
+    rounds: int
+    noise: float | None
+    made: str
+    from_cache: bool
+    conditions: dict[str, Any]
+    environment: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def row(self, name: str) -> Row:
+        """The row of that candidate; KeyError where there is none."""
+        return {row.name: row for row in self.rows}[name]
+
+    @property
+    def recipe(self) -> Steps:
+        """The winner's pipeline as plain data: what `recipe.yaml` holds under `steps`."""
+        return self.row(self.winner).steps
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The winner's pipeline."""
+        from prepare.pipeline import Pipeline
+
+        return Pipeline.from_config(self.recipe)
+
+    @property
+    def table(self) -> str:
+        """All candidates in lines of text: name, ratio to the unprepared model, and what became of it."""
+        width = max(len(row.name) for row in self.rows)
+        return "\n".join(
+            f"{row.name.ljust(width)}  {'' if row.ratio is None else format(row.ratio, '.3f'):>6}  "
+            f"{row.status}: {row.reason}"
+            for row in self.rows
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Writes `tune.json`, whole or not at all. Raises FileError."""
+        data = {"format": FORMAT, "version": VERSION} | asdict(self)
+        files.write_json(path, data, lines=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tuning:
+        """A tuning from its JSON; torch is not needed.
+
+        Raises:
+            TuneError: the file is no tuning, or one of another version.
+        """
+        text = files.read_text(path)
+        try:
+            return cls._read(json.loads(text), str(path))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            wrong = f"this is no tuning: {type(error).__name__}: {error}"
+            raise TuneError(str(path), wrong, "give a tune.json") from error
+
+    @classmethod
+    def _read(cls, data: dict[str, Any], path: str) -> Tuning:
+        if data["format"] != FORMAT:
+            raise TuneError(path, f"this is a {data['format']}, not a {FORMAT}")
+        if data["version"] != VERSION:
+            wrong = f"version {data['version']!r} is not known here"
+            raise TuneError(path, wrong, f"this prepare reads version {VERSION}")
+        del data["format"], data["version"]
+        data["rows"] = tuple(_record(Row, row) for row in data["rows"])
+        found = _record(cls, data)
+        if unknown := {row.status for row in found.rows} - {*STATUSES}:
+            raise ValueError(f"no status is called {min(unknown)!r}")
+        found.row(found.winner)
+        return found
+
+
+def _record(kind: type, found: Mapping[str, Any]) -> Any:
+    names = {field.name for field in fields(kind)}
+    if names != found.keys():
+        raise ValueError(f"it holds {sorted(found)}, not {sorted(names)}")
+    return kind(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+    )

@@ -1,1 +1,0 @@
-"""What a tuning is made of: its options, candidates, race, cache and records."""

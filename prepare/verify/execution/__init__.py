@@ -1,0 +1,1 @@
+"""Run two models on the same inputs, deterministically and within a budget."""
