@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import ranks as on_ranks
-from networks import CONF, small_2d
+from paths import CONF, PYTHONPATH
 from prepare.cli import main as cli
 from prepare.distributed import rank, same_on_all_ranks
+from small_nets import small_2d
 
 ROOT = CONF.parent
 NET = (
@@ -211,7 +212,7 @@ def torchrun(folder, *words):
     return subprocess.run(
         [*run, str(ROOT / "run.py"), *words],
         capture_output=True, text=True, check=False, cwd=folder, timeout=200,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 

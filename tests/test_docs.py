@@ -15,15 +15,15 @@ import pytest
 import torch
 from hydra.core.config_store import ConfigStore
 
+from imports import modules_imported_by
+from paths import ROOT, TESTS
 from prepare import recipe
 from prepare.cli import main as cli
 from prepare.job import time_prepared
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.steps.device import Device
-from test_house import modules_imported_by
 
-ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OURS = ("python run.py", "prepare ")
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -179,16 +179,39 @@ def test_every_test_that_a_page_names_exists(page):
 
 @functools.cache
 def functions(file: str) -> set[str]:
-    path = ROOT / "tests" / file
-    tree = ast.parse(path.read_text() if path.is_file() else "")
+    path = next(TESTS.rglob(file), None)
+    tree = ast.parse(path.read_text() if path else "")
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def test_every_pitfall_names_a_test_that_holds_it():
-    text = (ROOT / "docs" / "pitfalls.md").read_text()
-    pitfalls = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
+def claims() -> dict[str, list[str]]:
+    """What the pages say, in tests/claims.txt, with the tests that hold it: `file::function`."""
+    entries: dict[str, list[str]] = {}
+    claim = ""
+    for line in (TESTS / "claims.txt").read_text().splitlines():
+        if line.startswith("    "):
+            entries[claim].append(line.strip())
+        elif line and not line.startswith("#"):
+            claim = line
+            entries[claim] = []
+    return entries
+
+
+def test_every_claim_names_tests_that_exist():
+    named = {tuple(test.split("::")) for tests in claims().values() for test in tests}
+    assert sorted(test for test in named if test[1] not in functions(test[0])) == []
+    assert all(claims().values())
+
+
+def test_every_pitfall_has_a_test_that_holds_it():
+    pitfalls = {
+        f"{page_id(page)}: {title}"
+        for page in PAGES
+        if page.name.startswith("pitfalls")
+        for title in re.findall(r"^### (.+)$", page.read_text(), re.MULTILINE)
+    }
     assert len(pitfalls) > 30
-    assert [pitfall.splitlines()[0] for pitfall in pitfalls if not _TEST.search(pitfall)] == []
+    assert pitfalls == {claim for claim in claims() if claim.startswith("docs/pitfalls")}
 
 
 def test_every_page_begins_with_something_to_paste():

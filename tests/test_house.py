@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import prepare
+from imports import modules_imported_by
 
 ROOT = Path(prepare.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -29,17 +30,6 @@ PUBLIC = (
     *("audit", "bench", "checkpoint", "distributed", "errors", "flow", "hydra", "patterns"),
     *("recipe", "registry", "step", "tune", "verify"),
 )
-
-
-def modules_imported_by(path: Path) -> set[str]:
-    """The modules that a file imports, in functions and for type checkers too."""
-    imported = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return imported
 
 
 def files_of(part: str) -> list[Path]:

@@ -15,7 +15,8 @@ import hydra
 import pytest
 from packaging.requirements import Requirement
 
-from networks import CONF
+from other_application import THEIRS
+from paths import CONF
 from prepare.cli import main as cli
 from prepare.cli.compose_config import BASE
 from prepare.job import record
@@ -165,18 +166,6 @@ def test_the_bare_words_and_the_help_work_where_it_is_installed(installed, tmp_p
     assert done.returncode == 2
     assert "did you mean 'channels_last'?" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-THEIRS = """
-import hydra, prepare.hydra
-from prepare.pipeline import Pipeline
-prepare.hydra.register()
-prepare.hydra.register()
-with hydra.initialize_config_dir({folder!r}, **{base!r}):
-    cfg = hydra.compose("config", ["+prepare=default", "prepare/memfmt=channels_last_3d", "prepare/device=cpu"])
-print(prepare.hydra.__file__)
-print(*Pipeline.from_config(cfg.prepare.steps).steps, cfg.seed)
-"""
 
 
 def in_another_application(python: Path | str, folder: Path) -> Path:

@@ -20,7 +20,7 @@ from prepare import recipe
 from prepare.core.utils import plain_yaml
 from prepare.errors import ConfigError, RecipeError
 
-FUZZ = Path(__file__).with_name("fuzz_recipe.py")
+FUZZ = Path(__file__).parent / "support" / "fuzz_recipe.py"
 WATCH = Watch()
 
 VERSION_1 = """\
@@ -587,7 +587,7 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path):
 def fuzz(*arguments: str) -> dict:
     done = subprocess.run(
         [sys.executable, str(FUZZ), *arguments], capture_output=True, text=True, check=False,
-        cwd=FUZZ.parent.parent, env={**os.environ, "PYTHONPATH": str(FUZZ.parent.parent)},
+        cwd=FUZZ.parents[2], env={**os.environ, "PYTHONPATH": str(FUZZ.parents[2])},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)

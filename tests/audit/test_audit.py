@@ -1,0 +1,323 @@
+"""The audit says what is, judges by strides it reads itself, and comes back from its file unchanged."""
+
+import csv
+import io
+import json
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
+
+from prepare.audit import Audit, audit
+from prepare.audit.rows import STATUSES, Row
+from prepare.core.model.memory_format import canonical_stride, satisfied
+from prepare.errors import AuditError, FileError
+from prepare.pipeline import Pipeline
+from small_nets import Tied, facts, mixed, small_2d
+
+FLAT = {"conv2d_memory_format": {}}
+
+
+def prepared(model, steps=None, **options):
+    pipeline = Pipeline.from_config(steps or {"conv2d_memory_format": options})
+    plan = pipeline.plan(model)
+    pipeline.apply(model)
+    return audit(model, plan=plan)
+
+
+def row(found, path):
+    return next(row for row in found.rows if row.path == path)
+
+
+def test_every_parameter_and_buffer_of_every_module_has_one_row():
+    model = mixed()
+    named = [n for n, _ in model.named_parameters(remove_duplicate=False)]
+    named += [n for n, _ in model.named_buffers(remove_duplicate=False)]
+    assert sorted(r.path for r in audit(model).rows) == sorted(named)
+
+
+def test_without_a_plan_it_says_what_is_and_judges_nothing():
+    for found in audit(mixed()).rows:
+        assert (found.before, found.steps, found.status, found.reason) == (
+            None,
+            (),
+            "untouched",
+            None,
+        )
+
+
+def test_an_audit_changes_nothing():
+    model = mixed().train()
+    model["weighted"] = nn.utils.parametrizations.spectral_norm(nn.Conv2d(4, 4, 3))
+    before, random = facts(model), torch.get_rng_state()
+    audit(model)
+    assert facts(model) == before
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(module.training for module in model["weighted"].modules())
+
+
+def test_untouched_1x1_and_one_channel_convolutions_are_told_apart_from_converted_ones():
+    model = nn.ModuleDict({"one": nn.Conv3d(8, 4, 1), "first": nn.Conv3d(1, 8, 3)})
+    before = audit(model)
+    for name in model:
+        assert row(before, f"{name}.weight").layouts == ("contiguous", "channels_last_3d")
+    after = prepared(model, {"conv3d_memory_format": {}})
+    for name, module in model.items():
+        found = row(after, f"{name}.weight")
+        assert found.layouts == ("contiguous", "channels_last_3d")
+        assert found.stride == canonical_stride(module.weight.shape, "channels_last_3d")
+        assert found.before["stride"] == row(before, f"{name}.weight").stride != found.stride
+        assert found.status == "converted"
+
+
+def test_strides_that_only_look_channels_last_are_no_conversion():
+    model = nn.Conv2d(3, 8, 3)
+    plan = Pipeline.from_config(FLAT).plan(model)
+    odd = torch.empty_strided((1, 3, 3, 3), (5, 1, 9, 3))
+    assert satisfied(odd.shape, odd.stride()) == ("channels_last",)
+    model = nn.Conv2d(3, 1, 3)
+    plan = Pipeline.from_config(FLAT).plan(model)
+    model.weight.data = odd.copy_(model.weight.data)
+    found = row(audit(model, plan=plan), "weight")
+    assert found.layouts == ("channels_last",)
+    assert found.status == "ineffective"
+    assert "strides (5, 1, 9, 3)" in found.reason
+
+
+def test_the_statuses_are_converted_already_skipped_untouched():
+    model = small_2d()
+    model[3].to(memory_format=torch.channels_last)
+    found = prepared(model, {"conv2d_memory_format": {"exclude": ["4"]}, "half": {"keep": "norms"}})
+    assert row(found, "0.weight").status == "converted"
+    assert row(found, "0.weight").steps == ("conv2d_memory_format", "half")
+    assert row(found, "1.running_mean").status == "skipped"
+    assert row(found, "1.running_mean").reason == "half: keep: norms"
+    assert row(found, "1.num_batches_tracked").status == "untouched"
+    assert row(found, "4.weight").status == "skipped"
+    assert row(found, "4.weight").steps == ("half",)
+    again = prepared(model, {"conv2d_memory_format": {"exclude": ["4"]}, "half": {}})
+    assert row(again, "0.weight").status == "already"
+    assert found.summary["convolutions"] == {
+        "ineffective": 0, "skipped": 1, "converted": 2, "already": 0, "untouched": 0,
+    }  # fmt: skip
+
+
+def test_a_step_that_did_not_act_is_found_ineffective_whatever_it_says():
+    model = small_2d()
+    plan = Pipeline.from_config({"half": {"keep": []}, **FLAT}).plan(model)
+    found = audit(model, plan=plan)
+    assert row(found, "0.weight").status == "ineffective"
+    assert "dtype is float32, not float16" in row(found, "0.weight").reason
+    assert "memory format is contiguous" in row(found, "0.weight").reason
+    assert row(found, "1.weight").reason == "dtype is float32, not float16"
+
+
+class Standardised(nn.Conv2d):
+    """A convolution that rebuilds its weight in forward, as timm's StdConv2d does."""
+
+    def forward(self, x):
+        spread, mean = torch.var_mean(self.weight.flatten(1), 1, keepdim=True)
+        weight = ((self.weight.flatten(1) - mean) / (spread + 1e-5).sqrt()).view(self.weight.shape)
+        return self._conv_forward(x, weight, self.bias)
+
+
+def legacy(norm):
+    def make():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecated, and still in many networks
+            return norm(nn.Conv2d(8, 6, 3))
+
+    return make
+
+
+def doubled():
+    class Double(nn.Module):
+        def forward(self, weight):
+            return (2 * weight).contiguous()
+
+    conv = nn.Conv2d(8, 6, 3)
+    parametrize.register_parametrization(conv, "weight", Double())
+    return conv
+
+
+def pruned():
+    conv = nn.Conv2d(8, 6, 3)
+    prune.l1_unstructured(conv, "weight", amount=0.3)
+    return conv
+
+
+LOST = {
+    "legacy weight_norm": legacy(nn.utils.weight_norm),
+    "parametrized weight_norm": lambda: parametrizations.weight_norm(nn.Conv2d(8, 6, 3)),
+    "orthogonal": lambda: parametrizations.orthogonal(nn.Conv2d(8, 6, 3)),
+    "own parametrization": doubled,
+    "weight rebuilt in forward": lambda: Standardised(8, 6, 3),
+}
+KEPT = {
+    "legacy spectral_norm": legacy(nn.utils.spectral_norm),
+    "parametrized spectral_norm": lambda: parametrizations.spectral_norm(nn.Conv2d(8, 6, 3)),
+    "pruned": pruned,
+}
+
+
+@pytest.mark.parametrize("make", LOST.values(), ids=LOST)
+def test_a_computed_weight_that_comes_out_in_another_layout_is_ineffective(make):
+    model = nn.Sequential(make())
+    found = prepared(model)
+    computed = row(found, "0.weight (computed)")
+    assert computed.status == "ineffective"
+    assert "channels_last" not in computed.layouts
+    assert found.summary["convolutions"]["ineffective"] == 1
+    assert found.summary["convolutions"]["converted"] == 0
+    assert not Pipeline.from_config(FLAT).plan(model), "a computed weight keeps no plan non-empty"
+
+
+@pytest.mark.parametrize("make", KEPT.values(), ids=KEPT)
+def test_a_computed_weight_that_follows_its_originals_is_converted(make):
+    model = nn.Sequential(make())
+    found = prepared(model)
+    computed = row(found, "0.weight (computed)")
+    assert computed.status == "converted"
+    assert computed.stride == canonical_stride((6, 8, 3, 3), "channels_last")
+    model(torch.randn(2, 8, 8, 8))
+    assert model[0].weight.stride() == computed.stride, "and so it is in a real forward"
+    assert found.summary["convolutions"]["converted"] == 1
+
+
+@pytest.mark.parametrize("make", [*LOST.values(), *KEPT.values()], ids=[*LOST, *KEPT])
+def test_the_computed_weight_is_the_one_that_forward_uses(make):
+    """Asked of torch itself: the weight that reaches the convolution in a real forward."""
+    model = make()
+    prepared(model)
+    used = []
+    real = nn.functional.conv2d
+
+    def spy(x, weight, *args):
+        used.append(weight)
+        return real(x, weight, *args)
+
+    nn.functional.conv2d = spy
+    try:
+        model.eval()(torch.randn(2, 8, 8, 8))
+    finally:
+        nn.functional.conv2d = real
+    assert row(audit(model), "weight (computed)").stride == used[0].stride()
+
+
+def test_a_subclass_that_uses_its_weight_as_it_is_has_no_computed_row():
+    class Named(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x)
+
+    found = prepared(nn.Sequential(Named(8, 6, 3)))
+    assert [r.kind for r in found.rows] == ["parameter", "parameter"]
+    assert row(found, "0.weight").status == "converted"
+
+
+def test_a_forward_that_cannot_be_evaluated_is_said_to_be_so():
+    class Modulated(nn.Conv2d):
+        def forward(self, x, style):
+            return self._conv_forward(x, self.weight * style, self.bias)
+
+    found = row(prepared(nn.Sequential(Modulated(8, 6, 3))), "0.weight (computed)")
+    assert found.status == "ineffective"
+    assert found.reason.startswith("cannot be evaluated: TypeError")
+
+
+def test_tied_tensors_name_each_other_and_count_once():
+    found = prepared(Tied())
+    assert row(found, "encoder.weight").shared_with == ("decoder.weight",)
+    assert row(found, "decoder.weight").status == "converted"
+    assert found.summary["tensors"] == 5
+    assert found.summary["bytes_after"] == (4 * 4 * 9 + 4 + 4 + 24) * 4 + 3 * 8
+
+
+def test_it_comes_back_from_its_file_unchanged(tmp_path):
+    found = prepared(mixed(), {"half": {"dtype": "bfloat16"}, **FLAT})
+    found.save(tmp_path / "audit.json")
+    assert Audit.load(tmp_path / "audit.json") == found
+    data = json.loads((tmp_path / "audit.json").read_text())
+    assert (data["format"], data["version"]) == ("prepare.audit", 1)
+    assert list(data["rows"][0]) == list(Row._fields)
+    assert {r["status"] for r in data["rows"]} <= set(STATUSES)
+
+
+def test_the_same_model_and_recipe_give_the_same_bytes():
+    texts = set()
+    for _ in range(2):
+        torch.manual_seed(1)
+        found = prepared(mixed(), {"half": {}, **FLAT})
+        texts.add((found.to_json(), found.to_csv()))
+    assert len(texts) == 1
+
+
+def test_rows_are_sorted_and_csv_has_one_line_for_each():
+    found = prepared(mixed())
+    keys = [(r.module, r.tensor, r.kind) for r in found.rows]
+    assert keys == sorted(keys)
+    lines = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert [line["tensor"] for line in lines] == [r.tensor for r in found.rows]
+    first = next(
+        line for line in lines if line["module"] == "flat.0" and line["tensor"] == "weight"
+    )
+    assert (first["stride"], first["before_stride"]) == ("27 1 9 3", "27 9 3 1")
+
+
+def test_names_that_hold_anything_come_back(tmp_path):
+    names = ["a/b", "new\nline", "<script>", "=1+1", "[red]", "\udc80", "x" * 5000, "é"]
+    model = nn.Module()
+    for name in names:
+        model.register_module(name, nn.Linear(1, 1))
+    found = audit(model)
+    found.save(tmp_path / "audit.json")
+    found.save(tmp_path / "audit.csv")
+    assert {r.module for r in Audit.load(tmp_path / "audit.json").rows} == set(names)
+
+
+def test_diff_names_what_differs_and_only_that():
+    model = small_2d()
+    before = audit(model)
+    assert before.diff(audit(model)) == []
+    model[0].weight.data = model[0].weight.data.to(memory_format=torch.channels_last)
+    model.append(nn.Linear(1, 1, bias=False))
+    changed, added = before.diff(audit(model))
+    assert str(changed) == (
+        '0.weight: stride [27,9,3,1] -> [27,1,9,3], layouts ["contiguous"] -> ["channels_last"]'
+    )
+    assert str(added) == "5.weight: only in theirs"
+    assert str(audit(model).diff(before)[1]) == "5.weight: only in ours"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "this is no audit"),
+        ("[]", "this is no audit"),
+        ('{"format": "prepare.plan", "version": 1}', "this is a prepare.plan, not a prepare.audit"),
+        ('{"format": "prepare.audit", "version": 9, "rows": []}', "version 9 is not known here"),
+        (
+            '{"format": "prepare.audit", "version": 1, "summary": {}, "rows": [{}]}',
+            "this is no audit",
+        ),
+        ("[" * 100_000, "this is no audit"),
+    ],
+)
+def test_a_file_that_is_no_audit_is_one_clear_error(tmp_path, text, message):
+    (tmp_path / "audit.json").write_text(text)
+    with pytest.raises(AuditError, match=message):
+        Audit.load(tmp_path / "audit.json")
+
+
+def test_a_missing_file_is_one_clear_error(tmp_path):
+    with pytest.raises(FileError, match="audit.json"):
+        Audit.load(tmp_path / "audit.json")
+
+
+def test_a_model_on_meta_is_audited_without_data():
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(50_000, 50_000) for _ in range(10)))
+    found = audit(model)
+    assert found.summary["bytes_after"] == 10 * (50_000**2 + 50_000) * 4
+    assert {r.device for r in found.rows} == {"meta"}

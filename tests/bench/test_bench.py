@@ -1,0 +1,875 @@
+"""The bench: its statistics on samples with known answers, its rounds on a clock that is told the time."""
+
+import copy
+import functools
+import json
+import math
+import os
+import platform
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from clocks import Clock, noisy
+from prepare.bench import Comparison, Control, Row, compare, peak_memory
+from prepare.bench import statistics as intervals
+from prepare.bench.input_pool import batch_size, make_pool
+from prepare.bench.model_state import modules_in
+from prepare.bench.samples import Lane
+from prepare.bench.session import _check_place
+from prepare.bench.statistics import Estimate, estimate, ratio, verdict
+from prepare.bench.variant import Variant
+from prepare.core.forward.example_input import Example
+from prepare.core.forward.run_example import arguments
+from prepare.errors import BenchError, ConfigError, RefusedError
+from prepare.pipeline import Pipeline
+from prepare.report.terminal.bench import bench_sentence, seconds, show_bench
+from small_nets import bits
+
+BATCH = torch.ones(4, 3)
+
+
+# ------------------------------------------------------------------------------ statistics
+
+
+def machine(order, rounds, factors):
+    """Times on a machine that drifts from round to round and now and then does something else."""
+    drift, lanes = 0.0, [[] for _ in factors]
+    for _ in range(rounds):
+        drift = 0.9 * drift + order.gauss(0, 0.1)
+        for lane, factor in zip(lanes, factors, strict=True):
+            hiccup = order.choice([0.5, 1.0, 2.0]) if order.random() < 0.1 else 0.0
+            lane.append(factor * math.exp(drift + order.gauss(0, 0.03)) * (1 + hiccup))
+    return lanes
+
+
+def simulated(cases, factor, *, rounds=40, stops=True):
+    """What is said of a variant that takes `factor` of the baseline's time, and if its interval holds."""
+    order, words, holds = random.Random(1), [], 0
+    for _ in range(cases):
+        base, again, other = machine(order, rounds, (1.0, 1.0, factor))
+        for count in range(20 if stops else rounds, rounds + 1, 5):
+            first = base[:count]
+            found, control = (ratio(lane[:count], first, 0.95) for lane in (other, again))
+            if intervals.widest([found, control]) <= 0.02:
+                break
+        words.append(verdict(found, control))
+        holds += found.interval[0] <= factor <= found.interval[1]
+    return words, holds / cases
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_interval_of_the_ratio_holds_the_true_one_as_often_as_it_says(stops):
+    _, holds = simulated(600, 1.1, stops=stops)
+    # 95 % of 600 cases, less two and a half standard deviations of that count.
+    assert holds >= 0.93
+
+
+def test_equals_have_no_winner_in_93_of_100_cases():
+    words, _ = simulated(600, 1.0)
+    assert words.count("no significant difference") / len(words) >= 0.93
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1.1, "slower"), (0.9, "faster")])
+def test_a_true_difference_of_a_tenth_is_found(factor, word):
+    words, _ = simulated(300, factor)
+    assert words.count(word) / len(words) >= 0.95
+    assert {*words} <= {word, "no significant difference"}
+
+
+@pytest.mark.parametrize("count", [6, 7, 20, 33])
+def test_the_interval_of_a_median_holds_for_skewed_times_too(count):
+    order = random.Random(count)
+    found = [estimate([order.expovariate(1) for _ in range(count)], 0.95) for _ in range(1500)]
+    holds = sum(each.interval[0] <= math.log(2) <= each.interval[1] for each in found)
+    assert holds / len(found) >= 0.935
+
+
+def test_the_interval_lies_between_the_values_that_the_tables_name():
+    # Le Boudec, table A.1: for 20 values the 6th and the 15th, for 50 the 18th and the 33rd.
+    assert estimate(range(1, 21), 0.95) == Estimate(10.5, (6, 15))
+    assert estimate(range(50, 0, -1), 0.95) == Estimate(25.5, (18, 33))
+    assert estimate(range(1, 7), 0.95).interval == (1, 6)
+
+
+def test_too_few_values_have_no_interval_and_allow_no_verdict():
+    found = estimate(range(1, 6), 0.95)
+    assert found == Estimate(3, None)
+    assert found.precision == math.inf
+    assert verdict(Estimate(0.5, None), Estimate(1.0, (0.99, 1.01))) == "no significant difference"
+    assert verdict(Estimate(0.5, (0.4, 0.6)), Estimate(1.0, None)) == "no significant difference"
+    assert [intervals.fewest(level) for level in (0.95, 0.99)] == [6, 8]
+
+
+@pytest.mark.parametrize(
+    ("found", "control", "word"),
+    [
+        (Estimate(0.90, (0.88, 0.92)), (0.99, 1.01), "faster"),
+        (Estimate(1.10, (1.08, 1.12)), (0.99, 1.01), "slower"),
+        (Estimate(0.98, (0.96, 1.001)), (0.99, 1.01), "no significant difference"),
+        (Estimate(1.02, (1.01, 1.03)), (0.99, 1.04), "no significant difference"),
+        (Estimate(1.02, (1.01, 1.03)), (0.96, 1.00), "no significant difference"),
+        (Estimate(0.98, (0.97, 0.99)), (0.99, 1.04), "no significant difference"),
+    ],
+)
+def test_a_difference_counts_where_it_leaves_out_1_and_the_noise(found, control, word):
+    assert verdict(found, Estimate(1.0, control)) == word
+
+
+def test_pairs_cancel_what_slows_a_whole_round_down():
+    base, other = machine(random.Random(3), 200, (1.0, 1.1))
+    alone, paired = estimate(other, 0.95), ratio(other, base, 0.95)
+    assert paired.precision < alone.precision / 2
+    assert paired.interval[0] < 1.1 < paired.interval[1]
+
+
+def test_many_variants_have_wider_intervals_each_so_that_all_hold():
+    assert intervals.each_of(0.95, 1) == pytest.approx(0.95)
+    assert intervals.each_of(0.95, 10) == pytest.approx(0.995)
+    assert intervals.each_of(0.95, 0) == pytest.approx(0.95)
+
+
+def test_a_clock_that_stands_still_gives_no_difference():
+    found = compare({"a": lambda x: x, "b": lambda x: x}, BATCH, _clock=lambda: 0.0)
+    assert found.row("b").verdict == "no significant difference"
+    assert found.row("a").throughput is None
+
+
+# ------------------------------------------------------------------------------ rounds
+
+
+def test_a_faster_and_a_slower_variant_are_told_from_an_equal_one():
+    clock = Clock()
+    found = compare(
+        {
+            name: clock.takes(noisy(mean, 0.02, seed))
+            for seed, (name, mean) in enumerate(
+                {"plain": 0.1, "equal": 0.1, "quick": 0.08, "slow": 0.13}.items()
+            )
+        },
+        BATCH,
+        budget=200,
+        _clock=clock,
+    )
+    words = {row.name: row.verdict for row in found.rows}
+    assert words == {
+        "plain": "baseline",
+        "equal": "no significant difference",
+        "quick": "faster",
+        "slow": "slower",
+    }
+    quick = found.row("quick")
+    assert quick.ratio == pytest.approx(0.8, rel=0.03)
+    assert quick.ratio_interval[0] < 0.8 < quick.ratio_interval[1]
+    assert quick.seconds_interval[0] <= quick.seconds <= quick.seconds_interval[1]
+    assert quick.throughput == pytest.approx(4 / quick.seconds)
+    assert len(quick.samples) == found.repeats
+    assert found.aa.interval[0] <= 1 <= found.aa.interval[1]
+    assert found.settings["confidence_of_each"] == pytest.approx(1 - 0.05 / 3)
+
+
+def test_every_round_has_every_variant_and_the_baseline_twice_in_changing_order():
+    clock, log = Clock(), []
+    names = ("plain", "other")
+    found = compare(
+        {name: clock.takes(0.1, log=log, name=name) for name in names},
+        BATCH,
+        budget=5.0,
+        precision=1e-9,
+        baseline="other",
+        _clock=clock,
+    )
+    turns = log[len(names) * 3 :]
+    rounds = [tuple(turns[start : start + 3]) for start in range(0, len(turns), 3)]
+    assert all(sorted(each) == ["other", "other", "plain"] for each in rounds)
+    assert len({*rounds}) > 1
+    assert len(rounds) == found.repeats
+    assert (found.baseline, found.row("other").ratio, found.row("plain").ratio) == ("other", 1, 1)
+
+
+def test_the_same_seed_gives_the_same_order():
+    def order(seed):
+        clock, log = Clock(), []
+        variants = {name: clock.takes(0.1, log=log, name=name) for name in "abc"}
+        compare(variants, BATCH, budget=9, seed=seed, _clock=clock)
+        return log
+
+    assert order(1) == order(1) != order(2)
+
+
+@pytest.mark.parametrize("budget", [3.0, 10.0])
+def test_the_budget_is_kept(budget):
+    clock = Clock()
+    variants = {name: clock.takes(noisy(0.1, 0.5, name)) for name in "ab"}
+    found = compare(variants, BATCH, budget=budget, precision=1e-6, _clock=clock)
+    assert found.seconds == clock.now
+    # A round is begun if one as long as the last would still end in time.
+    assert budget - 1.5 < found.seconds < budget + 1.0
+
+
+def test_no_round_is_begun_that_would_not_end_in_time():
+    clock = Clock()
+    variants = {name: clock.takes(0.125) for name in "ab"}
+    # 0.75 s of warming up, and rounds of 0.375 s.
+    found = compare(variants, BATCH, budget=2.0, precision=1e-9, _clock=clock)
+    assert (found.repeats, found.seconds) == (3, 1.875)
+
+
+def test_a_budget_for_nothing_still_gives_one_round_and_says_that_it_is_too_few():
+    clock = Clock()
+    found = compare({name: clock.takes(10.0) for name in "ab"}, BATCH, budget=0.1, _clock=clock)
+    assert found.repeats == 1
+    row = found.row("b")
+    assert (row.seconds, row.ratio, row.ratio_interval) == (10.0, 1.0, None)
+    assert (row.verdict, found.aa) == (
+        "no significant difference",
+        Control(ratio=1.0, interval=None, noise=None),
+    )
+    assert found.notes[0] == (
+        "1 rounds are too few to conclude anything, it takes 6: give it more time"
+    )
+
+
+def test_it_stops_as_soon_as_the_ratios_are_precise():
+    def rounds(precision):
+        clock = Clock()
+        variants = {name: clock.takes(noisy(0.1, 0.05, name)) for name in "ab"}
+        return compare(variants, BATCH, budget=100, precision=precision, _clock=clock)
+
+    wide, narrow, never = rounds(0.5), rounds(0.02), rounds(0.0001)
+    assert wide.repeats == 20
+    assert wide.repeats < narrow.repeats < never.repeats
+    low, high = narrow.row("b").ratio_interval
+    assert (high - low) / 2 / narrow.row("b").ratio <= 0.02
+    assert any("are known to" in note for note in never.notes)
+    assert not any("are known to" in note for note in narrow.notes)
+
+
+def test_short_calls_are_timed_several_in_a_row_after_one_untimed_and_all_variants_as_often():
+    clock, log = Clock(), []
+    variants = {
+        "short": clock.takes(0.001, log=log, name="short"),
+        "long": clock.takes(0.02, log=log, name="long"),
+    }
+    found = compare(variants, BATCH, budget=60, _clock=clock)
+    assert (found.row("short").calls, found.row("long").calls) == (5, 5)
+    assert found.row("short").seconds == pytest.approx(0.001)
+    assert found.settings["untimed_call_first"] is True
+    assert log.count("long") == 3 + found.repeats * (1 + 5)
+    assert log.count("short") == 3 + 2 * found.repeats * (1 + 5)
+
+
+def test_without_time_for_it_no_untimed_call_comes_first():
+    clock, log = Clock(), []
+    variants = {name: clock.takes(1.0, log=log, name=name) for name in "ab"}
+    found = compare(variants, BATCH, budget=50, _clock=clock)
+    assert found.settings["untimed_call_first"] is False
+    assert log.count("b") == 3 + found.repeats
+    assert any("no untimed call" in note for note in found.notes)
+
+
+@pytest.mark.skipif(peak_memory.resource is None, reason="this system does not count pages")
+def test_time_that_goes_into_fresh_memory_is_said():
+    def heavy(x):  # so large that every C library gives it back at once
+        return torch.ones(10**7)
+
+    page_by_page = peak_memory.fresh_pages()
+    heavy(None)
+    if peak_memory.fresh_pages() - page_by_page < 5_000:
+        pytest.skip("this system gives huge pages")
+    found = compare({"heavy": heavy, "light": lambda x: x}, BATCH, budget=2.0)
+    assert found.settings["fresh_memory"] >= 0.1
+    assert any("goes into memory that it gives back" in note for note in found.notes)
+    found = compare({"light": lambda x: x}, BATCH, budget=2.0)
+    assert found.settings["fresh_memory"] == 0.0
+    assert not any("gives back" in note for note in found.notes)
+
+
+@pytest.mark.skipif(peak_memory.resource is None, reason="this system does not count pages")
+def test_what_a_fresh_page_costs_is_measured():
+    assert 1e-8 < peak_memory.seconds_of_page() < 1e-3
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
+def test_memory_is_kept_with_the_settings_that_the_docs_name():
+    code = """if True:
+        import torch
+        from prepare.bench.peak_memory import fresh_pages
+        def work(times):
+            for _ in range(times):
+                torch.ones(10**7)
+        work(20)  # what is kept is soon as large as it has to be
+        before = fresh_pages()
+        work(5)
+        print(fresh_pages() - before)"""
+    root = Path(__file__).parents[2]
+    line = re.search(
+        r"^((?:MALLOC_\w+=\d+ )+)python", (root / "docs/timing.md").read_text(), re.MULTILINE
+    )
+    settings = dict(word.split("=") for word in line[1].split())
+
+    def pages(**more):
+        env = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env | more, cwd=root, check=True, capture_output=True
+        )
+        return int(done.stdout)
+
+    if (without := pages()) < 25_000:
+        pytest.skip("this system gives huge pages")
+    assert pages(**settings) < without / 2
+
+
+def test_progress_is_told():
+    clock, told = Clock(), []
+    variants = {name: clock.takes(0.1) for name in "ab"}
+    found = compare(variants, BATCH, budget=30, progress=told.append, _clock=clock)
+    assert [each.doing for each in told[:3]] == ["warming up a", "warming up b", "timing"]
+    assert (told[0].precision, told[-1].precision) == (None, 0.0)
+    assert (told[-1].rounds, told[-1].budget) == (found.repeats, 30)
+
+
+# ------------------------------------------------------------------------------ failures
+
+
+@pytest.mark.parametrize("breaks_at", [0, 1, 2, 5])
+def test_a_variant_that_raises_is_reported_and_the_others_go_on(breaks_at):
+    clock = Clock()
+    variants = {name: clock.takes(0.1) for name in ("plain", "other")}
+    variants["broken"] = clock.takes(0.1, breaks_at=breaks_at)
+    found = compare(variants, BATCH, _clock=clock)
+    assert found.row("broken") == Row(
+        name="broken", verdict="failed", device="cpu", reason="MemoryError: no more"
+    )
+    assert found.row("other").verdict == "no significant difference"
+    assert found.repeats >= 20
+
+
+@pytest.mark.parametrize("breaks_at", [0, 7, 8])
+def test_where_the_baseline_fails_the_others_are_timed_and_not_compared(breaks_at):
+    clock = Clock()
+    found = compare(
+        {"plain": clock.takes(0.1, breaks_at=breaks_at), "other": clock.takes(noisy(0.2, 0.01, 0))},
+        BATCH,
+        budget=100,
+        _clock=clock,
+    )
+    assert [row.verdict for row in found.rows] == ["failed", "not compared"]
+    other = found.row("other")
+    assert other.seconds == pytest.approx(0.2, rel=0.02)
+    assert (other.ratio, found.aa) == (None, None)
+
+
+@pytest.mark.parametrize("last", range(1, 12))
+def test_a_variant_that_failed_is_not_called_again(last):
+    clock, calls = Clock(), []
+
+    def breaks(x):
+        calls.append(x)
+        clock.now += 0.1
+        if len(calls) == last:
+            raise MemoryError
+
+    compare({"plain": breaks, "other": clock.takes(0.1)}, BATCH, budget=5, _clock=clock)
+    assert len(calls) == last
+
+
+def test_where_all_fail_it_ends():
+    found = compare({"a": Clock().takes(0, breaks_at=0)}, BATCH)
+    assert (found.repeats, found.row("a").verdict, found.notes) == (0, "failed", ())
+
+
+def test_a_failure_in_a_model_names_the_module_and_a_likely_cause():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1))
+    found = compare({"a": nn.Identity(), "b": model}, torch.ones(1, 2, 4, 4), budget=0.2)
+    assert found.row("b").reason.startswith("forward of 0 (Conv2d): RuntimeError: Given groups=1")
+    assert found.row("b").reason.endswith("change input.shape")
+
+
+def test_a_failure_in_the_format_says_so():
+    def bad(batch):
+        raise ValueError("odd")
+
+    found = compare({"a": nn.Identity()}, BATCH, format={"a": bad}, budget=0.2)
+    assert found.row("a").reason == "its format: raised ValueError: odd"
+
+
+def test_a_model_on_meta_and_one_that_cannot_train_fail():
+    found = compare({"a": nn.Linear(3, 3, device="meta")}, BATCH, budget=0.2)
+    assert found.row("a").reason.startswith("its device: meta computes nothing")
+    found = compare({"a": nn.Linear(3, 3).requires_grad_(False)}, BATCH, train=True, budget=0.2)
+    assert found.row("a").reason == "its output: needs no gradient; there is nothing to train"
+
+
+def test_an_interrupt_ends_it_and_leaves_the_model_as_it_was():
+    model = nn.BatchNorm1d(3)
+
+    def interrupted(progress):
+        if progress.rounds:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare({"a": model}, BATCH, train=True, progress=interrupted)
+    assert int(model.num_batches_tracked) == 0
+
+
+# ------------------------------------------------------------------------------ models
+
+
+class Awkward(nn.Module):
+    """Writes wherever a forward can: buffers, parameters, attributes, its input, random states."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 3, max_norm=0.1)
+        self.norm = nn.BatchNorm1d(3)
+        self.drop = nn.Dropout()
+        self.frozen = nn.BatchNorm1d(3).eval()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.register_buffer("count", torch.zeros(()))
+        self.loose, self.seen, self.last = torch.zeros(2), [], None
+
+    def forward(self, x):
+        x.mul_(2)
+        self.count = self.count + 1
+        self.loose += 1
+        self.seen.append(1)
+        self.scale.data = self.scale.data * 2
+        self.last = self.drop(self.norm(self.frozen(x + self.embed(torch.arange(4)))))
+        return self.last * self.scale
+
+
+def state(model):
+    found = {name: bits(tensor.detach()) for name, tensor in model.state_dict().items()}
+    found |= {f"{n}:id": (id(t), t.data_ptr()) for n, t in model.named_parameters()}
+    found |= {f"{n}:grad": (id(t.grad), bits(t.grad)) for n, t in model.named_parameters()}
+    found |= {f"{n}:mode": m.training for n, m in model.named_modules()}
+    found |= {"loose": bits(model.loose), "seen": list(model.seen), "last": model.last}
+    return found | {"hooks": list(model._forward_hooks), "random": bits(torch.get_rng_state())}
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_model_is_left_as_it_was(train, wrapped):
+    model = Awkward().train()
+    model.frozen.eval()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model.register_forward_hook(lambda *_: None)
+    batch = torch.randn(4, 3)
+    before, given = state(model), bits(batch)
+    call = functools.partial(lambda net, x: net(x), model) if wrapped else model
+    found = compare({"a": call}, batch, train=train, budget=0.3)
+    assert found.row("a").verdict == "baseline", found.row("a").reason
+    assert state(model) == before
+    assert bits(batch) == given
+
+
+def test_training_runs_forward_and_backward_and_keeps_frozen_parts_frozen():
+    seen = []
+
+    class Net(nn.Linear):
+        def forward(self, x):
+            seen.append((self.training, torch.is_grad_enabled(), self.weight.grad is None))
+            return super().forward(x)
+
+    model, gradients = Net(3, 3), []
+    model.weight.register_hook(gradients.append)
+    compare({"a": model}, BATCH, train=True, budget=0.2)
+    assert {*seen} == {(True, True, True)}
+    assert len(gradients) == len(seen)
+    # Random ones: a constant gradient vanishes in a norm, and makes slow, denormal numbers.
+    assert gradients[0].unique().numel() > 1
+    seen.clear()
+    compare({"a": model}, BATCH, budget=0.2)
+    assert {*seen} == {(False, False, True)}
+    assert model.training
+
+
+def test_a_partly_frozen_model_trains_as_it_is():
+    model, modes = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval()), []
+    model[1].register_forward_hook(lambda module, *_: modes.append(module.training))
+    compare({"a": model}, BATCH, train=True, budget=0.2)
+    assert {*modes} == {False}
+
+
+def test_each_variant_is_given_the_input_as_its_own_pipeline_formats_it():
+    seen = {"plain": set(), "half": set()}
+    model = nn.Conv2d(3, 4, 3)
+    pipeline = Pipeline.from_config(
+        {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}, "input_format": {}}
+    )
+    half = pipeline.apply(copy.deepcopy(model))
+    for name, net in {"plain": model, "half": half}.items():
+        net.register_forward_pre_hook(
+            lambda _, args, name=name: seen[name].add((args[0].dtype, args[0].stride()))
+        )
+    found = compare(
+        {"plain": model, "half": half},
+        torch.randn(2, 3, 8, 8),
+        format={"half": pipeline.format},
+        budget=0.3,
+    )
+    assert seen == {
+        "plain": {(torch.float32, (192, 64, 8, 1))},
+        "half": {(torch.bfloat16, (192, 1, 24, 3))},
+    }
+    assert "failed" not in {row.verdict for row in found.rows}
+
+
+def test_inputs_change_from_round_to_round_and_are_the_same_for_all():
+    clock, seen = Clock(), {"a": [], "b": []}
+
+    def variant(name):
+        def call(x):
+            seen[name].append(bits(x))
+            x.zero_()  # may write into its input, and spoils it for nobody
+            clock.now += 0.1
+
+        return call
+
+    compare({name: variant(name) for name in "ab"}, torch.randn(4, 3), budget=6, _clock=clock)
+    assert len({*seen["b"]}) > 4
+    assert {*seen["a"]} == {*seen["b"]}
+
+
+def test_a_pool_keeps_values_strides_indices_and_names():
+    batch = {
+        "image": torch.randn(2, 4, 4, 4).to(memory_format=torch.channels_last),
+        "index": torch.arange(6),
+        "wide": torch.randn(1, 3).expand(5, 3),
+        "flag": True,
+    }
+    pool = make_pool(batch, seed=0)
+    assert len(pool) == 8
+    for each in pool:
+        assert each["image"].stride() == batch["image"].stride()
+        assert torch.equal(each["image"].flatten().sort()[0], batch["image"].flatten().sort()[0])
+        assert torch.equal(each["index"], batch["index"])
+        assert torch.equal(each["wide"], batch["wide"])
+        assert each["flag"] is True
+    assert not torch.equal(pool[0]["image"], pool[1]["image"])
+    assert bits(make_pool(batch, seed=0)[3]["image"]) == bits(pool[3]["image"])
+
+
+def test_a_large_batch_has_a_small_pool_and_a_function_gives_its_own():
+    made = []
+
+    def draw():
+        made.append(torch.full((2,), float(len(made))))
+        return made[-1]
+
+    assert [float(each[0]) for each in make_pool(draw, seed=0)] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert len(make_pool(torch.empty(2**27, dtype=torch.uint8, device="meta"), seed=0)) == 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "given", "size"),
+    [
+        (BATCH, ((BATCH,), {}), 4),
+        ((BATCH, 2), ((BATCH, 2), {}), 4),
+        ({"x": BATCH}, ((), {"x": BATCH}), 4),
+        (Example((1,), {"x": BATCH}), ((1,), {"x": BATCH}), 4),
+        (torch.tensor(1.0), ((torch.tensor(1.0),), {}), None),
+    ],
+)
+def test_a_batch_is_given_as_a_model_is_called(batch, given, size):
+    assert str(arguments(batch)) == str(given)
+    assert batch_size(batch) == size
+
+
+def test_the_models_behind_functions_are_found():
+    net, other = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    class Holder:
+        def __init__(self):
+            self.net = net
+
+        def __call__(self, x):
+            return self.net(x)
+
+        def method(self, x):
+            return self.net(x)
+
+    def calls_another(x):
+        return (lambda y: net(other(y)))(x)
+
+    assert modules_in(net) == [net]
+    assert modules_in(lambda x: net(x)) == [net]
+    assert modules_in(functools.partial(lambda a, x: a(x), net)) == [net]
+    assert modules_in(net.forward) == [net]
+    assert modules_in(Holder()) == [net]
+    assert modules_in(Holder().method) == [net]
+    assert modules_in(lambda x: [each(x) for each in nets]) == []
+    nets = [net, other]
+    assert modules_in(lambda x: [each(x) for each in nets]) == [net, other]
+    assert {*modules_in(calls_another)} == {net, other}
+
+
+# ------------------------------------------------------------------------------ refusals
+
+
+def test_two_pipelines_on_one_model_are_refused():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    one = Pipeline.from_config({"conv2d_memory_format": {}}).apply(model)
+    with pytest.raises(RefusedError) as raised:
+        compare({"one": one, "other": model}, torch.ones(1, 3, 8, 8))
+    assert str(raised.value) == (
+        "variants 'one' and 'other': they are one and the same model: what prepares one changes the other; "
+        "build the model once for each, or copy.deepcopy it before it is prepared; "
+        "to call one model in two ways, give a function for each"
+    )
+
+
+def test_two_models_over_one_tensor_are_refused_and_functions_may_share():
+    model = nn.Linear(3, 3)
+    shares = nn.Sequential(nn.Linear(3, 3))
+    shares[0].weight.data = model.weight.data[:]
+    with pytest.raises(RefusedError, match=r"hold one tensor, weight: what prepares"):
+        compare({"one": model, "other": shares}, BATCH)
+    found = compare({"one": lambda x: model(x), "other": model}, BATCH, budget=0.2)
+    assert "failed" not in {row.verdict for row in found.rows}
+
+
+def test_a_lazy_model_is_refused():
+    with pytest.raises(RefusedError, match=r"'a': the parameter weight has no shape yet; run one"):
+        compare({"a": nn.LazyLinear(3)}, BATCH)
+
+
+def test_every_wrong_name_and_number_is_told_at_once():
+    with pytest.raises(ConfigError) as raised:
+        compare(
+            {"plain": nn.Identity()},
+            BATCH,
+            baseline="plane",
+            budget=0,
+            precision=2.0,
+            confidence=math.nan,
+            format={"x": copy.copy},
+        )
+    assert str(raised.value).splitlines() == [
+        "baseline: no variant is called 'plane'; did you mean 'plain'? variants: plain",
+        "format: no variant is called 'x'; variants: plain",
+        "budget: 0 is not between 0 and inf; give seconds, as in 20",
+        "precision: 2.0 is not between 0 and 1; give a part of the ratio, as in 0.02",
+        "confidence: nan is not between 0 and 1; give a probability, as in 0.95",
+    ]
+    with pytest.raises(ConfigError, match="variants: there are none; give"):
+        compare({}, BATCH)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that is not there")
+def test_no_other_device_answers_for_one_that_is_not_there():
+    with pytest.raises(RefusedError, match=r"device: cuda cannot be used here: .*; run it on"):
+        compare({"a": nn.Identity()}, BATCH, device="cuda")
+
+
+def test_a_variant_that_lies_elsewhere_than_wanted_fails():
+    lies_there = Lane(
+        Variant("a", nn.Identity(), formatter=None, train=False), torch.device("cuda:0")
+    )
+    for device in ("cpu", "cuda:1"):
+        with pytest.raises(
+            RefusedError, match=f"it lies on cuda:0, not on {device}; move it there"
+        ):
+            _check_place(lies_there, device)
+    _check_place(lies_there, "cuda")
+    found = compare({"a": nn.Identity()}, torch.ones(2, device="meta"), device="cpu", budget=0.2)
+    assert found.row("a").verdict == "failed"
+    assert compare({"a": nn.Identity()}, BATCH, device="cpu", budget=0.2).row("a").device == "cpu"
+
+
+def test_cuda_is_timed_by_its_own_events_between_synchronisations(monkeypatch):
+    happened = []
+
+    class Event:
+        def __init__(self, *, enable_timing):
+            self.timing = enable_timing
+
+        def record(self):
+            happened.append("record")
+
+        def synchronize(self):
+            happened.append("wait")
+
+        def elapsed_time(self, end):
+            assert self.timing
+            assert end is not self
+            return 30.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: happened.append("idle"))
+    variant = Variant("a", lambda x: happened.append("call"), formatter=None, train=False)
+    took = variant.timed(
+        BATCH, calls=3, settle=False, device=torch.device("cuda"), clock=lambda: 1 / 0
+    )
+    assert took == pytest.approx(0.01)  # 30 ms, three calls
+    assert happened == ["idle", "record", "call", "call", "call", "record", "wait"]
+
+
+# ------------------------------------------------------------------------------ memory
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="VmHWM is Linux's")
+def test_the_peak_of_a_call_is_what_it_held_at_once_beyond_what_was_there():
+    there = torch.ones(2**23)  # 32 MiB, resident before
+
+    def work():
+        for _ in range(3):
+            torch.ones(2**24).sum()  # 64 MiB, given back each time
+
+    found, how = peak_memory.peak_of(work, torch.device("cpu"))
+    assert how == "VmHWM of the process"
+    assert 56 * 2**20 < found < 80 * 2**20
+    assert there[0] == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="VmHWM is Linux's")
+def test_memory_that_the_process_held_in_reserve_counts_too():
+    # 18 activations of 0.5 MiB wait for backward; the C library keeps such blocks once they are freed.
+    parts = (nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+    net = nn.Sequential(*(copy.deepcopy(part) for _ in range(6) for part in parts))
+    variant = Variant("a", net, formatter=None, train=True)
+    batch = torch.randn(2, 16, 64, 64)
+    found = [variant.peak(batch, torch.device("cpu"))[0] for _ in range(3)]
+    assert min(found) > 7 * 2**20
+
+
+def test_where_the_peak_cannot_be_found_out_it_is_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(peak_memory, "_CLEAR", tmp_path / "no" / "clear_refs")
+    found = compare({"a": nn.Identity()}, BATCH, budget=0.2)
+    assert (found.row("a").peak_bytes, found.settings["memory"]) == (None, None)
+
+
+# ------------------------------------------------------------------------------ records and report
+
+
+@pytest.fixture(scope="module")
+def found():
+    clock = Clock()
+    variants = {
+        name: clock.takes(noisy(mean, 0.01, name))
+        for name, mean in {"plain": 0.1, "quick": 0.05, "same": 0.1}.items()
+    }
+    variants["broken"] = clock.takes(0.1, breaks_at=1)
+    return compare(variants, BATCH, budget=60, _clock=clock)
+
+
+def test_a_comparison_is_the_same_after_it_was_saved_and_loaded(found, tmp_path):
+    found.save(tmp_path / "bench.json")
+    assert Comparison.load(tmp_path / "bench.json") == found
+    data = json.loads((tmp_path / "bench.json").read_text())
+    assert (data["format"], data["version"]) == ("prepare.bench", 1)
+    (case,) = data["cases"]
+    assert case["what"] == "inference"
+    assert case["comparison"]["environment"]["threads"] == torch.get_num_threads()
+    known = {"threads", "cores_available", "load_before", "seed"}
+    assert known <= case["comparison"]["settings"].keys()
+
+
+def COMPARED(change):
+    """The same file with something else in its comparison."""
+    return lambda data: {
+        "cases": [case | {"comparison": case["comparison"] | change} for case in data["cases"]]
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"format": "prepare.flow"}, "this is a prepare.flow, not a prepare.bench"),
+        ({"version": 2}, "version 2 is not known here; this prepare reads version 1"),
+        ({"cases": []}, "this is no bench: ValueError: it holds no case"),
+        ({"cases": [{"what": "a"}]}, "this is no bench: ValueError: a row holds ['what']"),
+        ({"cases": None}, "this is no bench: TypeError"),
+        (COMPARED({"rows": [{"name": "a"}]}), "this is no bench: ValueError: a row holds ['name']"),
+        (COMPARED({"rows": None}), "this is no bench: TypeError"),
+        (COMPARED({"aa": {}}), "this is no bench: ValueError: a row holds []"),
+    ],
+)
+def test_a_file_that_is_no_bench_says_why(found, tmp_path, change, wrong):
+    path = tmp_path / "bench.json"
+    found.save(path)
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | (change(data) if callable(change) else change)))
+    with pytest.raises(BenchError) as raised:
+        Comparison.load(path)
+    assert str(raised.value).startswith(f"{path}: {wrong}")
+    path.write_text(path.read_text().replace('"faster"', '"best"')[:-3])
+    with pytest.raises(BenchError, match="this is no bench"):
+        Comparison.load(path)
+
+
+def test_an_unknown_verdict_is_no_bench(found, tmp_path):
+    path = tmp_path / "bench.json"
+    found.save(path)
+    path.write_text(path.read_text().replace('"faster"', '"best"'))
+    with pytest.raises(BenchError, match="no verdict is called 'best'"):
+        Comparison.load(path)
+
+
+def test_the_terminal_shows_the_sentence_the_table_and_the_control(found, capsys):
+    assert bench_sentence(found).startswith(
+        "quick is faster: 0.497 of the time of plain (0.494 to "
+    )
+    assert bench_sentence(found).endswith("; 1 with no significant difference; 1 failed")
+    show_bench(found, "runs/1")
+    text = capsys.readouterr().out
+    assert text.startswith(f"bench (inference): {bench_sentence(found)}\n")
+    (quick,) = [line for line in text.splitlines() if line.startswith("quick ")]
+    row = found.row("quick")
+    assert [seconds(row.seconds), f"{row.ratio:.3f}", "faster"] == [
+        " ".join(quick.split()[1:3]),
+        quick.split()[3],
+        quick.split()[-1],
+    ]
+    assert "20 rounds in" in text
+    assert "; the baseline against itself: " in text
+    assert " is noise\n" in text
+    assert "\n  broken failed: MemoryError: no more\n" in text
+    assert text.endswith("\n  all of it is in runs/1\n")
+
+
+def test_the_terminal_shows_a_failed_baseline_and_a_lone_variant(capsys):
+    clock = Clock()
+    alone = compare({"a": clock.takes(0.1)}, BATCH, _clock=clock)
+    assert bench_sentence(alone) == "a alone was timed"
+    broken = {"a": clock.takes(0.1, breaks_at=0), "b": clock.takes(0.1)}
+    show_bench(compare(broken, BATCH, train=False, _clock=clock))
+    text = capsys.readouterr().out
+    assert "; the baseline failed, so there is nothing to compare to" in text
+    assert "1 failed; 1 not compared" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (123.4, "123 s"),
+        (1.234, "1.23 s"),
+        (0.9999, "1.00 s"),
+        (0.0456, "45.6 ms"),
+        (2e-6, "2.00 us"),
+    ],
+)
+def test_times_are_said_in_three_digits(value, text):
+    assert seconds(value) == text
+
+
+def test_a_saved_bench_is_shown_without_torch(found, tmp_path):
+    found.save(tmp_path / "bench.json")
+    code = (
+        "import sys; from prepare.bench.records import Comparison; "
+        "from prepare.report.terminal.bench import show_bench; "
+        f"show_bench(Comparison.load({str(tmp_path / 'bench.json')!r})); assert 'torch' not in sys.modules"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "quick is faster" in done.stdout

@@ -1,0 +1,312 @@
+"""Our groups in other people's Hydra applications, and what of Hydra's passes the border to a pipeline."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+import prepare.hydra
+from paths import CONF
+from prepare.cli.compose_config import composing
+from prepare.errors import ConfigError
+from prepare.pipeline import Pipeline
+from small_nets import small_2d
+
+ROOT = CONF.parent
+PROJECT = Path(__file__).parent / "hydra_project"
+BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+OURS = sorted({path.parent.name for path in CONF.glob("*/*.yaml") if "/steps/" in path.read_text()})
+OPTIONS = [(group, path.stem) for group in OURS for path in sorted((CONF / group).glob("*.yaml"))]
+
+
+@pytest.fixture
+def compose():
+    """Composes the project's configuration, with our groups registered; nothing is left behind."""
+    before = ConfigStore.instance().repo
+    ConfigStore.instance().repo = dict(before)
+    prepare.hydra.register()
+
+    def composed(*overrides: str, name: str = "train") -> DictConfig:
+        with hydra.initialize_config_dir(str(PROJECT / "configs"), **BASE):
+            return hydra.compose(name, list(overrides))
+
+    yield composed
+    ConfigStore.instance().repo = before
+
+
+def plain(value: Any) -> None:
+    """Asserts that no type of OmegaConf's is anywhere in it."""
+    assert not type(value).__module__.startswith("omegaconf"), type(value)
+    if isinstance(value, dict):
+        for item in (*value.keys(), *value.values()):
+            plain(item)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            plain(item)
+
+
+# ------------------------------------------------------------------------------- the groups
+
+
+def test_every_group_of_ours_that_brings_steps_is_there_and_no_other(compose):
+    stored = ConfigStore.instance().repo["prepare"]
+    assert set(stored) == {"default.yaml", "steps", *OURS}
+    assert {"memfmt", "precision", "device"} <= set(OURS)
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda word: word)
+def test_every_option_gives_the_steps_that_it_gives_on_the_command_line(compose, group, option):
+    theirs = compose("+prepare=default", f"prepare/{group}={option}").prepare.steps
+    with composing() as composer:
+        ours = composer.compose([f"{group}={option}"]).steps
+    assert theirs == ours
+    assert list(theirs) == list(ours)
+
+
+def test_every_step_can_be_added_and_every_option_set(compose):
+    for path in sorted((CONF / "steps").glob("*.yaml")):
+        found = compose("+prepare=default", "~prepare/device", f"+prepare/steps={path.stem}")
+        assert found.prepare.steps == OmegaConf.load(path)
+    found = compose(
+        "+prepare=default", "prepare/precision=half", "prepare.steps.half.keep=[]", "+prepare.steps.brain={a:1}"
+    )  # fmt: skip
+    assert found.prepare.steps.half == {"dtype": "float16", "keep": []}
+    assert found.prepare.steps.brain == {"a": 1}
+
+
+def test_a_word_that_is_no_option_is_told_with_those_that_are(compose):
+    with pytest.raises(hydra.errors.MissingConfigException, match="channels_last_3d"):
+        compose("+prepare=default", "prepare/memfmt=chanels_last")
+
+
+def test_their_own_groups_and_keys_are_untouched(compose):
+    without = compose("model=deep")
+    found = compose(
+        "model=deep", "+prepare=default", "prepare/memfmt=by_rank", "prepare/device=cpu"
+    )
+    assert OmegaConf.to_container(without) == {
+        key: value for key, value in OmegaConf.to_container(found).items() if key != "prepare"
+    }
+    assert list(found.prepare) == ["steps"]
+
+
+def test_without_being_asked_for_it_adds_nothing(compose):
+    assert "prepare" not in compose()
+
+
+def test_registering_again_does_nothing_and_leaves_what_is_theirs(compose):
+    mine = {"steps": {"half": {"dtype": "bfloat16"}}}
+    ConfigStore.instance().store(name="mine", group="prepare", node=mine, package="prepare")
+    store = ConfigStore.instance().repo["prepare"]
+    before = dict(store), dict(store["memfmt"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare.hydra.register()
+    assert (dict(store), dict(store["memfmt"])) == before
+    assert compose("+prepare=mine").prepare == mine
+
+
+def test_an_option_file_of_theirs_stands_beside_ours(compose, tmp_path):
+    (tmp_path / "prepare" / "memfmt").mkdir(parents=True)
+    mine = "# @package prepare\ndefaults: [/prepare/steps/conv3d_memory_format@steps]\n"
+    (tmp_path / "prepare" / "memfmt" / "mine.yaml").write_text(mine)
+    where = f"hydra.searchpath=[file://{tmp_path}]"
+    found = compose(where, "+prepare=default", "prepare/memfmt=mine", "~prepare/device")
+    assert list(found.prepare.steps) == ["conv3d_memory_format"]
+
+
+def test_it_may_be_composed_where_hydra_is_initialized_already(compose):
+    with hydra.initialize_config_dir(str(PROJECT / "configs"), **BASE):
+        assert GlobalHydra.instance().is_initialized()
+        prepare.hydra.register()
+        found = hydra.compose("train", ["+prepare=default", "prepare/memfmt=channels_last"])
+        pipeline = Pipeline.from_config(found.prepare.steps)
+        assert "conv2d_memory_format" in pipeline.to_config()
+        assert GlobalHydra.instance().is_initialized()
+
+
+def test_registering_loads_no_torch_and_nothing_of_the_command_line():
+    code = (
+        "import sys, prepare.hydra; prepare.hydra.register(); "
+        "print([m for m in ('torch', 'rich', 'prepare.cli', 'prepare.cli.hydra_app', 'prepare.job') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout == "[]\n"
+
+
+# ------------------------------------------------------------------------------- structured configurations
+
+
+@dataclass
+class WithRoom:
+    lr: float = 0.1
+    layout: str = "channels_last_3d"
+    prepare: Any = None
+
+
+@dataclass
+class Format:
+    memory_format: str = "${layout}"
+    exclude: list[str] = field(default_factory=lambda: ["2"])
+
+
+@dataclass
+class Steps:
+    conv3d_memory_format: Format = field(default_factory=Format)
+    half: dict[str, Any] | None = None
+
+
+@dataclass
+class Prepared:
+    steps: Steps = field(default_factory=Steps)
+
+
+def test_a_structured_configuration_with_a_key_for_it_takes_our_groups(compose):
+    ConfigStore.instance().store(name="with_room", node=WithRoom)
+    found = compose("+prepare=default", "prepare/memfmt=channels_last_3d", name="with_room")
+    assert Pipeline.from_config(found.prepare.steps).to_config()["conv3d_memory_format"]
+    assert OmegaConf.get_type(found) is WithRoom
+
+
+def test_a_structured_pipeline_of_their_own_is_taken(compose):
+    store = ConfigStore.instance()
+    store.store(name="with_room", node=WithRoom)
+    store.store(name="typed", group="prepare", node=Prepared, package="prepare")
+    steps = compose("+prepare=typed", name="with_room").prepare.steps
+    assert OmegaConf.get_type(steps) is Steps
+    assert Pipeline.from_config(steps).to_config() == {
+        "conv3d_memory_format": {
+            "memory_format": "channels_last_3d",
+            "include": [],
+            "exclude": ["2"],
+        }
+    }
+
+
+# ------------------------------------------------------------------------------- the border
+
+
+def test_interpolations_are_resolved_and_no_type_of_omegaconf_passes_however_deep(plugin):
+    from prepare.step import ModelStep
+
+    @plugin("deep_options")
+    class DeepOptions(ModelStep):
+        """A step whose option holds anything."""
+
+        table: dict
+
+        def targets(self, model):
+            return ()
+
+    config = OmegaConf.create({
+        "word": "bfloat16", "kept": ["type:LayerNorm", "${word}*"], "number": 3,
+        "half": {"dtype": "${word}", "keep": "${kept}"},
+        "steps": {
+            "half": "${half}",
+            "deep_options": {"table": {"a": [{"b": ["${word}", {"c": "${number}"}]}], "d": "${half}"}},
+        },
+    })  # fmt: skip
+    pipeline = Pipeline.from_config(config.steps)
+    kept = ["type:LayerNorm", "bfloat16*"]
+    table = {"a": [{"b": ["bfloat16", {"c": 3}]}], "d": {"dtype": "bfloat16", "keep": kept}}
+    assert pipeline.to_config() == {
+        "half": {"dtype": "bfloat16", "keep": kept}, "deep_options": {"table": table}
+    }  # fmt: skip
+    plain(pipeline.to_config())
+    for step in pipeline.steps.values():
+        plain(vars(step))
+    config.half.keep[0] = "changed afterwards"
+    assert pipeline.to_config()["half"]["keep"] == kept
+
+
+def test_what_cannot_be_resolved_is_one_error_for_each_step_wherever_it_stands():
+    config = OmegaConf.create({
+        "steps": {"half": "???", "device": "${nowhere}", "input_format": {"dtype": "${nowhere}"},
+                  "conv3d_memory_format": {"exclude": ["${nowhere}"]}}
+    })  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        Pipeline.from_config(config.steps)
+    assert [problem.where for problem in caught.value.problems] == [
+        f"steps.{name}" for name in config.steps
+    ]
+    assert "Missing mandatory value" in caught.value.problems[0].wrong
+    assert all("nowhere" in problem.wrong for problem in caught.value.problems[1:])
+
+
+def test_a_pipeline_from_a_composed_configuration_prepares_and_saves(compose, tmp_path):
+    found = compose("+prepare=default", "prepare/memfmt=channels_last", "prepare/device=cpu")
+    pipeline = Pipeline.from_config(found.prepare.steps)
+    model = pipeline.apply(small_2d())
+    assert model[0].weight.stride() == (27, 1, 9, 3)
+    pipeline.save(tmp_path / "recipe.yaml")
+    assert Pipeline.load(tmp_path / "recipe.yaml").to_config() == pipeline.to_config()
+
+
+# ------------------------------------------------------------------------------- a whole project
+
+
+def train(folder: Path, *overrides: str) -> dict:
+    """What the project's own program leaves, run from a folder of its own."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, PROJECT / "train.py", *overrides, "hydra.run.dir=out"],
+        capture_output=True, text=True, cwd=folder, check=False, timeout=120,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "out" / "result.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stride", "steps"),
+    [
+        (["+prepare=default", "prepare/memfmt=channels_last"], [9, 1, 3, 1], ["device", "conv2d_memory_format"]),
+        (["experiment=prepared"], [27, 1, 9, 3, 1],
+         ["device", "conv3d_memory_format", "half", "input_format"]),
+    ],
+    ids=["from the command line", "from an experiment of theirs"],
+)  # fmt: skip
+def test_a_project_in_the_shape_of_the_template_trains_prepared(tmp_path, overrides, stride, steps):
+    found = train(tmp_path, *overrides)
+    assert found["strides"]["layers.0.weight"] == stride
+    assert list(found["steps"]) == steps
+    assert found["device"] == "theirs"
+    assert (tmp_path / "out" / ".hydra" / "config.yaml").exists()
+
+
+@pytest.mark.slow
+def test_the_project_trains_to_the_same_loss_with_and_without(tmp_path):
+    plainly, prepared = tmp_path / "plainly", tmp_path / "prepared"
+    plainly.mkdir()
+    prepared.mkdir()
+    found = train(plainly)
+    assert found["steps"] == {}
+    words = ("+prepare=default", "prepare/memfmt=channels_last", "prepare/device=cpu")
+    assert train(prepared, *words)["losses"] == pytest.approx(found["losses"], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_sweep_of_theirs_over_a_group_of_ours_runs_in_the_workers_of_joblib(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    words = ("--multirun", "+prepare=default", "prepare/memfmt=channels_last,contiguous")
+    words += ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=out")
+    done = subprocess.run(
+        [sys.executable, PROJECT / "train.py", *words], capture_output=True, text=True, cwd=tmp_path, check=False,
+        timeout=200, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(path.read_text()) for path in sorted(tmp_path.rglob("result.json"))]
+    formats = [found["steps"]["conv2d_memory_format"]["memory_format"] for found in results]
+    assert formats == ["channels_last", "contiguous"]

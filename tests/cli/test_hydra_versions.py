@@ -1,0 +1,197 @@
+"""The next Hydra gives the same answers, the same files and no warning; it is installed for these tests only."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from other_application import THEIRS
+from paths import CONF, PYTHONPATH, TESTS
+
+NEXT = "1.4.0rc3"
+ROOT = CONF.parent
+NETS = "model._target_=sample_nets."
+NET = (NETS + "Net", "input.shape=[2,3,16,16]", "device=cpu", "bench=none")
+COMMANDS = {
+    "main job": (*NET, "memfmt=channels_last", "precision=bfloat16"),
+    "shipped model": (
+        "model=unet3d",
+        "model.width=2",
+        "model.depth=2",
+        "input.shape=[1,1,8,8,8]",
+        "memfmt=by_rank",
+        "bench=none",
+    ),
+    "keywords": (*NET, "+model.depth=2", "+model.width=5", "memfmt=channels_last"),
+    "plan": (*NET, "task=plan", "memfmt=channels_last"),
+    "plugin": (*NET, "plugins=[json]", "+steps.input_format={}"),
+    "multirun": ("--multirun", *NET, "memfmt=contiguous,channels_last,channels_last_3d"),
+    "multirun with a bad row": ("-m", *NET, "memfmt=contiguous,chanels_last"),
+    "multirun with a row that fails": (
+        "-m",
+        f"{NETS}Net,sample_nets.raises,sample_nets.exits",
+        *NET[1:],
+    ),
+    "flags last": (*NET, "--cfg", "job"),
+    "package of the configuration": ("model=unet3d", "--cfg", "job", "--package", "steps"),
+    "help": ("--help",),
+    "misspelt option": ("model=unet3d", "memfmt=chanels_last"),
+    "misspelt key": ("modle=unet3d",),
+    "misspelt flag": ("--multirum", "model=unet3d"),
+    "two mistakes": ("model=unet3d", "precision=hlf", "+typo=1"),
+    "list for a group": ("model=unet3d", "memfmt=[a,b]"),
+    "null for a group": ("model=unet3d", "memfmt=null"),
+    "several values": ("model=unet3d", "memfmt=contiguous,by_rank"),
+    "step that is not there": ("model=unet3d", "steps.half.keep=[]"),
+    "wrong value": ("model=unet3d", "precision=half", "steps.half.dtype=float15"),
+    "wrong type": ("model=unet3d", "seed=x", "strict=1"),
+    "not an override": ("unet3d",),
+    "unreadable value": ("model=unet3d", "seed=[1,"),
+    "interpolation": ("model=unet3d", "seed=${nothing}"),
+    "no model": ("memfmt=channels_last",),
+    "no such model class": (f"{NETS}Nett",),
+    "nothing to convert": (*NET, "memfmt=channels_last_3d"),
+    "model that raises": (f"{NETS}raises",),
+    "steps": ("steps",),
+    "summary of nothing": ("summary", "."),
+}
+QUICK = ("main job", "misspelt option")
+
+
+@pytest.fixture(scope="module")
+def following(tmp_path_factory) -> Path:
+    """A folder with the next Hydra and its OmegaConf, to be put first on the path."""
+    folder = tmp_path_factory.mktemp("hydra")
+    pip = [sys.executable, "-m", "pip", "install", "--target", folder, f"hydra-core=={NEXT}"]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"hydra-core {NEXT} cannot be installed here: {done.stderr.strip()[-300:]}")
+    return folder
+
+
+def environment(*first: Path) -> dict[str, str]:
+    more = {
+        "PYTHONPATH": os.pathsep.join(map(str, [*first, PYTHONPATH])),
+        "OMP_NUM_THREADS": "1",
+    }
+    return os.environ | more
+
+
+def run(*words: str, cwd: Path, first: tuple[Path, ...] = ()) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), *words], capture_output=True, text=True, cwd=cwd, check=False,
+        env=environment(*first),
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def plain(text: str) -> list[str]:
+    """What was said, without what differs from run to run: folders, times, and what runs and takes long."""
+    text = re.sub(
+        r"(outputs|multirun)/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-\w+-\d+-\w+", r"\1/FOLDER", text
+    )
+    text = re.sub(r"\d+\.\d+( s\b)?", "SECONDS", text)
+    text = re.sub(r", (\d+ running|about [^,)]+ left)", "", text)
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return [line for line in lines if not line.endswith(" ...")]
+
+
+def test_the_next_hydra_is_what_these_tests_run(following, tmp_path):
+    code = "import hydra, omegaconf; print(hydra.__version__, omegaconf.__version__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment(following),
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout.split()[0] == NEXT
+    assert done.stdout.split()[1].startswith("2.4.")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name)
+        for name in COMMANDS
+    ],
+)
+def test_a_command_says_and_writes_the_same(following, tmp_path, name):
+    found = {}
+    for first in ((), (following,)):
+        folder = tmp_path / f"{len(first)}"
+        folder.mkdir()
+        code, out, err = run(*COMMANDS[name], cwd=folder, first=first)
+        assert "Warning" not in err
+        assert "Traceback" not in err
+        files = {
+            "/".join(path.relative_to(folder).parts[3:]): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.name in ("audit.json", "audit.csv", "plan.json", "recipe.yaml")
+        }
+        kinds = sorted(path.name for path in folder.rglob("*") if path.is_file())
+        found[len(first)] = (code, plain(out), plain(err), files, kinds)
+    assert found[1] == found[0]
+    assert found[1][0] in (0, 1, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "argument"),
+    [("os.remove", "kept"), ("os.system", "rm kept"), ("shutil.rmtree", "kept"), ("subprocess.run", "[rm,kept]")],
+)  # fmt: skip
+def test_what_hydra_refuses_to_call_is_called_by_neither(following, tmp_path, target, argument):
+    (tmp_path / "kept").touch()
+    words = [f"model._target_={target}", f"+model._args_=[{argument}]"]
+    for first in ((), (following,)):
+        code, _, err = run(*words, cwd=tmp_path, first=first)
+        assert code == 1
+        assert f"Target '{target}' is " in err
+        assert (tmp_path / "kept").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "file",
+    [
+        "cli/test_cli.py",
+        "sweep/test_sweep.py",
+        "cli/test_override_errors.py",
+        "job/test_record.py",
+        "cli/test_hydra.py",
+    ],
+)
+def test_the_tests_of_the_command_line_pass(following, tmp_path, file):
+    words = ["-n", "0", "-q", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "base")]
+    # Of a launcher that is installed beside it, and is older than it.
+    words += ["-W", "ignore:register_new_resolver"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, str(TESTS / file)], capture_output=True, text=True,
+        check=False, cwd=ROOT, env=environment(following),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_our_groups_can_be_used_in_another_application_from_the_wheel(following, tmp_path):
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
+    subprocess.run([*pip, "--target", tmp_path / "site", ROOT], check=True, capture_output=True)
+    (tmp_path / "config.yaml").write_text("seed: 3\n")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore:register_new_resolver", "-c",
+         THEIRS.format(folder=str(tmp_path), base={})],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [following, tmp_path / "site"]))},
+    )  # fmt: skip
+    file, steps = done.stdout.splitlines() or [done.stderr, ""]
+    assert Path(file).is_relative_to(tmp_path / "site"), file
+    assert steps == "device conv3d_memory_format 3"

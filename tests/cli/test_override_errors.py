@@ -1,0 +1,215 @@
+"""Every way to get the configuration wrong, and exactly what is said; and how good the guesses are."""
+
+import functools
+import random
+import shlex
+import string
+import subprocess
+import sys
+import typing
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from paths import CONF, PYTHONPATH
+from prepare.cli import main as cli
+from prepare.cli.compose_config import composing
+from prepare.core.forward.example_input import DTYPES
+from prepare.core.forward.example_input import KEYS as INPUT_KEYS
+from prepare.errors import ConfigError, nearest
+from prepare.job.model_target import check_targets
+from prepare.job.settings import GROUPS, KEYS, Settings
+from prepare.registry import STEPS
+
+HERE = Path(__file__).resolve().parent
+OPTIONS = {group: sorted(path.stem for path in CONF.glob(f"{group}/*.yaml")) for group in GROUPS}
+# What override_errors.txt calls by a name, because it is long or grows.
+LISTS = {
+    "{models}": OPTIONS["model"],
+    "{own models}": [name for name in OPTIONS["model"] if name != "custom"],
+    "{keys}": KEYS,
+    "{steps}": STEPS,
+    "{dtypes}": DTYPES,
+}
+
+
+class Mistake(NamedTuple):
+    argv: list[str]
+    lines: list[str]
+
+
+def mistakes(name):
+    """The blocks of a file: `$` and a command, then every line that is said; `#` is a title."""
+    text = (HERE / name).read_text()
+    for key, words in LISTS.items():
+        text = text.replace(key, ", ".join(words))
+    blocks = [block.split("\n") for block in text.strip().split("\n\n")]
+    return [Mistake(shlex.split(block[0][1:]), block[1:]) for block in blocks if block[0][0] == "$"]
+
+
+SHOWN = mistakes("override_errors.txt")
+ONLY_THE_MODEL_SHOWS = mistakes("model_errors.txt")
+
+
+def each(table):
+    return pytest.mark.parametrize("mistake", table, ids=[" ".join(row.argv) for row in table])
+
+
+@each(SHOWN)
+def test_a_mistake_in_the_configuration_is_said_exactly_and_leaves_no_folder(
+    mistake, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    code = cli.run(mistake.argv)
+    out, err = capsys.readouterr()
+    assert err.splitlines() == mistake.lines
+    assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
+
+
+@each(ONLY_THE_MODEL_SHOWS)
+def test_a_mistake_that_only_the_model_shows_leaves_its_result_alone(
+    mistake, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    code = cli.run(mistake.argv)
+    out, err = capsys.readouterr()
+    # A stage that takes long is shown, by a line with three dots.
+    assert [line for line in err.splitlines() if not line.endswith(" ...")] == mistake.lines
+    assert (code, out) == (2, "")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["result.json"]
+
+
+@pytest.fixture(scope="module")
+def composer():
+    with composing() as composer:
+        yield composer
+
+
+@pytest.mark.parametrize(
+    ("group", "option"), [(group, option) for group in GROUPS for option in OPTIONS[group]]
+)
+def test_every_option_of_every_group_composes_without_a_mistake(composer, group, option):
+    overrides = [f"{group}={option}"] if group == "model" else ["model=unet3d", f"{group}={option}"]
+    if option == "custom":
+        overrides.append("model._target_=my_package.nets.build")
+    assert composer.examine([overrides]) == []
+
+
+def plain(depth):
+    return depth
+
+
+@functools.wraps(plain)
+def wrapper(**keywords):
+    return plain(len(keywords))
+
+
+def test_what_a_wrapper_takes_is_no_mistake_and_what_the_wrapped_needs_is():
+    check_targets({"_target_": "test_override_errors.wrapper", "depth": 1, "other": 2})
+    with pytest.raises(ConfigError, match="^model.depth: .* needs it, and it is not given"):
+        check_targets({"_target_": "test_override_errors.wrapper", "other": 2})
+
+
+def test_there_are_enough_of_them_and_none_twice():
+    commands = [tuple(row.argv) for row in [*SHOWN, *ONLY_THE_MODEL_SHOWS]]
+    assert len(set(commands)) == len(commands) >= 150
+
+
+@pytest.mark.slow
+def test_what_the_configuration_shows_is_told_without_torch(tmp_path):
+    code = """
+import sys
+from prepare.cli import main as cli
+from test_override_errors import SHOWN
+codes = {cli.run(mistake.argv) for mistake in SHOWN}
+assert codes == {2}, codes
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False,
+        env={"PYTHONPATH": f"{PYTHONPATH}:{HERE}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------ guesses
+
+
+def allowed_words():
+    """Every list of words that a message chooses from."""
+    yield from OPTIONS.values()
+    yield KEYS
+    yield STEPS
+    yield INPUT_KEYS
+    yield DTYPES
+    yield cli.COMMANDS
+    for config in CONF.glob("model/*.yaml"):
+        yield [key for key in yaml.safe_load(config.read_text())["model"] if key != "_target_"]
+    for name in STEPS:
+        yield [field.name for field in fields(STEPS[name])]
+    for cls in [Settings, *STEPS.values()]:
+        yield from filter(None, map(literals, typing.get_type_hints(cls).values()))
+
+
+def literals(hint):
+    if typing.get_origin(hint) is typing.Literal:
+        return list(typing.get_args(hint))
+    return [word for arg in typing.get_args(hint) for word in literals(arg)]
+
+
+def misspelt(word, edits, rng):
+    for _ in range(edits):
+        at, letter = rng.randrange(len(word)), rng.choice(string.ascii_lowercase)
+        before, rest = word[:at], word[at:]
+        made = {
+            "delete": before + rest[1:],
+            "insert": before + letter + rest,
+            "replace": before + letter + rest[1:],
+            "swap": before + rest[1:2] + rest[:1] + rest[2:],
+        }
+        word = made[rng.choice(sorted(made))]
+    return word
+
+
+def test_the_nearest_match_is_the_right_one_for_one_and_two_slips():
+    rng = random.Random(0)
+    tried, wrong = 0, []
+    for allowed in map(list, allowed_words()):
+        for word in (word for word in allowed if len(word) >= 4):
+            for edits in (1, 1, 1, 2, 2, 2):
+                slip = misspelt(word, edits, rng)
+                # Some slips undo each other, or make another word that is allowed.
+                if slip not in allowed:
+                    tried += 1
+                    if nearest(slip, allowed)[:1] != [word]:
+                        wrong.append((word, slip, nearest(slip, allowed)))
+    assert tried >= 400
+    assert len(wrong) <= 0.05 * tried, wrong
+
+
+@pytest.mark.parametrize(
+    ("slip", "right"),
+    [("une2td", "unet2d"), ("conv3d_memory_foramt", "conv3d_memory_format"), ("UNet3D", "unet3d")],
+)
+def test_the_rank_is_never_lost_to_letters_that_changed_places(slip, right):
+    words = [*OPTIONS["model"], *STEPS]
+    assert nearest(slip, words)[0] == right
+
+
+@pytest.mark.parametrize(
+    ("said", "meant", "allowed"),
+    [
+        ("float16", "half", OPTIONS["precision"]),
+        ("FP16", "half", OPTIONS["precision"]),
+        ("gpu", "cuda", OPTIONS["device"]),
+        ("nhwc", "channels_last", OPTIONS["memfmt"]),
+        ("ndhwc", "channels_last_3d", OPTIONS["memfmt"]),
+    ],
+)
+def test_another_word_for_the_same_thing_comes_before_what_is_spelt_alike(said, meant, allowed):
+    assert nearest(said, allowed)[0] == meant

@@ -1,0 +1,230 @@
+"""Input formatting: what is cast, what is restrided, which containers are gone into, and attaching it."""
+
+import collections
+import copy
+import dataclasses
+import pickle
+import types
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.core.forward.input_formatter import FormatHook
+from prepare.core.model.memory_format import canonical_stride
+from prepare.pipeline import Pipeline
+from small_nets import small_2d
+
+HALF = {"half": {}, "conv2d_memory_format": {}, "conv3d_memory_format": {}, "input_format": {}}
+
+
+def formatted(batch, **options):
+    return Pipeline.from_config({"input_format": options}).format(batch)
+
+
+class Pair(NamedTuple):
+    image: torch.Tensor
+    label: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    image: torch.Tensor
+    length: int = dataclasses.field(init=False, default=3)
+
+
+IMAGE = torch.randn(2, 3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("batch", "image"),
+    [
+        (IMAGE, lambda b: b),
+        ({"x": IMAGE, "n": 1}, lambda b: b["x"]),
+        (collections.OrderedDict(x=IMAGE), lambda b: b["x"]),
+        (collections.UserDict(x=IMAGE), lambda b: b["x"]),
+        (types.MappingProxyType({"x": IMAGE}), lambda b: b["x"]),
+        ([IMAGE, "text"], lambda b: b[0]),
+        ((None, IMAGE), lambda b: b[1]),
+        (Pair(IMAGE, torch.ones(2)), lambda b: b.image),
+        (Sample(IMAGE), lambda b: b.image),
+        ({"deep": [({"x": Pair(Sample(IMAGE), 1)},)]}, lambda b: b["deep"][0][0]["x"].image.image),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_kind_of_container_is_gone_into_and_keeps_its_type(batch, image):
+    result = formatted(batch, memory_format="by_rank", dtype="bfloat16")
+    assert type(result) is type(batch)
+    assert image(result).dtype is torch.bfloat16
+    assert image(result).stride() == canonical_stride((2, 3, 4, 4), "channels_last")
+    assert IMAGE.dtype is torch.float32, "the caller's own batch is never written into"
+
+
+def test_integers_and_booleans_are_never_cast_and_stay_the_same_objects():
+    ids, mask = torch.tensor([2049, 100001]), torch.tensor([True])
+    phase = torch.randn(2, dtype=torch.complex64)
+    result = formatted([ids, mask, phase, torch.ones(1)], dtype="float16")
+    assert result[0] is ids
+    assert result[1] is mask
+    assert result[2] is phase
+    assert result[3].dtype is torch.float16
+
+
+@pytest.mark.parametrize(
+    "memory_format", ["contiguous", "channels_last", "channels_last_3d", "by_rank"]
+)
+@pytest.mark.parametrize("rank", [0, 1, 2, 3, 4, 5, 6])
+def test_formats_go_by_rank_and_the_rest_is_untouched(memory_format, rank):
+    shape = (2, 3, 4, 5, 6, 7)[:rank]
+    # Neither contiguous nor channels-last to begin with.
+    tensor = torch.randn(shape[::-1]).permute(list(reversed(range(rank))))
+    wanted = {
+        "contiguous": "contiguous",
+        "channels_last": "channels_last" if rank == 4 else None,
+        "channels_last_3d": "channels_last_3d" if rank == 5 else None,
+        "by_rank": {4: "channels_last", 5: "channels_last_3d"}.get(rank),
+    }[memory_format]
+    result = formatted(tensor, memory_format=memory_format)
+    if wanted is None:
+        assert result is tensor
+    else:
+        assert result.stride() == canonical_stride(shape, wanted)
+    assert torch.equal(result, tensor)
+
+
+def test_sparse_nested_and_mkldnn_tensors_keep_their_layout():
+    sparse = torch.eye(3).reshape(1, 1, 3, 3).to_sparse()
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    for tensor in (sparse, nested):
+        assert formatted(tensor, memory_format="by_rank") is tensor
+    assert formatted(sparse, dtype="bfloat16").dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.from_numpy(torch.randn(8, 8, 3).numpy()).permute(2, 0, 1).unsqueeze(0),
+        lambda: torch.randn(8, 8, 3).permute(2, 0, 1)[None],
+        lambda: torch.randn(2, 8, 8, 3).permute(0, 3, 1, 2)[0][None],
+        lambda: torch.randn(1, 1, 8, 8),
+    ],
+)
+def test_batch_1_inputs_get_canonical_strides_even_where_is_contiguous_says_yes(make):
+    tensor = make()
+    assert tensor.is_contiguous(memory_format=torch.channels_last)
+    result = formatted(tensor, memory_format="channels_last")
+    assert result.stride() == canonical_stride(tensor.shape, "channels_last")
+
+
+def test_a_batch_that_needs_nothing_comes_back_as_the_same_object():
+    batch = {"x": (torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last), [1, "a"])}
+    assert formatted(batch, memory_format="by_rank", dtype="float32", device="cpu") is batch
+    assert Pipeline.from_config({"half": {}}).format(batch) is batch
+
+
+def test_options_left_null_follow_the_other_steps():
+    pipeline = Pipeline.from_config({"device": {"device": "cpu"}, **HALF})
+    flat, deep = pipeline.format([torch.ones(1, 3, 4, 4), torch.ones(1, 3, 4, 4, 4)])
+    assert (flat.dtype, flat.stride()) == (
+        torch.float16,
+        canonical_stride(flat.shape, "channels_last"),
+    )
+    assert (deep.dtype, deep.stride()) == (
+        torch.float16,
+        canonical_stride(deep.shape, "channels_last_3d"),
+    )
+    only = Pipeline.from_config({"conv3d_memory_format": {}, "input_format": {}})
+    assert only.format(flat) is flat
+    own = Pipeline.from_config({"half": {}, "input_format": {"dtype": "bfloat16"}})
+    assert own.format(torch.ones(1)).dtype is torch.bfloat16
+    assert pipeline.to_config()["input_format"]["dtype"] is None
+
+
+def test_formatting_is_differentiable():
+    x = torch.randn(1, 3, 4, 4, requires_grad=True)
+    formatted(x, memory_format="by_rank", dtype="bfloat16").float().sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_an_unknown_container_of_tensors_is_left_alone_and_reported():
+    class Batch:
+        def __init__(self):
+            self.image = torch.ones(1)
+
+    batch = Batch()
+    with pytest.warns(
+        UserWarning, match="input_format leaves the tensors in a .*Batch as they are"
+    ):
+        assert formatted(batch, dtype="float16") is batch
+
+
+class Keywords(nn.Module):
+    def forward(self, first, *, image, other=None):
+        return first.dtype, image.dtype, image.stride(), other
+
+
+def attached():
+    model = Keywords()
+    options = {"dtype": "bfloat16", "memory_format": "by_rank", "attach": True}
+    return Pipeline.from_config({"input_format": options}), model
+
+
+def test_attached_formatting_covers_positional_and_keyword_arguments():
+    pipeline, model = attached()
+    first, image, stride, other = pipeline.apply(model)(torch.ones(1), image=IMAGE, other={"n": 3})
+    assert (first, image, other) == (torch.bfloat16, torch.bfloat16, {"n": 3})
+    assert stride == canonical_stride(IMAGE.shape, "channels_last")
+
+
+def test_attaching_twice_leaves_one_hook_and_other_options_replace_it():
+    pipeline, model = attached()
+    pipeline.apply(pipeline.apply(model))
+    assert len(model._forward_pre_hooks) == 1
+    assert not pipeline.plan(model)
+    other = Pipeline.from_config({"input_format": {"dtype": "float16", "attach": True}})
+    other.apply(model)
+    assert [hook.formatter.dtype for hook in model._forward_pre_hooks.values()] == [torch.float16]
+    assert model(torch.ones(1), image=IMAGE)[1] is torch.float16
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_attached_formatting_survives_deepcopy_and_pickle(again):
+    pipeline, model = attached()
+    copied = again(pipeline.apply(model))
+    assert copied(torch.ones(1), image=IMAGE)[1] is torch.bfloat16
+    assert not pipeline.plan(copied)
+
+
+def test_attached_formatting_changes_no_output_of_a_model_that_needs_none():
+    model = small_2d().eval()
+    x = torch.randn(2, 3, 8, 8)
+    wanted = model(x)
+    FormatHook(Pipeline.from_config({"input_format": {}})._phases["inputs"][0]._formatter).install(
+        model
+    )
+    assert torch.equal(model(x), wanted)
+
+
+def test_off_unless_asked_for():
+    batch = [torch.ones(1, 3, 4, 4)]
+    assert Pipeline.from_config({"half": {}, "conv2d_memory_format": {}}).format(batch) is batch
+
+
+def test_what_a_data_loader_collates_is_brought_into_the_layout():
+    samples = torch.randn(6, 3, 4, 4).to(memory_format=torch.channels_last)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(samples), batch_size=2)
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "input_format": {}})
+    for batch in loader:
+        assert batch[0].is_contiguous(), "torch.stack has taken the layout back"
+        (image,) = pipeline.format(batch)
+        assert image.stride() == canonical_stride(image.shape, "channels_last")
+
+
+def test_calls_that_bypass_the_model_bypass_the_hook_and_format_is_there_for_them():
+    pipeline, model = attached()
+    pipeline.apply(model)
+    assert model(torch.ones(1), image=IMAGE)[1] is torch.bfloat16
+    assert model.forward(torch.ones(1), image=IMAGE)[1] is torch.float32
+    args, kwargs = pipeline.format(((torch.ones(1),), {"image": IMAGE}))
+    assert model.forward(*args, **kwargs)[1] is torch.bfloat16

@@ -1,0 +1,154 @@
+"""The networks whose predicted flow is compared with the observed one, with channels-last weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+from torch.nn.utils import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format
+
+from paths import CONF
+from prepare.core.forward.example_input import Example, build_example
+from small_nets import build, model_configs
+
+
+def channels_last(tensor: Any) -> Any:
+    """A tensor of 4 or 5 dimensions in channels-last, with canonical strides; all else as it is."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if isinstance(tensor, torch.Tensor) and tensor.dim() in formats:
+        return tensor.to(memory_format=formats[tensor.dim()])
+    return tensor
+
+
+def converted(model: nn.Module) -> nn.Module:
+    """The model, its convolutions' weights in channels-last by torch's own converters."""
+    convert_conv2d_weight_memory_format(model, torch.channels_last)
+    convert_conv3d_weight_memory_format(model, torch.channels_last_3d)
+    return model
+
+
+def network(name: str) -> nn.Module:
+    """A ready-made network, or one of MORE."""
+    return converted(MORE[name][0]().eval() if name in MORE else build(name))
+
+
+def example_of(name: str) -> Example:
+    """What to call it with, in channels-last."""
+    if name in MORE:
+        return Example(tuple(channels_last(torch.randn(shape)) for shape in MORE[name][1:]))
+    found = build_example(OmegaConf.to_container(OmegaConf.load(CONF / f"model/{name}.yaml").input))
+    kwargs = {key: channels_last(value) for key, value in found.kwargs.items()}
+    return Example(tuple(map(channels_last, found.args)), kwargs)
+
+
+def _monai(name: str, **options: Any) -> Any:
+    def make() -> nn.Module:
+        from monai.networks import nets
+
+        return getattr(nets, name)(**options)
+
+    return make
+
+
+def _transformers(name: str, **options: Any) -> Any:
+    def make() -> nn.Module:
+        import transformers
+
+        return getattr(transformers, f"{name}Model")(
+            getattr(transformers, f"{name}Config")(**options)
+        )
+
+    return make
+
+
+def _kornia(module: str, name: str) -> Any:
+    def make() -> nn.Module:
+        from importlib import import_module
+
+        return getattr(import_module(f"kornia.{module}"), name)(pretrained=False)
+
+    return make
+
+
+_TWO = {"in_channels": 1, "out_channels": 2}
+# What builds each, and the shapes of what it is called with.
+MORE: dict[str, tuple] = {
+    "monai_basicunet3d": (
+        _monai("BasicUNet", spatial_dims=3, features=(8, 8, 16, 32, 32, 8), **_TWO),
+        (2, 1, 32, 32, 32),
+    ),
+    "monai_vnet": (_monai("VNet", spatial_dims=3, **_TWO), (2, 1, 32, 32, 32)),
+    "monai_autoencoder": (
+        _monai("AutoEncoder", spatial_dims=3, channels=(4, 8), strides=(2, 2), **_TWO),
+        (2, 1, 16, 16, 16),
+    ),
+    "monai_unetplusplus": (
+        _monai("BasicUNetPlusPlus", spatial_dims=2, features=(8, 8, 16, 16, 32, 8), **_TWO),
+        (2, 1, 32, 32),
+    ),
+    "monai_highresnet": (_monai("HighResNet", spatial_dims=3, **_TWO), (2, 1, 16, 16, 16)),
+    "monai_flexibleunet": (
+        _monai("FlexibleUNet", backbone="efficientnet-b0", spatial_dims=2, **_TWO),
+        (2, 1, 64, 64),
+    ),
+    "monai_seresnet50": (
+        _monai("SEResNet50", spatial_dims=2, in_channels=3, num_classes=2),
+        (2, 3, 64, 64),
+    ),
+    "monai_resnet18_3d": (
+        _monai("resnet18", spatial_dims=3, n_input_channels=1, num_classes=2),
+        (2, 1, 32, 32, 32),
+    ),
+    "monai_segresnetds": (
+        _monai("SegResNetDS", spatial_dims=3, init_filters=8, **_TWO),
+        (2, 1, 32, 32, 32),
+    ),
+    "monai_mednext": (
+        _monai("MedNeXt", spatial_dims=3, init_filters=8, **_TWO),
+        (2, 1, 32, 32, 32),
+    ),
+    "transformers_swin": (
+        _transformers("Swin", image_size=64, embed_dim=16, depths=[1, 1], num_heads=[2, 4],
+                      window_size=4),
+        (2, 3, 64, 64),
+    ),
+    "transformers_regnet": (
+        _transformers("RegNet", embedding_size=8, hidden_sizes=[8, 16, 32, 64],
+                      depths=[1, 1, 1, 1], groups_width=8),
+        (2, 3, 64, 64),
+    ),
+    "transformers_mobilevit": (
+        _transformers("MobileViT", image_size=64, hidden_sizes=[16, 24, 32],
+                      neck_hidden_sizes=[8, 8, 16, 24, 32, 40, 64]),
+        (2, 3, 64, 64),
+    ),
+    "transformers_poolformer": (
+        _transformers("PoolFormer", hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1]),
+        (2, 3, 64, 64),
+    ),
+    "transformers_cvt": (
+        _transformers("Cvt", embed_dim=[16, 32, 48], num_heads=[1, 2, 3], depth=[1, 2, 3]),
+        (2, 3, 64, 64),
+    ),
+    "transformers_bit": (
+        _transformers("Bit", embedding_size=16, hidden_sizes=[32, 64], depths=[1, 1],
+                      num_groups=4),
+        (2, 3, 64, 64),
+    ),
+    "kornia_hardnet": (_kornia("feature", "HardNet"), (2, 1, 32, 32)),
+    "kornia_sosnet": (_kornia("feature", "SOSNet"), (2, 1, 32, 32)),
+    "kornia_tfeat": (_kornia("feature", "TFeat"), (2, 1, 32, 32)),
+    "kornia_dexined": (_kornia("filters.dexined", "DexiNed"), (2, 3, 64, 64)),
+    "kornia_keynet": (_kornia("feature", "KeyNet"), (2, 1, 64, 64)),
+}  # fmt: skip
+NETS = [*model_configs(), *MORE]
+# Where prediction and observation differ, and in which parts.
+FOUND = {
+    # torch's fake ReplicationPad3d gives contiguous, the real one keeps channels_last_3d.
+    "diffusers_autoencoder_hunyuan": ("events", "copies", "convolutions"),
+    "monai_basicunet3d": ("events",),
+    # torch's fake interpolate of one channel gives it other strides, and cat goes by them.
+    "kornia_dexined": ("events", "copies", "convolutions"),
+}

@@ -1,0 +1,43 @@
+"""Small networks that tests prepare, and ways to look at them."""
+
+import copy
+
+from torch import nn
+
+from paths import CONF
+from prepare.testing.networks import Tied, bits, facts, mixed, small_2d, small_3d, tensors
+
+__all__ = ["Tied", "bits", "build", "clone", "facts", "mixed", "model_configs", "same"]
+__all__ += ["small_2d", "small_3d", "tensors"]
+
+
+def model_configs() -> list[str]:
+    """The names of all ready-made networks."""
+    return sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "custom")
+
+
+def build(name: str) -> nn.Module:
+    """The ready-made network of that name; skips the test where its package cannot be imported."""
+    import hydra.utils
+    import pytest
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.load(CONF / "model" / f"{name}.yaml").model
+    package = config._target_.split(".")[0]
+    if package in ("torchvision", "timm"):
+        pytest.importorskip(package)
+    return hydra.utils.instantiate(config, _convert_="all").eval()
+
+
+def same(model: nn.Module, reference: nn.Module) -> None:
+    """Asserts that both hold the same tensors: names, types, every stride and every bit."""
+    ours, theirs = tensors(model), tensors(reference)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        wanted = theirs[name]
+        assert (name, tensor.dtype, tensor.stride()) == (name, wanted.dtype, wanted.stride())
+        assert bits(tensor) == bits(wanted), name
+
+
+def clone(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model)

@@ -1,0 +1,322 @@
+"""An optimizer handed over keeps its state in line: the same weights, with every optimizer of torch."""
+
+import inspect
+import io
+
+import pytest
+import torch
+from torch import nn, optim
+
+from prepare.errors import ConfigError, DriftError, RefusedError
+from prepare.pipeline import Pipeline, relayout
+from small_nets import facts
+
+FLAT = Pipeline.from_config({"conv2d_memory_format": {}})
+BACK = Pipeline.from_config({"conv2d_memory_format": {"memory_format": "contiguous"}})
+# What makes an optimizer hold all the state that it can.
+OPTIONS = {
+    "Adam": {"amsgrad": True},
+    "AdamW": {"amsgrad": True},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "SGD": {"momentum": 0.9},
+}
+# Flattens gradients with .view(-1), which a channels-last one does not take (pytorch#130346).
+CONTIGUOUS_ONLY = ("LBFGS",)
+NAMES = sorted(
+    name
+    for name, kind in vars(optim).items()
+    if inspect.isclass(kind) and issubclass(kind, optim.Optimizer) and kind is not optim.Optimizer
+)
+
+
+def implementations(name):
+    """`plain`, and `foreach` and `fused` where this optimizer has them."""
+    known = inspect.signature(getattr(optim, name)).parameters
+    return ["plain", *(how for how in ("foreach", "fused") if how in known)]
+
+
+EVERY = [(n, how) for n in NAMES if n not in CONTIGUOUS_ONLY for how in implementations(n)]
+FUSED = [(name, how) for name, how in EVERY if how == "fused"]
+each = pytest.mark.parametrize(("name", "how"), EVERY)
+
+
+class Net(nn.Module):
+    """Something for every optimizer: convolutions, a linear layer, and an embedding of sparse gradients."""
+
+    def __init__(self):
+        super().__init__()
+        # Without a bias before the norm: its gradient is noise, which Rprop would follow.
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Tanh(), nn.Conv2d(8, 8, 1),
+            nn.Tanh(), nn.Conv2d(8, 4, 3),
+        )  # fmt: skip
+        self.head = nn.Linear(4, 4)
+        self.table = nn.Embedding(5, 4, sparse=True)
+
+    def forward(self, x):
+        index = torch.arange(len(x))
+        return self.head(self.body(x).mean((2, 3))) + self.table(index)
+
+
+def network():
+    torch.manual_seed(0)
+    return Net().double()
+
+
+def make(name, how, model):
+    """The optimizer, of those parameters that it can train."""
+    kind = getattr(optim, name)
+    options = dict(OPTIONS.get(name, {}))
+    if "foreach" in inspect.signature(kind).parameters:
+        options |= {"fused": True} if how == "fused" else {"foreach": how == "foreach"}
+    table = model.table.weight
+    held = [parameter for parameter in model.parameters() if parameter is not table]
+    held = {"SparseAdam": [table], "Muon": [model.head.weight]}.get(name, held)
+    return kind(held, lr=1e-2, **options)
+
+
+def train(model, optimizer, steps=3):
+    torch.manual_seed(1)
+    for _ in range(steps):
+        model.zero_grad(set_to_none=True)
+        model(torch.randn(2, 3, 12, 12, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+    model.zero_grad(set_to_none=True)
+
+
+def worst(model, reference):
+    pairs = zip(model.parameters(), reference.parameters(), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def in_line(optimizer):
+    for parameter, state in optimizer.state.items():
+        for tensor in state.values():
+            if torch.is_tensor(tensor) and tensor.shape == parameter.shape:
+                assert (tensor.stride(), tensor.dtype) == (parameter.stride(), parameter.dtype)
+
+
+def test_every_optimizer_of_torch_is_tested_in_every_implementation():
+    assert {"Adam", "Adafactor", "LBFGS", "Muon", "Rprop", "SGD", "SparseAdam"} <= set(NAMES)
+    assert {name for name, _ in FUSED} >= {"Adagrad", "Adam", "AdamW", "SGD"}
+    assert {name for name, _ in EVERY} == set(NAMES) - {"LBFGS"}
+
+
+@each
+def test_preparing_before_it_gives_the_weights_of_contiguous_training(name, how):
+    model, reference = FLAT.apply(network()), network()
+    optimizer, other = make(name, how, model), make(name, how, reference)
+    train(model, optimizer)
+    train(reference, other)
+    assert FLAT.check(model, optimizer=optimizer) == []
+    assert worst(reference, network()) > 1e-6
+    assert worst(model, reference) < 1e-12
+
+
+@each
+def test_preparing_midway_with_the_optimizer_gives_the_same_weights(name, how):
+    model, reference = network(), network()
+    optimizer, other = make(name, how, model), make(name, how, reference)
+    train(model, optimizer)
+    train(reference, other)
+    FLAT.apply(model, optimizer=optimizer)
+    in_line(optimizer)
+    train(model, optimizer)
+    train(reference, other)
+    assert worst(model, reference) < 1e-12
+
+
+def resumed(name, how, start, *, handed_over):
+    """A run in one layout, resumed in its own and in the other: pipeline, model, optimizer, and those two."""
+    pipeline, same = (BACK, FLAT) if start == "channels_last" else (FLAT, BACK)
+    before = same.apply(network())
+    optimizer = make(name, how, before)
+    train(before, optimizer)
+    saving = (before.state_dict(), optimizer.state_dict())
+    runs = []
+    for each_pipeline in (pipeline, same):
+        model = network()
+        optimizer = make(name, how, model)
+        each_pipeline.apply(model, optimizer=optimizer if handed_over else None)
+        saved = through_a_file(saving)  # an optimizer goes on with the very tensors it is given
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        runs += [model, optimizer]
+    return pipeline, *runs
+
+
+@each
+@pytest.mark.parametrize("start", ["contiguous", "channels_last"])
+def test_resuming_a_checkpoint_of_the_other_layout_gives_the_same_weights(name, how, start):
+    _, model, optimizer, reference, other = resumed(name, how, start, handed_over=True)
+    in_line(optimizer)
+    train(model, optimizer)
+    train(reference, other)
+    assert worst(model, reference) < 1e-12
+
+
+@each
+@pytest.mark.parametrize("start", ["contiguous", "channels_last"])
+def test_an_optimizer_that_was_not_handed_over_is_brought_into_line(name, how, start):
+    pipeline, model, optimizer, reference, other = resumed(name, how, start, handed_over=False)
+    out = {drift.where for drift in pipeline.check(model, optimizer=optimizer)}
+    moments = {
+        f"optimizer state {key} of {path}"
+        for path, parameter in model.named_parameters()
+        if path in ("body.0.weight", "body.5.weight")  # a 1x1 kernel lies the same in both layouts
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if torch.is_tensor(value) and value.shape == parameter.shape
+    }
+    assert out == moments
+    assert relayout(optimizer) is optimizer
+    in_line(optimizer)
+    assert pipeline.check(model, optimizer=optimizer) == []
+    train(model, optimizer)
+    train(reference, other)
+    assert worst(model, reference) < 1e-12
+
+
+@pytest.mark.parametrize(("name", "how"), FUSED)
+def test_without_the_optimizer_a_fused_one_corrupts_the_weights(name, how):
+    """Why `optimizer=` is there: torch says nothing, and the weights are wrong."""
+    model, reference = network(), network()
+    optimizer, other = make(name, how, model), make(name, how, reference)
+    train(model, optimizer)
+    train(reference, other)
+    FLAT.apply(model)
+    with pytest.raises(DriftError, match=r"optimizer state \w+ of body\.0\.weight: stride is"):
+        FLAT.check(model, optimizer=optimizer, strict=True)
+    train(model, optimizer)
+    train(reference, other)
+    assert worst(model, reference) > 1e-4
+
+
+def test_lbfgs_is_refused_in_channels_last_and_taken_where_weights_stay_contiguous():
+    model = network()
+    model.table.weight.requires_grad_(False)
+    optimizer = torch.optim.LBFGS([p for p in model.parameters() if p.requires_grad])
+    before = facts(model)
+    with pytest.raises(RefusedError, match="LBFGS flattens .* leave the weights contiguous"):
+        FLAT.apply(model, optimizer=optimizer)
+    assert facts(model) == before
+    only_flat = Pipeline.from_config({"conv2d_memory_format": {"include": ["body.3"]}})
+    only_flat.apply(model, optimizer=optimizer)  # 1x1: both formats at once
+    reference = network()
+
+    def closure(of):
+        of.zero_grad()
+        loss = of(torch.ones(2, 3, 12, 12, dtype=torch.float64)).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(lambda: closure(model))
+    reference.table.weight.requires_grad_(False)
+    other = torch.optim.LBFGS([p for p in reference.parameters() if p.requires_grad])
+    other.step(lambda: closure(reference))
+    assert worst(model, reference) < 1e-9
+
+
+def test_why_lbfgs_is_refused_torch_itself_raises():
+    model = FLAT.apply(network())
+    optimizer = torch.optim.LBFGS(model.body.parameters())
+    model(torch.ones(2, 3, 12, 12, dtype=torch.float64)).square().mean().backward()
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        optimizer.step(lambda: torch.zeros(()))
+
+
+def test_an_optimizer_of_parameters_that_a_checkpoint_has_replaced_is_told():
+    model = network()
+    optimizer = make("Adam", "plain", model)
+    model.load_state_dict(network().state_dict(), assign=True)
+    before = facts(model)
+    with pytest.raises(RefusedError, match="holds none of the model's parameters; make it of"):
+        FLAT.apply(model, optimizer=optimizer)
+    assert facts(model) == before
+    (drift,) = FLAT.check(FLAT.apply(model), optimizer=optimizer)
+    assert str(drift) == "optimizer: what it trains is another model, prepared as this one"
+
+
+@pytest.mark.parametrize("given", ["optimizer", "batch"])
+def test_an_optimizer_or_a_batch_without_its_name_is_refused_before_anything_is_done(given):
+    net = Net()
+    other = optim.SGD(net.parameters()) if given == "optimizer" else torch.randn(1, 3, 8, 8)
+    remedy = r"an optimizer goes to optimizer=\.\.\., a batch to format\(batch\)"
+    with pytest.raises(ConfigError, match=f"strict: a {type(other).__name__} .*; .*{remedy}"):
+        FLAT.apply(net, other)
+    assert FLAT.check(net)
+
+
+def test_wrapped_optimizers_are_followed_to_the_one_that_has_the_state(request):
+    accelerate = pytest.importorskip("accelerate")
+    lightning = pytest.importorskip("lightning.pytorch.core.optimizer")
+    request.addfinalizer(accelerate.state.AcceleratorState._reset_state)
+    request.addfinalizer(accelerate.state.PartialState._reset_state)
+    for wrap in (lightning.LightningOptimizer, accelerate.Accelerator(cpu=True).prepare_optimizer):
+        model = network()
+        inner = make("Adam", "plain", model)
+        train(model, inner)
+        wrapped = wrap(inner)
+        FLAT.apply(model)
+        assert FLAT.check(model, optimizer=wrapped)
+        assert relayout(wrapped) is wrapped
+        assert FLAT.check(model, optimizer=wrapped) == []
+        BACK.apply(model, optimizer=wrapped)
+        in_line(inner)
+        assert len(inner._optimizer_load_state_dict_post_hooks) == 1
+
+
+def test_the_state_follows_a_cast_and_counters_are_left_alone():
+    model = network()
+    optimizer = make("Adam", "plain", model)
+    train(model, optimizer)
+    steps = [state["step"].clone() for state in optimizer.state.values()]
+    Pipeline.from_config({"half": {"dtype": "bfloat16", "keep": []}}).apply(
+        model, optimizer=optimizer
+    )
+    in_line(optimizer)
+    assert [state["step"] for state in optimizer.state.values()] == steps
+    assert {state["exp_avg"].dtype for state in optimizer.state.values()} == {torch.bfloat16}
+
+
+def test_training_in_float16_is_refused_with_advice():
+    model = network()
+    optimizer = make("Adam", "plain", model)
+    before = facts(model)
+    with pytest.raises(
+        RefusedError, match="GradScaler refuses.*use torch.autocast, or take dtype: bfloat16"
+    ):
+        Pipeline.from_config({"half": {}}).apply(model, optimizer=optimizer)
+    assert facts(model) == before
+
+
+def test_the_hook_is_installed_once_and_a_failure_leaves_the_state_alone():
+    model = network()
+    optimizer = make("Adam", "plain", model)
+    train(model, optimizer)
+    before = {id(p): {k: v.stride() for k, v in s.items()} for p, s in optimizer.state.items()}
+    model.body[0].weight.grad = torch.zeros_like(model.body[0].weight)
+    with pytest.raises(RefusedError, match="holds a .grad"):
+        FLAT.apply(model, optimizer=optimizer)
+    assert {
+        id(p): {k: v.stride() for k, v in s.items()} for p, s in optimizer.state.items()
+    } == before
+    assert not optimizer._optimizer_load_state_dict_post_hooks
+    model.body[0].weight.grad = None
+    FLAT.apply(FLAT.apply(model, optimizer=optimizer), optimizer=optimizer)
+    assert len(optimizer._optimizer_load_state_dict_post_hooks) == 1
+
+
+def test_a_state_that_is_out_of_line_is_mended_where_the_model_needs_nothing():
+    model = network()
+    optimizer = make("Adam", "fused", model)
+    train(model, optimizer)
+    FLAT.apply(model)
+    FLAT.apply(model, optimizer=optimizer)
+    in_line(optimizer)

@@ -1,0 +1,346 @@
+"""Models and pipelines made by chance: what is promised of one holds for all of them."""
+
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format
+from torch.nn.utils.parametrize import is_parametrized
+
+from prepare import recipe
+from prepare.audit import audit
+from prepare.errors import RefusedError
+from prepare.patterns import matches
+from prepare.pipeline import Pipeline
+from random_models import ODD, SPECS, STRIDED, Keeper, behind, is_computed, own_places
+from small_nets import bits, facts, same, tensors
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+
+CONVERTERS = {
+    "conv2d_memory_format": (
+        (nn.Conv2d, nn.ConvTranspose2d),
+        convert_conv2d_weight_memory_format,
+        4,
+    ),
+    "conv3d_memory_format": (
+        (nn.Conv3d, nn.ConvTranspose3d),
+        convert_conv3d_weight_memory_format,
+        5,
+    ),
+}
+FORMATS = {"conv2d_memory_format": "channels_last", "conv3d_memory_format": "channels_last_3d"}
+DTYPE = st.sampled_from(["float16", "bfloat16"])
+
+
+def patterns(model):
+    """Patterns that mean something in `model`, and some that do not."""
+    places = [(name, module) for name, module in own_places(model) if name]
+    names = {name for name, _ in places}
+    words = [*names, *(f"{name}.*" for name in names), *(f"re:{re.escape(name)}" for name in names)]
+    words += {f"type:{cls.__name__}" for _, module in places for cls in type(module).__mro__[:-2]}
+    return st.lists(st.sampled_from([*sorted(words), "*", "norms", "nowhere"]), max_size=2)
+
+
+def some(options):
+    """Some of the names, in any order."""
+    return st.lists(st.sampled_from(list(options)), unique=True, min_size=1)
+
+
+@st.composite
+def cases(draw):
+    """A model and the configuration of a pipeline for it."""
+    spec = draw(SPECS)
+    chosen = patterns(spec.build())
+    options = {
+        "device": st.just({"device": "cpu"}),
+        "half": st.fixed_dictionaries(
+            {"dtype": DTYPE, "keep": st.just([]) | st.just("norms") | chosen}
+        ),
+        "input_format": st.fixed_dictionaries({"attach": st.booleans()}),
+    }
+    for name, memory_format in FORMATS.items():
+        either = st.sampled_from([memory_format, memory_format, "contiguous"])
+        options[name] = st.fixed_dictionaries(
+            {"memory_format": either}, optional={"include": chosen, "exclude": chosen}
+        )
+    return spec, {name: draw(options[name]) for name in draw(some(options))}
+
+
+@st.composite
+def bare_cases(draw):
+    """A model that torch's own calls treat alike whatever the order, and steps without any pattern."""
+    spec = draw(SPECS.filter(lambda spec: not spec.has(ODD)))
+    options = {"half": st.fixed_dictionaries({"dtype": DTYPE, "keep": st.just([])})}
+    for name, memory_format in FORMATS.items():
+        either = st.sampled_from([memory_format, memory_format, "contiguous"])
+        options[name] = st.fixed_dictionaries({"memory_format": either})
+    return spec, {name: draw(options[name]) for name in draw(some(options))}
+
+
+def upstream(model, steps):
+    """What torch's own calls make of `model`."""
+    if "half" in steps:
+        model = model.half() if steps["half"]["dtype"] == "float16" else model.bfloat16()
+    for name, (classes, convert, rank) in CONVERTERS.items():
+        if name not in steps:
+            continue
+        wanted = torch_format(steps[name]["memory_format"])
+        for module in model.modules():
+            # A converter writes into a computed weight, which is computed anew.
+            if isinstance(module, classes) and not is_computed(module):
+                convert(module, wanted)
+            elif isinstance(module, classes):
+                for tensor in behind(module):
+                    if tensor.dim() == rank:
+                        copied = tensor.detach().clone(memory_format=wanted)
+                        tensor.data = copied.resize_(copied.size(), memory_format=wanted)
+    return model
+
+
+def torch_format(name):
+    return torch.contiguous_format if name == "contiguous" else getattr(torch, name)
+
+
+def for_all(*strategies):
+    """Runs a test on thirty cases in the quick tier, and on two thousand in the slow one."""
+
+    def decorate(body):
+        @pytest.mark.parametrize("count", [30, pytest.param(2000, marks=pytest.mark.slow)])
+        def test(count):
+            within = settings(
+                max_examples=count,
+                derandomize=True,
+                deadline=None,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            )
+            within(given(*strategies)(body))()
+
+        test.__doc__ = body.__doc__
+        return test
+
+    return decorate
+
+
+def prepared(spec, steps):
+    """The prepared model, the plan taken before, and what was there before; leaves refused cases out."""
+    model, pipeline = spec.build(), Pipeline.from_config(steps)
+    before, plan = facts(model), pipeline.plan(model)
+    try:
+        assert pipeline.apply(model, strict=False, known_issues="ignore") is model
+    except RefusedError:
+        assert spec.has({"views"}), "nothing else is refused"
+        assert facts(model) == before
+        reject()
+    return model, plan, before
+
+
+def path(row):
+    return f"{row.module}.{row.tensor}" if row.module else row.tensor
+
+
+@for_all(cases())
+def test_a_plan_and_an_audit_touch_nothing(case):
+    spec, steps = case
+    model, pipeline = spec.build(), Pipeline.from_config(steps)
+    before, random = facts(model), torch.get_rng_state()
+    modes = [module.training for module in model.modules()]
+    plan = pipeline.plan(model)
+    audit(model, plan=plan)
+    assert pipeline.plan(model).to_dict() == plan.to_dict()
+    assert facts(model) == before
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [module.training for module in model.modules()] == modes
+
+
+@for_all(cases())
+def test_apply_changes_exactly_what_the_plan_named_and_as_it_said(case):
+    model, plan, before = prepared(*case)
+    after = facts(model)
+    named = {path(row): row.new for row in plan.tensors if row.changes}
+    hooked = {f"{name}:_forward_pre_hooks" for action in plan.actions for name in action.modules}
+    assert {key for key in after if after[key] != before[key]} == named.keys() | hooked
+    assert after.keys() == before.keys()
+    start, held = tensors(case[0].build()), tensors(model)
+    for name, tensor in held.items():
+        assert bits(tensor) == bits(start[name].to(tensor.dtype)), name
+    for name, new in named.items():
+        tensor = held[name]
+        assert (tensor.stride(), f"torch.{new.dtype}", str(tensor.device)) == (
+            new.stride, str(tensor.dtype), new.device,
+        )  # fmt: skip
+
+
+@for_all(cases())
+def test_parameters_keep_their_identity_ties_flags_and_hooks(case):
+    model, _, before = prepared(*case)
+    for key, fact in facts(model).items():
+        if key in tensors(model):
+            identity, *_, requires_grad, _, hooks = fact
+            assert (identity, requires_grad, hooks) == (
+                before[key][0],
+                before[key][4],
+                before[key][6],
+            )
+        elif key.endswith("hooks"):
+            # An attached input format comes before all others.
+            assert fact[len(fact) - len(before[key]) :] == before[key]
+    assert storages(model) == storages(case[0].build())
+
+
+def storages(model):
+    """The names of the tensors that lie in one storage, for each."""
+    found = {}
+    for name, tensor in tensors(model).items():
+        if tensor.numel():
+            found.setdefault(tensor.untyped_storage().data_ptr(), set()).add(name)
+    return sorted(map(sorted, found.values()))
+
+
+@for_all(cases())
+def test_what_a_pattern_or_own_code_keeps_off_stays_as_it_was_wherever_else_it_stands(case):
+    spec, steps = case
+    model, _, _ = prepared(*case)
+    start, modules = tensors(spec.build()), dict(model.named_modules(remove_duplicate=False))
+    for name, tensor in tensors(model).items():
+        owner = re.sub(r"(^|\.)parametrizations\..*", "", name.rpartition(".")[0])
+        if any(matches(word, owner, modules[owner]) for word in patterns_of(steps, "half", "keep")):
+            assert tensor.dtype is start[name].dtype
+        if isinstance(modules[owner], Keeper) and name.endswith("bias"):
+            assert tensor.dtype is start[name].dtype
+        for step, (*_, rank) in CONVERTERS.items():
+            words = patterns_of(steps, step, "exclude")
+            if tensor.dim() == rank and any(matches(word, owner, modules[owner]) for word in words):
+                # A cast keeps the strides, but for what was sliced.
+                wanted = (
+                    torch.empty_like(start[name])
+                    if start[name].dtype != tensor.dtype
+                    else start[name]
+                )
+                assert tensor.stride() == wanted.stride()
+
+
+def patterns_of(steps, step, option):
+    words = steps.get(step, {}).get(option, [])
+    return [words] if isinstance(words, str) else words
+
+
+@for_all(cases())
+def test_afterwards_the_plan_is_empty_and_twice_is_once(case):
+    model, _, _ = prepared(*case)
+    pipeline = Pipeline.from_config(case[1])
+    assert not pipeline.plan(model)
+    once = facts(model)
+    pipeline.apply(model, strict=False, known_issues="ignore")
+    assert facts(model) == once
+
+
+@for_all(cases())
+def test_the_audit_agrees_with_the_plan_and_never_says_converted_of_what_is_not(case):
+    model, plan, _ = prepared(*case)
+    held, rows = (
+        tensors(model),
+        {(r.module, r.tensor, r.kind): r for r in audit(model, plan=plan).rows},
+    )
+    assert rows.keys() == {(p.module, p.tensor, p.kind) for p in plan.tensors}
+    for planned in plan.tensors:
+        row = rows[planned.module, planned.tensor, planned.kind]
+        if planned.kind == "computed":
+            if row.status == "converted":
+                has_what_is_wanted(planned.wants, computed_weight(model, row))
+            continue
+        assert row.before == planned.old._asdict()
+        assert (row.stride, row.dtype, row.device) == planned.new
+        assert row.status == judged(planned)
+        has_what_is_wanted(planned.wants, held[path(planned)])
+
+
+@for_all(cases())
+def test_the_audit_of_a_model_that_was_never_prepared_says_ineffective_of_all_that_was_planned(
+    case,
+):
+    spec, steps = case
+    model = spec.build()
+    plan = Pipeline.from_config(steps).plan(model)
+    statuses = {(r.module, r.tensor, r.kind): r.status for r in audit(model, plan=plan).rows}
+    for planned in plan.tensors:
+        status = statuses[planned.module, planned.tensor, planned.kind]
+        if planned.changes:
+            assert status == "ineffective"
+        else:
+            assert status != "converted"
+
+
+def judged(planned):
+    if planned.off:
+        return "skipped"
+    if not planned.wants:
+        return "untouched"
+    return "converted" if planned.changes else "already"
+
+
+def has_what_is_wanted(wants, tensor):
+    if "memory_format" in wants:
+        wanted = torch_format(wants["memory_format"])
+        assert tensor.stride() == torch.empty(tensor.shape, memory_format=wanted).stride()
+    if "dtype" in wants:
+        assert str(tensor.dtype) == f"torch.{wants['dtype']}"
+    assert tensor.device.type == wants.get("device", "cpu")
+
+
+def computed_weight(model, row):
+    """The weight that a forward uses, in a copy of the module."""
+    module = copy.deepcopy(model.get_submodule(row.module)).eval()
+    with torch.no_grad():
+        for weight_hook in module._forward_pre_hooks.values():
+            if type(weight_hook).__module__.startswith("torch.nn.utils"):
+                weight_hook(module, ())
+        return getattr(module, row.tensor)
+
+
+@for_all(bare_cases())
+def test_strides_and_bits_are_those_of_torchs_own_calls(case):
+    spec, steps = case
+    model = Pipeline.from_config(steps).apply(spec.build(), strict=False, known_issues="ignore")
+    same(model, upstream(spec.build(), steps))
+
+
+@for_all(SPECS.filter(lambda spec: not spec.has(ODD)))
+def test_there_and_back_restores_every_stride(spec):
+    model, start = spec.build(), spec.build()
+    Pipeline.from_config({name: {} for name in FORMATS}).apply(
+        model, strict=False, known_issues="ignore"
+    )
+    back = {name: {"memory_format": "contiguous"} for name in FORMATS}
+    Pipeline.from_config(back).apply(model, strict=False, known_issues="ignore")
+    if not spec.has(STRIDED):
+        same(model, start)
+    same(model, upstream(start, back))
+
+
+@for_all(cases())
+def test_a_recipe_gives_an_equal_pipeline(case):
+    pipeline = Pipeline.from_config(case[1])
+    again = Pipeline.from_config(recipe.loads(recipe.dumps(pipeline.to_config())))
+    assert list(again.steps.items()) == list(pipeline.steps.items())
+    assert again.to_config() == pipeline.to_config()
+
+
+@for_all(cases())
+def test_copies_of_a_prepared_model_are_prepared(case):
+    if case[0].has({"alias", "views"}):
+        reject()  # both ways of copying tear apart what lies in one storage
+    model, _, _ = prepared(*case)
+    pipeline = Pipeline.from_config(case[1])
+    assert not pipeline.plan(copy.deepcopy(model))
+    # torch gives the state of parametrized modules to pickle, and not themselves.
+    if not any(is_parametrized(module) for module in model.modules()):
+        again = pickle.loads(pickle.dumps(model))
+        assert not pipeline.plan(again)
+        same(again, model)

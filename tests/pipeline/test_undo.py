@@ -1,0 +1,259 @@
+"""A failure at any point of a pipeline leaves the model as it was; nothing is ever half done."""
+
+import contextlib
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from failing_operations import SOURCES, FailAt, interrupt_at
+from prepare.errors import PartialError
+from prepare.models.unet import UNet2d
+from prepare.pipeline import Pipeline
+from prepare.step import ModelStep, ModuleStep
+from small_nets import Tied, facts, mixed, small_2d, small_3d
+
+STEPS_USED = {
+    "marks": {},
+    "repair_layout": {},
+    "half": {"keep": []},
+    "conv2d_memory_format": {},
+    "conv3d_memory_format": {},
+    "flag": {},
+    "input_format": {"attach": True},
+}
+ERRORS = [RuntimeError("no"), MemoryError(), torch.OutOfMemoryError("no"), KeyboardInterrupt()]
+
+
+def weighted():
+    model = nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)), nn.Linear(2, 2)
+    )
+    model[1].register_forward_hook(print)
+    model[1].weight.register_hook(print)
+    return model
+
+
+def sharing():
+    model = nn.ModuleDict({"a": nn.Conv2d(4, 4, 3), "b": nn.Conv2d(4, 4, 3), "tied": Tied()})
+    model["b"].weight = nn.Parameter(model["a"].weight.data)
+    return model
+
+
+def network():
+    return UNet2d(width=4, depth=2, norm="instance")
+
+
+ZOO = {
+    "2-d": small_2d,
+    "3-d": small_3d,
+    "mixed": mixed,
+    "computed": weighted,
+    "sharing": sharing,
+    "network": network,
+}
+
+
+@pytest.fixture(autouse=True)
+def _steps_of_every_kind(plugin):
+    @plugin("marks")
+    class Marks(ModuleStep):
+        """Changes the class of every linear layer, in place, and puts a new module beside it."""
+
+        def targets(self, model):
+            return [n for n, m in model.named_modules() if type(m) is nn.Linear]
+
+        def rewrite(self, model, name):
+            module = model.get_submodule(name)
+            module.__class__ = Marked
+            module.register_forward_pre_hook(print)
+            return {name: module}
+
+    @plugin("flag")
+    class Flag(ModelStep):
+        """Sets a flag."""
+
+        def targets(self, model):
+            return () if getattr(model, "flag", False) else ("",)
+
+        def act(self, model):
+            model.flag = True
+
+
+class Marked(nn.Linear):
+    """A linear layer that a structure step has been at."""
+
+
+def state(model):
+    attributes = {f"{n}:attributes": sorted(vars(m)) for n, m in model.named_modules()}
+    return facts(model) | attributes
+
+
+@pytest.mark.parametrize("make", ZOO.values(), ids=ZOO)
+def test_a_failure_at_any_torch_operation_leaves_the_model_as_it_was(make):
+    model, pipeline = make(), Pipeline.from_config(STEPS_USED)
+    before = state(model)
+    number, failed = 0, 0
+    while True:
+        number += 1
+        error = ERRORS[number % len(ERRORS)]
+        try:
+            with FailAt(number, error) as mode:
+                pipeline.apply(model, known_issues="ignore")
+        except BaseException as raised:
+            # An operation inside a step's own question is reported as the step's fault.
+            assert raised is error or raised.__cause__ is error
+            assert state(model) == before, f"after operation {number}"
+            failed += 1
+            continue
+        break
+    assert failed >= mode.count > 10 or failed > 10
+    assert not pipeline.plan(model)
+
+
+def test_the_zoo_has_at_least_five_hundred_operations_to_fail_at():
+    operations = 0
+    for make in ZOO.values():
+        with FailAt(-1, None) as mode:
+            Pipeline.from_config(STEPS_USED).apply(make(), known_issues="ignore")
+        operations += mode.count
+    assert operations >= 500
+
+
+def interrupted(make, lines):
+    """Interrupts one apply at each of `lines`; how many times it was interrupted."""
+    pipeline = Pipeline.from_config(STEPS_USED)
+    times = 0
+    for line in lines:
+        model = make()
+        before = state(model)
+        try:
+            with interrupt_at(line):
+                pipeline.apply(model, known_issues="ignore")
+        except KeyboardInterrupt:
+            times += 1
+            # Whole as it was, or, where it came after the last act, whole as it is to be.
+            assert state(model) == before or not pipeline.plan(model), f"line {line}"
+    return times
+
+
+def lines_of(make):
+    pipeline = Pipeline.from_config(STEPS_USED)
+    pipeline.apply(make(), known_issues="ignore")  # so that what is cached is cached
+    model = make()
+    with interrupt_at(-1) as count:
+        pipeline.apply(model, known_issues="ignore")
+    return count()
+
+
+@pytest.mark.parametrize("make", ZOO.values(), ids=ZOO)
+def test_an_interrupt_at_many_lines_leaves_the_model_whole(make):
+    total = lines_of(make)
+    lines = range(1, total, max(1, total // 40))
+    assert interrupted(make, lines) == len(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", ZOO.values(), ids=ZOO)
+def test_an_interrupt_at_every_line_leaves_the_model_whole(make):
+    total = lines_of(make)
+    assert interrupted(make, range(1, total + 1)) == total
+
+
+def exchange_lines(make):
+    """The lines of one apply in which tensors are being exchanged or given back."""
+    found, count = [], 0
+
+    def local(frame, event, arg):
+        nonlocal count
+        if event == "line":
+            count += 1
+            if frame.f_code.co_name in ("run", "undo", "restore", "held_interrupts", "_refill"):
+                found.append(count)
+        return local
+
+    pipeline = Pipeline.from_config(STEPS_USED)
+    pipeline.apply(make(), known_issues="ignore")
+    model = make()
+    sys.settrace(lambda f, e, a: local if f.f_code.co_filename.startswith(SOURCES) else None)
+    try:
+        pipeline.apply(model, known_issues="ignore")
+    finally:
+        sys.settrace(None)
+    return found
+
+
+def test_an_interrupt_while_tensors_are_exchanged_is_held_until_that_is_done():
+    lines = exchange_lines(small_2d)
+    assert len(lines) > 20
+    assert interrupted(small_2d, lines) == len(lines)
+
+
+def test_an_interrupt_while_a_failure_is_undone_is_held_until_that_is_done(plugin):
+    @plugin("fails")
+    class Fails(ModelStep):
+        """Raises when it acts."""
+
+        def targets(self, model):
+            return ("",)
+
+        def act(self, model):
+            raise RuntimeError("no")
+
+    pipeline = Pipeline.from_config(STEPS_USED | {"fails": {}})
+    model = small_2d()
+    before = state(model)
+    with interrupt_at(-1) as count, contextlib.suppress(RuntimeError):
+        pipeline.apply(model, known_issues="ignore")
+    assert state(model) == before
+    last = count()
+    interrupts = 0
+    for line in range(last - 60, last + 1):
+        try:
+            with interrupt_at(line):
+                pipeline.apply(model, known_issues="ignore")
+        except KeyboardInterrupt:
+            interrupts += 1
+        except RuntimeError:
+            pass
+        assert state(model) == before, f"line {line}"
+    assert interrupts > 40
+
+
+# Giving the old tensors up
+
+
+def test_with_low_memory_the_error_says_exactly_what_has_changed():
+    model = small_2d()
+    before = facts(model)
+    pipeline = Pipeline.from_config({"half": {"keep": []}})
+    with pytest.raises(PartialError) as caught, FailAt(9, RuntimeError("no")):
+        pipeline.apply(model, low_memory=True, known_issues="ignore")
+    changed = [name for name, fact in facts(model).items() if fact != before[name]]
+    assert sorted(caught.value.changed) == sorted(changed) != []
+    assert set(caught.value.unchanged) == {
+        f"{t.module}.{t.tensor}" for t in pipeline.plan(model).tensors if t.changes
+    }
+    assert "changed: 0.weight" in str(caught.value)
+    pipeline.apply(model, low_memory=True, known_issues="ignore")
+    assert not pipeline.plan(model)
+
+
+def test_with_low_memory_a_failure_before_the_first_change_leaves_all_as_it_was():
+    model = small_2d()
+    before = facts(model)
+    with pytest.raises(RuntimeError, match="no"), FailAt(1, RuntimeError("no")):
+        Pipeline.from_config({"half": {}}).apply(model, low_memory=True, known_issues="ignore")
+    assert facts(model) == before
+
+
+def test_low_memory_gives_the_same_model():
+    one, other = mixed(), mixed()
+    other.load_state_dict(one.state_dict())
+    steps = {"half": {}, "conv2d_memory_format": {}, "conv3d_memory_format": {}}
+    Pipeline.from_config(steps).apply(one, known_issues="ignore")
+    Pipeline.from_config(steps).apply(other, low_memory=True, known_issues="ignore")
+    from small_nets import same
+
+    same(one, other)

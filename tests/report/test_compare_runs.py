@@ -1,0 +1,268 @@
+"""What differs between two runs, two audits or two recipes: each kind of difference is told, and no other."""
+
+import itertools
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import sweep_folders as made
+from browser import browser, opened
+from page_reader import HOSTILE, TEMPLATES, Reader
+from prepare import recipe
+from prepare.cli import main as cli
+from prepare.job.record import Job, Record, Result
+from prepare.report.compare_runs import read_differences
+from prepare.report.pages.diff_page import diff_page
+
+PLACE = {"format": "prepare.environment", "version": 1, "date": "2025-01-02", "python": "3.11.7", "torch": "2.13.0",
+         "packages": {"numpy": "2.0", "hydra-core": None}, "platform": "Linux", "cpu": "a processor", "cores": 2,
+         "threads": 1, "devices": [], "git_commit": "abc"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory):
+    folder = made.formats_by_precisions(tmp_path_factory.mktemp("made") / "swept")
+    for number in (0, 4):
+        Record(folder / f"{number}-row").write_environment(PLACE)
+    return folder
+
+
+@pytest.fixture
+def swept(made_once, tmp_path):
+    return Path(shutil.copytree(made_once, tmp_path / "swept"))
+
+
+@pytest.fixture
+def same(swept, tmp_path):
+    """Two folders with the same in them."""
+    return swept / "4-row", Path(shutil.copytree(swept / "4-row", tmp_path / "other"))
+
+
+def changes(*paths):
+    return {part.title: [str(one) for one in part.changes] for part in read_differences(*paths).parts}  # fmt: skip
+
+
+def change(path, **keys):
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def told(capsys, *argv):
+    code = cli.run(["diff", *map(str, argv)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_two_runs_differ_in_recipe_command_results_and_place(swept):
+    assert changes(swept / "0-row", swept / "4-row") == {
+        "recipe": [
+            'steps.half: nothing -> {"dtype":"bfloat16"}',
+            'steps.conv3d_memory_format: nothing -> {"memory_format":"channels_last_3d"}',
+        ],
+        "command line": ["memfmt: contiguous -> channels_last_3d", "precision: float32 -> bfloat16"],
+        "results": [
+            "convolutions: 0 converted, 8 already, 0 skipped, 0 ineffective -> 8 converted, 0 already, 0 skipped, 0 ineffective",
+            "memory of the tensors: 1.0 MiB before, 1.0 MiB after -> 1.0 MiB before, 512.0 KiB after",
+            "layout lost: 0 times -> 13 times",
+            "copied for layouts: 0 bytes -> 52.0 KiB",
+            "verified: pass 1e-07 -> pass 0.004",
+            "time of one inference: 1.000 (0.970 to 1.030), no significant difference -> 0.410 (0.398 to 0.422), faster",
+        ],
+    }  # fmt: skip
+
+
+def test_two_runs_that_are_the_same_do_not_differ(same, capsys):
+    assert told(capsys, *same) == (0, "no difference\n", "")
+    assert "The two runs are the same" in Reader(diff_page(read_differences(*same))).text
+
+
+def test_the_date_and_the_seconds_of_a_run_are_no_difference(same):
+    change(same[1] / "environment.json", date="2026-01-01")
+    change(same[1] / "result.json", seconds=99.0)
+    assert changes(*same) == {}
+
+
+def test_two_machines_are_told_apart(same):
+    place = {"torch": "2.14.0", "packages": {"numpy": "2.1", "hydra-core": "1.3"}, "devices": ["a GPU"]}  # fmt: skip
+    change(same[1] / "environment.json", **place)
+    assert changes(*same) == {
+        "environment": [
+            "torch: 2.13.0 -> 2.14.0",
+            "packages.numpy: 2.0 -> 2.1",
+            'devices: nothing -> ["a GPU"]',
+            "packages.hydra-core: nothing -> 1.3",
+        ]
+    }
+
+
+def test_times_whose_intervals_meet_are_said_to(same):
+    made.bench(0.42).save(same[1] / "bench.json")
+    (said,) = changes(*same)["results"]
+    assert said == "time of one inference: 0.410 (0.398 to 0.422), faster -> 0.420 (0.407 to 0.433), faster; the intervals meet"  # fmt: skip
+    made.bench(0.9).save(same[1] / "bench.json")
+    assert "meet" not in changes(*same)["results"][0]
+
+
+def test_what_only_one_run_has_is_told(same):
+    for name in ("bench.json", "verify.json", "flow.json", "audit.json", "environment.json", "job.json"):  # fmt: skip
+        (same[1] / name).unlink()
+    found = changes(*same)
+    assert found["audit"] == ["conv.weight: only in ours"]
+    assert "verified: pass 0.004 -> nothing" in found["results"]
+    assert "time of one inference: 0.410 (0.398 to 0.422), faster -> nothing" in found["results"]
+    assert "torch: 2.13.0 -> nothing" in found["environment"]
+    assert "model: unet3d -> nothing" in found["command line"]
+
+
+def test_a_run_that_failed_is_told_by_its_reason(same):
+    Record(same[1]).write_result(Result("failed", "oom", "out of memory"))
+    assert changes(*same) == {"results": ["status: ok -> failed", "why: nothing -> out of memory"]}
+    (same[1] / "result.json").unlink()
+    assert changes(*same) == {"results": ["status: ok -> not ended"]}
+
+
+def test_choices_of_groups_count_and_where_a_run_wrote_does_not(same):
+    Record(same[1]).write_job(Job(4, "one", ["model=unet3d", "memfmt=channels_last_3d", "precision=bfloat16", "hydra.run.dir=x"], {"device": "auto", "input": None}))  # fmt: skip
+    assert changes(*same) == {"command line": ["device: nothing -> auto"]}
+
+
+# ------------------------------------------------------------------------------------- audits and recipes
+
+
+def test_two_audits_differ_tensor_by_tensor(tmp_path, capsys):
+    made.audit(names=["a", "b"]).save(tmp_path / "one.json")
+    rows = made.audit(names=["b", "c"])
+    rows = type(rows)([rows.rows[0]._replace(dtype="bfloat16", stride=(1,)), rows.rows[1]], rows.summary)  # fmt: skip
+    rows.save(tmp_path / "other.json")
+    code, out, _ = told(capsys, tmp_path / "one.json", tmp_path / "other.json")
+    assert code == 0
+    assert out.splitlines() == [
+        "a.weight: only in ours",
+        "b.weight: stride [216,1,72,24,8] -> [1], dtype float32 -> bfloat16",
+        "c.weight: only in theirs",
+        "3 differences",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ({}, {}, []),
+        ({"a": {"x": 1}}, {"a": {"x": 1, "y": None}}, ["steps.a.y: nothing -> null"]),
+        ({"a": {"x": [1, "é"]}}, {"a": {"x": [1]}}, ['steps.a.x: [1,"\\u00e9"] -> [1]']),
+        ({"a": {"x": "1"}}, {"a": {"x": "2"}}, ["steps.a.x: 1 -> 2"]),
+        ({"a": {}}, {}, ["steps.a: {} -> nothing"]),
+        ({"a": None}, {}, ["steps.a: dropped -> nothing"]),
+        ({"a": None}, {"a": {"x": 1}}, ['steps.a: dropped -> {"x":1}']),
+        ({"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1}}, {"b": {"x": 1}, "a": {"x": 1}}, ['steps.c: {"x":1} -> nothing', "the order of the steps: a, b -> b, a"]),
+    ],
+)  # fmt: skip
+def test_two_recipes_differ_option_by_option(tmp_path, ours, theirs, said):
+    recipe.save(tmp_path / "one.yaml", ours)
+    recipe.save(tmp_path / "other.yml", theirs)
+    assert changes(tmp_path / "one.yaml", tmp_path / "other.yml").get("recipe", []) == said
+
+
+def test_options_that_are_written_otherwise_and_mean_the_same_do_not_differ(tmp_path):
+    (tmp_path / "one.yaml").write_text(
+        "format: prepare.recipe\nversion: 1\nsteps: {half: {dtype: bfloat16}}\n"
+    )
+    recipe.save(tmp_path / "other.yaml", {"half": {"dtype": "bfloat16"}})
+    assert changes(tmp_path / "one.yaml", tmp_path / "other.yaml") == {}
+
+
+# ------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("pair", "line"),
+    [
+        (("4-row", "4-row/audit.json"), "diff: 4-row is the folder of a run and 4-row/audit.json is an audit; give two folders of runs, two audit.json or two recipe.yaml"),
+        (("4-row/audit.json", "4-row/recipe.yaml"), "diff: 4-row/audit.json is an audit and 4-row/recipe.yaml is a recipe; give two folders"),
+        (("4-row", "."), ".: is the folder of a sweep; give that of a row"),
+        (("4-row", "empty"), "empty: holds nothing of a run; give the folder that a run left behind"),
+        (("4-row/audit.json", "4-row/flow.json"), "4-row/flow.json: this is a prepare.flow, not a prepare.audit"),
+        (("4-row/audit.json", "none.json"), "none.json: cannot be read: No such file or directory"),
+        (("4-row/recipe.yaml", "none.yaml"), "none.yaml: cannot be read: No such file or directory"),
+        (("4-row/recipe.yaml", "broken.yaml"), "broken.yaml:"),
+        (("4-row", "0-row"), "0-row: flow.json: this is no flow: "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_one_line_and_exit_code_2(
+    swept, monkeypatch, capsys, pair, line
+):
+    monkeypatch.chdir(swept)
+    Path("empty").mkdir()
+    Path("broken.yaml").write_text("[")
+    Path("0-row/flow.json").write_text("{")
+    code, out, err = told(capsys, *pair)
+    assert (code, out) == (2, "")
+    assert err.startswith(line)
+    assert len(err.splitlines()) == 1
+
+
+def test_a_page_that_cannot_be_written_is_one_line_after_the_text(same, tmp_path, capsys):
+    code, out, err = told(capsys, *same, "--page", tmp_path / "none" / "x.html")
+    assert (code, out) == (1, "no difference\n")
+    assert len(err.splitlines()) == 1
+
+
+# ------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_has_both_sides_and_every_difference(swept, tmp_path, capsys):
+    code, out, _ = told(capsys, swept / "0-row", swept / "4-row", f"--page={tmp_path / 'x.html'}")
+    assert code == 0
+    assert out.splitlines()[-2:] == ["10 differences", f"the page is in {tmp_path / 'x.html'}"]
+    found = Reader((tmp_path / "x.html").read_text())
+    for said in (
+        "10 differences",
+        "two runs compared",
+        f"A {swept / '0-row'}",
+        "Recipe: 2 differences",
+        "status ok ok same",
+        "layout lost 0 times 13 times differs",
+        'steps.half {"dtype":"bfloat16"} only in B',
+        "memfmt contiguous channels_last_3d differs",
+    ):
+        assert said in found.text, said
+    levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch("h[1-6]", tag)]
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+
+
+def test_two_audits_have_a_page_of_their_own(tmp_path):
+    made.audit(names=["a", *HOSTILE]).save(tmp_path / "one.json")
+    made.audit(names=["b"]).save(tmp_path / "other.json")
+    text = diff_page(read_differences(tmp_path / "one.json", tmp_path / "other.json"))
+    text.encode("utf-8")
+    found = Reader(text)
+    assert found.text.count("only in A") == len(HOSTILE) + 1
+    assert len(found.all("script")) == 1
+    assert not found.tags & {"img", "link"}
+    assert "alert(1)" in found.text
+
+
+def test_hostile_names_are_one_line_each_in_the_terminal(tmp_path, capsys):
+    made.audit(names=HOSTILE).save(tmp_path / "one.json")
+    made.audit(names=[]).save(tmp_path / "other.json")
+    _, out, _ = told(capsys, tmp_path / "one.json", tmp_path / "other.json")
+    assert len(out.splitlines()) == len(HOSTILE) + 1
+    assert out.replace("\n", "").isprintable()
+
+
+def test_each_template_of_the_page_is_used():
+    source = (TEMPLATES.parent / "pages" / "diff_page.py").read_text()
+    assert all(f"diff/{path.name}" in source for path in (TEMPLATES / "diff").iterdir())
+
+
+class TestInABrowser:
+    pytestmark = browser
+
+    @pytest.mark.parametrize("width", [390, 1200])
+    def test_the_page_opens_without_errors_and_fits(self, swept, tmp_path, width):
+        text = diff_page(read_differences(swept / "0-row", swept / "4-row"))
+        measured, said = opened(text, tmp_path, width=width)
+        assert said == []
+        assert measured["wide"] == measured["room"] <= width

@@ -1,0 +1,322 @@
+"""The page of a sweep: what it says, where it leads, and that nothing breaks out of it."""
+
+import html
+import itertools
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+import sweep_folders as made
+from browser import acted, browser, opened
+from page_reader import HOSTILE, READABLE, TEMPLATES, Reader, contrast
+from prepare.job.record import Job, Record, Result
+from prepare.report.pages.long_table import LIMIT
+from prepare.report.pages.page import write_page
+from prepare.report.pages.sweep_matrix import heat
+from prepare.report.pages.sweep_page import SECTIONS, sweep_page, write_sweep_page
+from prepare.sweep.locks import Lock
+from prepare.sweep.manifest import Planned, job_lock, write_planned
+from prepare.sweep.ranking import rank
+from prepare.sweep.summary import read_summary
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory):
+    folder = made.formats_by_precisions(tmp_path_factory.mktemp("made") / "swept")
+    write_page(folder / "4-row")
+    return folder
+
+
+@pytest.fixture
+def swept(made_once, tmp_path):
+    return Path(shutil.copytree(made_once, tmp_path / "swept"))
+
+
+def page_of(folder):
+    return sweep_page(read_summary(folder), folder)
+
+
+def cells(text):
+    """The matrix as (row title, [(style, text) of each cell])."""
+    table = re.search(r'<table class="heat">(.*?)</table>', text, re.DOTALL)[1]
+    lines = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', table, re.DOTALL)
+    plain = lambda cell: " ".join(html.unescape(re.sub("<[^>]*>", " ", cell)).split())  # noqa: E731
+    return {
+        title: [(style, plain(cell)) for style, cell in re.findall(r'<td class="(.*?)">(.*?)</td>', line, re.DOTALL)]
+        for title, line in lines
+    }  # fmt: skip
+
+
+def test_the_page_says_what_to_take_and_why(swept):
+    found = Reader(page_of(swept))
+    for said in (
+        "unet3d: 6 runs",
+        "Rows that are ok 4 of 6 1 failed, 1 interrupted",
+        "Best: #4 memfmt=channels_last_3d precision=bfloat16: 0.410 of the time of the unprepared model (0.398 to 0.422).",
+        "python run.py model=unet3d memfmt=channels_last_3d precision=bfloat16",
+        "in 4-row/recipe.yaml",
+        "dtype: bfloat16",
+        'Pipeline.load("recipe.yaml")',
+        "largest error 0.004",
+    ):
+        assert said in found.text, said
+
+
+def test_the_matrix_has_a_cell_for_each_pair_of_choices(swept):
+    assert cells(page_of(swept)) == {
+        "float32": [
+            ("same", "1.000 no significant difference; pass 1e-07 row #0"),
+            ("slow-1", "1.200 slower; pass 2e-07, wrong in training row #3"),
+        ],
+        "bfloat16": [
+            ("fast-2", "0.620 faster; pass 0.003 row #1"),
+            ("fast-3", "0.410 best faster; pass 0.004 row #4"),
+        ],
+        "half": [("bad", "failed row #2"), ("bad", "interrupted row #5")],
+    }
+
+
+def test_of_rows_that_share_a_cell_the_first_by_rank_is_shown(tmp_path):
+    rows = [["a=1", "b=x", f"seed={n}"] for n in range(3)] + [["a=2", "b=y", "seed=0"]]
+    made.plan(tmp_path, rows)
+    for number, row in enumerate(rows):
+        made.add_row(tmp_path, number, row, benched=made.bench(0.9 - number / 10))
+    summary = read_summary(tmp_path)
+    found = heat(summary, rank(summary))
+    assert (found.down, found.across) == ("seed", "a")
+    summary = replace(summary, varying=["a", "b"])
+    found = heat(summary, rank(summary))
+    assert (found.titles, [title for title, _ in found.lines]) == (["x", "y"], ["1", "2"])
+    (shared, nothing), (other, alone) = (line for _, line in found.lines)
+    assert (shared.row.number, shared.more, shared.figure) == (2, 2, "0.700")
+    assert (nothing, other, alone.more) == (None, None, 0)
+    assert "the first of 3" in Reader(sweep_page(summary, tmp_path)).text
+
+
+@pytest.mark.parametrize(
+    ("rows", "down", "shape"),
+    [([["a=1"], ["a=2"]], "a", (2, 1)), ([["a=1"]], None, None), ([["a=1", "b=1"], ["a=2", "b=2"], ["a=2", "b=3"]], "b", (3, 2))],
+)  # fmt: skip
+def test_the_matrix_takes_the_choices_with_the_most_values(tmp_path, rows, down, shape):
+    made.plan(tmp_path, rows)
+    summary = read_summary(tmp_path)
+    found = heat(summary, rank(summary))
+    assert (found and found.down) == down
+    assert found is None or (len(found.lines), len(found.titles)) == shape
+    assert ("The matrix" in Reader(page_of(tmp_path)).text) == bool(down)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict", "style"),
+    [(0.4, "faster", "fast-3"), (0.7, "faster", "fast-2"), (0.95, "faster", "fast-1"), (1.1, "slower", "slow-1"),
+     (1.5, "slower", "slow-2"), (3.0, "slower", "slow-3"), (0.7, "no significant difference", "same")],
+)  # fmt: skip
+def test_the_colour_of_a_cell_follows_its_verdict(tmp_path, ratio, verdict, style):
+    made.plan(tmp_path, [["a=1"], ["a=2"]])
+    made.add_row(tmp_path, 0, ["a=1"], benched=made.bench(ratio, verdict=verdict))
+    made.add_row(tmp_path, 1, ["a=2"], benched=made.bench(ratio, verdict=verdict), shared=True)
+    found = cells(page_of(tmp_path))
+    assert found["1"] == [(style, f"{ratio:.3f}{' best' * (verdict == 'faster')} {verdict} row #0")]
+    assert found["2"] == [("same", f"{ratio:.3f} on shared cores row #1")]
+
+
+def test_what_failed_is_told_once_for_each_reason(tmp_path):
+    made.plan(tmp_path, [[f"a={n}"] for n in range(5)])
+    failed = Result("failed", "oom", "out of memory: 3 GiB", "Traceback")
+    for number in range(3):
+        made.add_row(tmp_path, number, [f"a={number}"], result=failed)
+    made.add_row(tmp_path, 3, ["a=3"])
+    text = Reader(page_of(tmp_path)).text
+    assert "failed out of memory: 3 GiB 3 #0, #1, #2 a=0" in text
+    assert "interrupted it never started 1 #4 a=4" in text
+
+
+def test_a_sweep_in_which_all_went_well_has_no_section_of_failures(tmp_path):
+    made.plan(tmp_path, [["a=1"], ["a=2"]])
+    made.add_row(tmp_path, 0, ["a=1"])
+    made.add_row(tmp_path, 1, ["a=2"])
+    text = Reader(page_of(tmp_path)).text
+    assert "What failed" not in text
+    assert "Speed against error" not in text
+    assert "Nothing was timed, so no row is better than another." in text
+
+
+def test_a_sweep_in_which_nothing_went_well_says_so(tmp_path):
+    made.plan(tmp_path, [["a=1"], ["a=2"]])
+    assert "No row ended well." in Reader(page_of(tmp_path)).text
+
+
+def test_a_row_that_runs_is_shown_as_running_and_has_not_failed(tmp_path):
+    write_planned(tmp_path, Planned("one", [["a=1"], ["a=2"]], ["x", "y"]))
+    record = Record(tmp_path / "0-row")
+    record.clear()
+    record.write_job(Job(0, "one", ["a=1"], {}, identity="x"))
+    lock = Lock(job_lock(tmp_path, "x"))
+    assert lock.take()
+    try:
+        text = page_of(tmp_path)
+    finally:
+        lock.close()
+    assert cells(text)["1"] == [("odd", "running row #0")]
+    assert "1 running, 1 interrupted" in Reader(text).text
+    assert (
+        "#0"
+        not in Reader(
+            text[text.index('<section id="failed"') : text.index('<section id="every"')]
+        ).text
+    )
+
+
+def test_speed_against_error_shows_each_row_that_has_both(swept):
+    found = Reader(page_of(swept))
+    (chart,) = found.all("svg")
+    assert chart["role"] == "img"
+    for said in ("#4 channels_last_3d bfloat16", "0.410 (0.398 to 0.422), faster; pass 0.004", "unprepared"):  # fmt: skip
+        assert said in found.text
+    assert "#2 contiguous half" not in found.text
+
+
+def test_each_field_has_its_plane_and_its_best(tmp_path):
+    rows = [[f"model={model}", f"a={a}"] for model in ("one", "two") for a in (1, 2)]
+    made.plan(tmp_path, rows)
+    for number, row in enumerate(rows):
+        made.add_row(tmp_path, number, row, benched=made.bench(0.9 - number / 10), verified=made.verification(), steps={})  # fmt: skip
+    found = Reader(page_of(tmp_path))
+    assert len(found.all("svg")) == 2
+    assert "#1 model=one a=2" in found.text
+    assert "#3 model=two a=2" in found.text
+    assert "4 runs" in found.text
+
+
+def test_every_row_is_in_the_table(swept):
+    text = page_of(swept)
+    table = text[text.index('<section id="every"') :]
+    rows = re.findall(r'<tr><th scope="row">.*?</tr>', table)
+    assert [re.sub("<[^>]*>", "|", row).strip("|").split("|")[0] for row in rows] == ["4*", "1", "0", "3", "2", "5"]  # fmt: skip
+    assert [re.search(r'class="word (\w+)"', row)[1] for row in rows] == ["ok"] * 4 + ["failed", "interrupted"]  # fmt: skip
+
+
+def test_a_star_is_spoken_of_where_there_is_one(swept, tmp_path):
+    assert "The best bears a star. Rows are in the order of their measured time" in page_of(swept)
+    folder = tmp_path / "untimed"
+    made.plan(folder, [["a=1"], ["a=2"]])
+    for number in (0, 1):
+        made.add_row(folder, number, [f"a={number + 1}"], steps={})
+    text = page_of(folder)
+    assert "star" not in Reader(text).text
+    assert "Rows are in the order of their number." in Reader(text).text
+
+
+def test_more_rows_than_a_page_shows_lie_beside_the_table(tmp_path):
+    summary = read_summary(made.formats_by_precisions(tmp_path))
+    rows = [replace(summary.rows[4], number=n) for n in range(LIMIT + 5)]
+    text = sweep_page(replace(summary, rows=rows), tmp_path)
+    assert f"The first {LIMIT:,} of {LIMIT + 5:,} rows; <code>summary.csv</code> has them all." in text  # fmt: skip
+    assert f"The fastest; {LIMIT + 5 - 200:,} rows more are in the table" in text
+
+
+def test_links_lead_to_the_pages_that_are_there_and_to_nothing_else(swept):
+    found = Reader(page_of(swept))
+    links = {attrs["href"] for attrs in found.all("a") if not attrs["href"].startswith("#")}
+    assert links == {"./4-row/report.html"}
+    assert all((swept / link).is_file() for link in links)
+
+
+@pytest.mark.parametrize("name", ["a b#c?d%20e", "javascript:alert(1)", 'x"onclick="alert(1)', "é\u5c42"])  # fmt: skip
+def test_a_folder_of_any_name_is_linked(tmp_path, name):
+    made.plan(tmp_path, [["a=1"]])
+    write_page(made.add_row(tmp_path, 0, ["a=1"], name=name))
+    found = Reader(page_of(tmp_path))
+    (link,) = {attrs["href"] for attrs in found.all("a") if not attrs["href"].startswith("#")}
+    assert link.startswith("./")
+    assert unquote(link) == f"./{name}/report.html"
+    assert all(not key.startswith("on") for _, attrs in found.elements for key in attrs)
+
+
+def test_the_page_is_the_same_wherever_the_folder_lies(swept, tmp_path):
+    there = Path(shutil.copytree(swept, tmp_path / "elsewhere" / "swept"))
+    for folder in (swept, there):
+        write_sweep_page(read_summary(folder), folder)
+    assert (swept / "report.html").read_bytes() == (there / "report.html").read_bytes()
+
+
+def test_hostile_values_stay_text_all_round_the_page(swept, tmp_path):
+    rows = [["model=" + text, f"{text}={text}", "b=" + text] for text in HOSTILE]
+    folder = tmp_path / "hostile"
+    made.plan(folder, rows)
+    for number, row in enumerate(rows):
+        result = Result("failed" if number % 2 else "ok", HOSTILE[0], HOSTILE[number], HOSTILE[0])
+        cpu = HOSTILE[number]
+        made.add_row(folder, number, row, result=result, benched=made.bench(0.5, cpu=cpu), verified=made.verification(), steps={HOSTILE[0]: {HOSTILE[1]: HOSTILE[2]}})  # fmt: skip
+    write_sweep_page(read_summary(folder), folder)
+    text = (folder / "report.html").read_bytes().decode("utf-8")  # strictly
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u2028\u202e]", text)
+    found, safe = Reader(text), Reader(page_of(swept))
+    assert found.tags <= safe.tags | {"h3", "figcaption"}
+    assert len(found.all("script")) == 1
+    assert "alert(1)" in found.text
+    assert "{{ 7 * 7 }}" in found.text
+    assert "n" * 3000 not in text.replace("n" * 5000, "")
+
+
+def test_the_page_is_in_order_for_readers_that_hear_it(swept):
+    found = Reader(page_of(swept))
+    levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert all(attrs.get("scope") in ("col", "row") for attrs in found.all("th"))
+    ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert all(attrs["role"] == "img" for attrs in found.all("svg"))
+    assert all("aria-label" in attrs for attrs in found.all("div") if attrs.get("role") == "region")
+    assert len(found.all("caption")) == 1
+
+
+def test_each_section_has_its_template_and_each_template_its_section():
+    assert sorted(section.name for section in SECTIONS) == sorted(
+        path.stem for path in (TEMPLATES / "sweep").iterdir()
+    )
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_figures_of_the_matrix_can_be_read_on_every_colour(dark):
+    light, _, rest = (TEMPLATES / "report.css").read_text().partition("@media (prefers-color-scheme: dark)")  # fmt: skip
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", rest if dark else light))
+    styles = [f"{side}-{depth}" for side in ("fast", "slow") for depth in (1, 2, 3)]
+    for style in (*styles, "bad-soft", "warn-soft", "code"):
+        assert contrast(colours["ink"], colours[style]) >= 4.5, style
+    assert contrast(colours["bad"], colours["bad-soft"]) >= 4.5
+    assert contrast(colours["warn"], colours["warn-soft"]) >= 4.5
+    assert ("good", "card") in READABLE
+
+
+class TestInABrowser:
+    pytestmark = browser
+
+    @pytest.mark.parametrize("width", [390, 1200])
+    def test_the_page_opens_without_errors_and_fits(self, swept, tmp_path, width):
+        measured, said = opened(page_of(swept), tmp_path, width=width)
+        assert said == []
+        assert measured["wide"] == measured["room"] <= width
+
+    def test_a_row_is_found_by_a_search_and_by_its_status(self, tmp_path):
+        rows = [["memfmt=channels_last", f"seed={n}"] for n in range(30)]
+        made.plan(tmp_path, rows)
+        for number in range(0, 30, 2):
+            made.add_row(tmp_path, number, rows[number])
+        script = """
+          const frame = page.querySelector(".grid"), bar = frame.previousElementSibling;
+          const [search, select] = [bar.querySelector("input"), bar.querySelector("select")];
+          const numbers = () => [...frame.querySelectorAll("tbody th")].map((one) => one.textContent);
+          select.value = "ok"; select.dispatchEvent(new Event("change")); await pause();
+          seen.ok = numbers();
+          search.value = "18-row"; search.dispatchEvent(new Event("input")); await pause();
+          seen.one = numbers();
+        """
+        seen, said = acted(page_of(tmp_path), tmp_path, script)
+        assert said == []
+        assert seen == {"ok": [str(n) for n in range(0, 30, 2)], "one": ["18"]}

@@ -1,0 +1,421 @@
+"""Compiling in place: what stays, what is known again, what is refused, and what each backend gives."""
+
+import copy
+import inspect
+import pickle
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+
+from paths import ROOT
+from prepare.core.forward import compiled, conv_layouts
+from prepare.core.forward.example_input import Example
+from prepare.errors import ConfigError, RefusedError
+from prepare.job.analyses import flow_without_repairs
+from prepare.job.settings import read_settings
+from prepare.models.unet import UNet2d
+from prepare.pipeline import Pipeline
+from prepare.recipe import load
+from prepare.steps import compile as compiling
+from small_nets import facts
+
+
+class Net(nn.Module):
+    """One convolution of a user's own class."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return self.conv(x).relu()
+
+
+def pipeline(**options):
+    return Pipeline.from_config({"compile": {"backend": "eager", **options}})
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """A backend called `counted`, and the graphs that it was given."""
+    found = []
+
+    def counted(graph, example):
+        found.append(graph)
+        return graph.forward
+
+    counted._tags = ()
+    registry = torch._dynamo.backends.registry
+    monkeypatch.setitem(registry._BACKENDS, "counted", None)
+    monkeypatch.setitem(registry._COMPILER_FNS, "counted", counted)
+    return found
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_the_object_its_tensors_and_its_answers_stay(backend):
+    net, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    before, expected = facts(net), net(x)
+    assert pipeline(backend=backend).apply(net) is net
+    assert facts(net) == before
+    assert torch.equal(net(x), expected)
+
+
+@pytest.mark.parametrize("make", [Net, lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())])
+def test_the_whole_call_is_one_graph_a_forward_of_torchs_own_too(make, graphs):
+    net = pipeline(backend="counted", fullgraph=True).apply(make())
+    net(torch.randn(2, 3, 8, 8))
+    assert len(graphs) == 1
+    kinds = {node.op for node in graphs[0].graph.nodes}
+    assert "call_function" in kinds or "call_module" in kinds
+
+
+def test_more_models_of_one_class_are_compiled_than_torch_keeps_in_one_cache(graphs):
+    models = [pipeline(backend="counted").apply(Net()) for _ in range(10)]
+    for net in models:
+        net(torch.randn(1, 3, 8, 8))
+    assert len(graphs) == len(models) > torch._dynamo.config.recompile_limit
+
+
+class Broken(nn.Module):
+    """Its forward is compiled in two parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = Net(), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.last(x)
+
+
+@pytest.mark.skipif(
+    "isolate_recompiles" not in inspect.signature(torch.compile).parameters,
+    reason="this torch keeps one cache for all",
+)
+def test_what_is_compiled_after_a_graph_break_is_kept_for_one_model_alone(graphs):
+    for _ in range(10):
+        with torch.no_grad():
+            pipeline(backend="counted").apply(Broken())(torch.randn(1, 3, 8, 8))
+    assert len(graphs) == 20
+
+
+def test_it_is_known_again_with_the_same_options_and_others_are_refused():
+    net = pipeline().apply(Net())
+    assert not pipeline().plan(net)
+    pipeline().apply(net)
+    for other in ({"dynamic": True}, {"backend": "aot_eager"}):
+        assert pipeline(**other).plan(net)
+        with pytest.raises(RefusedError, match="is compiled already.*prepare first, then compile"):
+            pipeline(**other).apply(net)
+    own = Net()
+    own.compile(backend="eager")
+    with pytest.raises(RefusedError, match="is compiled already"):
+        pipeline().apply(own)
+
+
+def test_a_compiled_and_called_model_is_given_no_hook():
+    steps = {
+        "compile": {"backend": "eager"},
+        "input_format": {"memory_format": "by_rank", "attach": True},
+    }
+    net = pipeline().apply(Net())
+    net(torch.randn(1, 3, 8, 8))
+    with pytest.raises(RefusedError, match="is compiled already"):
+        Pipeline.from_config(steps).apply(net)
+
+
+def test_the_hook_of_the_same_pipeline_is_there_before_the_first_call():
+    steps = {"compile": {"backend": "eager"}, "input_format": {"dtype": "float32", "attach": True}}
+    net = Pipeline.from_config(steps).apply(Net())
+    assert net(torch.randn(1, 3, 8, 8, dtype=torch.float64)).dtype is torch.float32
+
+
+def test_undo_runs_it_as_it_was_written(graphs):
+    net = pipeline(backend="counted").apply(Net())
+    compiling.undo(net)
+    assert net._compiled_call_impl is None
+    net(torch.randn(1, 3, 8, 8))
+    assert graphs == []
+    pipeline().apply(net)
+
+
+def test_a_failure_afterwards_leaves_it_uncompiled(plugin):
+    from prepare.step import InputStep
+
+    @plugin("fails")
+    class Fails(InputStep):
+        """Raises."""
+
+        def targets(self, model):
+            return ("",)
+
+        def act(self, model):
+            raise RuntimeError("no")
+
+    net = Net()
+    with pytest.raises(RuntimeError, match="no"):
+        Pipeline.from_config({"compile": {"backend": "eager"}, "fails": {}}).apply(net)
+    assert "_compiled_call_impl" not in vars(net)
+
+
+def test_a_copy_and_a_pickle_are_not_compiled_and_can_be():
+    net = pipeline().apply(Net())
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert other._compiled_call_impl is None
+        assert pipeline().plan(other)
+        pipeline().apply(other)
+        assert not pipeline().plan(other)
+
+
+def test_a_structure_step_beside_it_sees_that_it_is_compiled():
+    both = Pipeline.from_config({"eval_mode": {}, "compile": {"backend": "eager"}})
+    net = both.apply(Net())
+    assert not both.plan(net)
+
+
+def test_no_hook_of_ours_is_compiled_into_the_model():
+    net = pipeline().apply(Net())
+    with conv_layouts.watch(net) as calls:
+        net(torch.randn(1, 3, 8, 8))
+    assert calls == []
+    assert not net.conv._forward_hooks
+    wrapped = torch.compile(Net(), backend="eager")
+    assert compiled.contains_compiled(wrapped)
+    assert not compiled.contains_compiled(Net())
+
+
+def test_the_flow_without_repairs_is_that_of_a_compiled_model_too():
+    steps = {"conv2d_memory_format": {}, "repair_layout": {}, "compile": {"backend": "eager"}}
+    declared = Pipeline.from_config(steps)
+    net = declared.apply(UNet2d(width=4, depth=2, norm="instance").eval())
+    found = flow_without_repairs(declared, net, Example((torch.randn(1, 1, 16, 16),), {}))
+    assert "InstanceNorm2d" in {event.type for event in found.events}
+    assert net._compiled_call_impl is not None
+
+
+def test_a_recipe_holds_every_option(tmp_path):
+    declared = Pipeline.from_config(
+        {"compile": {"mode": "max-autotune", "options": {"cpp.threads": 1}}}
+    )
+    declared.save(tmp_path / "recipe.yaml")
+    assert load(tmp_path / "recipe.yaml")["compile"] == {
+        "backend": "inductor", "mode": "max-autotune", "dynamic": None, "fullgraph": False,
+        "options": {"cpp.threads": 1}, "freezing": False,
+    }  # fmt: skip
+    assert Pipeline.load(tmp_path / "recipe.yaml").steps == declared.steps
+
+
+def test_every_option_reaches_torch(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, "compile", lambda call, **keywords: seen.append(keywords) or call)
+    Pipeline.from_config(
+        {"compile": {"dynamic": True, "fullgraph": True, "mode": "max-autotune"}}
+    ).apply(Net())
+    assert seen[-1] == {
+        "backend": "inductor", "dynamic": True, "fullgraph": True, "mode": "max-autotune", "options": None,
+    }  # fmt: skip
+    options = {
+        "mode": "max-autotune-no-cudagraphs",
+        "options": {"cpp.threads": 1},
+        "freezing": True,
+    }
+    Pipeline.from_config({"compile": options}).apply(Net().eval())
+    assert seen[-1]["mode"] is None
+    assert (
+        seen[-1]["options"].items()
+        >= {"max_autotune": True, "cpp.threads": 1, "freezing": True}.items()
+    )
+
+
+def test_openvino_is_kept_in_float32_unless_the_model_is_in_16_bits(monkeypatch):
+    pytest.importorskip("openvino")
+    seen = []
+    monkeypatch.setattr(
+        torch, "compile", lambda call, **keywords: seen.append(keywords["options"]) or call
+    )
+    pipeline(backend="openvino").apply(Net().eval())
+    assert seen[-1] == {"aot_autograd": True, "config": {"INFERENCE_PRECISION_HINT": "f32"}}
+    pipeline(backend="openvino", options={"device": "CPU"}).apply(Net().bfloat16().eval())
+    assert seen[-1] == {"aot_autograd": True, "device": "CPU"}
+
+
+# ------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"backend": "inductr"},
+            "steps.compile.backend: 'inductr' is no backend; did you mean 'inductor'?",
+        ),
+        ({"backend": ""}, "steps.compile.backend: '' is no backend"),
+        (
+            {"freezing": True},
+            "steps.compile.freezing: is for inductor, and the backend is eager; drop one",
+        ),
+        (
+            {"mode": "default"},
+            "steps.compile.mode: is for inductor, and the backend is eager; drop one",
+        ),
+    ],
+)
+def test_what_the_options_show_is_a_mistake_in_the_configuration(options, said):
+    with pytest.raises(ConfigError) as caught:
+        pipeline(**options)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"backend": "of_a_plugin"},
+            "steps.compile.backend: 'of_a_plugin' is no backend; allowed: ",
+        ),
+        ({"backend": "tvm"}, "steps.compile.backend: tvm needs the package tvm; install it"),
+        (
+            {"backend": "inductor", "options": {"max_autotun": True}},
+            "steps.compile.options.max_autotun: inductor has no such option; did you mean 'max_autotune'?",
+        ),
+        (
+            {"backend": "inductor", "options": {"max_autotune": 3}},
+            "steps.compile.options: Unexpected type of attr max_autotune, got int should be bool",
+        ),
+        (
+            {"backend": "inductor", "freezing": True},
+            "steps.compile.freezing: makes constants of the weights, which cannot be trained; call model.eval()",
+        ),
+    ],
+)
+def test_what_only_torch_shows_is_refused_before_anything_is_done(options, said):
+    if options["backend"] == "tvm" and find_spec("tvm"):
+        pytest.skip("tvm is installed")
+    net = Net()
+    with pytest.raises(RefusedError) as caught:
+        pipeline(**options).apply(net)
+    assert str(caught.value).startswith(said)
+    assert net._compiled_call_impl is None
+
+
+def test_a_missing_compiler_is_named_and_only_inductor_needs_one(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler -O3")
+    said = r"backend: inductor needs a C\+\+ compiler \(no-such-compiler\), which is not there; install it"
+    with pytest.raises(RefusedError, match=said):
+        pipeline(backend="inductor").apply(Net())
+    pipeline().apply(Net())
+
+
+def test_a_missing_triton_is_named_for_a_model_that_goes_to_cuda(monkeypatch):
+    monkeypatch.setattr(
+        compiling, "find_spec", lambda name: None if name == "triton" else find_spec(name)
+    )
+    steps = {"device": {"device": "cuda"}, "compile": {}}
+    bound = Pipeline.from_config(steps)._phases["runtime"][0]
+    assert [str(p) for p in bound.obstacles(Net())] == [
+        "steps.compile.backend: inductor needs the package triton, which is not there; "
+        "install it, or take the backend aot_eager, which is no faster"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"freezing": True},
+            "steps.compile.freezing: makes constants.*choose mode=eval, or freezing=false",
+        ),
+        ({"options": {"freezing": True}}, "steps.compile.freezing: makes constants"),
+        (
+            {"backend": "openvino"},
+            "steps.compile.backend: openvino computes no gradients.*or another backend",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_an_error_in_training(options, said):
+    config = {"model": {"_target_": "torch.nn.Identity"}, "steps": {"compile": options}}
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        read_settings({**config, "mode": "train"}, choices={})
+    read_settings({**config, "mode": "eval"}, choices={})
+
+
+def test_a_run_compiles_and_verifies_it(tmp_path, monkeypatch, capsys):
+    from prepare.cli import main as cli
+
+    monkeypatch.chdir(tmp_path)
+    small = [
+        "model=unet2d",
+        "model.width=4",
+        "model.depth=2",
+        "input.shape=[1,1,16,16]",
+        "device=cpu",
+    ]
+    steps = ["+steps.fuse_conv_bn={}", "+steps.compile.backend=eager"]
+    assert cli.run([*small, *steps, "bench=none", "hydra.run.dir=out"]) == 0
+    assert "verified      pass" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------- what is really compiled
+
+
+def same_and_in_the_same_layout(backend, net, x, **options):
+    reference = copy.deepcopy(net)
+    pipeline(backend=backend, **options).apply(net, known_issues="ignore")
+    with torch.no_grad():
+        ours, plain = net(x), reference(x)
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+    return ours.stride() == plain.stride()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("freezing", [False, True])
+@pytest.mark.parametrize("norm", ["batch", "instance"])
+def test_inductor_gives_the_same_in_the_layout_that_the_weights_ask_for(norm, freezing):
+    net = UNet2d(width=4, depth=2, norm=norm).eval()
+    Pipeline.from_config({"conv2d_memory_format": {}}).apply(net, known_issues="ignore")
+    x = torch.randn(1, 1, 32, 32)
+    assert same_and_in_the_same_layout("inductor", net, x, freezing=freezing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("freezing", [False, True])
+def test_weights_are_frozen_where_it_is_asked_for_and_no_gradient_is(freezing, monkeypatch):
+    from torch._inductor import compile_fx
+
+    net, frozen = Net().eval(), []
+    original = compile_fx.fw_compiler_freezing
+    monkeypatch.setattr(
+        compile_fx, "fw_compiler_freezing", lambda *a, **k: frozen.append(1) or original(*a, **k)
+    )
+    Pipeline.from_config({"compile": {"freezing": freezing}}).apply(net)
+    x = torch.randn(1, 3, 8, 8)
+    net(x)
+    assert frozen == []
+    with torch.no_grad():
+        net(x)
+    assert bool(frozen) is freezing
+
+
+@pytest.mark.slow
+def test_openvino_gives_the_same_in_float32():
+    pytest.importorskip("openvino")
+    code = """
+import sys, torch, warnings
+warnings.simplefilter("ignore")
+sys.path[:0] = ["tests/steps", "tests/networks", "tests/support"]
+from test_compile import UNet2d, same_and_in_the_same_layout
+net = UNet2d(width=4, depth=2).eval()
+same_and_in_the_same_layout("openvino", net, torch.randn(1, 1, 32, 32))
+import openvino.frontend.pytorch.torchdynamo.execute as execute
+assert len(execute.compiled_cache) == 1  # and not inductor, which it takes where it fails
+"""
+    # It changes torch's global settings when it is imported.
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,351 @@
+"""The step repair_layout: what it repairs and what it leaves; and what every repair must hold to."""
+
+import copy
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, weight_norm
+
+from prepare.errors import ConfigError, PatternError, StepError
+from prepare.pipeline import Pipeline
+from prepare.registry import STEPS
+from prepare.step import ModelStep
+from prepare.steps import repair_layout, repairs
+from small_nets import bits, facts
+
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+FLAT = {"conv2d_memory_format": {}, "repair_layout": {}}
+DEEP = {"conv3d_memory_format": {}, "repair_layout": {}}
+
+# One of every class that a repair is for, and the shape of an input.
+EXAMPLES = {
+    "InstanceNorm2d": (lambda: nn.InstanceNorm2d(16, affine=True), (2, 16, 9, 10)),
+    "InstanceNorm3d": (lambda: nn.InstanceNorm3d(16), (2, 16, 5, 6, 7)),
+    "GroupNorm": (lambda: nn.GroupNorm(4, 16), (2, 16, 9, 10)),
+    "LayerNorm": (lambda: nn.LayerNorm((16, 9, 10)), (2, 16, 9, 10)),
+    "AvgPool3d": (lambda: nn.AvgPool3d(2), (2, 16, 6, 6, 8)),
+    "LPPool3d": (lambda: nn.LPPool3d(2, 2), (2, 16, 6, 6, 8)),
+    "AdaptiveAvgPool3d": (lambda: nn.AdaptiveAvgPool3d(2), (2, 16, 6, 6, 8)),
+    "AdaptiveMaxPool3d": (lambda: nn.AdaptiveMaxPool3d(2), (2, 16, 6, 6, 8)),
+    "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d(2), (2, 16, 6, 8)),
+    "Softmax": (lambda: nn.Softmax(1), (2, 16, 6, 8)),
+    "Softmin": (lambda: nn.Softmin(1), (2, 16, 6, 8)),
+    "LogSoftmax": (lambda: nn.LogSoftmax(1), (2, 16, 6, 8)),
+    "Softmax2d": (lambda: nn.Softmax2d(), (2, 16, 6, 8)),
+    "Conv2d": (lambda: nn.Conv2d(128, 256, 3, padding=1), (2, 128, 4, 4)),
+    "Conv3d": (lambda: nn.Conv3d(4, 16, 3), (1, 4, 8, 8, 8)),
+    "ConvTranspose3d": (lambda: nn.ConvTranspose3d(4, 16, 2, stride=2), (1, 4, 6, 6, 6)),
+    "weight_norm": (lambda: parametrizations.weight_norm(nn.Conv2d(4, 16, 3)), (2, 4, 8, 8)),
+    "weight_norm of old": (lambda: _old_weight_norm(nn.Conv2d(4, 16, 3)), (2, 4, 8, 8)),
+}
+
+
+def _old_weight_norm(module):
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        return weight_norm(module)
+
+
+def example(name):
+    """A module, the repair that is for it, and an input."""
+    torch.manual_seed(0)
+    make, shape = EXAMPLES[name]
+    module = make()
+    found = [repair for each in repairs.names() if (repair := repairs.find(each)).fits(module)]
+    kind = "computed_weight" if name.startswith("weight_norm") else None
+    (repair,) = [repair for repair in found if kind in (None, repair.name)]
+    return module, repair, torch.randn(shape)
+
+
+def fixed(name):
+    """The same module, repaired; torch copies no module with a weight_norm of old."""
+    module, repair, _ = example(name)
+    repair.repair(module, {4: "channels_last", 5: "channels_last_3d"})
+    return module
+
+
+def channels_last(x):
+    return x.to(memory_format=FORMATS[x.dim()])
+
+
+def is_canonical(x):
+    return x.stride() == torch.empty(x.shape, memory_format=FORMATS[x.dim()]).stride()
+
+
+def run(module, x):
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    y = module(x)
+    y.square().sum().backward()
+    return [y.detach(), x.grad, *(p.grad for p in module.parameters())]
+
+
+def test_there_is_an_example_of_every_class_that_is_repaired():
+    classes = {
+        cls.__name__ for name in repairs.names() for cls in getattr(repairs.find(name), "swaps", ())
+    }
+    assert classes
+    assert classes <= EXAMPLES.keys()
+    assert {example(name)[1].name for name in EXAMPLES} == set(repairs.names())
+    for name in repairs.names():
+        assert repairs.find(name).name == name
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_repair_fits_once_and_is_undone_without_a_trace(name):
+    module, repair, _ = example(name)
+    before, kind = facts(module), type(module)
+    assert not repair.is_repaired(module)
+    repair.repair(module, {4: "channels_last", 5: "channels_last_3d"})
+    assert repair.is_repaired(module)
+    assert not repair.fits(module)
+    repair.undo(module)
+    assert not repair.is_repaired(module)
+    assert type(module) is kind
+    assert facts(module) == before
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_repair_keeps_every_tensor_key_and_hook(name):
+    module, repair, x = example(name)
+    held = {
+        key: (id(t), bits(t), t.stride(), t._version)
+        for key, t in module.state_dict(keep_vars=True).items()
+    }
+    parameters = [id(p) for p in module.parameters()]
+    calls = []
+    module.register_forward_hook(lambda *_: calls.append(1))
+    repair.repair(module, {4: "channels_last", 5: "channels_last_3d"})
+    module(channels_last(x))
+    assert calls == [1]
+    assert [id(p) for p in module.parameters()] == parameters
+    after = module.state_dict(keep_vars=True)
+    assert {key: (id(t), bits(t), t.stride(), t._version) for key, t in after.items()} == held
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_repaired_module_keeps_the_layout_and_gives_the_same(name, n):
+    module, _, x = example(name)
+    x = x[:1].repeat(n, *[1] * (x.dim() - 1)) + torch.randn(n, *x.shape[1:])
+    ours, theirs = run(fixed(name), channels_last(x)), run(module, x)
+    assert is_canonical(ours[0])
+    assert is_canonical(ours[1])
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+# torch's own softmax needs what it gave for its backward.
+CHANGED_IN_PLACE = [name for name in EXAMPLES if "oftm" not in name]
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("name", CHANGED_IN_PLACE)
+def test_what_a_repaired_module_gives_may_be_changed_in_place(name, large, monkeypatch):
+    # As the activations of most networks do it: LeakyReLU(inplace=True).
+    if large:  # norms go another way where it is worth it
+        monkeypatch.setattr("prepare.steps.repairs._norm_autograd._SMALL", 0)
+    module, _, x = example(name)
+    found = []
+    for each, given in ((fixed(name), channels_last(x)), (module, x)):
+        given = given.detach().requires_grad_()
+        nn.functional.leaky_relu_(each(given), 0.1).square().sum().backward()
+        found.append([given.grad, *(p.grad for p in each.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_repaired_module_takes_contiguous_and_unbatched_inputs_as_before(name):
+    module, _, x = example(name)
+    torch.testing.assert_close(fixed(name)(x), module(x), rtol=1e-5, atol=1e-5)
+    if name not in ("GroupNorm", "LayerNorm"):  # those take none without a batch
+        torch.testing.assert_close(fixed(name)(x[0]), module(x[0]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_repaired_module_is_copied_pickled_and_compiled(name):
+    _, repair, x = example(name)
+    ours, x = fixed(name), channels_last(x)
+    copies = []
+    if name != "weight_norm of old":
+        copies.append(copy.deepcopy(ours))
+    if not name.startswith("weight_norm"):
+        copies.append(pickle.loads(pickle.dumps(ours)))
+    for again in copies:
+        assert repair.is_repaired(again)
+        assert bits(again(x)) == bits(ours(x))
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), ours(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if not name.startswith("weight_norm")])
+def test_a_users_own_subclass_is_left_alone(name):
+    module, repair, _ = example(name)
+    module.__class__ = type("Own", (type(module),), {"forward": lambda self, x: x})
+    assert not repair.fits(module)
+    assert not repair.is_repaired(module)
+
+
+def network(rank=4, norm=None):
+    flat = rank == 4
+    conv = nn.Conv2d if flat else nn.Conv3d
+    norm = norm or (nn.InstanceNorm2d if flat else nn.InstanceNorm3d)(8, affine=True)
+    return nn.Sequential(conv(3, 8, 3, padding=1), norm, nn.SiLU(), conv(8, 8, 3, padding=1))
+
+
+def kinds(model):
+    return [type(module).__name__ for module in model]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("rank", [4, 5])
+def test_gradients_in_training_are_right_at_every_batch_size(rank, n):
+    torch.manual_seed(0)
+    model = network(rank).train()
+    exact = copy.deepcopy(model).double()
+    Pipeline.from_config(FLAT if rank == 4 else DEEP).apply(model)
+    x = torch.randn(n, 3, *[10] * (rank - 2))
+    model(channels_last(x)).square().mean().backward()
+    exact(x.double()).square().mean().backward()
+    largest = max(p.grad.abs().max() for p in exact.parameters())
+    for ours, right in zip(model.parameters(), exact.parameters(), strict=True):
+        assert (ours.grad - right.grad).abs().max() < 1e-5 * largest
+
+
+def test_only_the_ranks_that_the_pipeline_wants_in_channels_last_are_repaired():
+    model = nn.Sequential(nn.InstanceNorm2d(8), nn.InstanceNorm3d(8), *network(), *network(5))
+    Pipeline.from_config(FLAT).apply(model)
+    assert kinds(model)[:2] == ["KeepingInstanceNorm2d", "InstanceNorm3d"]
+    assert kinds(model)[3] == "KeepingInstanceNorm2d"
+    assert kinds(model)[7] == "InstanceNorm3d"
+
+
+def test_without_a_format_in_the_pipeline_the_models_own_weights_say_it():
+    model = network()
+    alone = Pipeline.from_config({"repair_layout": {}})
+    assert not alone.plan(model)
+    Pipeline.from_config({"conv2d_memory_format": {}}).apply(model.eval(), known_issues="ignore")
+    assert [action.modules for action in alone.plan(model).actions] == [("1",)]
+
+
+def test_weights_that_satisfy_both_formats_say_nothing():
+    model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.Conv2d(1, 8, 1), nn.InstanceNorm2d(8))
+    assert not Pipeline.from_config({"repair_layout": {}}).plan(model)
+
+
+def test_a_pipeline_that_wants_contiguous_repairs_nothing_unless_forced():
+    asked = {"conv2d_memory_format": {"memory_format": "contiguous"}, "repair_layout": {}}
+    model = network()
+    Pipeline.from_config(asked).apply(model)
+    assert kinds(model)[1] == "InstanceNorm2d"
+    Pipeline.from_config({**asked, "repair_layout": {"force": True}}).apply(model)
+    assert kinds(model)[1] == "KeepingInstanceNorm2d"
+
+
+def test_only_what_is_known_of_the_pipelines_device_is_repaired():
+    model = nn.Sequential(*network(), nn.GroupNorm(2, 8))
+    on_cuda = Pipeline.from_config({"device": {"device": "cuda"}, **FLAT}).plan(model).actions
+    on_cpu = Pipeline.from_config(FLAT).plan(model).actions
+    assert [action.modules for action in on_cuda] == [("1",)]
+    assert [action.modules for action in on_cpu] == [("1", "4")]
+
+
+def test_what_a_later_torch_has_mended_is_left_alone(monkeypatch):
+    monkeypatch.setattr("prepare.core.model.known_issues.standing", lambda device: [])
+    plan = Pipeline.from_config(FLAT).plan(network(), known_issues="ignore")
+    assert not plan.actions
+    forced = {**FLAT, "repair_layout": {"force": True}}
+    assert Pipeline.from_config(forced).plan(network(), known_issues="ignore").actions
+
+
+def test_patterns_choose_what_is_repaired_now_and_again():
+    model = nn.Sequential(*network(), *network())
+    pipeline = Pipeline.from_config(
+        {**FLAT, "repair_layout": {"include": ["type:InstanceNorm2d"], "exclude": ["5"]}}
+    )
+    for _ in range(2):
+        pipeline.apply(model.eval(), known_issues="ignore")
+        assert kinds(model)[1::4] == ["KeepingInstanceNorm2d", "InstanceNorm2d"]
+        assert not pipeline.plan(model, known_issues="ignore")
+
+
+def test_a_pattern_that_matches_nothing_names_near_misses_and_changes_nothing():
+    model = nn.ModuleDict({"encoder": network()}).eval()
+    before = facts(model)
+    pipeline = Pipeline.from_config({**FLAT, "repair_layout": {"exclude": ["encodr.1"]}})
+    with pytest.raises(PatternError) as caught:
+        pipeline.apply(model)
+    assert str(caught.value) == (
+        "steps.repair_layout.exclude: 'encodr.1' matches no module that repair_layout prepares; "
+        "did you mean 'encoder.1'?"
+    )
+    assert facts(model) == before
+    pipeline.apply(model, strict=False)
+    assert type(model["encoder"][1]).__name__ == "KeepingInstanceNorm2d"
+    assert len(pipeline.plan(model).errors) == 1
+
+
+def test_a_convolution_is_none_of_the_modules_that_its_patterns_may_mean():
+    pipeline = Pipeline.from_config({**FLAT, "repair_layout": {"include": ["type:Conv2d"]}})
+    with pytest.raises(ConfigError, match="matches no module that repair_layout prepares"):
+        pipeline.apply(network())
+
+
+def test_a_shared_module_that_is_excluded_under_one_name_is_left_alone():
+    norm = nn.InstanceNorm2d(8)
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), norm, norm).eval()
+    pipeline = Pipeline.from_config({**FLAT, "repair_layout": {"exclude": ["2"]}})
+    pipeline.apply(model, known_issues="ignore")
+    assert type(norm) is nn.InstanceNorm2d
+
+
+def test_nothing_to_repair_is_no_error():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    Pipeline.from_config(FLAT).apply(model)
+    assert not Pipeline.from_config(FLAT).plan(model)
+
+
+def test_undo_takes_back_every_repair_of_a_model():
+    model = nn.Sequential(*(make() for make, _ in EXAMPLES.values()))
+    before = [(id(module), type(module)) for module in model]
+    keys = list(model.state_dict())
+    Pipeline.from_config({"repair_layout": {"force": True}}).apply(model)
+    assert all(
+        type(module) is not kind for module, (_, kind) in zip(model[:16], before, strict=False)
+    )
+    assert list(model.state_dict()) == keys
+    repair_layout.undo(model)
+    assert [(id(module), type(module)) for module in model] == before
+    repair_layout.undo(model)
+    assert list(model.state_dict()) == keys
+
+
+def test_the_object_and_references_to_it_stay():
+    model = network()
+    norm = weakref.ref(model[1])
+    Pipeline.from_config(FLAT).apply(model)
+    assert norm() is model[1]
+    assert isinstance(model[1], nn.InstanceNorm2d)
+
+
+def test_a_failure_later_on_takes_the_repairs_back(monkeypatch):
+    class Fails(ModelStep):
+        """Helps: Hurts: Source:"""
+
+        def targets(self, model):
+            return ("",)
+
+        def act(self, model):
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(STEPS, "_classes", {**STEPS._classes})
+    STEPS.add("fails", Fails)
+    monkeypatch.setattr(Fails, "name", "fails")
+    model = network()
+    before = facts(model)
+    with pytest.raises((StepError, ZeroDivisionError)):
+        Pipeline([STEPS["repair_layout"](force=True), Fails()]).apply(model)
+    assert facts(model) == before

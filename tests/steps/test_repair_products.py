@@ -1,0 +1,168 @@
+"""Large convolutions that give few pixels run as a matrix product: as right, in the layout given, without copies."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from prepare.core.model.memory_format import canonical_stride
+from prepare.steps.repairs import _conv_as_matmul, find
+from prepare.steps.repairs.base import FORMATS
+from repair_errors import errors, limits, results
+
+NAMES = {4: "channels_last", 5: "channels_last_3d"}
+
+# Each with the size in space of an input of which few pixels come out.
+FEW_PIXELS = {
+    "padded": (lambda: nn.Conv2d(96, 320, 3, padding=1), (6, 6)),
+    "without a bias": (lambda: nn.Conv2d(96, 320, 3, bias=False), (8, 8)),
+    "strided": (lambda: nn.Conv2d(96, 320, 3, stride=(2, 1), padding=(1, 0)), (9, 6)),
+    "dilated": (lambda: nn.Conv2d(96, 320, 3, dilation=(1, 2), padding=2), (5, 5)),
+    "of an even kernel": (lambda: nn.Conv2d(128, 320, (2, 4), padding=(0, 1)), (6, 6)),
+    "of one pixel": (lambda: nn.Conv2d(512, 512, 1), (6, 6)),
+    "of one pixel, strided": (lambda: nn.Conv2d(512, 512, 1, 2, bias=False), (12, 11)),
+    "of one pixel, padded": (lambda: nn.Conv2d(512, 512, 1, padding=1), (4, 4)),
+    "wide": (lambda: nn.Conv2d(512, 512, 3, padding=1), (7, 7)),
+    "one pixel out": (lambda: nn.Conv2d(96, 320, 3), (3, 3)),
+    "3-d": (lambda: nn.Conv3d(64, 320, 3, padding=1), (2, 3, 4)),
+    "3-d, larger than its input": (lambda: nn.Conv3d(32, 128, 5, padding=2), (2, 2, 2)),
+    "3-d, strided": (lambda: nn.Conv3d(64, 320, 3, stride=2, padding=1), (4, 6, 5)),
+    "3-d, wide": (lambda: nn.Conv3d(256, 256, 3, padding=1), (2, 3, 2)),
+    "3-d, of one pixel": (lambda: nn.Conv3d(512, 512, 1), (2, 3, 4)),
+}
+LEFT_ALONE = {
+    "in groups": lambda: nn.Conv2d(256, 512, 3, padding=1, groups=2),
+    "circular": lambda: nn.Conv2d(96, 320, 3, padding=1, padding_mode="circular"),
+    "same": lambda: nn.Conv2d(96, 320, 3, padding="same"),
+    "small": lambda: nn.Conv2d(64, 320, 3, padding=1),
+}
+
+
+def repaired(module):
+    """Channels-last, and a repaired copy of it."""
+    last = copy.deepcopy(module).to(memory_format=FORMATS[module.weight.dim()])
+    ours = copy.deepcopy(last)
+    find(f"conv{module.weight.dim() - 2}d").repair(ours, NAMES)
+    return last, ours
+
+
+def example(name, batch=1):
+    torch.manual_seed(0)
+    make, size = FEW_PIXELS[name]
+    module = make()
+    x = torch.randn(batch, module.in_channels, *size)
+    return module, x.to(memory_format=FORMATS[x.dim()])
+
+
+def products(monkeypatch):
+    """A list that gets an item for each product from now on."""
+    made, product = [], _conv_as_matmul.product
+    monkeypatch.setattr(_conv_as_matmul, "product", lambda *args: made.append(1) or product(*args))
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", FEW_PIXELS)
+def test_a_product_is_as_right_and_keeps_the_layout_forward_and_backward(
+    name, batch, dtype, monkeypatch
+):
+    made = products(monkeypatch)
+    module, x = example(name, batch)
+    _, ours = repaired(module)
+    exact = results(module, x, torch.float64)
+    assert not made
+    if batch == 2:  # twice as many pixels
+        monkeypatch.setattr(_conv_as_matmul, "_FEW", 4)
+    found = results(ours, x, dtype)
+    assert made == [1]
+    for error, limit in zip(errors(found, exact), limits(module, x, dtype, exact), strict=True):
+        assert error <= limit
+    for t in found[:3]:
+        assert t.stride() == canonical_stride(t.shape, NAMES[t.dim()])
+
+
+@pytest.mark.parametrize("name", ["padded", "of one pixel, strided", "3-d, strided"])
+def test_without_gradients_it_gives_the_same(name, monkeypatch):
+    module, x = example(name)
+    _, ours = repaired(module)
+    with torch.inference_mode():
+        without = ours(x)
+    made = products(monkeypatch)
+    assert torch.equal(ours(x), without)
+    assert made
+
+
+@pytest.mark.parametrize("name", ["padded", "dilated", "of one pixel, strided", "3-d"])
+def test_gradients_of_gradients_are_those_of_the_convolution(name):
+    module, x = example(name)
+
+    def second(module):
+        given = x.clone().requires_grad_()
+        first = torch.autograd.grad(module(given).square().mean(), given, create_graph=True)[0]
+        return torch.autograd.grad(first.square().sum(), [given, module.weight])
+
+    last, ours = repaired(module)
+    for one, other in zip(second(ours), second(last), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
+
+
+# torch compiles a derivative formula of its own for `jvp`.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_functions_of_torch_func_go_through_it():
+    module, x = example("padded")
+    last, ours = repaired(module)
+    batched = torch.stack([x, 2 * x])
+    torch.testing.assert_close(torch.vmap(ours)(batched), torch.vmap(last)(batched))
+    found, expected = (
+        torch.func.jvp(lambda given, m=m: m(given), (x,), (x,))[1] for m in (ours, last)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def copied(module, x):
+    """The shapes that a training step copies."""
+    x = x.detach().requires_grad_()
+    module(x).sum().backward()
+    module.zero_grad()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
+        module(x).sum().backward()
+    return [event.input_shapes[0] for event in found.events() if event.name == "aten::copy_"]
+
+
+@pytest.mark.parametrize("name", ["wide", "3-d, wide"])
+def test_a_training_step_copies_no_weight_and_no_gradient_of_one(name):
+    module, x = example(name)
+    _, ours = repaired(module)
+    assert list(module.weight.shape) not in copied(ours, x)
+    ours.to(memory_format=torch.contiguous_format)  # then torch's own runs, and copies it
+    assert list(module.weight.shape) in copied(ours, x)
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_a_convolution_that_it_cannot_help_is_left_as_it_is(name):
+    assert not find("conv2d").fits(LEFT_ALONE[name]())
+
+
+def test_it_is_torchs_own_where_that_is_fast_or_other_numbers_are_asked_for(monkeypatch):
+    made = products(monkeypatch)
+    module, x = example("padded")
+    last, ours = repaired(module)
+    for given in (
+        torch.cat([x, x]),  # more pixels than an eighth of the channels
+        x.contiguous(),
+        x[0],
+    ):
+        assert torch.equal(ours(given), last(given))
+    assert torch.equal(copy.deepcopy(ours).double()(x.double()), last.double()(x.double()))
+    with torch.autocast("cpu"):
+        assert ours(x).dtype == torch.bfloat16
+    contiguous = copy.deepcopy(ours).to(memory_format=torch.contiguous_format)
+    contiguous(x)
+    with pytest.raises(RuntimeError, match="to have 96 channels, but got 95"):
+        ours(x[:, :95].to(memory_format=torch.channels_last))
+    assert not made
+    ours(x)
+    assert made

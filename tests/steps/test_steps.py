@@ -1,0 +1,45 @@
+"""Every registered step holds to the contract; and a built-in one has a YAML that spells out its options."""
+
+import pytest
+import torch
+import yaml
+
+from paths import CONF
+from prepare.registry import STEPS
+from prepare.testing import StepContract
+from small_nets import mixed
+
+NAMES = list(STEPS)
+# What a step needs to have something to do, where its defaults leave the network alone.
+SPECIAL = {
+    "compile": {"options": {"backend": "eager"}},
+    "eval_mode": {"model": lambda self: mixed().train()},
+    "fuse_conv_bn": {"keeps_parameters": False},
+    "input_format": {"options": {"memory_format": "by_rank", "attach": True}},
+    "repair_layout": {"options": {"force": True}},
+}
+
+
+def contract(name: str) -> type[StepContract]:
+    """The tests of one step."""
+    members = {"step": name, "__module__": __name__, **SPECIAL.get(name, {})}
+    return type(f"Test_{name}", (StepContract,), members)
+
+
+globals().update({f"Test_{name}": contract(name) for name in NAMES})
+
+
+class Test_device(StepContract):
+    """On a machine with nothing but a CPU it has nothing to do."""
+
+    step = "device"
+
+    @pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
+    def test_it_has_something_to_do_here(self):
+        super().test_it_has_something_to_do_here()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_yaml_spells_out_every_field_with_its_default(name):
+    written = yaml.safe_load((CONF / "steps" / f"{name}.yaml").read_text())
+    assert written == {name: STEPS[name]().to_options()}

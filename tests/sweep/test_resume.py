@@ -1,0 +1,377 @@
+"""A sweep that is stopped, in whatever way, loses nothing, and is taken up where it was left."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paths import ROOT
+from prepare.cli import main as cli
+from prepare.job.record import KEPT, Record
+from prepare.sweep.identity import identity, told_apart
+from prepare.sweep.summary import read_summary
+from sweeps import NET, Ended, finish, left_of, start, wait_for
+
+QUICK = ("bench=none", "verify=none", "flow=none")
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
+
+# Notes each time that a network is built, and fails as long as there is a file that says so.
+NOTED = """
+import os, time
+from pathlib import Path
+from torch import nn
+
+def net(name="", slow=0.0):
+    with Path("built").open("a") as file:
+        file.write(f"{name}\\n")
+    time.sleep(slow)
+    if Path(f"{name} fails").exists():
+        raise ValueError("for now")
+    return nn.Conv2d(3, 4, 3)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """The current folder, which holds the module `noted`."""
+    (tmp_path / "noted.py").write_text(NOTED)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("noted", None)
+
+
+@pytest.fixture
+def sweep(folder, capsys):
+    """Runs a sweep over names of networks, in a folder that stays the same."""
+
+    def run(names: str, *words: str) -> Ended:
+        words = ("model._target_=noted.net", f"+model.name={names}", *QUICK, *words)
+        code = cli.run(["--multirun", "hydra.sweep.dir=swept", *words])
+        return Ended(code, *capsys.readouterr(), folder / "swept")
+
+    return run
+
+
+def built(folder: Path) -> list[str]:
+    """The names of the networks that were built since the last time."""
+    path = folder / "built"
+    names = path.read_text().split("\n")[:-1] if path.exists() else []
+    path.unlink(missing_ok=True)
+    return names
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+# ------------------------------------------------------------------------------- what is done again
+
+
+def test_resume_does_only_what_did_not_end_well(sweep, folder):
+    (folder / "b fails").touch()
+    first = sweep("a,b,c")
+    assert (first.code, first.statuses) == (1, ["ok", "failed", "ok"])
+    before = contents(first.folder / first.rows[0]["folder"])
+    assert built(folder) == ["a", "b", "c"]
+    (folder / "b fails").unlink()
+    second = sweep("a,b,c", "resume=true")
+    assert (second.code, second.statuses) == (0, ["ok", "ok", "ok"])
+    assert built(folder) == ["b"]
+    assert contents(first.folder / first.rows[0]["folder"]) == before
+    assert "2 runs of before kept" in second.err
+    third = sweep("a,b,c", "resume=true")
+    assert (third.code, third.statuses, built(folder)) == (0, ["ok", "ok", "ok"], [])
+    assert third.rows == second.rows
+
+
+def test_what_is_added_to_a_sweep_is_done_and_the_rest_is_kept_under_its_new_number(sweep, folder):
+    sweep("b,d")
+    built(folder)
+    ran = sweep("a,b,c,d", "resume=true")
+    assert sorted(built(folder)) == ["a", "c"]
+    assert [row["choices"]["model.name"] for row in ran.rows] == ["a", "b", "c", "d"]
+    assert ran.statuses == ["ok"] * 4
+    assert Record(ran.folder / ran.rows[3]["folder"]).job().number == 1
+    # What is not asked for any more is no row.
+    assert len(sweep("a,d", "resume=true").rows) == 2
+
+
+def test_what_failed_under_another_number_is_one_row_when_it_is_done(sweep, folder):
+    (folder / "b fails").touch()
+    sweep("b,c")
+    (folder / "b fails").unlink()
+    ran = sweep("a,b,c", "resume=true")
+    assert (ran.code, ran.statuses) == (0, ["ok"] * 3)
+    assert len([*ran.folder.glob("*/job.json")]) == 3
+
+
+def test_without_resume_a_sweep_in_an_old_folder_does_everything_anew(sweep, folder):
+    sweep("a,b,c")
+    (folder / "a fails").touch()
+    ran = sweep("a,b")
+    assert built(folder) == ["a", "b", "c", "a", "b"]
+    assert (ran.code, ran.statuses) == (1, ["failed", "ok"])
+
+
+def test_no_row_of_another_sweep_is_taken_for_one_of_this(sweep, folder):
+    sweep("a,b,c")
+    # The second was stopped before it did anything: what the first left does not count.
+    plan = json.loads((folder / "swept" / "sweep.json").read_text())
+    (folder / "swept" / "sweep.json").write_text(json.dumps({**plan, "sweep": "another"}))
+    assert [row.reason for row in read_summary(folder / "swept").rows] == ["it never started"] * 3
+    built(folder)
+    assert sweep("a,b,c", "resume=true").code == 0
+    assert sorted(built(folder)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("change", ["option", "code", "plugin", "version"])
+def test_a_job_is_done_again_where_what_determines_its_result_has_changed(
+    sweep, folder, monkeypatch, change
+):
+    (folder / "own_plugin.py").write_text("")
+    words = ["plugins=[own_plugin]"]
+    sweep("a", *words)
+    if change == "option":
+        words += ["seed=1"]
+    if change == "code":
+        (folder / "noted.py").write_text(NOTED + "# another\n")
+    if change == "plugin":
+        (folder / "own_plugin.py").write_text("# another\n")
+    if change == "version":
+        monkeypatch.setattr("prepare.sweep.identity._version", lambda package: "another")
+    built(folder)
+    sweep("a", *words, "resume=true")
+    assert built(folder) == ["a"]
+
+
+def test_the_same_row_twice_is_two_jobs(sweep, folder):
+    ran = sweep("a,a")
+    assert (ran.statuses, built(folder)) == (["ok", "ok"], ["a", "a"])
+    assert told_apart(["x", None, "x", None, "x"]) == ["x", None, "x-2", None, "x-3"]
+
+
+def test_a_row_that_needs_its_number_is_done_again(sweep, folder):
+    number = "+model.slow='${hydra:job.num}'"
+    ran = sweep("a", number, "seed=0,1")
+    assert ran.statuses == ["ok", "ok"], ran.err
+    sweep("a", number, "seed=0,1", "resume=true")
+    assert built(folder) == ["a"] * 4
+
+
+def test_an_identity_is_of_the_code_below_the_current_folder_too(folder):
+    package = folder / "own_package"
+    package.mkdir()
+    for name in ("__init__", "nets", "blocks"):
+        (package / f"{name}.py").write_text("")
+    config = {
+        "model": {"_target_": "own_package.nets.build", "inner": [{"_target_": "torch.nn.ReLU"}]}
+    }
+    before = identity(config, {})
+    assert identity({**config, "isolate": False, "resume": True}, {}) == before
+    assert identity(config, {"precision": "half"}) != before
+    (package / "blocks.py").write_text("# another\n")
+    assert identity(config, {}) != before
+
+
+# ------------------------------------------------------------------------------- two at once
+
+
+def test_a_second_sweep_in_a_folder_where_one_runs_is_refused(folder):
+    process = start(NET + "waits", "seed=0,1", cwd=folder)
+    wait_for((folder / "began").exists)
+    for words, said in [
+        (["seed=0,1"], "another sweep is running in"),
+        (["seed=5,6", "resume=true"], "a sweep with other rows is running in"),
+    ]:
+        refused = finish(start(NET + "waits", *words, cwd=folder), folder / "swept")
+        assert (refused.code, len(refused.err.splitlines()), refused.out) == (2, 1, "")
+        assert refused.err.startswith("hydra.sweep.dir: ")
+        assert said in refused.err
+    assert [row.status for row in read_summary(folder / "swept").rows] == ["running", "waiting"]
+    (folder / "go").touch()
+    assert finish(process, folder / "swept").statuses == ["ok", "ok"]
+
+
+def test_two_sweeps_that_share_a_folder_do_each_job_once(folder):
+    words = [
+        "model._target_=noted.net",
+        "+model.slow=0.2",
+        f"seed={','.join(map(str, range(8)))}",
+        "resume=true",
+    ]
+    both = [start(*words, cwd=folder) for _ in range(2)]
+    ended = [finish(process, folder / "swept") for process in both]
+    assert [one.code for one in ended] == [0, 0], [one.err for one in ended]
+    assert len(built(folder)) == 8
+    assert ended[0].statuses == ["ok"] * 8
+    # Both came to do some of the work, or nothing was tested; each shows what the other did as well.
+    assert all("8 of 8 rows ok" in one.out for one in ended)
+
+
+def test_a_sweep_waits_for_what_another_is_still_doing(folder):
+    first = start(NET + "waits", "seed=0", "resume=true", cwd=folder)
+    wait_for((folder / "began").exists)
+    second = start(NET + "waits", "seed=0", "resume=true", cwd=folder)
+    assert "waiting for 1 run of another process" in _until(second, "waiting")
+    (folder / "go").touch()
+    ended = [finish(process, folder / "swept") for process in (first, second)]
+    assert [one.code for one in ended] == [0, 0]
+    assert len((folder / "began").read_text().splitlines()) == 1
+
+
+def _until(process, word: str) -> str:
+    said = ""
+    while word not in said:
+        said += (line := process.stderr.readline())
+        assert line, said
+    return said
+
+
+# ------------------------------------------------------------------------------- stopped
+
+
+def check_files(folder: Path) -> None:
+    """Every file can be read as what it is, and no result is without the rest of its record."""
+    for path in folder.rglob("*.json"):
+        assert json.loads(path.read_text()), path
+    for path in folder.rglob("result.json"):
+        if json.loads(path.read_text())["status"] == "ok":
+            assert {"audit.json", "recipe.yaml", "report.html"} <= {
+                one.name for one in path.parent.iterdir()
+            }
+
+
+def stop_and_resume(
+    sweep, folder: Path, number: int, *, delay: float, begun: bool, engine: str = "basic"
+) -> int:
+    """Stops a sweep by a signal, `delay` seconds after it started or made its plan, and takes it up again.
+
+    Gives the number of jobs that were done by then.
+    """
+    shutil.rmtree(folder / "swept", ignore_errors=True)
+    built(folder)
+    names, swept = "abcd", folder / "swept"
+    words = [
+        "model._target_=noted.net",
+        f"+model.name={','.join(names)}",
+        f"hydra/launcher={engine}",
+    ]
+    process = start(*words, cwd=folder)
+    if begun:
+        wait_for((swept / "sweep.json").exists)
+    time.sleep(delay)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    wait_for(lambda: not left_of(folder), seconds=5)
+    check_files(swept)
+    kept = {}
+    for path in swept.rglob("result.json"):
+        record = Record(path.parent)
+        if record.result().status in KEPT:
+            kept[dict(word.split("=") for word in record.job().overrides)["+model.name"]] = (
+                contents(path.parent)
+            )
+    if process.returncode == 130:
+        assert "Traceback" not in out + err
+        if (swept / "sweep.json").exists():
+            assert {row.status for row in read_summary(swept).rows} <= {"ok", "interrupted"}
+    elif process.returncode == 0:
+        assert len(kept) == len(names)
+    else:
+        # Before it could heed a signal, or by one that nobody can heed.
+        assert process.returncode == -number, err
+    built(folder)
+    ended = sweep(",".join(names), "resume=true")
+    assert ended.code == 0, ended.err
+    assert ended.statuses == ["ok"] * len(names)
+    assert sorted(built(folder)) == sorted(set(names) - set(kept))
+    check_files(swept)
+    for row in ended.rows:
+        if (before := kept.get(row["choices"]["model.name"])) is not None:
+            assert contents(swept / row["folder"]) == before
+    return len(kept)
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_sweep_that_is_stopped_at_any_moment_is_taken_up_where_it_was(sweep, folder, number):
+    rng = random.Random(int(number))
+    for begun in (False, True):
+        stop_and_resume(sweep, folder, number, delay=rng.uniform(0, 2), begun=begun)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["basic", "joblib"])
+def test_a_sweep_that_is_stopped_at_a_hundred_moments_is_taken_up_where_it_was(
+    sweep, folder, engine
+):
+    rng = random.Random(len(engine))
+    done = []
+    for turn in range(100):
+        begun = bool(rng.randrange(4))
+        delay = rng.uniform(0, 6 if begun else 2)
+        done.append(
+            stop_and_resume(
+                sweep, folder, SIGNALS[turn % 3], delay=delay, begun=begun, engine=engine
+            )
+        )
+    # Some fell before the first job ended, and some in the midst of them.
+    assert 0 in done
+    assert {1, 2, 3} & {*done}
+
+
+def test_an_interrupt_says_what_was_running_and_what_never_started(folder):
+    process = start(NET + "Net,sample_nets.waits,sample_nets.Net", cwd=folder)
+    wait_for((folder / "began").exists)
+    process.send_signal(signal.SIGTERM)
+    ended = finish(process, folder / "swept")
+    assert ended.code == 130
+    assert ended.statuses == ["ok", "interrupted", "interrupted"]
+    assert [row["reason"] for row in ended.rows[1:]] == ["stopped by SIGTERM", "it never started"]
+    assert "Traceback" not in ended.out + ended.err
+
+
+def test_what_a_killed_sweep_was_doing_is_shown_as_killed(folder):
+    process = start(NET + "waits", "seed=0,1", cwd=folder)
+    wait_for((folder / "began").exists)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not left_of(folder), seconds=5)
+    rows = read_summary(folder / "swept").rows
+    assert [row.status for row in rows] == ["crashed", "interrupted"]
+    assert rows[0].reason == "it ended without a result: killed"
+
+
+def test_a_temporary_that_a_kill_left_goes_when_its_job_is_done_again(sweep, folder):
+    (folder / "a fails").touch()
+    ran = sweep("a,b")
+    stray = ran.folder / ran.rows[0]["folder"] / ".0123456789abcdef.prepare-tmp"
+    stray.touch()
+    (folder / "a fails").unlink()
+    assert sweep("a,b", "resume=true").code == 0
+    assert not stray.exists()
+
+
+# ------------------------------------------------------------------------------- asked wrongly
+
+
+def test_resume_needs_a_folder_to_resume_in(folder, capsys):
+    code = cli.run(["--multirun", NET + "Net", "seed=0,1", "resume=true"])
+    said = "resume: a new folder has nothing to resume; give that of the sweep as hydra.sweep.dir=FOLDER\n"
+    assert (code, capsys.readouterr().err) == (2, said)
+
+
+def test_resume_is_for_sweeps(folder, capsys):
+    code = cli.run([NET + "Net", "resume=true"])
+    said = "resume: is for sweeps, and this is a single run; add --multirun and hydra.sweep.dir=FOLDER\n"
+    assert (code, capsys.readouterr().err) == (2, said)
+    assert not (ROOT / "tests" / "outputs").exists()
+    assert not (folder / "outputs").exists()

@@ -1,0 +1,259 @@
+"""A sweep: every row runs and says what came of it, none takes another along, and the table is complete."""
+
+import csv
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+
+from paths import RUN
+from prepare.cli import main as cli
+from prepare.cli.folder_names import slug, unique
+from prepare.job.record import Record, Result
+from prepare.sweep.summary import Row, Summary, read_summary
+
+UNET3D = ("model=unet3d", "model.width=2", "model.depth=2", "input.shape=[2,1,8,8,8]")
+NETS = "model._target_=sample_nets."
+
+
+class Swept(NamedTuple):
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def rows(self):
+        return json.loads((self.folder / "summary.json").read_text())["rows"]
+
+    @property
+    def statuses(self):
+        return [row["status"] for row in self.rows]
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch, capsys):
+    """Runs a sweep in an empty folder, in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = tmp_path / "swept"
+
+    def run(*argv):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["--multirun", f"hydra.sweep.dir={folder}", "bench=none", *argv])
+        out, err = capsys.readouterr()
+        assert not GlobalHydra.instance().is_initialized()
+        return Swept(stop.value.code, out, err, folder)
+
+    return run
+
+
+def test_every_row_runs_and_one_without_effect_is_no_failure(sweep):
+    ran = sweep(*UNET3D, "memfmt=contiguous,channels_last,channels_last_3d")
+    assert ran.code == 0, ran.err
+    assert ran.statuses == ["ok", "no_effect", "ok"]
+    assert [row["choices"]["memfmt"] for row in ran.rows] == [
+        "contiguous",
+        "channels_last",
+        "channels_last_3d",
+    ]
+    assert [(row["convolutions"] or {}).get("converted") for row in ran.rows] == [0, None, 8]
+    assert "did you mean memfmt=channels_last_3d" in ran.rows[1]["reason"]
+    assert re.search(r"^#  memfmt +status .*converted  already  memory ", ran.out, re.MULTILINE)
+    assert re.search(r"^0  contiguous +ok .* 0 +8  ", ran.out, re.MULTILINE)
+    assert re.search(r"^1  channels_last +no_effect +- ", ran.out, re.MULTILINE)
+    assert "#1: steps.conv2d_memory_format: UNet3d has no Conv2d" in ran.out
+    assert "2 of 3 rows ok" in ran.out
+
+
+def test_the_table_is_saved_in_three_forms(sweep):
+    ran = sweep(NETS + "Net,sample_nets.raises")
+    with (ran.folder / "summary.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["status"] for row in rows] == ["ok", "failed"]
+    assert (
+        rows[1]["reason"] == "model: building sample_nets.raises raised ValueError: no such depth"
+    )
+    table = (ran.folder / "summary.md").read_text().splitlines()
+    assert table[1].startswith("| --- | --- |")
+    assert len(table) == 4
+
+
+def test_a_row_that_raises_or_exits_does_not_take_the_others_along(sweep):
+    names = "exits,sample_nets.raises,sample_nets.runs_out_of_memory,sample_nets.Net"
+    ran = sweep(NETS + names)
+    assert ran.code == 1
+    assert ran.statuses == ["failed", "failed", "failed", "ok"]
+    results = [Record(ran.folder / row["folder"]).result() for row in ran.rows]
+    assert [result.reason for result in results] == ["exit", "model", "oom", None]
+    assert all("Traceback" in result.traceback for result in results[:3])
+
+
+def test_a_pattern_that_matches_nothing_fails_its_row(sweep):
+    ran = sweep(
+        *UNET3D,
+        "memfmt=channels_last_3d",
+        "steps.conv3d_memory_format.exclude=[encodr.*],[encoder.*]",
+    )
+    assert ran.code == 1
+    assert ran.statuses == ["failed", "ok"]
+    assert "did you mean 'encoder.*'?" in ran.rows[0]["reason"]
+    assert ran.rows[1]["convolutions"]["skipped"] == 4
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model=unet3d", "memfmt=contiguous,chanels_last"],
+        ["model=unet3d", "precision=half", "steps.half.dtype=bfloat16,bfloat15"],
+        ["model=unet3d", "seed=0,1,x"],
+    ],
+)
+def test_a_wrong_value_in_any_row_stops_the_sweep_before_any_row(sweep, tmp_path, words):
+    ran = sweep(*words)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert len(ran.err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_that_every_row_shares_is_named_once(sweep):
+    ran = sweep(
+        "model=unet3d", "memfmt=contiguous,by_rank", "precision=half,bfloat16", "seed=x", "task=y"
+    )
+    assert len(ran.err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("isolate", ["true", "false"])
+def test_what_a_row_changes_in_the_process_does_not_reach_the_next(sweep, isolate):
+    state = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads())
+    before = torch.get_rng_state()
+    nets = [f"sample_nets.{name}" for name in ("reports_the_process", "changes_the_process")]
+    said = []
+    for names in (nets, nets[::-1]):
+        ran = sweep(f"model._target_={','.join(names)}", f"isolate={isolate}")
+        assert ran.statuses == ["ok", "ok"]
+        (log,) = [*ran.folder.glob("*/log.txt")] or [None]
+        said += [
+            line
+            for line in (log.read_text() if log else ran.out).splitlines()
+            if line.startswith("process")
+        ]
+        shutil.rmtree(ran.folder)
+    assert said[0] == said[1]
+    assert said[0].startswith("process (torch.float32, True, ")
+    assert (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()) == state
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_what_never_started(sweep):
+    ran = sweep(NETS + "Net,sample_nets.interrupts,sample_nets.Net")
+    assert ran.code == 130
+    assert ran.statuses == ["ok", "interrupted", "interrupted"]
+    assert ran.rows[1]["reason"] == "stopped by Ctrl-C"
+    assert ran.rows[2]["reason"] == "it never started"
+
+
+def test_the_table_is_made_again_from_the_files(sweep, capsys):
+    ran = sweep(NETS + "Net,sample_nets.raises,sample_nets.Net")
+    kept = ran.rows
+    (ran.folder / "summary.json").unlink()
+    assert cli.run(["summary", str(ran.folder)]) == 0
+    assert ran.rows == kept
+    assert capsys.readouterr().out == ran.out
+    # A row that was killed has no result; what it wrote before stays readable.
+    (ran.folder / kept[2]["folder"] / "result.json").unlink()
+    row = read_summary(ran.folder).rows[2]
+    assert (row.status, row.reason) == (
+        "crashed",
+        "it ended without a result: killed",
+    )
+
+
+def test_rows_of_an_older_sweep_in_the_same_folder_are_left_out(sweep):
+    sweep(NETS + "Net", "seed=0,1,2", "+model.depth=1")
+    ran = sweep(NETS + "Net", "seed=7,8")
+    assert [row["choices"]["seed"] for row in ran.rows] == ["7", "8"]
+
+
+def test_a_sweep_may_name_its_folders_as_it_likes(sweep):
+    ran = sweep(NETS + "Net", "seed=0,1", "hydra.sweep.subdir=a/b${hydra.job.num}")
+    assert ran.code == 0, ran.err
+    assert ran.statuses == ["ok", "ok"]
+
+
+def test_the_exit_code_is_the_worst_that_happened():
+    def code(*statuses):
+        rows = [Row(i, {}, status) for i, status in enumerate(statuses)]
+        return Summary(rows, []).exit_code()
+
+    assert code("ok", "no_effect", "skipped") == 0
+    assert code("ok", "verification_failed") == 3
+    for bad in ("failed", "crashed", "interrupted"):
+        assert code("verification_failed", bad, "ok") == 1
+
+
+def test_the_name_of_a_row_is_short_flat_and_its_own():
+    assert slug(["model=unet3d", "memfmt=by_rank"]) == "model=unet3d,memfmt=by_rank"
+    assert slug(["model._target_=a/../b", "x='é y'"]) == "model._target_=a-..-b,x=-y"
+    assert slug([]) == "defaults"
+    long = [slug([f"steps.half.keep=[{'a' * 300}{end}]"]) for end in "xy"]
+    assert len(set(long)) == 2
+    assert all(len(name) <= 100 and "/" not in name for name in long)
+
+
+def test_a_row_with_a_very_long_value_gets_a_folder(sweep):
+    keep = "[" + ",".join(f"module_{i}.*" for i in range(60)) + "]"
+    ran = sweep(NETS + "Net", f"+steps.half={{keep: {keep}}}", "strict=false", "seed=0,1")
+    assert ran.code == 0, ran.err
+
+
+def test_runs_that_start_together_get_folders_of_their_own():
+    assert len({unique() for _ in range(500)}) == 500
+
+
+def test_a_real_interrupt_ends_a_sweep_at_once_and_leaves_every_file_whole(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import time, pathlib\n"
+        "def net():\n"
+        "    pathlib.Path('began').write_text('x')\n"
+        "    time.sleep(60)\n"
+    )
+    words = ["--multirun", "model._target_=slow.net", "seed=0,1", "hydra.sweep.dir=swept"]
+    with subprocess.Popen(
+        [sys.executable, str(RUN), *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "began").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, out.decode()
+    assert b"Traceback" not in out
+    assert [row.status for row in read_summary(tmp_path / "swept").rows] == [
+        "interrupted",
+        "interrupted",
+    ]
+    assert Record(tmp_path / "swept" / "0-model._target_=slow.net,seed=0").result() is not None
+    assert (
+        json.loads((tmp_path / "swept" / "summary.json").read_text())["format"] == "prepare.summary"
+    )
+
+
+def test_a_result_of_a_row_that_is_no_json_is_shown_as_crashed(sweep):
+    ran = sweep(NETS + "Net", "seed=0,1")
+    (ran.folder / ran.rows[0]["folder"] / "result.json").write_text("{")
+    assert [row.status for row in read_summary(ran.folder).rows] == ["crashed", "ok"]
+    assert isinstance(Record(ran.folder / ran.rows[1]["folder"]).result(), Result)

@@ -1,0 +1,268 @@
+"""The contract that authors inherit: each of its tests fails for a step that breaks its property."""
+
+import copy
+import re
+import shutil
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paths import CONF
+from prepare.step import InputStep, ModelStep, ModuleStep, TensorStep, Want
+from prepare.testing import StepContract
+from small_nets import facts, mixed
+
+ROOT = CONF.parent
+PROPERTIES = [name for name in vars(StepContract) if name.startswith("test_")]
+CARD = "Does it. Helps: much. Hurts: little. Source: here."
+
+
+class Casts(TensorStep):
+    __doc__ = CARD
+
+    def want(self, tensor):
+        return Want(dtype="bfloat16") if isinstance(tensor.module, nn.Embedding) else None
+
+
+class Idle(Casts):
+    __doc__ = CARD
+
+    def want(self, tensor):
+        return None
+
+
+class WritesInWant(Casts):
+    __doc__ = CARD
+
+    def want(self, tensor):
+        tensor.tensor.data = tensor.tensor.data.clone().zero_()
+
+
+class ChangesItsMind(Casts):
+    __doc__ = CARD
+    answers = count()
+
+    def want(self, tensor):
+        return Want(dtype="bfloat16") if next(self.answers) % 2 else None
+
+
+class NeedsNumbers(Casts):
+    __doc__ = CARD
+
+    def want(self, tensor):
+        return (
+            Want(dtype="bfloat16")
+            if tensor.tensor.is_floating_point() and tensor.tensor.sum() > 0
+            else None
+        )
+
+
+class Acts(ModelStep):
+    """Sets a flag on the model; what else it does is for those that derive from it."""
+
+    __doc__ = CARD
+
+    def targets(self, model):
+        return () if getattr(model, "done", False) else ("flat",)
+
+    def act(self, model):
+        model.done = True
+        self.more(model)
+
+    def more(self, model):
+        model["flat"].register_forward_hook(print)
+
+
+class ZeroesAnother(Acts):
+    __doc__ = CARD
+
+    def more(self, model):
+        model["deep"][0].weight.data.zero_()
+
+
+class CastsAnother(Acts):
+    __doc__ = CARD
+
+    def more(self, model):
+        model["deep"].double()
+
+
+class WritesInto(Acts):
+    __doc__ = CARD
+
+    def more(self, model):
+        model["flat"][0].weight.data.zero_()
+
+
+class NeverDone(Acts):
+    __doc__ = CARD
+
+    def targets(self, model):
+        return ("flat",)
+
+
+class HooksALambda(Acts):
+    __doc__ = CARD
+
+    def more(self, model):
+        model["flat"].register_forward_hook(lambda *_: None)
+
+
+class LooksInside(Acts):
+    __doc__ = CARD
+
+    def targets(self, model):
+        return () if model["flat"][0].stride == (2, 2) else ("flat",)
+
+
+class NewEmbedding(nn.Embedding):
+    pass
+
+
+class Replaces(ModuleStep):
+    __doc__ = CARD
+
+    def targets(self, model):
+        return [name for name, module in model.named_modules() if type(module) is nn.Embedding]
+
+    def rewrite(self, model, name):
+        return {name: NewEmbedding(4, 6)}
+
+
+class FormatsInPlace(InputStep):
+    __doc__ = CARD
+
+    def format(self, batch):
+        batch["image"].mul_(2)
+        return batch
+
+
+class HoldsAnObject(Acts):
+    __doc__ = CARD
+    what: Any = torch.float16
+
+
+class HoldsASet(Acts):
+    __doc__ = CARD
+    what: Any = frozenset({1})
+
+
+class NoCard(Casts):
+    """Casts."""
+
+
+# What breaks a property, and what its author is told.
+BROKEN = {
+    "test_it_has_something_to_do_here": (Idle, "give `options` with which it acts"),
+    "test_a_plan_touches_nothing_and_is_the_same_twice": (WritesInWant, "planning has changed"),
+    "test_want_is_pure": (ChangesItsMind, "two answers"),
+    "test_only_what_the_plan_named_changes": (ZeroesAnother, r"not in the plan: \['deep.0.weight'"),
+    "test_every_tensor_is_as_planned": (CastsAnother, "deep.0.bias was planned as"),
+    "test_afterwards_the_plan_is_empty_and_twice_is_once": (NeverDone, "still has to do with flat"),
+    "test_the_model_its_parameters_and_ties_keep_their_identity": (Replaces, "is another object"),
+    "test_a_failure_afterwards_leaves_the_model_as_it_was": (
+        WritesInto,
+        "has changed flat.0.weight",
+    ),
+    "test_a_prepared_model_can_be_copied_and_pickled": (HooksALambda, "pickle"),
+    "test_a_model_without_anything_to_prepare_is_left_alone": (
+        LooksInside,
+        "object cannot be interpreted",
+    ),
+    "test_a_plan_works_on_the_meta_device": (NeedsNumbers, "meta"),
+    "test_formatting_leaves_the_batch_as_it_was": (FormatsInPlace, "changed the batch"),
+    "test_options_round_trip_and_a_step_is_frozen_plain_and_picklable": (
+        HoldsAnObject,
+        "another step",
+    ),
+    "test_a_recipe_of_it_can_be_saved_and_loaded": (HoldsASet, "frozenset"),
+    "test_the_docstring_is_a_card": (NoCard, "has no Helps:, Hurts:, Source:"),
+}
+
+
+def run(name, tmp_path, **members):
+    """One test of the contract, as pytest would call it."""
+    test = getattr(type("TestIt", (StepContract,), members)(), name)
+    test(tmp_path) if "tmp_path" in test.__code__.co_varnames else test()
+
+
+def test_every_property_has_a_step_here_that_breaks_it():
+    assert sorted(BROKEN) == sorted(PROPERTIES)
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_a_step_that_breaks_a_property_fails_its_test(plugin, tmp_path, name):
+    step, said = BROKEN[name]
+    plugin("broken")(step)
+    with pytest.raises(Exception, match=said):
+        run(name, tmp_path, step="broken")
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_a_step_that_breaks_none_passes(plugin, tmp_path, name):
+    plugin("sound")(Casts)
+    run(name, tmp_path, step="sound")
+
+
+def test_options_a_network_and_a_batch_may_be_given(plugin, tmp_path):
+    @plugin("scales")
+    class Scales(InputStep):
+        """Scales. Helps: much. Hurts: little. Source: here."""
+
+        key: str
+
+        def format(self, batch):
+            return {**batch, self.key: batch[self.key] / 2}
+
+    members = {"options": {"key": "mine"}, "batch": lambda self: {"mine": torch.ones(2)}}
+    run("test_formatting_leaves_the_batch_as_it_was", tmp_path, step="scales", **members)
+    with pytest.raises(KeyError, match="other"):
+        run("test_formatting_leaves_the_batch_as_it_was", tmp_path, step="scales",
+            **members | {"options": {"key": "other"}})  # fmt: skip
+    embedding = {"model": lambda self: nn.Sequential(nn.Linear(2, 2))}
+    plugin("sound")(Casts)
+    with pytest.raises(AssertionError, match="override `model`"):
+        run("test_it_has_something_to_do_here", tmp_path, step="sound", **embedding)
+
+
+def test_the_network_holds_something_of_every_kind_and_is_the_same_each_time():
+    contract = type("TestIt", (StepContract,), {"step": "half"})()
+    first, second = contract.model(), contract.model()
+    same = [
+        {k: v[1:] if ":" not in k else v[2:] for k, v in facts(m).items()} for m in (first, second)
+    ]
+    assert same[0] == same[1]
+    assert facts(copy.deepcopy(first)).keys() == facts(mixed()).keys()
+
+
+def test_the_example_plugin_passes_in_three_lines(tmp_path):
+    """As its author would run it: the package installed, pytest in its own folder."""
+    source, site = tmp_path / "example", tmp_path / "site"
+    shutil.copytree(ROOT / "tests" / "example_plugin", source)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(site), str(source)], check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests"],
+        capture_output=True, text=True, check=False, cwd=source,
+        env={"PYTHONPATH": f"{site}:{ROOT}", "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(PROPERTIES)} passed" in done.stdout
+    lines = (source / "tests" / "test_example_steps.py").read_text().splitlines()
+    assert len([line for line in lines if line and not line.startswith('"""')]) == 3
+
+
+def test_the_page_for_authors_names_every_property():
+    page = (ROOT / "docs" / "steps.md").read_text()
+    assert sorted(re.findall(r"^\| `(test_\w+)` \|", page, re.MULTILINE)) == sorted(PROPERTIES)
+
+
+def test_each_property_says_what_it_holds():
+    assert [name for name in PROPERTIES if not getattr(StepContract, name).__doc__] == []
+    assert Path(sys.modules[StepContract.__module__].__file__).name == "contract.py"
