@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from zoo_networks import nnunet
 
-from prepare.core.utils.files import write_json
+from prepare.core.utils.json_records import write_json
 from prepare.pipeline import Pipeline
 
 VARIANTS = ("contiguous", "contiguous (again)", "channels-last", "channels-last, repaired")

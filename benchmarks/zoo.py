@@ -56,9 +56,9 @@ from zoo_tables import (
 )
 
 from prepare import bench
-from prepare.core.forward.run_example import tensors_in
+from prepare.core.forward.nested import tensors_in
 from prepare.core.utils.environment import environment
-from prepare.core.utils.files import write_json
+from prepare.core.utils.json_records import write_json
 from prepare.pipeline import Pipeline
 from prepare.steps.compile import isolation
 from prepare.tune import tune

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any
 
-from prepare.errors import nearest
+from prepare.core.utils.suggest import nearest
 
 NORMS = "norms"
 

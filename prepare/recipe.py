@@ -9,8 +9,9 @@ import os
 from collections.abc import Callable
 
 from prepare.core.utils import files, plain_yaml
+from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.yaml_scalars import dotted, kind_of, shown
-from prepare.errors import FileError, Problem, RecipeError, choose, nearest
+from prepare.errors import FileError, Problem, RecipeError
 
 FORMAT = "prepare.recipe"
 VERSION = 1

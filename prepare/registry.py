@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import TypeVar
 
-from prepare.errors import ConfigError, StepError, UnknownStepError, choose
+from prepare.core.utils.suggest import choose
+from prepare.errors import ConfigError, StepError, UnknownStepError
 from prepare.step import InputStep, ModelStep, ModuleStep, Step, TensorStep
 
 ENTRY_POINTS = "prepare.steps"

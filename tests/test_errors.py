@@ -5,7 +5,8 @@ import pickle
 import pytest
 
 from prepare import errors
-from prepare.errors import ConfigError, PartialError, PrepareError, Problem, choose, nearest
+from prepare.core.utils.suggest import choose, nearest
+from prepare.errors import ConfigError, PartialError, PrepareError, Problem
 
 
 def tree(cls=PrepareError):

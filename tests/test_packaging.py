@@ -74,7 +74,11 @@ def test_the_wheel_holds_the_package_and_every_configuration_and_nothing_else(wh
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "prepare").rglob("*.py")}
     assert len(configs) > 40
     templates = (ROOT / "prepare" / "report" / "templates").rglob("*.*")
-    data = [*templates, ROOT / "prepare" / "core" / "model" / "known_issues.yaml"]
+    data = [
+        *templates,
+        ROOT / "prepare" / "py.typed",
+        ROOT / "prepare" / "core" / "model" / "known_issues.yaml",
+    ]
     assert names == configs | modules | {path.relative_to(ROOT).as_posix() for path in data}
 
 

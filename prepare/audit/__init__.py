@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prepare.audit.rows import Row
-from prepare.core.utils import files
+from prepare.core.utils import files, json_records
 from prepare.core.utils.csv_text import csv_text
 from prepare.errors import AuditError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from prepare.plan import Plan
 
-_KIND = files.Kind("prepare.audit", 1, "audit", "an audit.json", AuditError)
+_KIND = json_records.Kind("prepare.audit", 1, "audit", "an audit.json", AuditError)
 
 
 class Difference(NamedTuple):
@@ -55,7 +55,7 @@ class Audit:
         Raises:
             AuditError: the file is no audit, or one of another version.
         """
-        return files.read_record(
+        return json_records.read_record(
             path, _KIND, lambda data: cls([_row(row) for row in data["rows"]], data["summary"])
         )
 

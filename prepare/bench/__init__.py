@@ -25,7 +25,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from prepare.bench.records import Comparison, Control, Progress, Row
-from prepare.errors import ConfigError, Problem, RefusedError, choose
+from prepare.core.utils.suggest import choose
+from prepare.errors import ConfigError, Problem, RefusedError
 
 if TYPE_CHECKING:
     import torch

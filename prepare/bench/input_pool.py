@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prepare.core.forward.input_formatter import map_tensors
-from prepare.core.forward.run_example import arguments, tensors_in
+from prepare.core.forward.nested import arguments, map_tensors, tensors_in
 from prepare.core.forward.stand_ins import copy_of
 from prepare.core.model.tensors import is_expanded, is_plain
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from prepare.core.utils import files
+from prepare.core.utils import json_records
 from prepare.errors import BenchError
 
-_KIND = files.Kind("prepare.bench", 1, "bench", "a bench.json", BenchError)
+_KIND = json_records.Kind("prepare.bench", 1, "bench", "a bench.json", BenchError)
 # What the two variants of a run are called.
 UNPREPARED, PREPARED = "unprepared", "prepared"
 VERDICTS = (
@@ -155,7 +155,7 @@ class Bench:
 
     def save(self, path: str | Path) -> None:
         """Writes `bench.json`, whole or not at all. Raises FileError."""
-        files.write_json(path, _KIND.head | asdict(self), lines=True)
+        json_records.write_json(path, _KIND.head | asdict(self), lines=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Bench:
@@ -164,7 +164,7 @@ class Bench:
         Raises:
             BenchError: the file is no bench, or one of another version.
         """
-        return files.read_record(path, _KIND, _bench)
+        return json_records.read_record(path, _KIND, _bench)
 
 
 def _bench(data: Mapping[str, Any]) -> Bench:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from prepare.bench.input_pool import fresh
 from prepare.bench.model_state import modules_in
 from prepare.bench.peak_memory import fresh_pages, peak_of
-from prepare.core.forward.run_example import arguments, explained, tensors_in
+from prepare.core.forward.explain_error import explained
+from prepare.core.forward.nested import arguments, tensors_in
 from prepare.core.utils.gc_pause import paused_collector
 from prepare.errors import PrepareError, RefusedError
 

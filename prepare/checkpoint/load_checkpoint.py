@@ -16,7 +16,8 @@ from prepare.checkpoint.match_names import Matched, match
 from prepare.checkpoint.open_weights import Opened, Rename, open_weights
 from prepare.checkpoint.stored_tensor import problem, several
 from prepare.core.model.module_tree import Snapshot
-from prepare.errors import ConfigError, RefusedError, choose
+from prepare.core.utils.suggest import choose
+from prepare.errors import ConfigError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.pipeline.known_issue_checks import KnownIssues, check_choice
 from prepare.step import ModuleStep, TensorStep

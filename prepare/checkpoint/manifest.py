@@ -10,10 +10,10 @@ from typing import Any
 from prepare.checkpoint.paths import beside
 from prepare.checkpoint.stored_tensor import Stored, problem, several
 from prepare.core.model.tensors import name_of
-from prepare.core.utils import files
+from prepare.core.utils import json_records
 from prepare.errors import CheckpointError, FileError, Problem
 
-_KIND = files.Kind(
+_KIND = json_records.Kind(
     "prepare.checkpoint", 1, "manifest of a checkpoint", "the one it was saved with", CheckpointError
 )  # fmt: skip
 _REMEDY = "fetch or save the file again; check='never' loads what is there, unchecked"
@@ -50,7 +50,7 @@ class Manifest:
             "versions": dict(self.versions),
             "tensors": [[t.name, t.dtype, list(t.shape), t.sha256] for t in self.tensors],
         }
-        return f"{files.json_lines(data | {'sha256': _digest(data)})}\n".encode()
+        return f"{json_records.json_lines(data | {'sha256': _digest(data)})}\n".encode()
 
     def check(self, path: Path, stored: Mapping[str, Stored]) -> None:
         """That the file at `path` holds what was saved, by name, shape and dtype; values are for later.
@@ -82,7 +82,7 @@ def read_manifest(path: Path) -> Manifest | None:
     if not place.is_file():
         return None
     try:
-        return files.read_record(place, _KIND, _manifest)
+        return json_records.read_record(place, _KIND, _manifest)
     except FileError as error:
         raise CheckpointError.of(error.problems) from error
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from prepare.core.utils import files
-from prepare.errors import choose, nearest
+from prepare.core.utils.suggest import choose, nearest
 
 # What is written under each suffix; what is read is known by its content.
 SUFFIXES = {

@@ -14,7 +14,8 @@ from prepare.checkpoint.stored_tensor import Stored, named, problem, rows_at_onc
 from prepare.core.model.huge_pages import drop_pages
 from prepare.core.model.memory_format import satisfied
 from prepare.core.model.tensors import is_plain
-from prepare.errors import CheckpointError, Problem, choose
+from prepare.core.utils.suggest import choose
+from prepare.errors import CheckpointError, Problem
 
 _DAMAGED = "it is cut short or damaged: fetch or save it again"
 _AGAIN = "save it with torch.save(model.state_dict(), FILE), and nothing but tensors in it"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from prepare.errors import ConfigError, Problem, choose
+from prepare.core.utils.suggest import choose
+from prepare.errors import ConfigError, Problem
 from prepare.job.settings import GROUPS, KEYS
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from prepare.core.utils.options import no_options
-from prepare.errors import ConfigError, Problem, choose, nearest
+from prepare.core.utils.suggest import choose, nearest
+from prepare.errors import ConfigError, Problem
 from prepare.job.settings import KEYS
 from prepare.registry import STEPS
 

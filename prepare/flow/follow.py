@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from prepare.core.forward.compiled import eager_if_compiled, is_compiled
-from prepare.core.forward.run_example import arguments, explained, tensors_in
+from prepare.core.forward.explain_error import explained
+from prepare.core.forward.nested import arguments, tensors_in
 from prepare.core.forward.stand_ins import (
     copy_of,
     lazy_parameter,
@@ -21,13 +22,14 @@ from prepare.core.forward.stand_ins import (
     standing_in,
 )
 from prepare.core.forward.torch_state import isolated
+from prepare.core.model.repair_marker import is_repaired
 from prepare.errors import RefusedError
 from prepare.flow.aggregate import Tally
 from prepare.flow.call_sites import ModuleStack, Place
+from prepare.flow.fake_tensors import reason_for
 from prepare.flow.layout_states import States
 from prepare.flow.layouts import layout_of
 from prepare.flow.operator_watcher import Watcher, is_followed
-from prepare.flow.reasons import reason_for
 from prepare.flow.target_layouts import wanted_layouts
 
 if TYPE_CHECKING:
@@ -142,7 +144,7 @@ class _Outputs:
         if isinstance(module, torch.jit.ScriptModule):
             text = f"{name} is scripted: its operations are seen, its modules are not told apart"
             self.watcher.tally.note(text)
-        compiled, repaired = is_compiled(module), _is_repaired(module)
+        compiled, repaired = is_compiled(module), is_repaired(module)
         if (compiled or repaired) and self._whole is None:
             given = [tensor for tensor in tensors_in(args) if is_followed(tensor)]
             place = self.watcher.stack.place()
@@ -171,7 +173,3 @@ class _Outputs:
 
     def _name(self, module: nn.Module) -> str:
         return self.watcher.stack.name(module) or type(module).__name__
-
-
-def _is_repaired(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("prepare.steps.repairs.")

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prepare.core.utils import files
+from prepare.core.utils import json_records
 from prepare.errors import FlowError
 
-_KIND = files.Kind("prepare.flow", 1, "flow", "a flow.json", FlowError)
+_KIND = json_records.Kind("prepare.flow", 1, "flow", "a flow.json", FlowError)
 _T = TypeVar("_T")
 
 
@@ -122,7 +122,7 @@ class Flow:
         """Writes `flow.json`; the same flow gives the same bytes. Raises FileError."""
         data = _KIND.head | {"summary": self.summary} | asdict(self)
         data["wanted"] = {str(rank): word for rank, word in sorted(self.wanted.items())}
-        files.write_json(path, data, lines=True)
+        json_records.write_json(path, data, lines=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Flow:
@@ -131,7 +131,7 @@ class Flow:
         Raises:
             FlowError: the file is no flow, or one of another version.
         """
-        return files.read_record(path, _KIND, _flow)
+        return json_records.read_record(path, _KIND, _flow)
 
 
 def _flow(data: Mapping[str, Any]) -> Flow:

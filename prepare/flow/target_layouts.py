@@ -7,7 +7,8 @@ from torch import nn
 
 from prepare.core.model.memory_format import FORMATS, canonical_stride, satisfied, takes
 from prepare.core.model.tensors import is_strided, named_tensors
-from prepare.errors import ConfigError, choose
+from prepare.core.utils.suggest import choose
+from prepare.errors import ConfigError
 from prepare.flow.layouts import RANKS
 
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)

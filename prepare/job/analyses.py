@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from prepare.bench.records import Bench
     from prepare.core.forward.example_input import Example
+    from prepare.core.utils.progress import Stage
     from prepare.flow.records import Flow
     from prepare.job.settings import Settings
     from prepare.pipeline import Pipeline
-    from prepare.tune.race import Progress
     from prepare.tune.records import Tuning
     from prepare.verify.records import Verification
 
@@ -35,7 +35,7 @@ def example_of(settings: Settings) -> Example | None:
     return build_example(settings.input, settings.seed) or None
 
 
-def tuning_of(settings: Settings, model: nn.Module, progress: Progress) -> Tuning:
+def tuning_of(settings: Settings, model: nn.Module, progress: Stage) -> Tuning:
     """The fastest recipe for this model and example; what was declared is one more candidate.
 
     Raises:

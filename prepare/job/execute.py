@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from prepare.audit import Audit
     from prepare.bench.records import Bench
     from prepare.core.forward.run_example import Forward
+    from prepare.core.utils.progress import Stage
     from prepare.flow.records import Flow
     from prepare.job.record import Job, Record
     from prepare.job.settings import Settings
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from prepare.plan import Plan
     from prepare.tune.records import Tuning
     from prepare.verify.records import Verification
-
-
-Stage = Callable[[str], AbstractContextManager[Any]]
 
 
 def run(

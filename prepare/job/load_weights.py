@@ -19,7 +19,7 @@ from prepare.pipeline import Pipeline
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.job.execute import Stage
+    from prepare.core.utils.progress import Stage
     from prepare.job.settings import Settings
     from prepare.plan import Plan, State
 

@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from prepare.core.utils.options import shown
-from prepare.errors import ConfigError, ModelError, PrepareError, Problem, choose, nearest
+from prepare.core.utils.suggest import choose, nearest
+from prepare.errors import ConfigError, ModelError, PrepareError, Problem
 
 # Packages that come with an extra of ours, as they are imported.
 EXTRAS = {

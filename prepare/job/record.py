@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.utils import files
+from prepare.core.utils import files, json_records
 from prepare.errors import FileError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Record:
 
     def write_plan(self, plan: Plan) -> None:
         """What was to be done, in `plan.json`."""
-        files.write_json(self.folder / "plan.json", plan.to_dict(), lines=True)
+        json_records.write_json(self.folder / "plan.json", plan.to_dict(), lines=True)
 
     def write_prepared(self, pipeline: Pipeline, audit: Audit) -> None:
         """The recipe and the audit; the same bytes for the same model and recipe."""
@@ -152,7 +152,7 @@ class Record:
             self.folder.rmdir()
 
     def _write(self, name: str, data: Any) -> None:
-        files.write_json(self.folder / name, data)
+        json_records.write_json(self.folder / name, data)
 
 
 def _read(path: Path, kind: str) -> dict[str, Any] | None:

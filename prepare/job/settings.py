@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 from prepare.checkpoint.paths import check_readable, check_writable
 from prepare.core.forward.example_input import read_example
 from prepare.core.utils.options import convert, no_options, shown
-from prepare.errors import ConfigError, PrepareError, Problem, choose
+from prepare.core.utils.suggest import choose
+from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.job.model_target import hydra_key_problems
 from prepare.registry import STEPS
 from prepare.tune.options import TuneOptions, read_tune

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 from prepare.bench import compare
 from prepare.bench.records import PREPARED, UNPREPARED, Bench, Case, Progress
+from prepare.core.forward.call import Call, call_of
 from prepare.core.utils.text import plural
 from prepare.errors import PrepareError
 from prepare.job.outcome import is_out_of_memory
 from prepare.pipeline import Pipeline
-from prepare.verify.inputs import Call, call_of, formatted, of_size
+from prepare.verify.inputs import formatted, of_size
 
 if TYPE_CHECKING:
     from torch import nn

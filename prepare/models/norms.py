@@ -4,7 +4,7 @@ import math
 
 from torch import nn
 
-from prepare.errors import choose
+from prepare.core.utils.suggest import choose
 
 NORMS = ("batch", "group", "instance")
 

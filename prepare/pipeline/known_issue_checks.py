@@ -8,8 +8,10 @@ from torch import nn
 
 from prepare.core.model.known_issues import Issue, standing
 from prepare.core.model.memory_format import canonical_stride
+from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import is_strided, name_of
-from prepare.errors import ConfigError, Problem, choose
+from prepare.core.utils.suggest import choose
+from prepare.errors import ConfigError, Problem
 from prepare.pipeline.tensor_table import Table, Wanted
 from prepare.steps.repairs import find
 
@@ -90,9 +92,8 @@ def consult(model: nn.Module, table: Table, known_issues: KnownIssues) -> list[M
 
 def _kind(cls: type[nn.Module]) -> str:
     """The name of a module's class: of torch's, where the module was repaired."""
-    repaired = cls.__module__.startswith("prepare.steps.repairs.")
     torchs = (base for base in cls.__mro__ if base.__module__.startswith("torch."))
-    return next(torchs, cls).__name__ if repaired else cls.__name__
+    return next(torchs, cls).__name__ if is_repair(cls) else cls.__name__
 
 
 def check_choice(known_issues: str) -> None:

@@ -14,7 +14,8 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from prepare.errors import ConfigError, Problem, choose, nearest
+from prepare.core.utils.suggest import choose, nearest
+from prepare.errors import ConfigError, Problem
 from prepare.registry import register
 from prepare.step import ModelStep, Step
 

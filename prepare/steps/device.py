@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Self
 
-from prepare.errors import Problem, choose
+from prepare.core.utils.suggest import choose
+from prepare.errors import Problem
 from prepare.registry import register
 from prepare.step import TensorStep, Want
 

@@ -7,7 +7,7 @@ import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from prepare.core.utils import files
+from prepare.core.utils import files, json_records
 from prepare.errors import FileError
 from prepare.job.record import Job, unusable
 from prepare.sweep.locks import held
@@ -49,7 +49,7 @@ def write_planned(folder: Path, planned: Planned) -> None:
     """Notes which rows a sweep is to have, so that a missing one can be told. Raises FileError."""
     make_folder(folder)
     data = {"format": _FORMAT, "version": _VERSION, **asdict(planned)}
-    files.write_json(folder / "sweep.json", data, lines=True)
+    json_records.write_json(folder / "sweep.json", data, lines=True)
 
 
 def make_folder(folder: Path) -> None:

@@ -16,14 +16,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from prepare.errors import RefusedError, choose
+from prepare.core.utils.suggest import choose
+from prepare.errors import RefusedError
 from prepare.tune.records import Row, Tuning
 
 if TYPE_CHECKING:
     from torch import nn
 
     from prepare.bench.variant import Clock
-    from prepare.tune.race import Progress
+    from prepare.core.utils.progress import Stage
 
 __all__ = ["Row", "Tuning", "tune"]
 
@@ -38,7 +39,7 @@ def tune(
     declared: Mapping[str, Any] | None = None,
     cache: bool | str | Path = True,
     seed: int = 0,
-    progress: Progress = lambda _: nullcontext(),
+    progress: Stage = lambda _: nullcontext(),
     _clock: Clock = time.perf_counter,
 ) -> Tuning:
     """Tries recipes against each other on copies of the model, and gives the best; `model` stays as it is.

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from prepare.core.forward.call import call_of
 from prepare.core.model.fingerprint import structure
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.environment import environment
 from prepare.core.utils.text import plural
 from prepare.errors import FileError, TuneError
 from prepare.tune.records import Tuning
-from prepare.verify.inputs import call_of
 
 if TYPE_CHECKING:
     from prepare.tune.candidates import Candidate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from prepare.bench import statistics as intervals
@@ -25,6 +25,7 @@ from prepare.tune.contestants import (
 if TYPE_CHECKING:
     from prepare.bench.statistics import Estimate, Scatter
     from prepare.bench.variant import Clock
+    from prepare.core.utils.progress import Stage
     from prepare.tune.candidates import Candidate
 
 PRECISION = 0.02
@@ -40,8 +41,6 @@ WORTH = 3
 TO_COMPILE = 0.6
 # Of the budget: as long may verifications take that are not counted, of those that do not pass.
 UNCOUNTED = 0.5
-
-Progress = Callable[[str], AbstractContextManager[object]]
 
 
 class Race:
@@ -62,7 +61,7 @@ class Race:
         clock: Clock,
         capacity: int = 1000,
         seed: int = 0,
-        progress: Progress = lambda _: nullcontext(),
+        progress: Stage = lambda _: nullcontext(),
     ) -> None:
         self.entrants = [Entrant(candidate) for candidate in candidates]
         self.rounds = 0

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.utils import files
+from prepare.core.utils import files, json_records
 from prepare.errors import TuneError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Tuning:
     def save(self, path: str | Path) -> None:
         """Writes `tune.json`, whole or not at all. Raises FileError."""
         data = {"format": FORMAT, "version": VERSION} | asdict(self)
-        files.write_json(path, data, lines=True)
+        json_records.write_json(path, data, lines=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Tuning:

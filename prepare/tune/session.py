@@ -28,8 +28,8 @@ from prepare.tune.records import STATUSES, UNPREPARED, Row, Tuning
 
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock
+    from prepare.core.utils.progress import Stage
     from prepare.tune.options import TuneOptions
-    from prepare.tune.race import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Question:
     mode: str
     declared: Mapping[str, Any]
     seed: int
-    progress: Progress
+    progress: Stage
     clock: Clock
 
     def answer(self) -> Tuning:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from prepare.errors import RefusedError, choose
+from prepare.core.utils.suggest import choose
+from prepare.errors import RefusedError
 from prepare.verify.records import Check, Lost, Verification
 
 if TYPE_CHECKING:
@@ -67,13 +68,13 @@ def verify(
     """
     from torch import Tensor
 
+    from prepare.core.forward.call import call_of
     from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
     from prepare.core.forward.stand_ins import lazy_parameter
     from prepare.verify.cases import cases_for
     from prepare.verify.compare_case import Comparison
     from prepare.verify.execution.budget import Budget
     from prepare.verify.execution.model_pair import Models
-    from prepare.verify.inputs import call_of
     from prepare.verify.static_checks import (
         check_casts,
         check_flags,

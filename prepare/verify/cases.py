@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from prepare.verify.inputs import Call, of_size, shifted
+from prepare.verify.inputs import of_size, shifted
+
+if TYPE_CHECKING:
+    from prepare.core.forward.call import Call
 
 # CPU group norm loses all digits from here on, where its input lies in channels-last.
 LARGE_MEAN = 100.0

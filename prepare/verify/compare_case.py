@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from prepare.core.forward.run_example import explained
+from prepare.core.forward.explain_error import explained
 from prepare.core.model.tensors import name_of
 from prepare.verify.execution.budget import Budget, estimate
 from prepare.verify.execution.determinism import flags_for

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from prepare.core.forward.run_example import tensors_in
+from prepare.core.forward.nested import tensors_in
 from prepare.verify.tolerance import compare
 
 

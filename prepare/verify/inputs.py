@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.input_formatter import Formatter, map_tensors
-from prepare.core.forward.run_example import arguments, tensors_in
+from prepare.core.forward.call import Call
+from prepare.core.forward.input_formatter import Formatter
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
-
-
-@dataclass(frozen=True)
-class Call:
-    """`model(*args, **kwargs)`."""
-
-    args: tuple
-    kwargs: dict[str, Any]
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Call:
-        """The call with `change` applied to every tensor, wherever it is nested."""
-        return Call(map_tensors(change, self.args), map_tensors(change, self.kwargs))
-
-    def tensors(self) -> list[Tensor]:
-        """Every tensor, in order."""
-        return list(tensors_in([*self.args, *self.kwargs.values()]))
-
-    @property
-    def batch(self) -> int | None:
-        """The size of the first dimension of the first tensor that has one."""
-        return next((len(tensor) for tensor in self.tensors() if tensor.dim()), None)
-
-
-def call_of(batch: Any) -> Call:
-    """A tensor, a tuple of positional or a mapping of named arguments, or an Example, as a call."""
-    return Call(*arguments(batch))
 
 
 def as_used(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prepare.core.utils import files
+from prepare.core.utils import json_records
 from prepare.errors import VerificationError
 
-_KIND = files.Kind("prepare.verify", 1, "verification", "a verify.json", VerificationError)
+_KIND = json_records.Kind("prepare.verify", 1, "verification", "a verify.json", VerificationError)
 STATUSES = ("pass", "fail", "cannot tell")
 CHECK_STATUSES = (*STATUSES, "wrong", "skipped")
 _T = TypeVar("_T")
@@ -81,7 +81,7 @@ class Verification:
 
     def save(self, path: str | Path) -> None:
         """Writes `verify.json`. Raises FileError."""
-        files.write_json(path, _KIND.head | asdict(self), lines=True)
+        json_records.write_json(path, _KIND.head | asdict(self), lines=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Verification:
@@ -90,7 +90,7 @@ class Verification:
         Raises:
             VerificationError: the file is no verification, or one of another version.
         """
-        return files.read_record(path, _KIND, _verification)
+        return json_records.read_record(path, _KIND, _verification)
 
 
 _ROWS: dict[str, type] = {"checks": Check, "lost": Lost}

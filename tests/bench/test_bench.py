@@ -26,7 +26,7 @@ from prepare.bench.session import _check_place
 from prepare.bench.statistics import Estimate, estimate, ratio, verdict
 from prepare.bench.variant import Variant
 from prepare.core.forward.example_input import Example
-from prepare.core.forward.run_example import arguments
+from prepare.core.forward.nested import arguments
 from prepare.errors import BenchError, ConfigError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.report.terminal.bench import bench_sentence, seconds, show_bench

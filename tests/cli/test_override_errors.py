@@ -19,7 +19,8 @@ from prepare.cli import main as cli
 from prepare.cli.compose_config import composing
 from prepare.core.forward.example_input import DTYPES
 from prepare.core.forward.example_input import KEYS as INPUT_KEYS
-from prepare.errors import ConfigError, nearest
+from prepare.core.utils.suggest import nearest
+from prepare.errors import ConfigError
 from prepare.job.model_target import check_targets
 from prepare.job.settings import GROUPS, KEYS, Settings
 from prepare.registry import STEPS

@@ -8,7 +8,8 @@ from torch import nn
 
 from prepare.core.forward.conv_layouts import Call, Seen, seen, watch
 from prepare.core.forward.example_input import Example, build_example, read_example
-from prepare.core.forward.run_example import describe, run_example
+from prepare.core.forward.nested import describe
+from prepare.core.forward.run_example import run_example
 from prepare.errors import ConfigError, ModelError
 from prepare.pipeline import Pipeline
 from sample_nets import Mixed, Net, TakesTwo

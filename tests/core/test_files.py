@@ -18,7 +18,7 @@ import pytest
 
 from failing_calls import FailAt
 from paths import ROOT
-from prepare.core.utils import files
+from prepare.core.utils import files, json_records
 from prepare.errors import FileError
 
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -74,7 +74,7 @@ DATA = {
 
 
 def test_json_keeps_the_order_of_keys_and_is_ascii(tmp_path):
-    files.write_json(tmp_path / "a.json", DATA)
+    json_records.write_json(tmp_path / "a.json", DATA)
     text = files.read_text(tmp_path / "a.json")
     assert text.isascii()
     assert text.startswith('{\n "b": 1,\n "a": [\n  {\n')
@@ -84,7 +84,7 @@ def test_json_keeps_the_order_of_keys_and_is_ascii(tmp_path):
 
 
 def test_json_in_lines_has_one_item_of_a_list_on_each(tmp_path):
-    files.write_json(tmp_path / "a.json", DATA, lines=True)
+    json_records.write_json(tmp_path / "a.json", DATA, lines=True)
     text = files.read_text(tmp_path / "a.json")
     assert text == (
         '{\n"b": 1,\n"a": [\n{"x": [1, 2]},\n{"\\u00e9": null}\n],\n"none": [],\n'
@@ -96,9 +96,9 @@ def test_json_in_lines_has_one_item_of_a_list_on_each(tmp_path):
 @pytest.mark.parametrize("lines", [False, True])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), [-float("inf")], object()])
 def test_json_of_what_json_cannot_hold_leaves_the_old_file(tmp_path, value, lines):
-    files.write_json(tmp_path / "a", {"old": 1})
+    json_records.write_json(tmp_path / "a", {"old": 1})
     with pytest.raises((ValueError, TypeError)):
-        files.write_json(tmp_path / "a", {"new": value}, lines=lines)
+        json_records.write_json(tmp_path / "a", {"new": value}, lines=lines)
     assert json.loads(files.read_text(tmp_path / "a")) == {"old": 1}
     assert names(tmp_path) == ["a"]
 
@@ -376,7 +376,7 @@ def attempt(path: Path, text: str) -> BaseException | None:
 def test_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch):
     FailAt(monkeypatch, 2, NO_SPACE)
     with pytest.raises(FileError) as raised:
-        files.write_json(tmp_path / "a", {})
+        json_records.write_json(tmp_path / "a", {})
     assert str(raised.value) == (
         f"{tmp_path}/a: cannot be written: No space left on device; "
         "free some space or choose another folder"
@@ -451,9 +451,9 @@ def test_writers_of_the_same_file_never_mix(tmp_path):
 
 WRITER = """
 import itertools, sys
-from prepare.core.utils import files
+from prepare.core.utils import files, json_records
 for n in itertools.count():
-    files.write_json("a.json", {"rows": [n] * (1 + n % 7 * 3000)}, lines=True)
+    json_records.write_json("a.json", {"rows": [n] * (1 + n % 7 * 3000)}, lines=True)
     files.write_text("b.txt", f"{n} " * (1 + n % 5 * 9000))
     if n == 1:
         print("ready", flush=True)

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flow_nets import MORE, NETS
 from paths import CONF
+from prepare.core.forward.call import call_of
 from prepare.core.forward.example_input import Example, build_example
 from prepare.errors import RefusedError, VerificationError
 from prepare.pipeline import Pipeline
@@ -28,7 +29,7 @@ from prepare.verify.compare_case import PARTS
 from prepare.verify.execution import single_run
 from prepare.verify.execution.budget import Budget, Cost, estimate
 from prepare.verify.execution.determinism import Still, flags_for
-from prepare.verify.inputs import call_of, of_size, shifted
+from prepare.verify.inputs import of_size, shifted
 from prepare.verify.tolerance import compare
 from small_nets import build, facts
 from verify_faults import FAULTS, Net

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.options import ALIASES, shown
-from prepare.errors import ConfigError, Problem, choose
+from prepare.core.utils.suggest import choose
+from prepare.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     import torch

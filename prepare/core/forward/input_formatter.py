@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import warnings
-from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from prepare.core.forward.nested import map_tensors
 from prepare.core.model.memory_format import canonical_stride
-
-_LEAVES = (str, bytes, bool, int, float, complex, type(None))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,74 +83,6 @@ class FormatHook:
             if isinstance(hook, FormatHook):
                 del model._forward_pre_hooks[key]
                 model._forward_pre_hooks_with_kwargs.pop(key, None)
-
-
-def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """`value` with `change` applied to every tensor in it; the same object where nothing changed.
-
-    Goes into mappings, lists, tuples, NamedTuples and dataclasses, and keeps their types. torch's
-    pytree would see no tensor in a dataclass or a UserDict that nobody registered with it.
-    """
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, _LEAVES):
-        return value
-    if isinstance(value, Mapping):
-        return _changed_items(value, {k: map_tensors(change, v) for k, v in value.items()})
-    if isinstance(value, list | tuple):
-        items = [map_tensors(change, item) for item in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        return _like_sequence(value, items)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
-        return _changed_fields(value, {n: map_tensors(change, getattr(value, n)) for n in names})
-    _report_unknown(value)
-    return value
-
-
-def _changed_items(value: Mapping, items: dict) -> Mapping:
-    changed = {key: item for key, item in items.items() if item is not value[key]}
-    if not changed:
-        return value
-    if not isinstance(value, MutableMapping):
-        return type(value)(items)
-    fresh = copy.copy(value)
-    for key, item in changed.items():
-        fresh[key] = item
-    return fresh
-
-
-def _like_sequence(value: list | tuple, items: list) -> list | tuple:
-    if hasattr(value, "_make"):
-        return value._make(items)
-    if isinstance(value, tuple):
-        return type(value)(items)
-    fresh = copy.copy(value)
-    fresh[:] = items
-    return fresh
-
-
-def _changed_fields(value: Any, fields: dict[str, Any]) -> Any:
-    changed = {name: item for name, item in fields.items() if item is not getattr(value, name)}
-    if not changed:
-        return value
-    fresh = copy.copy(value)
-    for name, item in changed.items():
-        # Not dataclasses.replace: that runs __init__ again, and cannot set every field.
-        object.__setattr__(fresh, name, item)
-    return fresh
-
-
-def _report_unknown(value: Any) -> None:
-    held = getattr(value, "__dict__", {})
-    if isinstance(held, dict) and any(isinstance(item, Tensor) for item in held.values()):
-        # One place in the code, so Python's own filter shows it once for every type.
-        warnings.warn(
-            f"input_format leaves the tensors in a {type(value).__qualname__} as they are; "
-            "give a dict, list, tuple or dataclass",
-            stacklevel=2,
-        )
 
 
 def _is_on(device: torch.device, wanted: torch.device) -> bool:

@@ -8,13 +8,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prepare.core.model.module_tree import copy_tree
+from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import computed_names, is_strided, weight_hooks
 
 _CONVOLUTIONS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
 )  # fmt: skip
-# Forwards that take the weight as it is: torch's, and those of our repairs.
-_KNOWN = ("torch.nn.modules.", "prepare.steps.repairs.")
 
 
 def computed_tensors(module: nn.Module) -> dict[str, Tensor | str]:
@@ -60,13 +59,17 @@ def _like(tensor: Tensor, copy: Tensor) -> Tensor:
 
 
 def _has_own_forward(module: nn.Module) -> bool:
-    methods = (
-        getattr(module, name).__func__
-        for name in ("forward", "_conv_forward")
-        if hasattr(getattr(module, name), "__func__")
-    )
-    return len(found := list(methods)) < 2 or any(
-        not method.__module__.startswith(_KNOWN) for method in found
+    """Whether its forward is neither torch's nor a repair's: those take the weight as it is."""
+    return not all(_is_known(module, name) for name in ("forward", "_conv_forward"))
+
+
+def _is_known(module: nn.Module, name: str) -> bool:
+    function = getattr(getattr(module, name), "__func__", None)
+    if function is None:
+        return False
+    repairs = (cls for cls in type(module).__mro__ if is_repair(cls))
+    return function.__module__.startswith("torch.nn.modules.") or any(
+        vars(cls).get(name) is function for cls in repairs
     )
 
 

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from prepare.core.model.repair_marker import is_repaired
+
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _NO_DISPATCH = Tensor.__torch_dispatch__
 # What every module has; none of it holds a tensor of the author's.
 _OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
 _SIMPLE = frozenset({bool, int, float, str, type(None), torch.Size})
 _HOOK_PARTS = ("g", "v", "u", "orig", "mask")
-_HOOKS_IN = ("torch.nn.utils.", "prepare.steps.repairs.")
 
 
 class NamedTensor(NamedTuple):
@@ -113,7 +114,8 @@ def weight_hooks(module: nn.Module) -> list[tuple[Any, str]]:
     found = []
     for hook in module._forward_pre_hooks.values():
         name = getattr(hook, "name", getattr(hook, "_tensor_name", None))
-        if type(hook).__module__.startswith(_HOOKS_IN) and isinstance(name, str):
+        known = type(hook).__module__.startswith("torch.nn.utils.") or is_repaired(hook)
+        if known and isinstance(name, str):
             found.append((hook, name))
     return found
 

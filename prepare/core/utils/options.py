@@ -7,7 +7,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Union
 
-from prepare.errors import ALIASES, ConfigError, Problem, choose
+from prepare.core.utils.suggest import ALIASES, choose
+from prepare.errors import ConfigError, Problem
 
 
 class _CheckError(ValueError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from prepare.core.utils import files
+from prepare.core.utils import files, json_records
 from prepare.core.utils.csv_text import csv_text
 from prepare.core.utils.text import line, one_line, plural, printable
 from prepare.job.headline import CONVOLUTIONS
@@ -42,7 +42,7 @@ def write_summary(summary: Summary, folder: Path) -> None:
     ranking = rank(summary)
     rows = [_data(row, ranking) for row in summary.rows]
     data = {"format": FORMAT, "version": VERSION, "rows": rows}
-    files.write_json(folder / "summary.json", data, lines=True)
+    json_records.write_json(folder / "summary.json", data, lines=True)
     files.write_text(folder / "summary.csv", csv_text(_csv(summary, ranking)))
     files.write_text(folder / "summary.md", "".join(_markdown(summary, ranking)))
 

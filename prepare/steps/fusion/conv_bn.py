@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import identity, is_plain, is_strided, named_modules, named_tensors
 from prepare.steps.fusion.symbolic_trace import has_hooks, trace
 
@@ -207,7 +208,7 @@ def _has_hooks(tensor: Tensor) -> bool:
 def _is_as_torch(module: nn.Module) -> bool:
     """Whether its code is torch's own, or that of a repair of ours, which computes the same."""
     classes = type(module).__mro__
-    cls = next(each for each in classes if not each.__module__.startswith("prepare.steps.repairs."))
+    cls = next(each for each in classes if not is_repair(each))
     methods = (cls.forward, getattr(cls, "_conv_forward", None))
     return all(method in _METHODS for method in methods) and "forward" not in vars(module)
 

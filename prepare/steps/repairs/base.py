@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from prepare.core.model.repair_marker import mark_repair
+
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -65,7 +67,7 @@ class SwapClass(Repair):
 
     def __init__(self, name: str, swaps: Mapping[type[nn.Module], type[nn.Module]]) -> None:
         self.name = name
-        self.swaps = dict(swaps)
+        self.swaps = {original: mark_repair(repair) for original, repair in swaps.items()}
         self._back = {swapped: original for original, swapped in swaps.items()}
 
     def fits(self, module: nn.Module) -> bool:

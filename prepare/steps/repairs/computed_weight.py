@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from prepare.core.model.repair_marker import mark_repair
 from prepare.core.model.tensors import computed_names, weight_hooks
 from prepare.steps.repairs.base import FORMATS, Repair
 
@@ -31,6 +32,7 @@ class LaidOut(nn.Module):
         return weight
 
 
+@mark_repair
 class LaysOut:
     """A hook before forward that lays out what torch's older hooks (weight_norm, pruning) computed.
 

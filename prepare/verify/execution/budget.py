@@ -15,14 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from prepare.core.forward.run_example import tensors_in
+from prepare.core.forward.nested import tensors_in
 from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
 from prepare.core.forward.torch_state import isolated
 from prepare.core.utils.text import size
 from prepare.verify.execution.determinism import Still, hold_still
 
 if TYPE_CHECKING:
-    from prepare.verify.inputs import Call
+    from prepare.core.forward.call import Call
 
 # On one thread of a CPU; measured there were 3.6 to 12 for float64, and 11 to 260 for the others.
 _OPERATIONS_PER_SECOND = {torch.float64: 3e9}

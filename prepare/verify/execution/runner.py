@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from prepare.core.forward.run_example import explained
+from prepare.core.forward.explain_error import explained
 from prepare.verify.execution import single_run as runs
 from prepare.verify.execution.perturbation import Noise, Rounded
-from prepare.verify.inputs import Call, as_used, formatted, nudged
+from prepare.verify.inputs import as_used, formatted, nudged
 
 if TYPE_CHECKING:
+    from prepare.core.forward.call import Call
     from prepare.verify.cases import Case
     from prepare.verify.execution.budget import Budget, Cost
     from prepare.verify.execution.model_pair import Models

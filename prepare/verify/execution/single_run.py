@@ -8,12 +8,13 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from prepare.core.forward.nested import named_tensors_in
 from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.tensors import is_plain
@@ -21,7 +22,7 @@ from prepare.verify.execution.determinism import Still, hold_still
 from prepare.verify.execution.memory_safety import Bounds, repair
 
 if TYPE_CHECKING:
-    from prepare.verify.inputs import Call
+    from prepare.core.forward.call import Call
 
 Named = dict[str, Tensor | None]
 
@@ -122,21 +123,6 @@ def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     if not isinstance(tensor, nn.Parameter):
         return made.requires_grad_(tensor.requires_grad)
     return _with_hooks(tensor, nn.Parameter(made, tensor.requires_grad))
-
-
-def named_tensors_in(value: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in nested lists, tuples, mappings and dataclasses: `output[0].logits`."""
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from named_tensors_in(item, f"{name}.{key}")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from named_tensors_in(item, f"{name}[{index}]")
-    elif is_dataclass(value) and not isinstance(value, type):
-        for one in fields(value):
-            yield from named_tensors_in(getattr(value, one.name, None), f"{name}.{one.name}")
 
 
 def _leaves(call: Call) -> tuple[dict[str, Tensor], Call]:

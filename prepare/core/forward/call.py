@@ -1,0 +1,38 @@
+"""The arguments of one call of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prepare.core.forward.nested import arguments, map_tensors, tensors_in
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    """`model(*args, **kwargs)`."""
+
+    args: tuple
+    kwargs: dict[str, Any]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Call:
+        """The call with `change` applied to every tensor, wherever it is nested."""
+        return Call(map_tensors(change, self.args), map_tensors(change, self.kwargs))
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, in order."""
+        return list(tensors_in([*self.args, *self.kwargs.values()]))
+
+    @property
+    def batch(self) -> int | None:
+        """The size of the first dimension of the first tensor that has one."""
+        return next((len(tensor) for tensor in self.tensors() if tensor.dim()), None)
+
+
+def call_of(batch: Any) -> Call:
+    """A tensor, a tuple of positional or a mapping of named arguments, or an Example, as a call."""
+    return Call(*arguments(batch))

@@ -1,0 +1,61 @@
+"""Explain an error of the model's own code: the innermost module and the likely cause."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from prepare.errors import ModelError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+# What torch says, and what a user can do about it.
+_HINTS = {
+    r"Input type .* and (bias|weight) type|same dtype|expected scalar type": (
+        "the input and the weights differ in precision: the example was formatted as the steps say, "
+        "but a tensor that the model makes itself stays as it is, and so does a module that keep names"
+    ),
+    r"view size is not compatible": (
+        "this module calls .view on a tensor that is no longer contiguous: use .reshape or .flatten "
+        "there, or exclude the convolutions before it"
+    ),
+    r"not implemented for '(Half|BFloat16)'": (
+        "this device cannot do this in 16 bits: keep the module in float32 with "
+        "steps.half.keep=[norms,NAME], or take the other 16-bit precision"
+    ),
+    r"missing \d+ required|unexpected keyword|takes .* positional": (
+        "forward takes other arguments: give them in input.args and input.kwargs"
+    ),
+    r"to have \d+ channels|Sizes of tensors|must match|[Ss]hapes? .*(cannot be multiplied|invalid)"
+    r"|[Ee]xpected .*(input|dimension|size)|Kernel size can't be": (
+        "the example input may not fit this model: change input.shape"
+    ),
+    r"index out of range": "the example input may hold too large integers: change input.high",
+}
+
+
+def explained(model: nn.Module, error: Exception) -> ModelError:
+    """What `model` raised while it ran, as an error that names the innermost module and a likely cause."""
+    lines = str(error).strip().split("\n")
+    # A compiler's error names its backend first, and what that raised on the next line.
+    said = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
+    hints = (hint for pattern, hint in _HINTS.items() if re.search(pattern, str(error)))
+    where = _innermost(model, error.__traceback__)
+    wrong = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return ModelError(f"forward of {where}", wrong.rstrip("."), next(hints, ""))
+
+
+def _innermost(model: nn.Module, trace: TracebackType | None) -> str:
+    """The dotted name and class of the module whose code was running."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found = type(model).__name__
+    while trace is not None:
+        module = trace.tb_frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and names.get(id(module)):
+            found = f"{names[id(module)]} ({type(module).__name__})"
+        trace = trace.tb_next
+    return found
