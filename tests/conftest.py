@@ -1,11 +1,26 @@
-"""What every test shares: one thread, so that parallel test processes do not fight over cores."""
+"""What every test shares: one thread, random numbers, and no network beyond this machine."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 
 from prepare.registry import STEPS, register
 
+# One thread, so that parallel test processes do not fight over cores.
 torch.set_num_threads(1)
+# The processes that tests start refuse the network too: they import `sitecustomize` from there.
+NO_NETWORK = str(Path(__file__).parent / "support" / "no_network")
+REFUSED = Path(tempfile.mkdtemp(prefix="prepare-tests-")) / "refused"
+REFUSED.touch()
+os.environ["PREPARE_TESTS_REFUSED"] = str(REFUSED)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), NO_NETWORK]))
+sys.path.append(NO_NETWORK)
+import sitecustomize  # noqa: E402, F401
+
 # A package with tests of its own, which test_testing.py runs where it is installed.
 collect_ignore = ["example_plugin"]
 
@@ -13,6 +28,14 @@ collect_ignore = ["example_plugin"]
 @pytest.fixture(autouse=True)
 def _same_random_numbers():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_sent():
+    before = REFUSED.stat().st_size
+    yield
+    refused = REFUSED.read_text()[before:]
+    assert not refused, f"tried to reach another machine: {refused}"
 
 
 @pytest.fixture

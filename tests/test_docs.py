@@ -23,6 +23,7 @@ from prepare.job import time_prepared
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.steps.device import Device
+from small_nets import OPTIONAL
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OURS = ("python run.py", "prepare ")
@@ -95,6 +96,9 @@ class Reader:
             self.capsys.readouterr()
             # Empty lines before it, so that a traceback names the line of the page.
             source = "\n" * (block.line - 1) + block.text
+            for package in OPTIONAL:
+                if f"from {package}" in source:
+                    pytest.importorskip(package)
             exec(compile(source, str(self.page), "exec"), vars(self.module))
             self.printed = self.capsys.readouterr().out
         elif block.is_command:

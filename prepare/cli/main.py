@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from prepare.cli.commands import COMMANDS, require_packages, show_help, show_sweep, show_versions
 from prepare.core.utils.signals import stopped_by_sigterm
+from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.text import line, plural, printable
 from prepare.distributed import rank
 from prepare.errors import ConfigError, PrepareError, Problem, SweepError
@@ -35,6 +36,7 @@ def run(argv: list[str]) -> int:
     """
     if rank() > 0:
         return DONE
+    switch_off_telemetry()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A module may be named by anything; a terminal that cannot show it is no failure.

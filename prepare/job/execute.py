@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.errors import (
     ConfigError,
     FileError,
@@ -52,6 +53,7 @@ def run(
     `begun` says that somebody else has called `begin`.
     """
     start = time.perf_counter()
+    switch_off_telemetry()
     try:
         if not begun:
             begin(record, job)

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from prepare.core.utils.suggest import choose, nearest
+from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.errors import ConfigError, Problem
 from prepare.registry import register
 from prepare.step import ModelStep, Step
@@ -140,6 +141,7 @@ class Compile(ModelStep):
     def _keywords(self, model: torch.nn.Module | None) -> dict[str, Any]:
         options = dict(self.options)
         if self.backend == "openvino":
+            switch_off_telemetry()
             options = {**_openvino_options(model), **options}
         mode = self.mode
         if self.freezing:

@@ -10,6 +10,9 @@ from prepare.testing.networks import Tied, bits, facts, mixed, small_2d, small_3
 __all__ = ["Tied", "bits", "build", "clone", "facts", "mixed", "model_configs", "same"]
 __all__ += ["small_2d", "small_3d", "tensors"]
 
+# Packages that pip may find no build of, beside this torch: their networks are skipped.
+OPTIONAL = ("dynamic_network_architectures", "timm", "torchvision")
+
 
 def model_configs() -> list[str]:
     """The names of all ready-made networks."""
@@ -24,7 +27,7 @@ def build(name: str) -> nn.Module:
 
     config = OmegaConf.load(CONF / "model" / f"{name}.yaml").model
     package = config._target_.split(".")[0]
-    if package in ("torchvision", "timm"):
+    if package in OPTIONAL:
         pytest.importorskip(package)
     return hydra.utils.instantiate(config, _convert_="all").eval()
 

@@ -420,6 +420,7 @@ def test_nnu_nets_blocks_have_their_norm_under_two_names_and_are_fused():
 
 
 def with_batch_norm(name):
+    pytest.importorskip("dynamic_network_architectures")
     config = OmegaConf.load(CONF / "model" / f"{name}.yaml").model
     config.norm_op.path = config.norm_op.path.replace("Instance", "Batch")
     return instantiate(config, _convert_="all").eval()

@@ -7,6 +7,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 CONF = ROOT / "conf"
 RUN = ROOT / "run.py"
+SUPPORT = TESTS / "support"
 # The shared networks and helpers, which pytest finds by `pythonpath` in pyproject.toml.
-SHARED = os.pathsep.join(map(str, (TESTS / "networks", TESTS / "support")))
+SHARED = os.pathsep.join(map(str, (TESTS / "networks", SUPPORT, SUPPORT / "no_network")))
 PYTHONPATH = f"{ROOT}{os.pathsep}{SHARED}"
