@@ -23,6 +23,9 @@ FORBIDDEN = {
     **dict.fromkeys(DECLARING, OUTER | HYDRA | {"prepare.audit"}),
     **dict.fromkeys(TOOLS, OUTER),
     "report": {"torch", "prepare.cli"},
+    "report/pages": {"prepare.report.terminal"},
+    "report/charts": {"prepare.report.pages", "prepare.report.terminal"},
+    "report/terminal": {"prepare.report.pages", "prepare.report.charts"},
     "job": {"prepare.cli", "prepare.report", "prepare.sweep"},
     "sweep": {"prepare.cli", "prepare.report"},
 }

@@ -253,7 +253,6 @@ def test_every_module_but_those_of_the_command_line_loads_without_its_packages(t
         *(
             f"prepare.report.terminal.{name}"
             for name in (
-                "bench",
                 "console",
                 "flow",
                 "run",

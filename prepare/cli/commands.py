@@ -49,7 +49,8 @@ def _diff(argv: list[str]) -> int:
     _takes(paths, 2, "diff A B [--page FILE.html]", "two runs' folders, audits or recipes")
     if asked.page == "":
         raise ConfigError("diff", "--page names no file", "give one: --page FILE.html")
-    from prepare.report.compare_runs import read_differences, show_differences
+    from prepare.report.compare_runs import read_differences
+    from prepare.report.terminal.diff import show_differences
 
     found = _named(lambda ours: read_differences(ours, Path(paths[1])), Path(paths[0]))
     show_differences(found)

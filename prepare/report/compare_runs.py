@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from prepare import recipe
 from prepare.audit import Audit
 from prepare.core.utils import files
-from prepare.core.utils.text import counts, line, plural, printable, size
+from prepare.core.utils.text import counts, plural, size
 from prepare.errors import ConfigError, FileError
 from prepare.job.headline import CONVOLUTIONS, Headline, Timed, headline
 from prepare.job.read_record import read_run
-from prepare.report.sentences import time_words, verified_words
+from prepare.report.sentences import time_text, verified_text
 
 if TYPE_CHECKING:
     from prepare.job.read_record import Run
@@ -83,17 +83,6 @@ def read_differences(ours: Path, theirs: Path) -> Differences:
     parts, figures = _COMPARE[kind](ours, theirs)
     found = tuple(Differing(title, tuple(changes)) for title, changes in parts if changes)
     return Differences(kind, str(ours), str(theirs), found, tuple(figures))
-
-
-def show_differences(found: Differences) -> None:
-    """Prints one line for each difference, under its part where there are several parts."""
-    headed = found.kind == "run"
-    for part in found.parts:
-        if headed:
-            line(f"{part.title}: {plural(len(part.changes), 'difference')}")
-        for change in part.changes:
-            line(f"{'  ' * headed}{printable(change)}")
-    line(plural(found.total, "difference") if found.total else "no difference")
 
 
 _Parts = Iterable[tuple[str, list[Change]]]
@@ -222,7 +211,7 @@ def _figures(run: Run, found: Headline) -> dict[str, str]:
         known["layout lost"] = plural(lost.breaks, "time")
         known["copied for layouts"] = size(lost.copied_bytes)
         known["convolutions in the layout"] = f"{lost.in_layout} of {lost.convolutions}"
-    known["verified"] = verified_words(found.verified)
+    known["verified"] = verified_text(found.verified)
     return known
 
 
@@ -237,7 +226,7 @@ def _times(ours: Headline, theirs: Headline) -> Iterator[Change]:
 
 
 def _time(found: Timed) -> str:
-    return time_words(found) + (f": {found.reason}" if found.reason else "")
+    return time_text(found) + (f": {found.reason}" if found.reason else "")
 
 
 def _side_by_side(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[Change]:

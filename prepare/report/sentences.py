@@ -1,18 +1,99 @@
-"""The figures of a run in a few words each: for the table of a sweep, its page, and what differs."""
+"""Sentences and figures that the terminal and the pages share, made from records."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from prepare.core.utils.text import size
+from prepare.core.utils.text import plural, printable, size
 
 if TYPE_CHECKING:
+    from prepare.bench.records import Case, Control, Interval
+    from prepare.flow.records import Event, Flow
     from prepare.job.headline import Headline, Timed, Verified
+    from prepare.tune.records import Tuning
+    from prepare.verify.records import Verification
+
+# What a user can do about a cause, if there is one remedy.
+_REMEDIES = {
+    "instance_norm": "try +steps.repair_layout={}",
+    "conv3d_reference": "try a batch of 2 or more, or bfloat16",
+    "odd_stride": "format the input with +steps.input_format={}",
+    "pool3d": "try max_pool3d, or a convolution with stride 2",
+    "cat": "bring every operand into the layout before it",
+    "add": "put the operand that is in the layout first",
+}
 
 
-def memory_words(found: Headline) -> str:
-    """`5.4 MiB`, or `5.4 -> 2.7 MiB` where it changed; empty where it is not known."""
-    before, after = found.bytes_before, found.bytes_after
+def flow_sentence(flow: Flow) -> str:
+    """Return one sentence: `13 breaks, all InstanceNorm3d, 4.3 MiB copied per forward: try ...`."""
+    if flow.status != "ok":
+        return f"{flow.status}: {printable(flow.reason)}"
+    summary = flow.summary
+    parts = [_breaks(flow.events, "forward")]
+    parts.append(f"{size(summary['copied_bytes'])} copied per forward")
+    backward = summary["backward"]
+    if backward["breaks"] or backward["copied_bytes"]:
+        parts.append(f"{_breaks(flow.events, 'backward')} in backward")
+        parts.append(f"{size(backward['copied_bytes'])} copied per backward")
+    remedy = next((_REMEDIES[cause] for cause in summary["by_cause"] if cause in _REMEDIES), "")
+    return ", ".join(parts) + (f": {remedy}" if remedy else "")
+
+
+def verify_sentence(verification: Verification) -> str:
+    """Return one sentence: `pass: 4 checks against float64`, `fail: outputs (eval mode): ...`."""
+    if verification.status != "pass":
+        return f"{verification.status}: {printable(verification.reason)}"
+    checks = [check for check in verification.checks if check.status != "skipped"]
+    reference = f" against {verification.reference}" if verification.reference else ""
+    text = f"pass: {plural(len(checks), 'check')}{reference}"
+    if verification.reason:
+        wrong = f"wrong, but not failed in mode {verification.mode}: {verification.reason}"
+        text += printable(f"; {wrong}")
+    return text
+
+
+def tune_sentence(tuning: Tuning) -> str:
+    """Return one sentence: `channels_last: takes 0.77 of the time of ... (...); 3 of 6 recipes timed`."""
+    winner = tuning.row(tuning.winner)
+    timed = sum(row.rounds > 0 for row in tuning.rows)
+    return f"{winner.name}: {winner.reason}; {timed} of {plural(len(tuning.rows), 'recipe')} timed"
+
+
+def case_sentence(case: Case) -> str:
+    """Return one sentence: `inference: faster, 0.82 of the time (0.80 to 0.85): 38 ms in place of 46 ms`."""
+    row = case.row
+    if case.comparison is None or row.ratio is None:
+        name = "" if row.verdict == "not compared" else f"{row.name} "
+        return printable(f"{case.what}: {name}{row.verdict}: {row.reason}")
+    baseline = case.comparison.row(case.comparison.baseline)
+    times = " in place of ".join(
+        seconds(variant.seconds) for variant in (row, baseline) if variant.seconds is not None
+    )
+    ratio = f"{factor(row.ratio)} of the time"
+    if row.ratio_interval is None:
+        rounds = plural(case.comparison.repeats, "round")
+        return printable(f"{case.what}: about {ratio}, {rounds} are too few to be sure: {times}")
+    ratio += f" ({span(row.ratio_interval, factor)})"
+    low, high = row.ratio_interval
+    # An interval without 1 beside "no significant difference" would look like a mistake.
+    if row.verdict.startswith("no ") and not low <= 1 <= high:
+        ratio += _noise(case.comparison.aa, ", where ")
+    return printable(f"{case.what}: {row.verdict}, {ratio}: {times}")
+
+
+def control_text(control: Control | None) -> str:
+    """Return the clause on the baseline against itself, which follows the number of rounds."""
+    if control is None:
+        return "; the baseline failed, so there is nothing to compare to"
+    interval = f" ({span(control.interval, '{:.3f}'.format)})" if control.interval else ""
+    return f"; the baseline against itself: {control.ratio:.3f}{interval}{_noise(control, ', so ')}"
+
+
+def memory_text(figures: Headline) -> str:
+    """Return `5.4 MiB`, or `5.4 -> 2.7 MiB` if it changed; empty if it is not known."""
+    before, after = figures.bytes_before, figures.bytes_after
     if before is None or after is None:
         return ""
     if before == after:
@@ -23,29 +104,78 @@ def memory_words(found: Headline) -> str:
     return f"{figure}{'' if same else f' {unit}'} -> {after_figure} {after_unit}"
 
 
-def verified_words(found: Verified | None) -> str:
-    """`pass 3.1e-05`: the status and the largest error that counts, if judged; what else is wrong is told."""
-    if found is None:
+def verified_text(verified: Verified | None) -> str:
+    """Return `pass 3.1e-05`: the status and the largest error that counts."""
+    if verified is None:
         return ""
-    judged = found.error is not None and found.status != "cannot tell"
-    error = f" {found.error:.2g}" if judged else ""
-    # Gradients, where the run is for inference.
-    return found.status + error + (", wrong in training" if found.wrong else "")
+    judged = verified.error is not None and verified.status != "cannot tell"
+    error = f" {verified.error:.2g}" if judged else ""
+    # Wrong gradients do not count in a job for inference.
+    return verified.status + error + (", wrong in training" if verified.wrong else "")
 
 
-def ratio_words(found: Timed | None) -> str:
-    """`0.512`, of the time of the unprepared model."""
-    return "" if found is None or found.ratio is None else f"{found.ratio:.3f}"
+def ratio_text(timed: Timed | None) -> str:
+    """Return `0.512`: the time relative to that of the unprepared model."""
+    return "" if timed is None or timed.ratio is None else f"{timed.ratio:.3f}"
 
 
-def interval_words(found: Timed | None) -> str:
-    """`0.490 to 0.530`."""
-    known = found is not None and found.interval is not None
-    return "{:.3f} to {:.3f}".format(*found.interval) if known else ""
+def interval_text(timed: Timed | None) -> str:
+    """Return `0.490 to 0.530`."""
+    return "" if timed is None else span(timed.interval, "{:.3f}".format)
 
 
-def time_words(found: Timed) -> str:
-    """All of it: `0.512 (0.490 to 0.530), faster`."""
-    interval = interval_words(found)
-    parts = [ratio_words(found) + (f" ({interval})" if interval else ""), found.verdict]
+def time_text(timed: Timed) -> str:
+    """Return ratio, interval and verdict: `0.512 (0.490 to 0.530), faster`."""
+    interval = interval_text(timed)
+    parts = [ratio_text(timed) + (f" ({interval})" if interval else ""), timed.verdict]
     return ", ".join(filter(None, parts))
+
+
+def seconds(value: float) -> str:
+    """Format a time with three digits: `1.23 s`, `45.6 ms`, `789 us`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if value >= 0.9995 * scale:
+            return f"{digits(value / scale)} {unit}"
+    return f"{digits(value / 1e-6)} us"
+
+
+def factor(value: float) -> str:
+    """Format a ratio for reading: `0.82`, `12.3`, `0.0041`."""
+    if value < 0.095:
+        return f"{value:.2g}"
+    return f"{value:.2f}" if value < 9.995 else digits(value)
+
+
+def digits(value: float) -> str:
+    """Format a number with three digits, or with all before the point if these are more."""
+    places = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:,.{places}f}"
+
+
+def span(interval: Interval, form: Callable[[float], str]) -> str:
+    """Format an interval: `0.80 to 0.85`; empty for None."""
+    return "" if interval is None else " to ".join(map(form, interval))
+
+
+def _breaks(events: tuple[Event, ...], phase: str) -> str:
+    """Return `13 breaks, all InstanceNorm3d`, or `16 breaks (13 InstanceNorm3d, 3 ResidualUnit)`."""
+    types: Counter[str] = Counter()
+    for event in events:
+        if (event.phase, event.kind) == (phase, "break"):
+            types[event.type] += event.count
+    total = types.total()
+    if not total:
+        return "no break"
+    ranked = sorted(types.items(), key=lambda item: (-item[1], item[0]))
+    if len(ranked) == 1:
+        return f"{plural(total, 'break')}, {'all ' if total > 1 else ''}{printable(ranked[0][0])}"
+    named = [f"{count} {printable(name)}" for name, count in ranked[:3]]
+    if len(ranked) > 3:
+        named.append(f"{total - sum(count for _, count in ranked[:3])} more")
+    return f"{plural(total, 'break')} ({', '.join(named)})"
+
+
+def _noise(control: Control | None, conjunction: str) -> str:
+    if control is None or control.noise is None:
+        return ""
+    return f"{conjunction}less than {control.noise - 1:.1%} is noise"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import size
 from prepare.job.headline import CONVOLUTIONS, Timed
-from prepare.report.sentences import interval_words, memory_words, ratio_words, verified_words
+from prepare.report.sentences import interval_text, memory_text, ratio_text, verified_text
 from prepare.sweep.ranking import Field, Ranking, timed
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
         Column("#", lambda row: f"{row.number}{'*' * (row.number in ranking.best)}", number=True),
         *(Column(key, _choice(key)) for key in summary.varying),
         Column("status", lambda row: row.status),
-        Column("time", lambda row: ratio_words(timed(row)), number=True),
+        Column("time", lambda row: ratio_text(timed(row)), number=True),
         Column("verdict", _verdict),
-        Column("interval", lambda row: interval_words(timed(row)), 2),
+        Column("interval", lambda row: interval_text(timed(row)), 2),
         Column("timed", _kind(summary), 3),
-        Column("verified", lambda row: verified_words(row.found.verified), 1),
+        Column("verified", lambda row: verified_text(row.found.verified), 1),
         *(Column(w, _count(w), 3 + n, number=True) for n, w in enumerate(CONVOLUTIONS)),
-        Column("memory", lambda row: memory_words(row.found), 5),
+        Column("memory", lambda row: memory_text(row.found), 5),
         Column("breaks", _lost("breaks"), 4, number=True),
         Column("copied", _lost("copied_bytes", size), 6, number=True),
         Column("seconds", _seconds, 4, number=True),
@@ -115,8 +115,8 @@ def _conclusion(field: Field, keys: Iterable[str]) -> str:
         return f"{doubt}: leave it as it is, or time longer with bench=full"
     found = timed(field.best)
     text = f"best: #{field.best.number} {choices(field.best, keys)}".rstrip()
-    text += f": {ratio_words(found)} of the time of the unprepared model"
-    text += f" ({interval_words(found)})" if found and found.interval else ""
+    text += f": {ratio_text(found)} of the time of the unprepared model"
+    text += f" ({interval_text(found)})" if found and found.interval else ""
     if field.ties:
         text += f"; not told apart from {numbered(row.number for row in field.ties)}"
     checked = field.best.found.verified

@@ -29,7 +29,7 @@ from prepare.core.forward.example_input import Example
 from prepare.core.forward.nested import arguments
 from prepare.errors import BenchError, ConfigError, RefusedError
 from prepare.pipeline import Pipeline
-from prepare.report.terminal.bench import bench_sentence, seconds, show_bench
+from prepare.report.sentences import control_text, seconds
 from small_nets import bits
 
 BATCH = torch.ones(4, 3)
@@ -815,37 +815,19 @@ def test_an_unknown_verdict_is_no_bench(found, tmp_path):
         Comparison.load(path)
 
 
-def test_the_terminal_shows_the_sentence_the_table_and_the_control(found, capsys):
-    assert bench_sentence(found).startswith(
-        "quick is faster: 0.497 of the time of plain (0.494 to "
+def test_the_control_names_the_ratio_and_the_noise(found):
+    assert re.fullmatch(
+        r"; the baseline against itself: [01]\.\d{3} \([01]\.\d{3} to [01]\.\d{3}\), "
+        r"so less than \d+\.\d% is noise",
+        control_text(found.aa),
     )
-    assert bench_sentence(found).endswith("; 1 with no significant difference; 1 failed")
-    show_bench(found, "runs/1")
-    text = capsys.readouterr().out
-    assert text.startswith(f"bench (inference): {bench_sentence(found)}\n")
-    (quick,) = [line for line in text.splitlines() if line.startswith("quick ")]
-    row = found.row("quick")
-    assert [seconds(row.seconds), f"{row.ratio:.3f}", "faster"] == [
-        " ".join(quick.split()[1:3]),
-        quick.split()[3],
-        quick.split()[-1],
-    ]
-    assert "20 rounds in" in text
-    assert "; the baseline against itself: " in text
-    assert " is noise\n" in text
-    assert "\n  broken failed: MemoryError: no more\n" in text
-    assert text.endswith("\n  all of it is in runs/1\n")
 
 
-def test_the_terminal_shows_a_failed_baseline_and_a_lone_variant(capsys):
+def test_a_failed_baseline_has_no_control():
     clock = Clock()
-    alone = compare({"a": clock.takes(0.1)}, BATCH, _clock=clock)
-    assert bench_sentence(alone) == "a alone was timed"
     broken = {"a": clock.takes(0.1, breaks_at=0), "b": clock.takes(0.1)}
-    show_bench(compare(broken, BATCH, train=False, _clock=clock))
-    text = capsys.readouterr().out
-    assert "; the baseline failed, so there is nothing to compare to" in text
-    assert "1 failed; 1 not compared" in text
+    comparison = compare(broken, BATCH, train=False, _clock=clock)
+    assert control_text(comparison.aa) == "; the baseline failed, so there is nothing to compare to"
 
 
 @pytest.mark.parametrize(
@@ -862,14 +844,15 @@ def test_times_are_said_in_three_digits(value, text):
     assert seconds(value) == text
 
 
-def test_a_saved_bench_is_shown_without_torch(found, tmp_path):
+def test_a_saved_bench_is_read_and_described_without_torch(found, tmp_path):
     found.save(tmp_path / "bench.json")
     code = (
-        "import sys; from prepare.bench.records import Comparison; "
-        "from prepare.report.terminal.bench import show_bench; "
-        f"show_bench(Comparison.load({str(tmp_path / 'bench.json')!r})); assert 'torch' not in sys.modules"
+        "import sys; from prepare.bench.records import Case, Comparison; "
+        "from prepare.report.sentences import case_sentence; "
+        f"comparison = Comparison.load({str(tmp_path / 'bench.json')!r}); "
+        "print(case_sentence(Case(what='inference', comparison=comparison)), 'torch' in sys.modules)"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "quick is faster" in done.stdout
+    assert done.stderr == ""
+    assert re.fullmatch(r"inference: faster, 0\.50 of the time .* False\n", done.stdout)

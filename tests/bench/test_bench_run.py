@@ -44,7 +44,7 @@ from prepare.report.charts.chart import (
 from prepare.report.charts.scale import number, scale_over
 from prepare.report.pages.bench_section import bench_charts
 from prepare.report.pages.page import run_page
-from prepare.report.terminal.bench import case_sentence
+from prepare.report.sentences import case_sentence
 from prepare.report.terminal.console import stage
 from prepare.step import ModelStep
 from prepare.verify.records import Check, unknown

@@ -25,7 +25,8 @@ from prepare.flow.layouts import is_odd, layout_of
 from prepare.flow.target_layouts import wanted_layouts
 from prepare.flow.torch_operators import backend_of, hidden_copies
 from prepare.pipeline import Pipeline
-from prepare.report.terminal.flow import flow_sentence, show_flow
+from prepare.report.sentences import flow_sentence
+from prepare.report.terminal.flow import show_flow
 from small_nets import bits, facts
 
 BOTH = pytest.mark.parametrize("look", [predict, observe])

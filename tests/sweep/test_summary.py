@@ -18,7 +18,7 @@ from prepare.cli import main as cli
 from prepare.flow.records import Flow
 from prepare.job.headline import Lost, Verified, headline
 from prepare.job.record import Result
-from prepare.report.sentences import memory_words, verified_words
+from prepare.report.sentences import memory_text, verified_text
 from prepare.report.sweep_table import columns, conclusions
 from prepare.report.terminal.sweep import show_summary, write_summary
 from prepare.sweep.ranking import command, rank
@@ -186,12 +186,12 @@ def test_columns_that_hold_nothing_are_left_out(sweep):
 
 def test_figures_in_words():
     found = headline(Path("nowhere"))
-    assert memory_words(found) == ""
-    assert memory_words(replace(found, bytes_before=1 << 20, bytes_after=1 << 20)) == "1.0 MiB"
+    assert memory_text(found) == ""
+    assert memory_text(replace(found, bytes_before=1 << 20, bytes_after=1 << 20)) == "1.0 MiB"
     changed = replace(found, bytes_before=6 << 20, bytes_after=3 << 20)
-    assert memory_words(changed) == "6.0 -> 3.0 MiB"
-    assert verified_words(Verified(status="cannot tell", error=0.1)) == "cannot tell"
-    assert verified_words(Verified(status="pass", error=1e-7, wrong=3)) == "pass 1e-07, wrong in training"  # fmt: skip
+    assert memory_text(changed) == "6.0 -> 3.0 MiB"
+    assert verified_text(Verified(status="cannot tell", error=0.1)) == "cannot tell"
+    assert verified_text(Verified(status="pass", error=1e-7, wrong=3)) == "pass 1e-07, wrong in training"  # fmt: skip
 
 
 def test_the_command_of_a_row_holds_what_it_was_asked_and_not_where_it_wrote(swept):

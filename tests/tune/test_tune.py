@@ -21,7 +21,8 @@ from prepare.cli import main as cli
 from prepare.errors import ConfigError, ModelError, RefusedError, TuneError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
-from prepare.report.terminal.tune import show_tune, tune_sentence
+from prepare.report.sentences import tune_sentence
+from prepare.report.terminal.tune import show_tune
 from prepare.step import ModuleStep
 from prepare.tune import Row, Tuning, session, tune
 from prepare.tune import cache as caching

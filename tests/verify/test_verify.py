@@ -23,7 +23,8 @@ from prepare.core.forward.call import call_of
 from prepare.core.forward.example_input import Example, build_example
 from prepare.errors import RefusedError, VerificationError
 from prepare.pipeline import Pipeline
-from prepare.report.terminal.verify import show_verify, verify_sentence
+from prepare.report.sentences import verify_sentence
+from prepare.report.terminal.verify import show_verify
 from prepare.verify import Check, Lost, Verification, verify
 from prepare.verify.compare_case import PARTS
 from prepare.verify.execution import single_run

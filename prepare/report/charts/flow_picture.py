@@ -16,7 +16,7 @@ from prepare.report.charts.flow_text import cut, details, happened, layouts, tit
 from prepare.report.charts.layout_strip import Ribbon, ribbon
 from prepare.report.charts.module_rows import Row, rows
 from prepare.report.render import render
-from prepare.report.terminal.flow import flow_sentence
+from prepare.report.sentences import flow_sentence
 
 if TYPE_CHECKING:
     from prepare.flow.records import Flow

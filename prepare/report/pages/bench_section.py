@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prepare.bench.records import PREPARED
 from prepare.core.utils.text import plural, size
 from prepare.report.charts.chart import Axis, Bar, Bars, Chart, Plane, Point, figure
-from prepare.report.terminal.bench import case_sentence, control, digits, factor, seconds, span
+from prepare.report.sentences import case_sentence, control_text, digits, factor, seconds, span
 
 if TYPE_CHECKING:
     from prepare.bench.records import Bench, Case, Row
@@ -141,7 +141,7 @@ def _notes(found: Bench) -> Iterable[str]:
         threads = plural(int(settings["threads"]), "thread")
         rounds = f"{plural(comparison.repeats, 'round')} in {seconds(comparison.seconds)}"
         batch = plural(int(settings["batch_size"] or 0), "sample")
-        yield f"{case.what}: {rounds}, {batch} a call, {threads}{control(comparison.aa)}"
+        yield f"{case.what}: {rounds}, {batch} a call, {threads}{control_text(comparison.aa)}"
         for row in comparison.rows:
             if row.reason:
                 yield f"{case.what}: {row.name}: {row.reason}"

@@ -16,9 +16,7 @@ from prepare.report.pages.bench_section import timed
 from prepare.report.pages.long_table import LIMIT
 from prepare.report.pages.run_tables import convolution_table, copy_table, event_table, tensor_table
 from prepare.report.pages.tune_section import tuned
-from prepare.report.terminal.bench import factor
-from prepare.report.terminal.flow import flow_sentence
-from prepare.report.terminal.verify import verify_sentence
+from prepare.report.sentences import factor, flow_sentence, verify_sentence
 
 if TYPE_CHECKING:
     from prepare.flow.records import Flow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prepare.report.sentences import verified_words
+from prepare.report.sentences import verified_text
 from prepare.report.sweep_table import SHARED
 from prepare.sweep.ranking import Ranking, ratio, timed
 
@@ -70,7 +70,7 @@ def _cell(rows: list[Row] | None) -> Cell | None:
     words = [row.status.replace("_", " ")] if known is not None and row.status != "ok" else []
     if found and row.status == "ok":
         words.append(SHARED if row.shared else found.verdict)
-    words.append(verified_words(row.found.verified))
+    words.append(verified_text(row.found.verified))
     return Cell(row, len(rows) - 1, _style(row, known), figure, "; ".join(filter(None, words)))
 
 

@@ -17,7 +17,7 @@ from prepare.report.pages.long_table import grid
 from prepare.report.pages.page import NAME, page, parts_of
 from prepare.report.pages.run_sections import Context, Section
 from prepare.report.pages.sweep_matrix import heat
-from prepare.report.sentences import ratio_words, time_words, verified_words
+from prepare.report.sentences import ratio_text, time_text, verified_text
 from prepare.report.sweep_table import choices, columns, conclusions, numbered, shared_rows, why
 from prepare.sweep.ranking import Ranking, command, rank, timed
 from prepare.sweep.summary import UNENDED
@@ -167,7 +167,7 @@ def _tiles(sweep: Sweep) -> Iterable[tuple[str, str, str]]:
     best = [field.best for field in sweep.ranking.fields if field.best]
     if len(best) == 1:
         of = choices(best[0], sweep.summary.varying)
-        yield "Time of the best", ratio_words(timed(best[0])), f"of the unprepared model's: {of}"
+        yield "Time of the best", ratio_text(timed(best[0])), f"of the unprepared model's: {of}"
         checked = best[0].found.verified
         yield "Is it right", checked.status if checked else "not verified", _largest(best[0])
     yield "Time", f"{sum(row.seconds or 0 for row in rows):,.0f} s", "all rows together"
@@ -203,7 +203,7 @@ def _error(row: Row) -> float | None:
 
 def _point(row: Row, summary: Summary) -> Point:
     found = timed(row)
-    words = f"{time_words(found)}; {verified_words(row.found.verified)}"
+    words = f"{time_text(found)}; {verified_text(row.found.verified)}"
     return Point(
         label=" ".join([f"#{row.number}", *filter(None, map(row.choices.get, summary.varying))]),
         x=found.ratio,

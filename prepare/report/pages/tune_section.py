@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.text import plural, size
 from prepare.report.charts.chart import Axis, Bar, Bars, Chart, Plane, Point, figure
-from prepare.report.terminal.bench import factor, seconds, span
-from prepare.report.terminal.tune import tune_sentence
+from prepare.report.sentences import factor, seconds, span, tune_sentence
 from prepare.tune.records import UNPREPARED
 
 if TYPE_CHECKING:

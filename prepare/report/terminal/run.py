@@ -12,15 +12,14 @@ from rich.table import Table
 from prepare.core.model.memory_format import satisfied
 from prepare.core.utils.text import counts, line, plural, printable, size
 from prepare.job.headline import CONVOLUTIONS
-from prepare.report.terminal.bench import case_sentence
+from prepare.report.sentences import case_sentence, flow_sentence, verify_sentence
 from prepare.report.terminal.console import show_table
-from prepare.report.terminal.flow import flow_sentence, show_flow
+from prepare.report.terminal.flow import show_flow
 from prepare.report.terminal.tune import show_tune
-from prepare.report.terminal.verify import show_verify, verify_sentence
+from prepare.report.terminal.verify import show_verify
 
 if TYPE_CHECKING:
     from prepare.job.outcome import Facts, Outcome
-    from prepare.job.record import Job, Result
 
 _SHOWN = 10
 
@@ -49,12 +48,6 @@ def shown_folder(folder: Path) -> str:
     """A folder as it can be copied: from the current one where it lies below that."""
     below = os.path.relpath(folder)
     return printable(folder if below.startswith("..") else below)
-
-
-def show_row(job: Job, result: Result) -> None:
-    """One line for a row of a sweep that has ended."""
-    text = f"#{job.number} {' '.join(job.overrides)}: {result.status}, {result.seconds:.1f} s"
-    line(printable(text), errors=True)
 
 
 def show_prepared(facts: Facts, folder: str) -> None:

@@ -7,22 +7,15 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from prepare.core.utils.text import line, plural, printable
-from prepare.report.terminal.bench import seconds, span
+from prepare.report.sentences import seconds, span, tune_sentence
 from prepare.report.terminal.console import show_table
 
 if TYPE_CHECKING:
     from prepare.tune.records import Row, Tuning
 
 _TITLES = ("recipe", "of the unprepared's", "interval", "error", "")
-# What the figures in the table do not say.
+# Statuses that the figures in the table do not explain.
 _EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
-
-
-def tune_sentence(found: Tuning) -> str:
-    """One sentence: `channels_last: takes 0.77 of the time of the unprepared model (...); 3 of 6 timed`."""
-    winner = found.row(found.winner)
-    timed = sum(row.rounds > 0 for row in found.rows)
-    return f"{winner.name}: {winner.reason}; {timed} of {plural(len(found.rows), 'recipe')} timed"
 
 
 def show_tune(found: Tuning, file: str = "") -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from prepare.core.utils.text import line, plural, printable
+from prepare.report.sentences import verify_sentence
 from prepare.report.terminal.console import show_table
 
 if TYPE_CHECKING:
@@ -15,18 +16,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 10
 _SERIOUS = ("fail", "wrong", "cannot tell")
-
-
-def verify_sentence(found: Verification) -> str:
-    """One sentence: `pass: 4 checks against float64`, `fail: outputs (eval mode): ...`."""
-    judged = [check for check in found.checks if check.status != "skipped"]
-    if found.status == "pass":
-        against = f" against {found.reference}" if found.reference else ""
-        wrong = (
-            f"; wrong, but not failed in mode {found.mode}: {found.reason}" if found.reason else ""
-        )
-        return f"pass: {plural(len(judged), 'check')}{against}{printable(wrong)}"
-    return f"{found.status}: {printable(found.reason)}"
 
 
 def show_verify(found: Verification, folder: str = "") -> None:
