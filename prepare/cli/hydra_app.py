@@ -33,10 +33,10 @@ from prepare.core.utils.conf_folder import conf_dir
 from prepare.core.utils.signals import Stopped
 from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, PrepareError, Problem
-from prepare.job.execute import run
+from prepare.job.execute import run_job
 from prepare.job.outcome import FAILED, INTERRUPTED, WRONG
-from prepare.job.record import Job, Record
-from prepare.job.settings import Settings, read_settings
+from prepare.job.record import Job
+from prepare.job.spec import JobSpec
 from prepare.report.pages.write_pages import write_pages
 from prepare.report.terminal.console import stage
 from prepare.report.terminal.run import show_outcome, show_problems, shown_folder
@@ -82,21 +82,13 @@ def task(config: DictConfig) -> None:
 
 
 def _alone(config: DictConfig, about: DictConfig) -> None:
-    folder, choices = Path(about.runtime.output_dir), choices_in(about)
-    outcome = run(
-        lambda: _settings(config, choices),
-        Record(folder),
-        build=_instantiate,
-        job=Job(None, None, overrides_in(about), choices),
-        stage=stage,
-        pages=write_pages,
-    )
-    show_outcome(outcome, folder)
+    spec = _spec(config, about, Job(None, None, overrides_in(about), choices_in(about)))
+    outcome = run_job(spec, stage=stage)
+    show_outcome(outcome, spec.folder)
     raise SystemExit(outcome.code)
 
 
 def _in_sweep(config: DictConfig, about: DictConfig) -> None:
-    record, choices = Record(about.runtime.output_dir), choices_in(about)
     folder = Path(about.runtime.cwd, about.sweep.dir).resolve()
     planned = read_planned(folder) or Planned("", None, host="")
     launcher = about.runtime.choices.get("hydra/launcher")
@@ -104,7 +96,7 @@ def _in_sweep(config: DictConfig, about: DictConfig) -> None:
         number=about.job.num,
         sweep=planned.sweep,
         overrides=overrides_in(about),
-        choices=choices,
+        choices=choices_in(about),
         identity=planned.identity(about.job.num),
         launcher=launcher,
         shared=shares_cores(launcher, as_mapping(about, "launcher")),
@@ -112,18 +104,9 @@ def _in_sweep(config: DictConfig, about: DictConfig) -> None:
     try:
         check = checker(folder, planned, goes_on=launcher in GOES_ON)
         check()
-        outcome = run_in_sweep(
-            lambda: _settings(config, choices),
-            record,
-            build=_instantiate,
-            job=job,
-            pages=write_pages,
-            # Not that of this process: an engine's workers may be started anywhere.
-            current=os.getcwd() if about.job.chdir else about.runtime.cwd,  # noqa: PTH109
-            folder=folder,
-            resume=config.get("resume") is True,
-            check=check,
-        )
+        spec = _spec(config, about, job)
+        resume = config.get("resume") is True
+        outcome = run_in_sweep(spec, folder=folder, resume=resume, check=check)
         if outcome is not None and outcome.code == INTERRUPTED:
             check()
             raise KeyboardInterrupt
@@ -170,11 +153,18 @@ class Checks(Callback):
                 session.progress.start()
 
 
-def _settings(config: DictConfig, choices: Mapping[str, Any]) -> Settings:
+def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
     plain, problems = resolved(config)
-    if problems:
-        raise ConfigError.of(problems)
-    return read_settings(plain, choices=choices)
+    return JobSpec(
+        config=plain,
+        unresolved=tuple(problems),
+        job=job,
+        folder=Path(about.runtime.output_dir),
+        build=_instantiate,
+        pages=write_pages,
+        # Not that of this process: the workers of a launcher may start in any folder.
+        current=os.getcwd() if about.job.chdir else about.runtime.cwd,  # noqa: PTH109
+    )
 
 
 def _identity(config: DictConfig) -> str | None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.errors import (
     ConfigError,
-    FileError,
     KnownIssueError,
     Problem,
 )
-from prepare.job.outcome import DONE, FAILED, Facts, Outcome, failure, finished
+from prepare.job.outcome import Facts, Outcome, failure, finished, write_result
+from prepare.job.record import Record
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,77 +25,56 @@ if TYPE_CHECKING:
     from prepare.core.forward.run_example import Forward
     from prepare.core.utils.progress import Stage
     from prepare.flow.records import Flow
-    from prepare.job.record import Job, Record
+    from prepare.job.record import Job
     from prepare.job.settings import Settings
+    from prepare.job.spec import JobSpec
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
     from prepare.tune.records import Tuning
     from prepare.verify.records import Verification
 
 
-def run(
-    settings: Callable[[], Settings],
-    record: Record,
-    *,
-    build: Callable[[Mapping[str, Any]], Any],
-    job: Job,
-    stage: Stage = lambda _: nullcontext(),
-    pages: Callable[[Outcome, Path], None] = lambda *_: None,
-    begun: bool = False,
+def run_job(
+    spec: JobSpec, *, stage: Stage = lambda _: nullcontext(), begun: bool = False
 ) -> Outcome:
-    """Does one run and writes its record; never raises.
+    """Execute one job and write its record; never raises.
 
-    `settings` gives the checked configuration, or raises; `build` instantiates a model's
-    configuration; `stage` is entered with what is going on, for whoever watches, and may give a
-    function to say more; `pages` writes what is made of the record, before its last file, the result;
-    `begun` says that somebody else has called `begin`.
+    `stage` is entered with a line on what begins, and may return a function that reports more;
+    `begun` says that the caller has called `Record.begin`.
     """
+    record = Record(spec.folder)
     start = time.perf_counter()
     switch_off_telemetry()
     try:
         if not begun:
-            begin(record, job)
-        outcome = _isolated_run(settings, record, build=build, job=job, stage=stage)
+            record.begin(spec.job)
+        outcome = _run_in_clean_state(spec, record, stage)
     except BaseException as error:  # one job may not take the others of a sweep along
         outcome = failure(error)
     seconds = round(time.perf_counter() - start, 3)
     outcome = replace(outcome, result=replace(outcome.result, seconds=seconds))
     try:
-        pages(outcome, record.folder)
+        spec.pages(outcome, spec.folder)
     except BaseException as error:
         failed = failure(error)
         outcome = replace(failed, result=replace(failed.result, seconds=seconds))
     return write_result(outcome, record)
 
 
-def begin(record: Record, job: Job) -> None:
-    """Makes a folder ready for a run; what is in a sweep is known by its `job.json`. Raises FileError."""
-    record.clear()
-    if job.sweep is not None:
-        record.write_job(job)
-
-
-def _isolated_run(
-    settings: Callable[[], Settings],
-    record: Record,
-    *,
-    build: Callable[[Mapping[str, Any]], Any],
-    job: Job,
-    stage: Stage,
-) -> Outcome:
-    wanted = settings()
-    # An interrupt in the midst of that import is swallowed there, and the import fails for odd reasons.
+def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage) -> Outcome:
+    settings = spec.settings()
+    # The import of torch swallows an interrupt, and then fails with an unrelated error.
     with stage("starting torch"), held_interrupts():
         from prepare.core.forward.torch_state import isolated
         from prepare.job.build_model import import_plugins
         from prepare.job.load_weights import model_of
     with isolated():
-        import_plugins(wanted.plugins)
-        with stage(f"building {wanted.model['_target_']}"):
-            model = model_of(wanted, build)
-        facts, made = (_look if wanted.task == "flow" else _prepare)(wanted, model, stage)
+        import_plugins(settings.plugins)
+        with stage(f"building {settings.model['_target_']}"):
+            model = model_of(settings, spec.build)
+        facts, made = (_look if settings.task == "flow" else _prepare)(settings, model, stage)
         with stage("writing the record"):
-            made.write(record, replace(job, seen=_seen(facts)))
+            made.write(record, replace(spec.job, seen=_seen(facts)))
     return finished(facts)
 
 
@@ -254,18 +231,3 @@ def _changes(plan: Plan) -> list[dict[str, Any]]:
         for tensor in plan.tensors
         if tensor.changes
     ]
-
-
-def write_result(outcome: Outcome, record: Record) -> Outcome:
-    """Writes how a run ended, the last file of its record; where that fails, that is how it ended."""
-    try:
-        record.write_result(outcome.result)
-    except FileError as error:
-        if outcome.code != DONE:
-            # Its traceback has gone with the file; what is left is to say what happened first.
-            return replace(outcome, result=replace(outcome.result, traceback=None))
-        failed = replace(failure(error).result, seconds=outcome.result.seconds)
-        with suppress(FileError):
-            record.write_result(failed)
-        return Outcome(failed, FAILED)
-    return outcome

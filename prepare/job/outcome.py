@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.text import printable
@@ -18,7 +19,7 @@ from prepare.errors import (
     RefusedError,
     StepError,
 )
-from prepare.job.record import Result
+from prepare.job.record import Record, Result
 
 if TYPE_CHECKING:
     from prepare.bench.records import Bench
@@ -98,6 +99,21 @@ def failure(error: BaseException) -> Outcome:
     return Outcome(
         Result("failed", reason, said if isinstance(error, PrepareError) else line, trace), FAILED
     )
+
+
+def write_result(outcome: Outcome, record: Record) -> Outcome:
+    """Write the result of a job, the last file of its record; if that fails, so does the job."""
+    try:
+        record.write_result(outcome.result)
+    except FileError as error:
+        if outcome.code != DONE:
+            # Its traceback has gone with the file; what is left is to say what happened first.
+            return replace(outcome, result=replace(outcome.result, traceback=None))
+        failed = replace(failure(error).result, seconds=outcome.result.seconds)
+        with suppress(FileError):
+            record.write_result(failed)
+        return Outcome(failed, FAILED)
+    return outcome
 
 
 def _said(error: BaseException) -> str:

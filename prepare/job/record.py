@@ -88,6 +88,12 @@ class Record:
         except OSError as error:
             raise unusable(self.folder, error) from error
 
+    def begin(self, job: Job) -> None:
+        """Clear the folder for a job; `job.json` identifies a job of a sweep. Raises FileError."""
+        self.clear()
+        if job.sweep is not None:
+            self.write_job(job)
+
     def write_job(self, job: Job) -> None:
         """What was asked, in `job.json`."""
         self._write("job.json", {"format": _JOB, "version": _VERSION, **asdict(job)})

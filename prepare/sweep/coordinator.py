@@ -11,8 +11,7 @@ from pathlib import Path
 
 from prepare.core.utils import files
 from prepare.errors import ConfigError, FileError
-from prepare.job.execute import write_result
-from prepare.job.outcome import FAILED, Outcome
+from prepare.job.outcome import FAILED, Outcome, write_result
 from prepare.job.record import Job, Record, Result, unusable
 from prepare.sweep.locks import Lock, claimed, held
 from prepare.sweep.manifest import (

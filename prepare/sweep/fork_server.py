@@ -11,20 +11,15 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from prepare.job.execute import run
-from prepare.job.record import Record
+from prepare.job.execute import run_job
 
 if TYPE_CHECKING:
-    from prepare.job.outcome import Outcome
-    from prepare.job.record import Job
-    from prepare.job.settings import Settings
+    from prepare.job.spec import JobSpec
 
 # What takes long to import, and every job needs.
 _PRELOADED = (
@@ -54,24 +49,10 @@ _PRELOADED = (
 _HALF = 1 << 19
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What one job is to do, and where; `build` and `pages` are what `prepare.job.run` takes."""
-
-    settings: Settings
-    folder: Path
-    job: Job
-    build: Callable[[Mapping[str, Any]], Any]
-    pages: Callable[[Outcome, Path], None]
-    current: str
-    path: list[str]
-    environ: dict[str, str]
-
-
 def serve(handle: int, preload: list[str]) -> None:
-    """Does the tasks that come through the socket `handle`, until its other end is closed.
+    """Execute the jobs that come through the socket `handle`, until its other end is closed.
 
-    A task is a pair: the path of its log, and a pickled `Task`. The answers are the id of the process
+    A request is a pair: the path of a log, and a pickled `JobSpec`. The answers are the id of the process
     that does it, and its exit status. A process that is not there any more closes its end: what runs
     for it is killed then, with all that it started.
     """
@@ -84,13 +65,13 @@ def serve(handle: int, preload: list[str]) -> None:
     asked, wake = Connection(handle), _waking_pipe()
     with suppress(EOFError, OSError):
         while True:
-            log, task = asked.recv()
+            log, pickled = asked.recv()
             output, theirs = os.pipe()
             lived, lives = os.pipe()
             if not (pid := _fork()):
                 asked.close()
                 os.close(lives)
-                _do(task, theirs, lived)
+                _do(pickled, theirs, lived)
             os.close(theirs)
             os.close(lived)
             try:
@@ -133,20 +114,9 @@ def _do(pickled: bytes, output: int, lived: int) -> NoReturn:
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
         faulthandler.enable(2)
-        task = pickle.loads(pickled)  # noqa: S301  it comes from the process that started this one
-        os.environ.clear()
-        os.environ.update(task.environ)
-        sys.path[:] = task.path
-        os.chdir(task.current)
-        record = Record(task.folder)
-        run(
-            lambda: task.settings,
-            record,
-            build=task.build,
-            job=task.job,
-            pages=task.pages,
-            begun=True,
-        )
+        spec: JobSpec = pickle.loads(pickled)  # noqa: S301  sent by the process that started this one
+        spec.enter()
+        run_job(spec, begun=True)
         code = 0
     except BaseException:
         traceback.print_exc()

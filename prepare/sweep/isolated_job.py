@@ -10,21 +10,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from prepare.job.execute import begin, run, write_result
-from prepare.job.outcome import FAILED, INTERRUPTED, Outcome, failure
-from prepare.job.record import Job, Record, Result
-from prepare.sweep.fork_server import Task
+from prepare.job.execute import run_job
+from prepare.job.outcome import FAILED, INTERRUPTED, Outcome, failure, write_result
+from prepare.job.record import Record, Result
 
 if TYPE_CHECKING:
-    from prepare.job.settings import Settings
+    from prepare.job.spec import JobSpec
 
 # How often it is asked whether the sweep goes on, while a job runs.
 _TICK = 0.5
@@ -41,41 +40,22 @@ _MEANING = {
 }
 
 
-def run_apart(
-    settings: Callable[[], Settings],
-    record: Record,
-    *,
-    build: Callable[[Mapping[str, Any]], Any],
-    job: Job,
-    pages: Callable[[Outcome, Path], None],
-    current: str,
-    check: Callable[[], None],
-) -> Outcome:
-    """Does one run in a process of its own and writes its record; never raises.
+def run_isolated(spec: JobSpec, check: Callable[[], None]) -> Outcome:
+    """Execute one job in a child process and write its record; never raises.
 
-    It is `prepare.job.run`, but that whatever the job does ends that process and no other. `current`
-    is the folder it runs in. `check` is called now and then, and raises where the run is to be stopped.
-    With `isolate=false`, or where there is no fork (Windows), it runs in this process after all.
+    It is `prepare.job.execute.run_job`, except that a crash of the job ends only its child process.
+    `check` is called at intervals, and raises if the job shall be stopped.
+    With `isolate=false`, or without fork (Windows), the job runs in this process.
     """
+    record = Record(spec.folder)
     start = time.perf_counter()
     try:
-        begin(record, job)
-        wanted = settings()
-        if not (wanted.isolate and hasattr(os, "fork")):
-            return run(lambda: wanted, record, build=build, job=job, pages=pages, begun=True)
-        task = Task(
-            settings=wanted,
-            folder=record.folder,
-            job=job,
-            build=build,
-            pages=pages,
-            current=current,
-            path=sys.path,
-            environ=dict(os.environ),
-        )
+        record.begin(spec.job)
+        if not (spec.settings().isolate and hasattr(os, "fork")):
+            return run_job(spec, begun=True)
         log = record.folder / "log.txt"
-        preload = tuple(sorted({build.__module__, pages.__module__}))
-        status = _server(os.getpid(), preload).run(log, task, check)
+        preload = tuple(sorted({spec.build.__module__, spec.pages.__module__}))
+        status = _server(os.getpid(), preload).run(log, spec, check)
         if result := record.result():
             return Outcome(result, INTERRUPTED if result.status == "interrupted" else FAILED)
         outcome = Outcome(_crash(status, log), FAILED)
@@ -111,10 +91,10 @@ class _Server:
         self._child = 0
         atexit.register(self.close)
 
-    def run(self, log: Path, task: Task, check: Callable[[], None]) -> int:
-        """Has the task done; gives the exit status of its process."""
+    def run(self, log: Path, spec: JobSpec, check: Callable[[], None]) -> int:
+        """Execute the job in a child process; return the exit status of that process."""
         try:
-            self._connection.send((str(log), pickle.dumps(task)))
+            self._connection.send((str(log), pickle.dumps(spec)))
             self._child = self._answer(check)
             status = self._answer(check)
         except (EOFError, ConnectionError) as error:

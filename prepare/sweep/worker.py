@@ -3,50 +3,40 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prepare.core.utils.signals import Stopped
 from prepare.errors import FileError
 from prepare.job.outcome import DONE, Outcome
 from prepare.job.record import KEPT, Job, Record, Result
-from prepare.sweep.isolated_job import run_apart
+from prepare.sweep.isolated_job import run_isolated
 from prepare.sweep.locks import claimed, held
 from prepare.sweep.manifest import Planned, job_lock, sweep_lock
 
 if TYPE_CHECKING:
-    from prepare.job.settings import Settings
+    from prepare.job.spec import JobSpec
 
 
 def run_in_sweep(
-    settings: Callable[[], Settings],
-    record: Record,
-    *,
-    build: Callable[[Mapping[str, Any]], Any],
-    job: Job,
-    pages: Callable[[Outcome, Path], None],
-    current: str,
-    folder: Path,
-    resume: bool,
-    check: Callable[[], None],
+    spec: JobSpec, *, folder: Path, resume: bool, check: Callable[[], None]
 ) -> Outcome | None:
-    """Does the job, if it is not done and nobody is doing it; None where another process is.
+    """Execute the job, unless it is done; return None if another process is executing it.
 
-    `folder` is that of the sweep, and with `resume` the job may have been done anywhere in it; the rest
-    is as in `prepare.sweep.isolated_job.run_apart`.
+    `folder` is that of the sweep: with `resume` the job may have been done anywhere in it. `check` is
+    as in `prepare.sweep.isolated_job.run_isolated`.
     """
+    job = spec.job
     lock = job_lock(folder, job.identity) if job.identity else None
     with claimed(lock) as mine:
         if not mine:
             return None
         # Asked with the lock in hand: whoever had it before may just have done the job.
-        if job.identity and (result := _done(job, record, folder, resume=resume)):
+        if job.identity and (result := _done(job, Record(spec.folder), folder, resume=resume)):
             return Outcome(result, DONE)
-        return run_apart(
-            settings, record, build=build, job=job, pages=pages, current=current, check=check
-        )
+        return run_isolated(spec, check)
 
 
 def checker(folder: Path, planned: Planned, *, goes_on: bool) -> Callable[[], None]:
