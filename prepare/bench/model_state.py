@@ -1,4 +1,4 @@
-"""Finds the models behind the variants of a bench, and leaves them as they were."""
+"""Find the models behind the variants of a bench, and restore them afterwards."""
 
 from __future__ import annotations
 
@@ -21,45 +21,49 @@ from prepare.errors import RefusedError
 
 
 def modules_in(call: Callable[..., Any], *, depth: int = 3) -> list[nn.Module]:
-    """The models that a variant runs: itself, or what a function, method or partial refers to."""
+    """Return the models that a variant runs: itself, or those that a function, method or partial uses."""
     if isinstance(call, nn.Module):
         return [call]
-    found = {
+    modules = {
         id(module): module
-        for value in _refers_to(call)
+        for value in _references(call)
         if isinstance(value, nn.Module) or (depth and _is_code(value))
         for module in modules_in(value, depth=depth - 1)
     }
-    return list(found.values())
+    return list(modules.values())
 
 
-def check_apart(variants: Mapping[str, Any]) -> None:
-    """Raises RefusedError where two models are one, hold one tensor, or cannot be run as they are."""
+def check_independent(variants: Mapping[str, Any]) -> None:
+    """Check that no two variants are the same model or share a tensor.
+
+    Raises:
+        RefusedError: two variants do, or a model has a lazy parameter and cannot be run.
+    """
     owners: dict[object, tuple[str, str]] = {}
     for name, model in variants.items():
         if not isinstance(model, nn.Module):
             continue
         if lazy := lazy_parameter(model):
-            wrong = f"the parameter {lazy} has no shape yet"
-            raise RefusedError(f"variant {name!r}", wrong, "run one forward first")
-        for path, key in _keys(model):
-            other, where = owners.setdefault(key, (name, path))
-            if other != name:
-                _refuse_shared(other, name, where)
+            message = f"the parameter {lazy} has no shape yet"
+            raise RefusedError(f"variant {name!r}", message, "run one forward first")
+        for path, key in _identities(model):
+            owner, owner_path = owners.setdefault(key, (name, path))
+            if owner != name:
+                raise _sharing_error(owner, name, owner_path)
 
 
 @contextmanager
-def kept(model: nn.Module, *, train: bool) -> Iterator[None]:
-    """Within, the model is in training or evaluation mode and has no gradients; then it is as it was.
+def preserved(model: nn.Module, *, train: bool) -> Iterator[None]:
+    """Set training or evaluation mode and remove gradients; restore the model on exit.
 
-    That holds for attributes, hooks, modes, gradients, and the values of all tensors: a forward may
-    write into buffers (BatchNorm) and parameters (Embedding's max_norm). Their copies wait in main
-    memory. A model in training mode keeps the mode of each of its parts (frozen BatchNorms).
+    Attributes, hooks, modes, gradients and the values of all tensors are restored: a forward may write
+    into buffers (BatchNorm) and parameters (Embedding's max_norm). Their copies are in main memory. With
+    `train`, a model that is in training mode keeps the mode of each submodule (frozen BatchNorms).
     """
     snapshot = Snapshot(model)
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    values = _values(model)
+    values = _saved_values(model)
     try:
         for parameter, _ in gradients:
             parameter.grad = None
@@ -68,31 +72,32 @@ def kept(model: nn.Module, *, train: bool) -> Iterator[None]:
     finally:
         with held_interrupts(), torch.no_grad():
             snapshot.restore()
-            # A scripted module keeps its mode out of the snapshot's reach.
+            # The snapshot does not reach the mode of a scripted module.
             for module, mode in modes:
                 if module.training != mode:
                     module.training = mode
             for tensor, alias, copy in values:
-                _put_back(tensor, alias, copy)
+                _restore_values(tensor, alias, copy)
             for parameter, gradient in gradients:
                 parameter.grad = gradient
 
 
-def _refers_to(call: Any) -> list[Any]:
+def _references(call: Any) -> list[Any]:
+    """Return the values that a callable refers to, and the items of lists and tuples among them."""
     if isinstance(call, partial):
-        found = [call.func, *call.args, *call.keywords.values()]
+        values = [call.func, *call.args, *call.keywords.values()]
     elif inspect.ismethod(call):
         owner = call.__self__
-        found = [owner] if isinstance(owner, nn.Module) else [call.__func__, *_attributes(owner)]
+        values = [owner] if isinstance(owner, nn.Module) else [call.__func__, *_attributes(owner)]
     elif inspect.isfunction(call):
-        # An empty cell, of a name that is not set yet, equals another.
+        # The cell of a name that is not assigned yet is empty, and equals another empty cell.
         cells = [cell.cell_contents for cell in call.__closure__ or () if cell != CellType()]
         names = (name for name in call.__code__.co_names if name in call.__globals__)
-        found = [*cells, *(call.__globals__[name] for name in names)]
+        values = [*cells, *(call.__globals__[name] for name in names)]
     else:
-        found = _attributes(call)
-    lists = (value for value in found if isinstance(value, list | tuple))
-    return [*found, *(item for value in lists for item in value)]
+        values = _attributes(call)
+    lists = (value for value in values if isinstance(value, list | tuple))
+    return [*values, *(item for value in lists for item in value)]
 
 
 def _attributes(value: Any) -> list[Any]:
@@ -103,8 +108,8 @@ def _is_code(value: Any) -> bool:
     return isinstance(value, partial) or inspect.ismethod(value) or inspect.isfunction(value)
 
 
-def _keys(model: nn.Module) -> Iterator[tuple[str, object]]:
-    """The model itself, and the memory of each tensor: what no two variants may have in common."""
+def _identities(model: nn.Module) -> Iterator[tuple[str, object]]:
+    """Yield what two variants must not share: the model itself, and the memory of each tensor."""
     yield "", id(model)
     for place in named_tensors(model):
         tensor = place.tensor
@@ -112,11 +117,11 @@ def _keys(model: nn.Module) -> Iterator[tuple[str, object]]:
         yield place.path, (str(tensor.device), memory) if memory else id(tensor)
 
 
-def _refuse_shared(one: str, other: str, path: str) -> None:
-    what = f"hold one tensor, {path}" if path else "are one and the same model"
-    raise RefusedError(
-        f"variants {one!r} and {other!r}",
-        f"they {what}: what prepares one changes the other",
+def _sharing_error(first: str, second: str, path: str) -> RefusedError:
+    shared = f"share the tensor {path}" if path else "are the same model"
+    return RefusedError(
+        f"variants {first!r} and {second!r}",
+        f"they {shared}: preparing one changes the other",
         "build the model once for each, or copy.deepcopy it before it is prepared; "
         "to call one model in two ways, give a function for each",
     )
@@ -125,27 +130,29 @@ def _refuse_shared(one: str, other: str, path: str) -> None:
 def _set_mode(model: nn.Module, *, train: bool) -> None:
     if train and model.training:
         return
-    # An exported program has its mode built in, and says so in this way.
+    # The mode of an exported program is fixed, and setting it raises.
     with contextlib.suppress(NotImplementedError):
         model.train(train)
 
 
-def _values(model: nn.Module) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Every tensor once, an alias of its memory, and a copy of its values."""
-    named = [place.tensor for place in named_tensors(model)]
-    loose = [tensor for _, tensor in unregistered_tensors(model)]
-    found = {id(tensor): tensor for tensor in (*named, *loose)}.values()
-    held = (tensor for tensor in found if is_strided(tensor) and not tensor.is_meta)
-    return [(tensor, tensor.detach(), tensor.detach().to("cpu", copy=True)) for tensor in held]
+def _saved_values(model: nn.Module) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return each tensor once, with an alias of its memory and a copy of its values."""
+    registered = [place.tensor for place in named_tensors(model)]
+    unregistered = [tensor for _, tensor in unregistered_tensors(model)]
+    distinct = {id(tensor): tensor for tensor in (*registered, *unregistered)}.values()
+    with_values = (tensor for tensor in distinct if is_strided(tensor) and not tensor.is_meta)
+    return [
+        (tensor, tensor.detach(), tensor.detach().to("cpu", copy=True)) for tensor in with_values
+    ]
 
 
-def _put_back(tensor: Tensor, alias: Tensor, copy: Tensor) -> None:
-    if is_plain(tensor) and _lies(tensor) != _lies(alias):
+def _restore_values(tensor: Tensor, alias: Tensor, copy: Tensor) -> None:
+    if is_plain(tensor) and _memory_of(tensor) != _memory_of(alias):
         tensor.data = alias
-    # Not always: to write would spoil a graph of the user's that has yet to go backward.
+    # Only if the values differ: a write would invalidate a graph whose backward has yet to run.
     if not torch.equal(alias.to("cpu"), copy):
         alias.copy_(copy)
 
 
-def _lies(tensor: Tensor) -> tuple:
+def _memory_of(tensor: Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride()

@@ -1,4 +1,4 @@
-"""The most memory that a piece of work holds beyond what was there, and what fresh memory costs it."""
+"""The peak memory of a call, and the cost of memory that the system hands out page by page."""
 
 from __future__ import annotations
 
@@ -9,65 +9,73 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-try:
+if TYPE_CHECKING:
     import resource
-except ImportError:  # Windows
-    resource = None
+else:
+    try:
+        import resource
+    except ImportError:  # Windows
+        resource = None
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-# Linux: "5" sets VmHWM back to what is resident now; see proc(5).
-_RESET = "5"
-_AREA = 1 << 25  # bytes to find out in what a fresh page costs
+_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+# Linux: "5" resets VmHWM to the memory that is resident now; see proc(5).
+_RESET_PEAK = "5"
+_PROBE_BYTES = 1 << 25  # size of the area that measures the cost of a page fault
 
 
-def peak_of(work: Callable[[], object], device: torch.device) -> tuple[int | None, str]:
-    """Bytes, and how they were found; None where that cannot be found out.
+def measure_peak(work: Callable[[], object], device: torch.device) -> tuple[int | None, str]:
+    """Run `work` and return the peak of its memory in bytes, and the name of the measure.
 
-    On CUDA they are exact for what torch allocates. On the CPU they are the pages that became
-    resident: so pages that another thread touched meanwhile are among them, reserves that the C
-    library does not give back are not, and sizes are rounded to pages (2 MiB where Linux gives huge
-    ones). They are good to a few MiB.
+    On CUDA the figure is exact for memory that torch allocates. On the CPU it counts the pages that
+    became resident: it includes pages that another thread touched meanwhile, excludes memory that the C
+    library kept in reserve, and is rounded to pages (2 MiB where Linux gives huge pages). It is good to
+    a few MiB. It is None where the system does not report it.
     """
     if device.type == "cuda":
-        return _of_cuda(work, device), "torch.cuda.max_memory_allocated"
-    if device.type == "cpu" and _reset():
-        before = _read("VmRSS")
+        return _cuda_peak(work, device), "torch.cuda.max_memory_allocated"
+    if device.type == "cpu" and _reset_peak():
+        before = _read_status("VmRSS")
         work()
-        after = _read("VmHWM")
-        return (
-            None if before is None or after is None else max(0, after - before)
-        ), "VmHWM of the process"
+        after = _read_status("VmHWM")
+        measure = "VmHWM of the process"
+        if before is None or after is None:
+            return None, measure
+        return max(0, after - before), measure
     work()
     return None, ""
 
 
-def fresh_pages() -> int:
-    """How many pages the system has given to this process so far, as they were written first; 0 if unknown.
+def page_faults() -> int:
+    """Return how many pages the system has handed to this process so far, 0 if unknown.
 
-    What the C library gives back after one call it takes as fresh pages in the next.
+    A page is handed out when it is first written. Memory that the C library returns to the system after
+    one call is handed out again in the next.
     """
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
 
 
-def seconds_of_page() -> float:
-    """What one costs here, with as many threads as torch has: to write it first, less to write it again."""
-    flags = (
-        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )  # as an allocator asks for it; shared ones cost more
-    area = torch.frombuffer(mmap.mmap(-1, _AREA, flags=flags), dtype=torch.uint8)
-    before, start = fresh_pages(), time.perf_counter()
+def seconds_per_page_fault() -> float:
+    """Measure the cost of a page fault: the time of a first write minus that of a second, per page.
+
+    The write uses as many threads as torch has.
+    """
+    # Private and anonymous, as an allocator requests it; shared pages cost more.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    area = torch.frombuffer(mmap.mmap(-1, _PROBE_BYTES, flags=flags), dtype=torch.uint8)
+    before, start = page_faults(), time.perf_counter()
     area.fill_(1)
-    first, pages = time.perf_counter() - start, fresh_pages() - before
+    first, pages = time.perf_counter() - start, page_faults() - before
     start = time.perf_counter()
     area.fill_(1)
-    again = time.perf_counter() - start
-    return max(0.0, first - again) / max(1, pages)
+    second = time.perf_counter() - start
+    return max(0.0, first - second) / max(1, pages)
 
 
-def _of_cuda(work: Callable[[], object], device: torch.device) -> int:
+def _cuda_peak(work: Callable[[], object], device: torch.device) -> int:
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -76,17 +84,18 @@ def _of_cuda(work: Callable[[], object], device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _reset() -> bool:
-    # glibc keeps what was freed; given back to the system, it counts again when it is needed again.
+def _reset_peak() -> bool:
+    """Reset the peak of the process; return False where the system does not allow it."""
+    # glibc keeps freed memory. Once returned to the system, it counts again when it is reused.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     try:
-        _CLEAR.write_text(_RESET)
+        _CLEAR_REFS.write_text(_RESET_PEAK)
     except OSError:  # not Linux, or a container that forbids it
         return False
     return True
 
 
-def _read(key: str) -> int | None:
-    found = re.search(rf"^{key}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+def _read_status(key: str) -> int | None:
+    match = re.search(rf"^{key}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+    return int(match[1]) * 1024 if match else None

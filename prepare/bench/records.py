@@ -1,4 +1,4 @@
-"""What a bench found, as plain data: saved to and loaded from `bench.json` without torch."""
+"""The results of a bench as plain data; `bench.json` is written and read without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prepare.core.utils import json_records
 from prepare.errors import BenchError
 
 _KIND = json_records.Kind("prepare.bench", 1, "bench", "a bench.json", BenchError)
-# What the two variants of a run are called.
+# The names of the two variants that a job times.
 UNPREPARED, PREPARED = "unprepared", "prepared"
 VERDICTS = (
     "baseline",
@@ -26,12 +26,12 @@ Interval = tuple[float, float] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One variant. What could not be found out is None.
+    """The result for one variant; unknown values are None.
 
-    `seconds` is the median time of one call, `ratio` the median of the paired ratios to the baseline
-    (below 1 is faster); each with its interval. `throughput` is items a second, `peak_bytes` the most
-    that one call held beyond what was there before. `samples` are the seconds of a call in each
-    round, each the mean of `calls` calls. `reason` says why it failed.
+    `seconds` is the median time of one call, and `ratio` the median of the ratios to the baseline per
+    round (below 1 is faster), each with its interval. `throughput` is in items per second. `peak_bytes`
+    is the peak memory of one call, without the model. `samples` are the seconds of a call in each round,
+    each the mean of `calls` calls. `reason` says why the variant failed.
     """
 
     name: str
@@ -50,10 +50,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """The baseline against itself (A/A): what a ratio is where nothing differs.
+    """The ratio of the baseline to itself (A/A), which shows the noise.
 
-    `noise` 1.03 says that ratios between 1/1.03 and 1.03 are no significant difference. None where
-    there were too few rounds for an interval: then nothing is significant.
+    A `noise` of 1.03 means that ratios between 1/1.03 and 1.03 are not significant. It is None if there
+    were too few rounds for an interval; then no difference is significant.
     """
 
     ratio: float
@@ -63,7 +63,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a bench is: `precision` is that of the least precise ratio, None before there is one."""
+    """The state of a running bench; `precision` is that of the least precise ratio, None if unknown."""
 
     doing: str
     rounds: int
@@ -76,8 +76,9 @@ class Progress:
 class Comparison:
     """Variants timed against a baseline.
 
-    `repeats` rounds took `seconds`, warm-up and all. `aa` is None where the baseline failed.
-    `settings` say how it was measured, `environment` where, and `notes` what to bear in mind.
+    `repeats` is the number of rounds, and `seconds` includes the warm-up. `aa` is the A/A control, None
+    if the baseline failed. `settings` hold how it was measured, `environment` where, and `notes` what
+    limits the result.
     """
 
     rows: tuple[Row, ...]
@@ -90,11 +91,11 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
     def row(self, name: str) -> Row:
-        """The row of that variant; KeyError where there is none."""
+        """Return the row of a variant; raise KeyError if there is no such variant."""
         return {row.name: row for row in self.rows}[name]
 
     def save(self, path: str | Path) -> None:
-        """Writes a `bench.json` with this as its only case, whole or not at all. Raises FileError."""
+        """Write a `bench.json` with this as its only case, atomically. Raise FileError on failure."""
         train = self.settings["train"]
         case = Case(what="training step" if train else "inference", comparison=self)
         mode = "train" if train else "eval"
@@ -102,10 +103,10 @@ class Comparison:
 
     @classmethod
     def load(cls, path: str | Path) -> Comparison:
-        """The comparison in the first case of a `bench.json`; torch is not needed.
+        """Read the comparison in the first case of a `bench.json`, without torch.
 
         Raises:
-            BenchError: the file is no bench, or one of another version, or nothing was compared.
+            BenchError: the file is not a bench, has another version, or nothing was compared.
         """
         case = Bench.load(path).cases[0]
         if case.comparison is None:
@@ -115,9 +116,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One thing that a run timed: `inference`, `inference of one sample` or `training step`.
+    """One kind of call that a job timed: `inference`, `inference of one sample` or `training step`.
 
-    Where there is no `comparison`, `reason` says why.
+    If `comparison` is None, `reason` says why.
     """
 
     what: str
@@ -126,21 +127,21 @@ class Case:
 
     @property
     def row(self) -> Row:
-        """The prepared model's; where nothing was compared, one that says so and why."""
+        """The row of the prepared model; a row with the reason if nothing was compared."""
         if self.comparison is None:
             return Row(name=PREPARED, verdict="not compared", reason=self.reason)
         baseline = self.comparison.row(self.comparison.baseline)
-        found = next((row for row in self.comparison.rows if row is not baseline), baseline)
-        return replace(found, reason=found.reason or baseline.reason)
+        row = next((row for row in self.comparison.rows if row is not baseline), baseline)
+        return replace(row, reason=row.reason or baseline.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What a run timed, the prepared model against the unprepared one: its `bench.json`.
+    """The content of `bench.json`: what a job timed, the prepared model against the unprepared one.
 
-    `level` and `mode` are the run's; a comparison that was saved alone has no level. The first of the
-    `cases`, of which there is at least one, is what the mode is about, on the batch as it is. All of
-    it took `seconds`.
+    `level` and `mode` are those of the job; a comparison saved by itself has an empty level. There is at
+    least one case, and the first belongs to the mode, on the batch as given. `seconds` is the time of the
+    whole bench.
     """
 
     level: str
@@ -150,19 +151,19 @@ class Bench:
 
     @property
     def headline(self) -> Row:
-        """The row to show where there is room for one: its `ratio`, `ratio_interval`, `verdict`, `reason`."""
+        """The one row to show in a summary: that of the first case."""
         return self.cases[0].row
 
     def save(self, path: str | Path) -> None:
-        """Writes `bench.json`, whole or not at all. Raises FileError."""
+        """Write `bench.json` atomically. Raise FileError on failure."""
         json_records.write_json(path, _KIND.head | asdict(self), lines=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Bench:
-        """A run's bench from its JSON; torch is not needed.
+        """Read a `bench.json`, without torch.
 
         Raises:
-            BenchError: the file is no bench, or one of another version.
+            BenchError: the file is not a bench, or has another version.
         """
         return json_records.read_record(path, _KIND, _bench)
 

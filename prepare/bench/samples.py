@@ -1,4 +1,4 @@
-"""What takes a turn in each round of a bench, and what may be said of it in the end."""
+"""The timings of each variant of a bench, and the rows that follow from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from prepare.bench import statistics as intervals
+from prepare.bench import statistics
 from prepare.bench.records import Control, Row
 from prepare.bench.statistics import Estimate
 
@@ -20,69 +20,69 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
-    """A variant, or the baseline once more; `reason` says why it is out."""
+class Series:
+    """The timings of a variant, one per round; `reason` says why the variant failed."""
 
     variant: Variant
     device: torch.device = _CPU
     calls: int = 1
-    seconds: float = 0.0  # of a call, about
+    call_seconds: float = 0.0  # of one call, about
     peak: int | None = None
     samples: list[float] = field(default_factory=list)
-    pages: list[float] = field(default_factory=list)  # fresh ones in a call
+    page_faults: list[float] = field(default_factory=list)  # per call
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """All that take part: the variants, the baseline among them, and `again`, its second lane."""
+class SampleSet:
+    """One series per variant, and `control`, the second series of the baseline (A/A)."""
 
-    lanes: list[Lane]
-    baseline: Lane
-    again: Lane
+    series: list[Series]
+    baseline: Series
+    control: Series
     confidence: float
 
-    def running(self) -> list[Lane]:
-        """Those that are not out."""
-        return [lane for lane in (*self.lanes, self.again) if not lane.reason]
+    def active(self) -> list[Series]:
+        """Return the series that have not failed, the control included."""
+        return [series for series in (*self.series, self.control) if not series.reason]
 
-    def out(self, variant: Variant, reason: str) -> None:
-        """Takes a variant out, in both of its lanes if it is the baseline."""
-        for lane in (*self.lanes, self.again):
-            if lane.variant is variant:
-                lane.reason = reason
-                lane.samples.clear()
+    def drop(self, variant: Variant, reason: str) -> None:
+        """Mark a variant as failed; for the baseline, both of its series."""
+        for series in (*self.series, self.control):
+            if series.variant is variant:
+                series.reason = reason
+                series.samples.clear()
 
-    def ratio(self, lane: Lane) -> Estimate:
-        """Its ratio to the baseline."""
-        return intervals.ratio(lane.samples, self.baseline.samples, self.confidence)
+    def ratio(self, series: Series) -> Estimate:
+        """Estimate the ratio of a variant's time to the baseline's."""
+        return statistics.ratio(series.samples, self.baseline.samples, self.confidence)
 
     def precision(self) -> float:
-        """That of the least precise ratio; of the least precise time where the baseline is out."""
+        """Return the precision of the least precise ratio, or time if the baseline failed."""
         if self.baseline.reason:
-            times = (intervals.estimate(lane.samples, self.confidence) for lane in self.running())
-            return intervals.widest(times)
-        others = (lane for lane in self.running() if lane is not self.baseline)
-        return intervals.widest(map(self.ratio, others))
+            times = (statistics.estimate(each.samples, self.confidence) for each in self.active())
+            return statistics.worst_precision(times)
+        others = (series for series in self.active() if series is not self.baseline)
+        return statistics.worst_precision(map(self.ratio, others))
 
-    def control(self) -> Control | None:
-        """The baseline against itself."""
+    def control_result(self) -> Control | None:
+        """Compare the baseline with itself; None if it failed."""
         if self.baseline.reason:
             return None
-        found = self.ratio(self.again)
-        noise = intervals.noise(found)
-        known = noise if math.isfinite(noise) else None
-        return Control(ratio=found.value, interval=found.interval, noise=known)
+        ratio = self.ratio(self.control)
+        noise = statistics.noise(ratio)
+        finite = noise if math.isfinite(noise) else None
+        return Control(ratio=ratio.value, interval=ratio.interval, noise=finite)
 
     def rows(self, items: int | None) -> Iterator[Row]:
-        """One for each variant, for a batch of `items`."""
-        for lane in self.lanes:
-            name, device = lane.variant.name, str(lane.device)
-            if lane.reason:
-                yield Row(name=name, verdict="failed", device=device, reason=lane.reason)
+        """Yield a row per variant; `items` is the batch size."""
+        for series in self.series:
+            name, device = series.variant.name, str(series.device)
+            if series.reason:
+                yield Row(name=name, verdict="failed", device=device, reason=series.reason)
                 continue
-            verdict, ratio = self._verdict(lane)
-            time = intervals.estimate(lane.samples, self.confidence)
+            verdict, ratio = self._verdict(series)
+            time = statistics.estimate(series.samples, self.confidence)
             yield Row(
                 name=name,
                 verdict=verdict,
@@ -91,16 +91,16 @@ class Field:
                 ratio=ratio and ratio.value,
                 ratio_interval=ratio and ratio.interval,
                 throughput=items / time.value if items and time.value else None,
-                peak_bytes=lane.peak,
+                peak_bytes=series.peak,
                 device=device,
-                calls=lane.calls,
-                samples=tuple(lane.samples),
+                calls=series.calls,
+                samples=tuple(series.samples),
             )
 
-    def _verdict(self, lane: Lane) -> tuple[str, Estimate | None]:
+    def _verdict(self, series: Series) -> tuple[str, Estimate | None]:
         if self.baseline.reason:
             return "not compared", None
-        if lane is self.baseline:
+        if series is self.baseline:
             return "baseline", Estimate(1.0, None)
-        found = self.ratio(lane)
-        return intervals.verdict(found, self.ratio(self.again)), found
+        ratio = self.ratio(series)
+        return statistics.verdict(ratio, self.ratio(self.control)), ratio

@@ -1,4 +1,4 @@
-"""The statistics of a bench, apart from any timing: medians, their intervals, and verdicts."""
+"""The statistics of a bench: medians, their confidence intervals, and verdicts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from itertools import pairwise
 from statistics import NormalDist, median
 from typing import NamedTuple
 
-# A clock that stands still must not divide by zero; no clock here tells less than this apart.
+# Avoids a division by zero if the clock stands still; no clock used here resolves less.
 _SHORTEST = 1e-9
-# The standard deviation of normal values, over the median of their absolute ones.
+# The standard deviation of normal values over the median of their absolute values.
 _NORMAL = 1.4826
 
 
 class Estimate(NamedTuple):
-    """A median and its confidence interval, which is None where the values are too few for one."""
+    """A median and its confidence interval; the interval is None if there are too few values."""
 
     value: float
     interval: tuple[float, float] | None
 
     @property
     def precision(self) -> float:
-        """Half the width of the interval, as a part of the value: 0.02 is ±2 %."""
+        """Half the width of the interval, as a fraction of the value: 0.02 is ±2 %."""
         if self.interval is None:
             return math.inf
         low, high = self.interval
@@ -31,10 +31,10 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Collection[float], confidence: float) -> Estimate:
-    """The median, and the interval that holds the true one with at least that confidence.
+    """Return the median, and an interval that contains the true median with at least that confidence.
 
-    Between two of the values themselves, chosen by the binomial distribution: exact for any
-    distribution, however skewed, as timings are. It does ask for values that are independent.
+    Both ends of the interval are values of the sample, chosen by the binomial distribution: exact for
+    any distribution, however skewed, as timings are. The values have to be independent.
     Source: Conover, Practical Nonparametric Statistics, 3.2; Le Boudec, Performance Evaluation of
     Computer and Communication Systems, theorem 2.1; advised for timings by Hoefler and Belli,
     Scientific Benchmarking of Parallel Computing Systems, SC 2015.
@@ -48,33 +48,34 @@ def estimate(values: Collection[float], confidence: float) -> Estimate:
 
 
 class Scatter(NamedTuple):
-    """How far ratios of equals lie apart: the standard deviation of their logarithms, from `count` pairs."""
+    """The spread of ratios: the standard deviation of their logarithms, from `steps` differences."""
 
     deviation: float
-    count: int
+    steps: int
 
 
 def scatter(series: Iterable[Sequence[float]]) -> Scatter | None:
-    """What the ratios of several pairs of variants, each in the order of the rounds, say of it together.
+    """Estimate the common spread of several series of ratios, each in the order of the rounds.
 
-    From each value to the next of the same series: so the series may have different medians, and a
-    machine that drifts adds little. By the median of these steps, which outliers hardly move. None
-    where there is no step.
+    It rests on the differences of successive values of a series, so the series may have different
+    medians and a drifting machine adds little, and on the median of these differences, which outliers
+    hardly move. None if there is no difference.
     """
     steps = [abs(math.log(b / a)) for values in series for a, b in pairwise(values)]
     return Scatter(_NORMAL * median(steps) / math.sqrt(2), len(steps)) if steps else None
 
 
 def estimate_of_few(values: Sequence[float], confidence: float, known: Scatter) -> Estimate:
-    """The median of ratios that are too few for an exact interval, and one that rests on what is `known`.
+    """Return the median of too few ratios for an exact interval, with an interval based on a spread.
 
-    As if the logarithms scattered normally, as much as is known of all or, where that is more, as these
-    do themselves; wider by Student's t, in Fisher's expansion, the less there is known: a median of
-    absolute values tells 0.37 times as much as a deviation from as many normal ones.
+    It assumes normally distributed logarithms with the spread of all ratios, `known`, or with the spread
+    of `values` if that is larger. The interval is widened by Student's t (Fisher's expansion) for the
+    number of differences: a median of absolute values is 0.37 times as informative as a standard
+    deviation of as many normal values.
     """
     own = scatter([values])
     deviation = max(known.deviation, own.deviation if own else 0.0)
-    normal, freedom = NormalDist().inv_cdf((1 + confidence) / 2), 0.37 * known.count
+    normal, freedom = NormalDist().inv_cdf((1 + confidence) / 2), 0.37 * known.steps
     student = normal + (normal**3 + normal) / (4 * freedom)
     reach = math.exp(student * math.sqrt(math.pi / 2) * deviation / math.sqrt(len(values)))
     middle = median(values)
@@ -82,7 +83,7 @@ def estimate_of_few(values: Sequence[float], confidence: float, known: Scatter) 
 
 
 def ratio(times: Sequence[float], baseline: Sequence[float], confidence: float) -> Estimate:
-    """The median of the ratios of one round each: what slows a whole round down cancels out.
+    """Estimate the median of the ratios per round: what slows a whole round down cancels out.
 
     Source: randomised interleaved trials, Abedi and Brecht, Conducting Repeatable Experiments in
     Highly Variable Cloud Computing Environments, ICPE 2017.
@@ -92,42 +93,43 @@ def ratio(times: Sequence[float], baseline: Sequence[float], confidence: float) 
 
 
 def noise(control: Estimate) -> float:
-    """How far the baseline may lie from itself: the farther end of its own interval, as a factor.
+    """Return the largest ratio that the A/A control allows, as a factor.
 
-    1.03 says that a ratio between 1/1.03 and 1.03 tells nothing. Infinite without an interval.
+    It is the farther end of the control's interval: 1.03 means that a ratio between 1/1.03 and 1.03 is
+    not significant. Infinite without an interval.
     """
     if control.interval is None:
         return math.inf
-    return max(_distance(end) for end in control.interval)
+    return max(_factor(end) for end in control.interval)
 
 
-def verdict(found: Estimate, control: Estimate) -> str:
-    """`faster` or `slower` where the interval leaves out 1 and the ratio lies beyond the noise."""
-    if found.interval is None or _distance(found.value) <= noise(control):
+def verdict(measured: Estimate, control: Estimate) -> str:
+    """Return `faster` or `slower` if the interval excludes 1 and the ratio is beyond the noise."""
+    if measured.interval is None or _factor(measured.value) <= noise(control):
         return "no significant difference"
-    low, high = found.interval
+    low, high = measured.interval
     if high < 1:
         return "faster"
     return "slower" if low > 1 else "no significant difference"
 
 
-def widest(estimates: Iterable[Estimate]) -> float:
-    """The precision of the least precise of them; infinite where there are none."""
-    return max((each.precision for each in estimates), default=math.inf)
+def worst_precision(estimates: Iterable[Estimate]) -> float:
+    """Return the precision of the least precise estimate; infinite if there are no estimates."""
+    return max((estimate.precision for estimate in estimates), default=math.inf)
 
 
-def each_of(confidence: float, count: int) -> float:
-    """The confidence that each of `count` intervals needs, so that all of them hold with the one given.
+def bonferroni(confidence: float, count: int) -> float:
+    """Return the confidence that each of `count` intervals needs, so that all hold with `confidence`.
 
-    Bonferroni's: twenty variants would otherwise have a winner by chance in most runs.
+    Without this correction twenty variants would have a winner by chance in most runs.
     """
     return 1 - (1 - confidence) / max(1, count)
 
 
-def fewest(confidence: float) -> int:
-    """How many values an interval takes: 6 for 0.95.
+def min_values(confidence: float) -> int:
+    """Return how many values an interval needs: 6 for 0.95.
 
-    >>> fewest(0.95)
+    >>> min_values(0.95)
     6
     """
     return next(count for count in range(1, 1000) if _rank(count, confidence) >= 0)
@@ -135,8 +137,8 @@ def fewest(confidence: float) -> int:
 
 @cache
 def _rank(count: int, confidence: float) -> int:
-    """How many values lie outside the interval at either end; below 0 where there is no interval."""
-    # P(no more than k of n values lie below the true median), times 2**n, for k = 0, 1, ...
+    """Return how many values are outside the interval at either end; -1 if there is no interval."""
+    # P(at most k of n values are below the true median), times 2**n, for k = 0, 1, ...
     limit, below, ways, rank = (1 - confidence) / 2, 0, 1, -1
     while rank < count // 2:
         below += ways
@@ -147,5 +149,6 @@ def _rank(count: int, confidence: float) -> int:
     return rank
 
 
-def _distance(factor: float) -> float:
-    return max(factor, 1 / factor)
+def _factor(ratio: float) -> float:
+    """Return the ratio or its reciprocal, whichever is larger."""
+    return max(ratio, 1 / ratio)

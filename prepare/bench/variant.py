@@ -1,4 +1,4 @@
-"""One variant of a bench: called, stepped through forward and backward, and timed."""
+"""One variant of a bench: runs forward, or forward and backward, and times it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prepare.bench.input_pool import fresh
+from prepare.bench.input_pool import copy_batch
 from prepare.bench.model_state import modules_in
-from prepare.bench.peak_memory import fresh_pages, peak_of
+from prepare.bench.peak_memory import measure_peak, page_faults
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import arguments, tensors_in
 from prepare.core.utils.gc_pause import paused_collector
@@ -21,77 +21,77 @@ Call = Callable[..., Any]
 
 
 class Variant:
-    """A model or function, with its own way to format the input."""
+    """A model or function, with the formatter of its inputs."""
 
     def __init__(
         self, name: str, call: Call, *, formatter: Callable[[Any], Any] | None, train: bool
     ) -> None:
         self.name, self.modules = name, modules_in(call)
-        self._call, self._format, self._train = call, formatter, train
+        self._call, self._formatter, self._train = call, formatter, train
         self._parameters = [p for module in self.modules for p in module.parameters()]
         self._gradients: list[Tensor] = []
-        self.pages = 0.0
-        """Fresh pages in a call, when it was last timed."""
+        self.page_faults = 0.0
+        """Page faults per call, in the last timing."""
 
     def device(self, batch: Any) -> torch.device:
-        """Where it runs: as its first tensor lies, or else as the first one of its formatted input."""
-        held = (t for m in self.modules for t in (*m.parameters(), *m.buffers()))
-        found = next(held, None)
-        if found is None:
-            args, kwargs = self._ready(batch)
-            found = next(tensors_in([*args, *kwargs.values()]), None)
-        return torch.device("cpu") if found is None else found.device
+        """Return the device of its first parameter or buffer, or else of its first formatted input."""
+        own = (t for m in self.modules for t in (*m.parameters(), *m.buffers()))
+        first = next(own, None)
+        if first is None:
+            args, kwargs = self._arguments(batch)
+            first = next(tensors_in([*args, *kwargs.values()]), None)
+        return torch.device("cpu") if first is None else first.device
 
     def timed(
-        self, batch: Any, *, calls: int, settle: bool, device: torch.device, clock: Clock
+        self, batch: Any, *, calls: int, warm: bool, device: torch.device, clock: Clock
     ) -> float:
-        """Seconds of one call, on the mean of `calls` in a row; with `settle`, after one untimed.
+        """Return the mean seconds of `calls` calls in a row; with `warm`, after one untimed call.
 
-        Copying and formatting the input is not timed, nor is giving the gradients up.
+        Copying and formatting the input is not timed, nor is clearing the gradients afterwards.
         """
-        args, kwargs = self._ready(batch)
+        args, kwargs = self._arguments(batch)
         try:
-            if settle:
+            if warm:
                 self._step(args, kwargs)
             with paused_collector():
-                before = fresh_pages()
+                before = page_faults()
                 seconds = _timed(lambda: self._step(args, kwargs), calls, device, clock)
-                self.pages = (fresh_pages() - before) / calls
+                self.page_faults = (page_faults() - before) / calls
                 return seconds
         finally:
             self.clear()
 
     def peak(self, batch: Any, device: torch.device) -> tuple[int | None, str]:
-        """The bytes that one call holds beyond the model and its input, and how they were found."""
-        args, kwargs = self._ready(batch)
+        """Return the peak memory of one call in bytes, without model and input, and its measure."""
+        args, kwargs = self._arguments(batch)
         try:
-            return peak_of(lambda: self._step(args, kwargs), device)
+            return measure_peak(lambda: self._step(args, kwargs), device)
         finally:
             self.clear()
 
     def clear(self) -> None:
-        """Gives the gradients up."""
+        """Remove the gradients."""
         for parameter in self._parameters:
             parameter.grad = None
 
     def explain(self, error: Exception) -> str:
-        """Why it failed, on one line: which module, and what that likely means."""
+        """Describe an error on one line: the module that raised it, and a likely cause."""
         if isinstance(error, PrepareError):
             return str(error.problems[0])
         if isinstance(self._call, nn.Module):
             return str(explained(self._call, error))
-        return _named(error)
+        return _describe(error)
 
-    def _ready(self, batch: Any) -> tuple[tuple, dict[str, Any]]:
-        batch = fresh(batch)
-        if self._format is None:
+    def _arguments(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        batch = copy_batch(batch)
+        if self._formatter is None:
             return arguments(batch)
         try:
-            return arguments(self._format(batch))
+            return arguments(self._formatter(batch))
         except Exception as error:
-            raise RefusedError("its format", f"raised {_named(error)}") from error
+            raise RefusedError("its format", f"raised {_describe(error)}") from error
 
-    def _step(self, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with torch.inference_mode(mode=False), torch.set_grad_enabled(self._train):
             if not self._train:
                 self._call(*args, **kwargs)
@@ -100,31 +100,32 @@ class Variant:
             output = self._call(*args, **kwargs)
             roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             if not roots:
-                raise RefusedError("its output", "needs no gradient", "there is nothing to train")
-            torch.autograd.backward(roots, self._like(roots))
+                message = "does not require gradients"
+                raise RefusedError("its output", message, "there is nothing to train")
+            torch.autograd.backward(roots, self._gradients_of(roots))
 
-    def _like(self, roots: list[Tensor]) -> list[Tensor]:
-        # Random, as a loss gives them: of a constant one, a norm makes zeros and numbers near zero
-        # (denormal), which are slower on a CPU. Made once, so that the making is not timed.
-        made = [(gradient.shape, gradient.dtype, gradient.device) for gradient in self._gradients]
-        if made != [(root.shape, root.dtype, root.device) for root in roots]:
+    def _gradients_of(self, roots: list[Tensor]) -> list[Tensor]:
+        # Random, as a loss gives them: from a constant gradient, a norm makes zeros and denormal
+        # numbers, which are slower on a CPU. Made once, so that making them is not timed.
+        made_for = [(each.shape, each.dtype, each.device) for each in self._gradients]
+        if made_for != [(root.shape, root.dtype, root.device) for root in roots]:
             self._gradients = [torch.randn_like(root) for root in roots]
         return self._gradients
 
 
 def _timed(work: Callable[[], object], calls: int, device: torch.device, clock: Clock) -> float:
     if device.type == "cuda":
-        return _by_events(work, calls, device)
-    _synchronise(device)
+        return _timed_by_events(work, calls, device)
+    _synchronize(device)
     start = clock()
     for _ in range(calls):
         work()
-    _synchronise(device)
+    _synchronize(device)
     return (clock() - start) / calls
 
 
-def _by_events(work: Callable[[], object], calls: int, device: torch.device) -> float:
-    """On the device's own clock: the processor runs ahead of it."""
+def _timed_by_events(work: Callable[[], object], calls: int, device: torch.device) -> float:
+    """Time with the device's own clock: the host runs ahead of it."""
     with torch.cuda.device(device):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize(device)
@@ -136,11 +137,11 @@ def _by_events(work: Callable[[], object], calls: int, device: torch.device) -> 
     return start.elapsed_time(end) / 1000 / calls
 
 
-def _synchronise(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         getattr(torch, device.type).synchronize()
 
 
-def _named(error: Exception) -> str:
-    said = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+def _describe(error: Exception) -> str:
+    message = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -113,7 +113,7 @@ class Running:
     def _timed(self, batch: Any, manner: Manner) -> float:
         calls, settle = manner
         return self._variant.timed(
-            batch, calls=calls, settle=settle, device=self._device, clock=self._clock
+            batch, calls=calls, warm=settle, device=self._device, clock=self._clock
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from prepare.bench import statistics as intervals
+from prepare.bench import statistics
 from prepare.bench.statistics import Estimate, Scatter
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def ratio(
         return Estimate(1.0, None)
     found = ratios(one, other)
     if known and FEW <= len(found) < ENOUGH:
-        return intervals.estimate_of_few(found, confidence, known)
-    return intervals.estimate(found, confidence) if found else None
+        return statistics.estimate_of_few(found, confidence, known)
+    return statistics.estimate(found, confidence) if found else None
 
 
 def between(found: Estimate) -> str:

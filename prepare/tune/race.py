@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from prepare.bench import statistics as intervals
+from prepare.bench import statistics
 from prepare.tune.contestants import (
     CONFIDENCE,
     ENOUGH,
@@ -68,7 +68,7 @@ class Race:
         self._start, self._check, self._capacity = start, check, max(capacity, 3)
         self._budget, self._clock, self._began = budget, clock, clock()
         self._order, self._progress = random.Random(seed), progress  # noqa: S311
-        self.confidence = intervals.each_of(CONFIDENCE, LOOKS * (len(candidates) - 1))
+        self.confidence = statistics.bonferroni(CONFIDENCE, LOOKS * (len(candidates) - 1))
         self._base, self._again = self.entrants[0], Entrant(candidates[0])
         self._to_compile, self._uncounted = budget * TO_COMPILE, budget * UNCOUNTED
         self._longest = 0.0  # of those that compile, until they ran
@@ -114,7 +114,7 @@ class Race:
             return self.ratio(entrant)
         value, interval = self.ratio(winner).value, to_winner.interval
         scaled = interval and (interval[0] * value, interval[1] * value)
-        return intervals.Estimate(to_winner.value * value, scaled)
+        return statistics.Estimate(to_winner.value * value, scaled)
 
     # Who takes part.
 
@@ -172,7 +172,7 @@ class Race:
 
     def _keep_time_for(self, entrant: Entrant) -> None:
         """What has been waited for, compiled or verified, is not to be lost for the want of a few rounds."""
-        rounds = intervals.fewest(self.confidence) + 1 - len(entrant.times)
+        rounds = statistics.min_values(self.confidence) + 1 - len(entrant.times)
         self._budget = max(self._budget, self._budget - self._left() + rounds * self._a_round())
 
     def _out(
@@ -262,7 +262,7 @@ class Race:
     def _is_better(self, entrant: Entrant) -> bool:
         """Than the unprepared model, beyond doubt and beyond the noise: only then is that one out."""
         found, control = self.ratio(entrant), self.control()
-        return bool(found and control and intervals.verdict(found, control) == "faster")
+        return bool(found and control and statistics.verdict(found, control) == "faster")
 
     def _is_slower(self, one: Entrant, best: Entrant) -> bool:
         """Probably; and by more than a little, where it is the simpler of two recipes."""
@@ -337,7 +337,7 @@ class Race:
     def _scatter(self) -> Scatter | None:
         """How ratios to the unprepared model scatter from round to round, over all that were timed."""
         timed = [ratios(each, self._base) for each in (self._again, *self.entrants[1:])]
-        return intervals.scatter(timed)
+        return statistics.scatter(timed)
 
     def _speed(self, entrant: Entrant) -> float:
         found = self.ratio(entrant)

@@ -186,7 +186,7 @@ def _row(race: Race, winner: Entrant, entrant: Entrant) -> Row:
 
 def _notes(race: Race) -> Iterator[str]:
     """What to bear in mind."""
-    control, fewest = race.control(), statistics.fewest(race.confidence)
+    control, fewest = race.control(), statistics.min_values(race.confidence)
     waiting = sum(each.status == "not measured" for each in race.entrants)
     if waiting:
         yield f"{plural(waiting, 'candidate')} not measured: give more time with budget="

@@ -17,11 +17,10 @@ import torch
 from torch import nn
 
 from clocks import Clock, noisy
-from prepare.bench import Comparison, Control, Row, compare, peak_memory
-from prepare.bench import statistics as intervals
+from prepare.bench import Comparison, Control, Row, compare, peak_memory, statistics
 from prepare.bench.input_pool import batch_size, make_pool
 from prepare.bench.model_state import modules_in
-from prepare.bench.samples import Lane
+from prepare.bench.samples import Series
 from prepare.bench.session import _check_place
 from prepare.bench.statistics import Estimate, estimate, ratio, verdict
 from prepare.bench.variant import Variant
@@ -57,7 +56,7 @@ def simulated(cases, factor, *, rounds=40, stops=True):
         for count in range(20 if stops else rounds, rounds + 1, 5):
             first = base[:count]
             found, control = (ratio(lane[:count], first, 0.95) for lane in (other, again))
-            if intervals.widest([found, control]) <= 0.02:
+            if statistics.worst_precision([found, control]) <= 0.02:
                 break
         words.append(verdict(found, control))
         holds += found.interval[0] <= factor <= found.interval[1]
@@ -104,7 +103,7 @@ def test_too_few_values_have_no_interval_and_allow_no_verdict():
     assert found.precision == math.inf
     assert verdict(Estimate(0.5, None), Estimate(1.0, (0.99, 1.01))) == "no significant difference"
     assert verdict(Estimate(0.5, (0.4, 0.6)), Estimate(1.0, None)) == "no significant difference"
-    assert [intervals.fewest(level) for level in (0.95, 0.99)] == [6, 8]
+    assert [statistics.min_values(level) for level in (0.95, 0.99)] == [6, 8]
 
 
 @pytest.mark.parametrize(
@@ -130,9 +129,9 @@ def test_pairs_cancel_what_slows_a_whole_round_down():
 
 
 def test_many_variants_have_wider_intervals_each_so_that_all_hold():
-    assert intervals.each_of(0.95, 1) == pytest.approx(0.95)
-    assert intervals.each_of(0.95, 10) == pytest.approx(0.995)
-    assert intervals.each_of(0.95, 0) == pytest.approx(0.95)
+    assert statistics.bonferroni(0.95, 1) == pytest.approx(0.95)
+    assert statistics.bonferroni(0.95, 10) == pytest.approx(0.995)
+    assert statistics.bonferroni(0.95, 0) == pytest.approx(0.95)
 
 
 def test_a_clock_that_stands_still_gives_no_difference():
@@ -232,7 +231,7 @@ def test_a_budget_for_nothing_still_gives_one_round_and_says_that_it_is_too_few(
         Control(ratio=1.0, interval=None, noise=None),
     )
     assert found.notes[0] == (
-        "1 rounds are too few to conclude anything, it takes 6: give it more time"
+        "too few rounds to conclude anything: 1 round, and an interval needs 6; give it more time"
     )
 
 
@@ -279,35 +278,35 @@ def test_time_that_goes_into_fresh_memory_is_said():
     def heavy(x):  # so large that every C library gives it back at once
         return torch.ones(10**7)
 
-    page_by_page = peak_memory.fresh_pages()
+    page_by_page = peak_memory.page_faults()
     heavy(None)
-    if peak_memory.fresh_pages() - page_by_page < 5_000:
+    if peak_memory.page_faults() - page_by_page < 5_000:
         pytest.skip("this system gives huge pages")
     found = compare({"heavy": heavy, "light": lambda x: x}, BATCH, budget=2.0)
     assert found.settings["fresh_memory"] >= 0.1
-    assert any("goes into memory that it gives back" in note for note in found.notes)
+    assert any("is spent on memory that each call returns" in note for note in found.notes)
     found = compare({"light": lambda x: x}, BATCH, budget=2.0)
     assert found.settings["fresh_memory"] == 0.0
-    assert not any("gives back" in note for note in found.notes)
+    assert not any("memory" in note for note in found.notes)
 
 
 @pytest.mark.skipif(peak_memory.resource is None, reason="this system does not count pages")
 def test_what_a_fresh_page_costs_is_measured():
-    assert 1e-8 < peak_memory.seconds_of_page() < 1e-3
+    assert 1e-8 < peak_memory.seconds_per_page_fault() < 1e-3
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
 def test_memory_is_kept_with_the_settings_that_the_docs_name():
     code = """if True:
         import torch
-        from prepare.bench.peak_memory import fresh_pages
+        from prepare.bench.peak_memory import page_faults
         def work(times):
             for _ in range(times):
                 torch.ones(10**7)
         work(20)  # what is kept is soon as large as it has to be
-        before = fresh_pages()
+        before = page_faults()
         work(5)
-        print(fresh_pages() - before)"""
+        print(page_faults() - before)"""
     root = Path(__file__).parents[2]
     line = re.search(
         r"^((?:MALLOC_\w+=\d+ )+)python", (root / "docs/timing.md").read_text(), re.MULTILINE
@@ -404,7 +403,9 @@ def test_a_model_on_meta_and_one_that_cannot_train_fail():
     found = compare({"a": nn.Linear(3, 3, device="meta")}, BATCH, budget=0.2)
     assert found.row("a").reason.startswith("its device: meta computes nothing")
     found = compare({"a": nn.Linear(3, 3).requires_grad_(False)}, BATCH, train=True, budget=0.2)
-    assert found.row("a").reason == "its output: needs no gradient; there is nothing to train"
+    assert (
+        found.row("a").reason == "its output: does not require gradients; there is nothing to train"
+    )
 
 
 def test_an_interrupt_ends_it_and_leaves_the_model_as_it_was():
@@ -621,7 +622,7 @@ def test_two_pipelines_on_one_model_are_refused():
     with pytest.raises(RefusedError) as raised:
         compare({"one": one, "other": model}, torch.ones(1, 3, 8, 8))
     assert str(raised.value) == (
-        "variants 'one' and 'other': they are one and the same model: what prepares one changes the other; "
+        "variants 'one' and 'other': they are the same model: preparing one changes the other; "
         "build the model once for each, or copy.deepcopy it before it is prepared; "
         "to call one model in two ways, give a function for each"
     )
@@ -631,7 +632,7 @@ def test_two_models_over_one_tensor_are_refused_and_functions_may_share():
     model = nn.Linear(3, 3)
     shares = nn.Sequential(nn.Linear(3, 3))
     shares[0].weight.data = model.weight.data[:]
-    with pytest.raises(RefusedError, match=r"hold one tensor, weight: what prepares"):
+    with pytest.raises(RefusedError, match=r"share the tensor weight: preparing"):
         compare({"one": model, "other": shares}, BATCH)
     found = compare({"one": lambda x: model(x), "other": model}, BATCH, budget=0.2)
     assert "failed" not in {row.verdict for row in found.rows}
@@ -654,13 +655,13 @@ def test_every_wrong_name_and_number_is_told_at_once():
             format={"x": copy.copy},
         )
     assert str(raised.value).splitlines() == [
-        "baseline: no variant is called 'plane'; did you mean 'plain'? variants: plain",
-        "format: no variant is called 'x'; variants: plain",
+        "baseline: 'plane' is not a variant; did you mean 'plain'? variants: plain",
+        "format: 'x' is not a variant; variants: plain",
         "budget: 0 is not between 0 and inf; give seconds, as in 20",
-        "precision: 2.0 is not between 0 and 1; give a part of the ratio, as in 0.02",
+        "precision: 2.0 is not between 0 and 1; give a fraction of the ratio, as in 0.02",
         "confidence: nan is not between 0 and 1; give a probability, as in 0.95",
     ]
-    with pytest.raises(ConfigError, match="variants: there are none; give"):
+    with pytest.raises(ConfigError, match="variants: the mapping is empty; give"):
         compare({}, BATCH)
 
 
@@ -671,13 +672,11 @@ def test_no_other_device_answers_for_one_that_is_not_there():
 
 
 def test_a_variant_that_lies_elsewhere_than_wanted_fails():
-    lies_there = Lane(
+    lies_there = Series(
         Variant("a", nn.Identity(), formatter=None, train=False), torch.device("cuda:0")
     )
     for device in ("cpu", "cuda:1"):
-        with pytest.raises(
-            RefusedError, match=f"it lies on cuda:0, not on {device}; move it there"
-        ):
+        with pytest.raises(RefusedError, match=f"it is on cuda:0, not on {device}; move it there"):
             _check_place(lies_there, device)
     _check_place(lies_there, "cuda")
     found = compare({"a": nn.Identity()}, torch.ones(2, device="meta"), device="cpu", budget=0.2)
@@ -708,7 +707,7 @@ def test_cuda_is_timed_by_its_own_events_between_synchronisations(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: happened.append("idle"))
     variant = Variant("a", lambda x: happened.append("call"), formatter=None, train=False)
     took = variant.timed(
-        BATCH, calls=3, settle=False, device=torch.device("cuda"), clock=lambda: 1 / 0
+        BATCH, calls=3, warm=False, device=torch.device("cuda"), clock=lambda: 1 / 0
     )
     assert took == pytest.approx(0.01)  # 30 ms, three calls
     assert happened == ["idle", "record", "call", "call", "call", "record", "wait"]
@@ -725,7 +724,7 @@ def test_the_peak_of_a_call_is_what_it_held_at_once_beyond_what_was_there():
         for _ in range(3):
             torch.ones(2**24).sum()  # 64 MiB, given back each time
 
-    found, how = peak_memory.peak_of(work, torch.device("cpu"))
+    found, how = peak_memory.measure_peak(work, torch.device("cpu"))
     assert how == "VmHWM of the process"
     assert 56 * 2**20 < found < 80 * 2**20
     assert there[0] == 1
@@ -743,7 +742,7 @@ def test_memory_that_the_process_held_in_reserve_counts_too():
 
 
 def test_where_the_peak_cannot_be_found_out_it_is_none(monkeypatch, tmp_path):
-    monkeypatch.setattr(peak_memory, "_CLEAR", tmp_path / "no" / "clear_refs")
+    monkeypatch.setattr(peak_memory, "_CLEAR_REFS", tmp_path / "no" / "clear_refs")
     found = compare({"a": nn.Identity()}, BATCH, budget=0.2)
     assert (found.row("a").peak_bytes, found.settings["memory"]) == (None, None)
 

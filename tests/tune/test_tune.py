@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -1045,7 +1046,7 @@ def test_rank_0_decides_and_all_follow(tmp_path, how):
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(tmp_path / "store"), how], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": PYTHONPATH},
+            stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{PYTHONPATH}"},
         )
         for rank in (0, 1)
     ]  # fmt: skip
