@@ -31,7 +31,7 @@ KEPT = ("ok", "no_effect", "verification_failed")
 FILES = (
     *("recipe.yaml", "plan.json", "audit.json", "audit.csv"),
     *("flow.json", "flow_before.json", "flow.svg", "verify.json"),
-    *("bench.json", "bench.png", "tune.json", "tune.png", "report.html"),
+    *("bench.json", "bench.svg", "tune.json", "tune.svg", "report.html"),
     *("environment.json", "job.json", "log.txt", "result.json"),
 )
 _RESULT, _JOB = "prepare.result", "prepare.job"

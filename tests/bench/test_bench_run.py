@@ -1,14 +1,12 @@
-"""What a run times: the key, its levels and their limits, the file, the page with its charts, the PNG."""
+"""What a run times: the key, its levels and their limits, the file, the page with its charts, their file."""
 
 import copy
-import importlib.util
 import itertools
 import json
 import re
 import subprocess
 import sys
 import time
-import types
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +27,6 @@ from prepare.job import time_prepared as levels
 from prepare.job.settings import Settings
 from prepare.job.time_prepared import INFERENCE, ONE_SAMPLE, TRAINING, Models, time_models
 from prepare.pipeline import Pipeline
-from prepare.report.charts import png
 from prepare.report.charts.chart import (
     MARKS,
     WIDTH,
@@ -40,6 +37,7 @@ from prepare.report.charts.chart import (
     Point,
     figure,
     laid_out,
+    write_charts,
 )
 from prepare.report.charts.scale import number, scale_over
 from prepare.report.pages.bench_section import bench_charts
@@ -51,6 +49,7 @@ from prepare.verify.records import Check, unknown
 from small_nets import bits
 
 NET = ("model._target_=sample_nets.Net", "input.shape=[2,3,16,16]", "memfmt=channels_last", "device=cpu", "verify=none")  # fmt: skip
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(autouse=True)
@@ -615,52 +614,61 @@ def test_each_case_has_its_times_and_all_share_a_chart_of_memory():
     assert len(bench_charts(bench(comparison(rows=tuple(bare))), None)) == 1
 
 
-# ------------------------------------------------------------------------------ the PNG
-
-needs_matplotlib = pytest.mark.skipif(
-    importlib.util.find_spec("matplotlib") is None, reason="asks for matplotlib"
-)
+# ------------------------------------------------------------------------------ the file of charts
 
 
-@needs_matplotlib
-def test_the_charts_are_one_png_and_the_same_each_time(tmp_path):
+def test_a_chart_file_is_valid_and_the_same_each_time(tmp_path):
     charts = bench_charts(bench(), verified())
-    odd = [
-        replace(bars(1.0), rows=tuple(Bar(label=f"{n} $x^", value=1.0, text=n) for n in HOSTILE))
-    ]
-    assert png.write_png(charts, tmp_path / "a.png")
-    assert png.write_png(charts, tmp_path / "b.png")
-    assert png.write_png(odd, tmp_path / "odd.png")
-    data = (tmp_path / "a.png").read_bytes()
-    assert data.startswith(b"\x89PNG")
-    assert data == (tmp_path / "b.png").read_bytes()
+    for name in ("a.svg", "b.svg"):
+        write_charts(charts, tmp_path / name)
+    root = ET.parse(tmp_path / "a.svg").getroot()
+    texts = {element.text for element in root.iter(f"{SVG}text")}
+    assert {chart.title for chart in charts} <= texts
+    assert len(list(root.iter(f"{SVG}svg"))) == 1 + len(charts)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-@needs_matplotlib
-def test_the_png_is_drawn_of_a_run(tmp_path, monkeypatch, capsys):
-    _, _, folder = ran(tmp_path, monkeypatch, capsys)
-    assert (folder / "bench.png").read_bytes().startswith(b"\x89PNG")
+def test_the_charts_of_a_chart_file_do_not_overlap(tmp_path):
+    write_charts([bars(1.0, 2.0), bars(3.0), plane((1, 0))], tmp_path / "a.svg")
+    root = ET.parse(tmp_path / "a.svg").getroot()
+    boxes = []
+    for group in root.findall(f"{SVG}g[@transform]"):
+        left, top = map(int, re.findall(r"\d+", group.get("transform")))
+        chart = group.find(f"{SVG}svg")
+        boxes.append(
+            (left, top - 30, left + int(chart.get("width")), top + int(chart.get("height")))
+        )
+    for one, other in itertools.combinations(boxes, 2):
+        assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+    assert max(box[2] for box in boxes) <= int(root.get("width"))
+    assert max(box[3] for box in boxes) <= int(root.get("height"))
 
 
-def test_without_a_matplotlib_that_works_there_is_no_png_and_no_failure(tmp_path, monkeypatch):
-    charts = bench_charts(bench(), None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not png.write_png(charts, tmp_path / "a.png")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", types.ModuleType("matplotlib.figure"))
-    assert not png.write_png(charts, tmp_path / "a.png")
+def test_any_name_can_stand_in_a_chart_file(tmp_path):
+    write_charts([replace(bars(1.0), title=name) for name in HOSTILE], tmp_path / "a.svg")
+    assert len(ET.parse(tmp_path / "a.svg").getroot().findall(f"{SVG}g[@transform]")) == len(
+        HOSTILE
+    )
+
+
+def test_no_charts_give_no_file(tmp_path):
+    write_charts([], tmp_path / "a.svg")
     assert list(tmp_path.iterdir()) == []
-    assert not png.write_png([], tmp_path / "a.png")
 
 
-def test_matplotlib_is_not_loaded_where_nothing_is_drawn(tmp_path):
+def test_a_run_writes_the_charts_of_its_timing(tmp_path, monkeypatch, capsys):
+    _, _, folder = ran(tmp_path, monkeypatch, capsys)
+    root = ET.parse(folder / "bench.svg").getroot()
+    assert "Time of one inference" in {element.text for element in root.iter(f"{SVG}text")}
+
+
+def test_a_page_with_a_bench_is_written_without_torch(tmp_path):
     bench().save(tmp_path / "bench.json")
     code = (
-        "import sys; import prepare.report.pages, prepare.report.charts.png; "
-        "from prepare.report.pages.page import write_page; "
-        f"write_page({str(tmp_path)!r}); print({{'matplotlib', 'torch'}} & set(sys.modules))"
+        "import sys; from prepare.report.pages.page import write_page; "
+        f"write_page({str(tmp_path)!r}); print('torch' in sys.modules)"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
-    assert (done.stdout, done.stderr) == ("set()\n", "")
+    assert (done.stdout, done.stderr) == ("False\n", "")
     assert json.loads((tmp_path / "bench.json").read_text())["format"] == "prepare.bench"

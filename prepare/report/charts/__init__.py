@@ -1,1 +1,1 @@
-"""Charts of records, as SVG and PNG."""
+"""Charts of records, as SVG."""

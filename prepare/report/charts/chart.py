@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from prepare.core.utils import files
 from prepare.report.charts.flow_text import cut, wide
 from prepare.report.charts.scale import Scale, number, scale_over
 from prepare.report.render import render
@@ -22,6 +24,8 @@ WIDTH, _LETTER = 400, 6.7
 _ROW, _BAR = 46, 14
 _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 300, 46, 12, 40, 52
 _ZERO = 26
+# In a file of charts: the room above each one for its title, and around it.
+_TITLE, _GAP = 36, 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,26 @@ def figure(chart: Chart, *, name: str) -> Markup:
     template = "bars.svg" if isinstance(chart, Bars) else "plane.svg"
     text = render(template, **laid_out(chart), name=name, title=chart.title, width=WIDTH)
     return Markup(text)  # noqa: S704  rendered by a template that escapes
+
+
+def write_charts(charts: Sequence[Chart], path: Path) -> None:
+    """Write the charts into one SVG file, bars in the first column and planes in the next.
+
+    Write no file for no charts. The same charts give the same bytes. Raises FileError.
+    """
+    columns = [[chart for chart in charts if isinstance(chart, kind)] for kind in (Bars, Plane)]
+    placed, height = [], 0
+    for column in filter(None, columns):
+        x, y = _GAP // 2 + (WIDTH + _GAP) * bool(placed), 0
+        for chart in column:
+            picture = figure(chart, name=str(len(placed)))
+            placed.append((x, y + _TITLE, chart.title, picture))
+            y += _TITLE + laid_out(chart)["height"] + _GAP
+        height = max(height, y)
+    if placed:
+        width = placed[-1][0] + WIDTH + _GAP // 2
+        text = render("chart_file.svg", charts=placed, width=width, height=height)
+        files.write_text(path, text)
 
 
 def laid_out(chart: Chart) -> dict[str, Any]:

@@ -19,15 +19,15 @@ def get_ready() -> None:
 
 
 def write_pages(outcome: Outcome, folder: Path) -> None:
-    """Writes `flow.svg`, `bench.png`, `tune.png` and `report.html` of a run that went well. Raises FileError.
+    """Writes `flow.svg`, `bench.svg`, `tune.svg` and `report.html` of a run that went well. Raises FileError.
 
-    That is before its result. The PNGs are written where matplotlib is installed.
+    That is before its result.
     """
     if outcome.facts is None:
         return
     # None of them is needed where a run fails, and Jinja takes a moment to load.
+    from prepare.report.charts.chart import write_charts
     from prepare.report.charts.flow_picture import write_flow_svg
-    from prepare.report.charts.png import write_png
     from prepare.report.pages.bench_section import bench_charts
     from prepare.report.pages.page import write_page
     from prepare.report.pages.tune_section import tune_charts
@@ -36,7 +36,7 @@ def write_pages(outcome: Outcome, folder: Path) -> None:
         write_flow_svg(outcome.facts.flow, folder / "flow.svg")
     if outcome.facts.bench is not None:
         charts = bench_charts(outcome.facts.bench, outcome.facts.verification)
-        write_png(charts, folder / "bench.png")
+        write_charts(charts, folder / "bench.svg")
     if outcome.facts.tuning is not None:
-        write_png(tune_charts(outcome.facts.tuning), folder / "tune.png")
+        write_charts(tune_charts(outcome.facts.tuning), folder / "tune.svg")
     write_page(folder, result=outcome.result)
