@@ -1,4 +1,4 @@
-"""Where activations change layout in a forward pass, who does it, and what it costs."""
+"""Report where activations change layout in a forward pass, which operation does it, and what it costs."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def predict(
     backward: bool = False,
     wanted: Mapping[int, str] | None = None,
 ) -> Flow:
-    """The flow of one forward, without computing it: on tensors that have shapes and strides only.
+    """Predict the flow of one forward from shapes and strides, without computing any value.
 
     Args:
-        model: it stays as it is, in training mode or not.
+        model: in training or evaluation mode; it is not changed.
         example: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
-        backward: follow the gradients of the sum of all outputs as well.
-        wanted: `{4: "channels_last", 5: "channels_last_3d"}`; by default as the model's
-            convolutions lie, see `prepare.flow.target_layouts`.
+        backward: also follow the gradients of the sum of all outputs.
+        wanted: `{4: "channels_last", 5: "channels_last_3d"}`; by default the layouts of the model's
+            convolution weights, see `prepare.flow.target_layouts`.
 
-    Where forward needs a value, or an operation cannot run without data, the flow has the status
-    `cannot predict`, the reason, and what was seen up to there. torch's own shape functions are wrong
-    about a few operations (ReplicationPad3d; in backward also ReLU6): there only `observe` is right.
-    Both hold for this number of threads: with a single one, torch 2.13 runs 1x1x1 convolutions of
-    float32 on its reference path, which gives a contiguous tensor.
+    If forward needs a value, or an operation cannot run without data, the flow has the status
+    `cannot predict`, the reason, and the events up to that point. torch's shape functions are wrong for a
+    few operations (ReplicationPad3d; in backward also ReLU6); for these only `observe` is right.
+    The result holds for the current number of threads: with a single one, torch 2.13 runs 1x1x1
+    convolutions of float32 on its reference path, which returns a contiguous tensor.
 
     Raises:
-        ConfigError: `wanted` names no layout.
+        ConfigError: `wanted` does not name a layout.
     """
-    from prepare.flow.follow import predict
+    from prepare.flow import follow
 
-    return predict(model, example, backward=backward, wanted=wanted)
+    return follow.predict(model, example, backward=backward, wanted=wanted)
 
 
 def observe(
@@ -50,16 +50,17 @@ def observe(
     backward: bool = False,
     wanted: Mapping[int, str] | None = None,
 ) -> Flow:
-    """The flow of one real forward, in the grad mode of `backward`; the arguments are those of `predict`.
+    """Observe the flow of one real forward; the arguments are those of `predict`.
 
-    The model runs on its own parameters' values, on copies of its buffers and of the example. Random
-    states, gradients, attributes, hooks and training mode are afterwards as before.
+    Gradients are enabled only with `backward`. The model runs on the values of its own parameters, and on
+    copies of its buffers and of the example. Random states, gradients, attributes, hooks and training mode
+    are restored afterwards.
 
     Raises:
-        ConfigError: `wanted` names no layout.
+        ConfigError: `wanted` does not name a layout.
         RefusedError: a lazy module has no parameters yet.
         ModelError: the forward or backward raised; names the innermost module.
     """
-    from prepare.flow.follow import observe
+    from prepare.flow import follow
 
-    return observe(model, example, backward=backward, wanted=wanted)
+    return follow.observe(model, example, backward=backward, wanted=wanted)

@@ -1,4 +1,4 @@
-"""Adds up what is seen in a forward, call by call, and makes the records of it."""
+"""Count the events, copies and convolutions of a forward, and build the records of a flow from them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from prepare.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from prepare.flow.call_sites import Place
+    from prepare.flow.call_sites import CallSite
 
 
-class Tally:
-    """The same event, copy or call seen again is counted, in the order in which each came first."""
+class FlowBuilder:
+    """Counts repeated events, copies and calls; keeps each in the order of its first occurrence."""
 
     def __init__(self) -> None:
         self._bytes: Counter[Any] = Counter()
@@ -25,40 +25,39 @@ class Tally:
         self._calls: Counter[str] = Counter()
         self._notes: dict[str, None] = {}
 
-    def event(self, kind: str, phase: str, place: Place, tensor: Tensor) -> None:
-        """`tensor` left or regained the layout there; it is what came out."""
-        shape, after = tuple(tensor.shape), tensor.stride()
-        key = (kind, phase, place.module, place.type, place.operation, place.operand, shape,
-               place.before, after, place.source, place.cause)  # fmt: skip
+    def add_event(self, kind: str, phase: str, site: CallSite, output: Tensor) -> None:
+        """Count a break or regain at `site`, where `output` is the result of the operation."""
+        shape, after = tuple(output.shape), output.stride()
+        key = (kind, phase, site.module, site.type, site.operation, site.operand, shape,
+               site.before, after, site.source, site.cause)  # fmt: skip
         self._counts[Event][key] += 1
-        self._bytes[key] += tensor.nbytes
+        self._bytes[key] += output.nbytes
 
-    def copied(self, phase: str, place: Place, tensor: Tensor, why: str) -> None:
-        """As many bytes as `tensor` has were written only because of a layout."""
-        key = (place.module, place.type, place.operation, phase, why)
+    def add_copy(self, phase: str, site: CallSite, tensor: Tensor, why: str) -> None:
+        """Count a copy of `tensor` that was made only because of a layout."""
+        key = (site.module, site.type, site.operation, phase, why)
         self._counts[Copy][key] += 1
         self._bytes[key] += tensor.nbytes
 
-    def convolution(
-        self, place: Place, tensors: tuple[Tensor, Tensor, Tensor], backend: str
+    def add_convolution(
+        self, site: CallSite, tensors: tuple[Tensor, Tensor, Tensor], backend: str
     ) -> None:
-        """One call: input, weight and output."""
-        layouts = (layout_of(tuple(tensor.shape), tensor.stride()) for tensor in tensors)
-        self._counts[Convolution][place.module, place.type, *layouts, backend] += 1
+        """Count one call of a convolution; `tensors` are its input, weight and output."""
+        self._counts[Convolution][site.module, site.type, *map(layout_of, tensors), backend] += 1
 
-    def gave(self, name: str, layouts: list[str]) -> None:
-        """A module was called, and gave tensors of these layouts."""
+    def add_module_call(self, name: str, output_layouts: list[str]) -> None:
+        """Count one call of a module, and the layouts of its outputs."""
         self._calls[name] += 1
-        self._layouts[name].update(layouts)
+        self._layouts[name].update(output_layouts)
 
-    def note(self, text: str) -> None:
-        """A sentence for the user, said once."""
+    def add_note(self, text: str) -> None:
+        """Add a sentence for the user; a repeated sentence is kept once."""
         self._notes[text] = None
 
-    def flow(
+    def build(
         self, model: nn.Module, mode: str, wanted: Mapping[int, str], reason: str = ""
     ) -> Flow:
-        """The records; with a `reason`, why the forward could not be followed to its end."""
+        """Return the flow; `reason` says why the forward could not be followed to its end."""
         return Flow(
             mode=mode,
             status="cannot predict" if reason else "ok",
@@ -66,7 +65,7 @@ class Tally:
             wanted=dict(wanted),
             events=tuple(self._event(*item) for item in self._counts[Event].items()),
             copies=tuple(self._copy(*item) for item in self._counts[Copy].items()),
-            convolutions=tuple(_convolution(*i) for i in self._counts[Convolution].items()),
+            convolutions=tuple(_convolution(*item) for item in self._counts[Convolution].items()),
             modules=tuple(
                 ModuleLayout(
                     name=name,
@@ -96,6 +95,6 @@ def _convolution(key: tuple, calls: int) -> Convolution:
 
 
 def _worst(layouts: Mapping[str, int], wanted: Mapping[int, str]) -> str:
-    """One word for all that a module gave: what is not as wanted first, what says nothing last."""
+    """Choose one layout for a module: one that is not wanted first, `ambiguous` and `none` last."""
     fine = (*wanted.values(), "ambiguous", "none")
     return min(layouts, key=lambda word: (word in fine, word in fine[-2:], word), default="none")

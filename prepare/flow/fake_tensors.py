@@ -16,7 +16,7 @@ _VIEWS = ("aten::view", "aten::_unsafe_view")
 _NEEDS_VALUE = "needs the value of a tensor, as an if, a loop or .item() over data does"
 _NEEDS_SHAPE = "gives a tensor whose shape depends on the data"
 _NO_KERNEL = "cannot run without data"
-# By the name of the class: torch has moved these around.
+# Keyed by the name of the class, since torch has moved these classes between modules.
 _REASONS = {
     "DataDependentOutputException": _NEEDS_VALUE,
     "GuardOnDataDependentSymNode": _NEEDS_VALUE,
@@ -26,31 +26,31 @@ _REASONS = {
 }
 
 
-def corrected(name: str, args: tuple, output: Any) -> Any:
-    """What the operation called `name` gives, with the strides that it gives to real tensors.
+def correct_strides(operator_name: str, args: tuple, output: Any) -> Any:
+    """Return the output of an operator with the strides that it has for real tensors.
 
-    To view a tensor in the shape it has gives dimensions of size 1 new strides, which a fake tensor
-    keeps. They decide what torch's kernels take one sample for (see `is_odd`).
+    Viewing a tensor in its own shape gives dimensions of size 1 new strides, but a fake tensor keeps
+    the old ones. These strides decide how torch's kernels read one sample (see `has_odd_strides`).
     """
-    if name not in _VIEWS or not isinstance(output, FakeTensor) or 1 not in output.shape:
+    if operator_name not in _VIEWS or not isinstance(output, FakeTensor) or 1 not in output.shape:
         return output
-    true = _view_stride(args[0], output.shape)
-    if true == output.stride():
+    real_stride = _view_stride(args[0], output.shape)
+    if real_stride == output.stride():
         return output
-    return output.as_strided(output.shape, true, output.storage_offset())
+    return output.as_strided(output.shape, real_stride, output.storage_offset())
 
 
-def reason_for(model: nn.Module, error: Exception) -> str:
-    """One sentence: which module, what it needs, and what to do."""
+def explain_failure(model: nn.Module, error: Exception) -> str:
+    """Explain in one sentence which module cannot be predicted, what it needs, and what to do."""
     problem = explained(model, error).problems[0]
-    known = _REASONS.get(type(error).__name__)
-    if known is None:
+    need = _REASONS.get(type(error).__name__)
+    if need is None:
         return f"{problem.where}: {problem.wrong}; observe a real forward instead"
     operation = getattr(error, "func", None) or error
-    return f"{problem.where}: {operation} {known}; observe a real forward instead"
+    return f"{problem.where}: {operation} {need}; observe a real forward instead"
 
 
-def _view_stride(given: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _view_stride(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     with _disable_current_modes():
-        plain = torch.empty_strided(tuple(given.shape), given.stride(), device="meta")
-        return plain.view(tuple(shape)).stride()
+        real = torch.empty_strided(tuple(tensor.shape), tensor.stride(), device="meta")
+        return real.view(tuple(shape)).stride()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +24,13 @@ from prepare.core.forward.stand_ins import (
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.repair_marker import is_repaired
 from prepare.errors import RefusedError
-from prepare.flow.aggregate import Tally
-from prepare.flow.call_sites import ModuleStack, Place
-from prepare.flow.fake_tensors import reason_for
-from prepare.flow.layout_states import States
+from prepare.flow.aggregate import FlowBuilder
+from prepare.flow.call_sites import CallSite, ModuleStack
+from prepare.flow.fake_tensors import explain_failure
+from prepare.flow.layout_states import LayoutStates
 from prepare.flow.layouts import layout_of
-from prepare.flow.operator_watcher import Watcher, is_followed
-from prepare.flow.target_layouts import wanted_layouts
+from prepare.flow.operator_watcher import OperatorWatcher, is_followed
+from prepare.flow.target_layouts import choose_target_layouts
 
 if TYPE_CHECKING:
     from prepare.flow.records import Flow
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 def predict(
     model: nn.Module, example: Any, *, backward: bool, wanted: Mapping[int, str] | None
 ) -> Flow:
-    """See `prepare.flow.predict`."""
-    layouts, tally = wanted_layouts(model, wanted), Tally()
-    watcher = Watcher(ModuleStack(model), States(layouts, tally), tally)
+    """Predict the flow of one forward; see `prepare.flow.predict`."""
+    watcher = _watcher_for(model, wanted)
+    layouts, builder = watcher.states.wanted, watcher.builder
     if name := lazy_parameter(model):
         reason = f"{name} has no shape yet; run one forward first"
-        return tally.flow(model, "predict", layouts, reason)
+        return builder.build(model, "predict", layouts, reason)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    # Its answers are kept for the whole process, and a convolution's depends on the number of threads.
+    # The cache is global to the process, and a convolution's strides depend on the number of threads.
     fake.cache_enabled = False
 
     def stand_in(tensor: Tensor) -> Tensor:
@@ -55,64 +55,68 @@ def predict(
     reason = ""
     try:
         with _watching(model, watcher, stand_in):
-            given = stand_ins_for(arguments(example), stand_in)
-            _run(model, given, watcher, backward=backward, fake=fake)
-    except (
-        Exception
-    ) as error:  # the model's own code met tensors without data, and may raise anything
-        if watcher.fault or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            inputs = stand_ins_for(arguments(example), stand_in)
+            _run(model, inputs, watcher, backward=backward, fake=fake)
+    except Exception as error:  # the model's code may raise anything on tensors without data
+        if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             raise
-        reason = reason_for(model, error)
-    return tally.flow(model, "predict", layouts, reason)
+        reason = explain_failure(model, error)
+    return builder.build(model, "predict", layouts, reason)
 
 
 def observe(
     model: nn.Module, example: Any, *, backward: bool, wanted: Mapping[int, str] | None
 ) -> Flow:
-    """See `prepare.flow.observe`."""
-    layouts, tally = wanted_layouts(model, wanted), Tally()
-    watcher = Watcher(ModuleStack(model), States(layouts, tally), tally)
+    """Observe the flow of one real forward; see `prepare.flow.observe`."""
+    watcher = _watcher_for(model, wanted)
     if name := lazy_parameter(model):
         raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
     try:
         with _watching(model, watcher, real_stand_in):
-            given = stand_ins_for(arguments(example), copy_of)
-            _run(model, given, watcher, backward=backward, fake=None)
+            inputs = stand_ins_for(arguments(example), copy_of)
+            _run(model, inputs, watcher, backward=backward, fake=None)
     except Exception as error:
-        if watcher.fault or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             raise
         raise explained(model, error) from error
-    return tally.flow(model, "observe", layouts)
+    return watcher.builder.build(model, "observe", watcher.states.wanted)
+
+
+def _watcher_for(model: nn.Module, wanted: Mapping[int, str] | None) -> OperatorWatcher:
+    layouts, builder = choose_target_layouts(model, wanted), FlowBuilder()
+    return OperatorWatcher(ModuleStack(model), LayoutStates(layouts, builder), builder)
 
 
 @contextmanager
-def _watching(model: nn.Module, watcher: Watcher, stand_in: Any) -> Iterator[None]:
-    """Everything that is set up for a run, and set back after it."""
-    outputs = _Outputs(watcher)
-    watcher.stack.on_enter, watcher.stack.on_exit = outputs.enter, outputs.exit
-    with ExitStack() as entered:
-        entered.enter_context(isolated())
-        entered.enter_context(eager_if_compiled(model))
+def _watching(
+    model: nn.Module, watcher: OperatorWatcher, stand_in: Callable[[Tensor], Tensor]
+) -> Iterator[None]:
+    """Set up a run: isolated global state, stand-ins for the model's tensors, hooks on its modules."""
+    hooks = _ModuleHooks(watcher)
+    watcher.stack.on_enter, watcher.stack.on_exit = hooks.enter, hooks.exit
+    with ExitStack() as contexts:
+        contexts.enter_context(isolated())
+        contexts.enter_context(eager_if_compiled(model))
         for tensor in (*model.parameters(), *model.buffers()):
-            watcher.states.hold(tensor, "weight", "a parameter")
-        for tensor in entered.enter_context(standing_in(model, stand_in)).values():
-            watcher.states.hold(tensor, "weight", "a parameter")
-        entered.enter_context(watcher.stack)
+            watcher.states.register(tensor, "weight", "a parameter")
+        for tensor in contexts.enter_context(standing_in(model, stand_in)).values():
+            watcher.states.register(tensor, "weight", "a parameter")
+        contexts.enter_context(watcher.stack)
         yield
 
 
 def _run(
     model: nn.Module,
-    given: tuple[tuple, dict],
-    watcher: Watcher,
+    inputs: tuple[tuple, dict],
+    watcher: OperatorWatcher,
     *,
     backward: bool,
     fake: FakeTensorMode | None,
 ) -> None:
-    args, kwargs = given
+    args, kwargs = inputs
     for tensor in tensors_in([*args, *kwargs.values()]):
-        watcher.states.hold(tensor, "none", "the input")
-    # A FakeTensorMode below the watcher: it answers, the watcher asks.
+        watcher.states.register(tensor, "unknown", "the input")
+    # The FakeTensorMode is below the watcher: it computes what the watcher dispatches.
     with torch.inference_mode(mode=False), torch.set_grad_enabled(backward):
         with fake or contextlib.nullcontext(), watcher:
             output = model(*args, **kwargs)
@@ -120,56 +124,51 @@ def _run(
             return
         roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         if not roots:
-            watcher.tally.note("no output needs a gradient, so there was no backward to follow")
+            watcher.builder.add_note("no output requires a gradient, so no backward was followed")
             return
         with fake or contextlib.nullcontext():
             gradients = [torch.ones_like(root) for root in roots]
             for gradient in gradients:
-                state = "inside" if watcher.states.is_inside(gradient) else "none"
-                watcher.states.hold(gradient, state, "the loss", backward=True)
-            # torch.autograd.grad would not do: reentrant checkpoints refuse it.
+                state = "in_layout" if watcher.states.is_in_layout(gradient) else "unknown"
+                watcher.states.register(gradient, state, "the loss", backward=True)
+            # torch.autograd.grad does not work here: reentrant checkpoints refuse it.
             with watcher:
                 torch.autograd.backward(roots, gradients)
 
 
-class _Outputs:
-    """Notes what each module gave, and takes those that are compiled or repaired as a whole."""
+class _ModuleHooks:
+    """Records each module's output layouts, and follows a compiled or repaired module as one operation."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: OperatorWatcher) -> None:
         self.watcher = watcher
-        self._whole: tuple[nn.Module, list[Tensor], Place] | None = None
+        # The outermost module that is followed as one operation, its inputs and its call site.
+        self._opaque: tuple[nn.Module, list[Tensor], CallSite] | None = None
 
     def enter(self, module: nn.Module, args: Any) -> None:
-        name = self._name(module)
+        name = self.watcher.stack.name(module) or type(module).__name__
         if isinstance(module, torch.jit.ScriptModule):
-            text = f"{name} is scripted: its operations are seen, its modules are not told apart"
-            self.watcher.tally.note(text)
+            note = f"{name} is scripted: its operations are followed, but not attributed to its modules"
+            self.watcher.builder.add_note(note)
         compiled, repaired = is_compiled(module), is_repaired(module)
-        if (compiled or repaired) and self._whole is None:
-            given = [tensor for tensor in tensors_in(args) if is_followed(tensor)]
-            place = self.watcher.stack.place()
-            place.operation = "torch.compile" if compiled else "repair_layout"
-            self._whole = (module, given, place)
-            self.watcher.hidden, self.watcher.inside = compiled, repaired
+        if (compiled or repaired) and self._opaque is None:
+            inputs = [tensor for tensor in tensors_in(args) if is_followed(tensor)]
+            site = self.watcher.stack.call_site()
+            site.operation = "torch.compile" if compiled else "repair_layout"
+            self._opaque = (module, inputs, site)
+            self.watcher.in_compiled, self.watcher.in_repaired = compiled, repaired
         if compiled:
-            self.watcher.tally.note(f"{name} is compiled: what happens inside cannot be seen")
+            self.watcher.builder.add_note(f"{name} is compiled: its operations cannot be followed")
 
     def exit(self, module: nn.Module, output: Any) -> None:
-        gave = [tensor for tensor in tensors_in(output) if is_followed(tensor)]
-        if self._whole is not None and self._whole[0] is module:
-            _, given, place = self._whole
-            self.watcher.hidden = self.watcher.inside = False
-            self._whole = None
-            self.watcher.passed(place, given, gave)
+        outputs = [tensor for tensor in tensors_in(output) if is_followed(tensor)]
+        if self._opaque is not None and self._opaque[0] is module:
+            _, inputs, site = self._opaque
+            self.watcher.in_compiled = self.watcher.in_repaired = False
+            self._opaque = None
+            self.watcher.follow_module(site, inputs, outputs)
         name = self.watcher.stack.name(module)
-        # In backward a checkpointed segment runs again, and says nothing new.
-        if (
-            name is not None
-            and torch._C._current_autograd_node() is None
-            and not self.watcher.hidden
-        ):
-            layouts = (layout_of(tuple(tensor.shape), tensor.stride()) for tensor in gave)
-            self.watcher.tally.gave(name, [word for word in layouts if word != "none"])
-
-    def _name(self, module: nn.Module) -> str:
-        return self.watcher.stack.name(module) or type(module).__name__
+        # In backward a checkpointed segment runs again; its outputs were recorded in forward.
+        in_forward = torch._C._current_autograd_node() is None
+        if name is not None and in_forward and not self.watcher.in_compiled:
+            layouts = [layout_of(tensor) for tensor in outputs]
+            self.watcher.builder.add_module_call(name, [word for word in layouts if word != "none"])

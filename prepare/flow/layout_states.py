@@ -1,15 +1,15 @@
-"""Follows each activation from one operation to the next, and says where it leaves or regains the layout.
+"""Follow each activation from operation to operation, and report where it leaves or regains the layout.
 
-What matters is kept for each storage, as its *state*:
+Each storage has a *state*:
 
-    inside    its data lies in the wanted layout
-    passage   it was made from such data, and lies in another shape or order for now (attention)
-    lost      it was made from such data, and came out in another layout: a break was reported
-    weight    it was computed from parameters alone
-    none      nothing is known (the model's input, and what is made of it before it gets inside)
+    in_layout  its data is in the wanted layout
+    reshaped   computed from such data, temporarily in another shape or order (attention)
+    lost       computed from such data, but in another layout: a break was reported
+    weight     computed from parameters alone
+    unknown    the model's input, and what is computed from it before it is in the layout
 
-A view moves no data and is never a break. What comes back from a passage in another layout is one
-only where an operation that minds is given it (a convolution, a norm, a pool).
+A view moves no data and is never a break. If a tensor leaves a temporary reshape in another layout, report
+a break only when a layout-sensitive operator (a convolution, a norm, a pool) consumes it.
 """
 
 from __future__ import annotations
@@ -20,219 +20,257 @@ from typing import TYPE_CHECKING
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from prepare.flow.layouts import in_words, is_inside, is_odd, is_outside
-from prepare.flow.torch_operators import cause_of, gives_parameter_gradient, is_sensitive
+from prepare.flow.layouts import (
+    describe_layout,
+    has_odd_strides,
+    is_in_layout,
+    is_in_other_layout,
+)
+from prepare.flow.torch_operators import (
+    cause_of,
+    is_layout_sensitive,
+    returns_parameter_gradient,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from prepare.flow.aggregate import Tally
-    from prepare.flow.call_sites import Place
+    from prepare.flow.aggregate import FlowBuilder
+    from prepare.flow.call_sites import CallSite
 
 
 @dataclass(slots=True)
-class Held:
-    """What is known of one storage. `weak` keeps its address from being given to another."""
+class StorageState:
+    """The state of one storage. `weak` keeps the storage's address from being reused.
+
+    `source` is the operation that wrote it. `left_at` is the call site where the data left a temporary
+    reshape in another layout.
+    """
 
     weak: StorageWeakRef
-    state: str = "none"
+    state: str = "unknown"
     backward: bool = False
-    maker: str = ""
-    place: Place | None = None
+    source: str = ""
+    left_at: CallSite | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor that an operation was given, under the name of its argument."""
+    """A tensor argument of an operation, the name of the argument, and the state of its storage."""
 
     label: str
     tensor: Tensor
-    held: Held | None
+    storage: StorageState | None
 
     @property
     def state(self) -> str:
-        return self.held.state if self.held else "none"
+        return self.storage.state if self.storage else "unknown"
 
     @property
-    def place(self) -> Place | None:
-        """Where it came back from a passage, in another layout."""
-        return self.held.place if self.held else None
+    def left_at(self) -> CallSite | None:
+        return self.storage.left_at if self.storage else None
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One operation that ran. `phase` is `forward`, `backward`, or `again` (a checkpointed segment)."""
+class Operation:
+    """One operation that ran.
+
+    `phase` is `forward`, `backward`, or `again` (a checkpointed segment that runs a second time).
+    """
 
     name: str
-    place: Place
+    site: CallSite
     phase: str = "forward"
     backend: str = ""
     is_view: bool = False
 
     @property
     def cause(self) -> str:
-        return cause_of(self.name, self.place.function, self.place.type, self.backend)
+        return cause_of(self.name, self.site.function, self.site.type, self.backend)
 
 
-class States:
-    """The states of all storages, and what an operation does to them."""
+class LayoutStates:
+    """The states of all storages, updated by each operation."""
 
-    def __init__(self, wanted: Mapping[int, str], tally: Tally) -> None:
-        self.wanted, self.tally = wanted, tally
-        self._held: dict[int, Held] = {}
+    def __init__(self, wanted: Mapping[int, str], builder: FlowBuilder) -> None:
+        self.wanted, self.builder = wanted, builder
+        self._storages: dict[int, StorageState] = {}
 
-    def of(self, tensor: Tensor) -> Held | None:
-        """What is known of a tensor's storage."""
-        return self._held.get(_key(tensor))
-
-    def hold(self, tensor: Tensor, state: str, maker: str, *, backward: bool = False) -> None:
-        """Says what a tensor is that no operation made: a parameter, an input, the loss's gradient."""
+    def of(self, tensor: Tensor) -> StorageState | None:
+        """Return the state of a tensor's storage, or None if the storage is not known."""
         key = _key(tensor)
-        if key is not None and key not in self._held:
-            self._held[key] = Held(StorageWeakRef(tensor.untyped_storage()), state, backward, maker)
+        return None if key is None else self._storages.get(key)
 
-    def is_inside(self, tensor: Tensor) -> bool:
-        """Whether it lies in the wanted layout."""
-        return is_inside(tuple(tensor.shape), tensor.stride(), self.wanted)
+    def register(self, tensor: Tensor, state: str, source: str, *, backward: bool = False) -> None:
+        """Set the state of a tensor that is not an output: a parameter, an input, the loss's gradient."""
+        key = _key(tensor)
+        if key is not None and key not in self._storages:
+            weak = StorageWeakRef(tensor.untyped_storage())
+            self._storages[key] = StorageState(weak, state, backward, source)
+
+    def is_in_layout(self, tensor: Tensor) -> bool:
+        """Whether a tensor is in the wanted layout, and in no other."""
+        return is_in_layout(tensor, self.wanted)
 
     def follow(
-        self, step: Step, operands: list[Operand], outputs: list[tuple[int, Tensor]]
+        self, operation: Operation, operands: list[Operand], outputs: list[tuple[int, Tensor]]
     ) -> None:
-        """An operation ran on `operands`, and gave `outputs` at these places of what it returned."""
-        if step.phase == "backward":  # only gradients are followed, not what forward saved for them
-            operands = [one for one in operands if one.held and one.held.backward]
-        minds = is_sensitive(step.name)
-        acting = [one for one in operands if minds or one.state != "weight"]
-        inside = [one for one in acting if self._acts_inside(one)]
-        if minds:
-            self._mind(step, acting, inside)
-        for index, tensor in outputs:
-            held = self.of(tensor)
-            if step.is_view and held:
+        """Update the states after an operation; `outputs` are its outputs with their indices."""
+        if operation.phase == "backward":  # follow gradients only, not tensors saved by forward
+            operands = [
+                operand for operand in operands if operand.storage and operand.storage.backward
+            ]
+        is_sensitive = is_layout_sensitive(operation.name)
+        # The operands that may determine the layout of the outputs.
+        acting = [operand for operand in operands if is_sensitive or operand.state != "weight"]
+        in_layout = [operand for operand in acting if self._counts_as_in_layout(operand)]
+        if is_sensitive:
+            self._check_sensitive(operation, acting, in_layout)
+        for index, output in outputs:
+            storage = self.of(output)
+            if operation.is_view and storage:
                 if acting:
-                    self._view(step, held, acting[0].tensor, tensor)
+                    self._follow_view(operation, storage, acting[0].tensor, output)
             elif not acting:
-                self._put(step, tensor, "weight" if operands else "none")
-            elif step.phase == "backward" and gives_parameter_gradient(step.name, index):
-                self._put(step, tensor, "weight")
+                self._set_state(operation, output, "weight" if operands else "unknown")
+            elif operation.phase == "backward" and returns_parameter_gradient(
+                operation.name, index
+            ):
+                self._set_state(operation, output, "weight")
             else:
-                self._output(step, acting, inside, tensor)
+                self._follow_output(operation, acting, in_layout, output)
 
-    def _mind(self, step: Step, acting: list[Operand], inside: list[Operand]) -> None:
-        """Reports what came back from a passage in another layout, and odd strides."""
-        for one in acting:
-            came_back = one.place and one.state in ("inside", "passage")
-            if came_back and not inside and self._is_outside(one.tensor):
-                if not one.place.reported:
-                    one.place.operand = f"it comes back {_words(one.tensor)}"
-                    self._event("break", step, one.place, one.tensor)
-                one.place.reported, one.held.state = True, "lost"
-        for one in inside:
-            if _is_odd(one.tensor):
-                self._note_odd(step, one)
-
-    def _view(self, step: Step, held: Held, given: Tensor, tensor: Tensor) -> None:
-        changed = (given.shape, given.stride()) != (tensor.shape, tensor.stride())
-        if held.state in ("inside", "passage") and self._is_outside(tensor) and changed:
-            held.place = _came_back(step, given)
-        elif held.state in ("lost", "passage") and self.is_inside(tensor) and not _is_odd(tensor):
-            if held.state == "lost" and not self.is_inside(given):
-                self._regain(step, given, tensor)
-            held.state, held.place = "inside", None
-
-    def _output(
-        self, step: Step, acting: list[Operand], inside: list[Operand], tensor: Tensor
+    def _check_sensitive(
+        self, operation: Operation, acting: list[Operand], in_layout: list[Operand]
     ) -> None:
-        states = {one.state for one in acting}
-        outside = [one for one in acting if self._is_outside(one.tensor)]
-        if self.is_inside(tensor):
-            if not inside and ("lost" in states or any(one.state == "none" for one in outside)):
-                self._regain(step, (outside or acting)[0].tensor, tensor)
-            self._put(step, tensor, "inside")
-        elif inside and self._is_outside(tensor):
-            place = step.place
-            place.before = inside[0].tensor.stride()
-            place.operand = self._operands(acting, outside)
-            odd = any(_is_odd(one.tensor) for one in inside)
-            place.cause = "odd_stride" if odd else step.cause
-            self._event("break", step, place, tensor)
-            self._put(step, tensor, "lost")
-        elif inside or states & {"inside", "passage"}:
-            place = None
-            if self._is_outside(tensor):
-                earlier = (one.place for one in outside if one.place)
-                place = next(earlier, None) or _came_back(step, acting[0].tensor)
-            self._put(step, tensor, "passage", place)
+        """Report operands that left a temporary reshape in another layout, and odd strides."""
+        for operand in acting:
+            storage, site = operand.storage, operand.left_at
+            if storage is None or site is None or storage.state not in ("in_layout", "reshaped"):
+                continue
+            if not in_layout and self._is_in_other_layout(operand.tensor):
+                if not site.reported:
+                    site.operand = f"returns as {describe_layout(operand.tensor)}"
+                    self._add_event("break", operation, site, operand.tensor)
+                site.reported, storage.state = True, "lost"
+        for operand in in_layout:
+            if has_odd_strides(operand.tensor):
+                self._note_odd_strides(operation, operand)
+
+    def _follow_view(
+        self, operation: Operation, storage: StorageState, source: Tensor, view: Tensor
+    ) -> None:
+        changed = (source.shape, source.stride()) != (view.shape, view.stride())
+        if (
+            storage.state in ("in_layout", "reshaped")
+            and self._is_in_other_layout(view)
+            and changed
+        ):
+            storage.left_at = _site_of(operation, source)
+        elif (
+            storage.state in ("lost", "reshaped")
+            and self.is_in_layout(view)
+            and not has_odd_strides(view)
+        ):
+            if storage.state == "lost" and not self.is_in_layout(source):
+                self._add_regain(operation, source, view)
+            storage.state, storage.left_at = "in_layout", None
+
+    def _follow_output(
+        self,
+        operation: Operation,
+        acting: list[Operand],
+        in_layout: list[Operand],
+        output: Tensor,
+    ) -> None:
+        states = {operand.state for operand in acting}
+        in_other = [operand for operand in acting if self._is_in_other_layout(operand.tensor)]
+        if self.is_in_layout(output):
+            was_lost = "lost" in states or any(one.state == "unknown" for one in in_other)
+            if not in_layout and was_lost:
+                self._add_regain(operation, (in_other or acting)[0].tensor, output)
+            self._set_state(operation, output, "in_layout")
+        elif in_layout and self._is_in_other_layout(output):
+            site = operation.site
+            site.before = in_layout[0].tensor.stride()
+            site.operand = self._describe_operands(acting, in_other)
+            is_odd = any(has_odd_strides(operand.tensor) for operand in in_layout)
+            site.cause = "odd_stride" if is_odd else operation.cause
+            self._add_event("break", operation, site, output)
+            self._set_state(operation, output, "lost")
+        elif in_layout or states & {"in_layout", "reshaped"}:
+            left_at = None
+            if self._is_in_other_layout(output):
+                earlier = (operand.left_at for operand in in_other if operand.left_at)
+                left_at = next(earlier, None) or _site_of(operation, acting[0].tensor)
+            self._set_state(operation, output, "reshaped", left_at)
         else:
-            self._put(step, tensor, "lost" if "lost" in states else "none")
+            self._set_state(operation, output, "lost" if "lost" in states else "unknown")
 
-    def _regain(self, step: Step, given: Tensor, tensor: Tensor) -> None:
-        place = step.place.copy()
-        place.before, place.operand = given.stride(), f"was given {_words(given)}"
-        place.cause = step.cause
-        self._event("regain", step, place, tensor)
+    def _add_regain(self, operation: Operation, source: Tensor, output: Tensor) -> None:
+        site = _site_of(operation, source)
+        site.operand = f"the input is {describe_layout(source)}"
+        self._add_event("regain", operation, site, output)
 
-    def _event(self, kind: str, step: Step, place: Place, tensor: Tensor) -> None:
-        if step.phase != "again":  # seen in forward already
-            self.tally.event(kind, step.phase, place, tensor)
+    def _add_event(self, kind: str, operation: Operation, site: CallSite, tensor: Tensor) -> None:
+        if operation.phase != "again":  # counted in forward
+            self.builder.add_event(kind, operation.phase, site, tensor)
 
-    def _put(self, step: Step, tensor: Tensor, state: str, place: Place | None = None) -> None:
-        key = _key(tensor)
+    def _set_state(
+        self, operation: Operation, output: Tensor, state: str, left_at: CallSite | None = None
+    ) -> None:
+        key = _key(output)
         if key is None:
             return
-        held = self._held.get(key)
-        if held is None:
-            self._held[key] = held = Held(StorageWeakRef(tensor.untyped_storage()))
-        held.state, held.place, held.backward = state, place, step.phase == "backward"
-        held.maker = f"{step.place.module or step.place.type}: {step.place.operation}"
-
-    def _operands(self, acting: list[Operand], outside: list[Operand]) -> str:
-        """`self channels_last, other contiguous (from up.0: aten.convolution); other decides`."""
-        shown = [one for one in acting if one.tensor.dim() in self.wanted]
-        parts = []
-        for one in shown[:4]:
-            maker = one.held.maker if one.held and one in outside else ""
-            source = f" (from {maker})" if maker else ""
-            parts.append(f"{one.label} {_words(one.tensor)}{source}")
-        if len(shown) > 4:
-            parts.append(f"{len(shown) - 4} more")
-        return ", ".join(parts) + (f"; {outside[0].label} decides" if outside else "")
-
-    def _note_odd(self, step: Step, one: Operand) -> None:
-        text = (
-            f"{step.place.module or step.place.type}: {one.label} of aten.{step.name} has strides "
-            f"{list(one.tensor.stride())}, which can be read as {self.wanted[one.tensor.dim()]}, "
-            "and torch's kernels do not"
+        storage = self._storages.get(key)
+        if storage is None:
+            storage = StorageState(StorageWeakRef(output.untyped_storage()))
+            self._storages[key] = storage
+        storage.state, storage.left_at = state, left_at
+        storage.backward = operation.phase == "backward"
+        storage.source = (
+            f"{operation.site.module or operation.site.type}: {operation.site.operation}"
         )
-        if step.name.endswith("batch_norm_backward"):
-            text += "; torch is known to give wrong gradients there"
-        self.tally.note(text)
 
-    def _acts_inside(self, one: Operand) -> bool:
-        # The heads of an attention over one token only look like channels-last.
-        by_chance = one.state in ("lost", "passage") and _is_odd(one.tensor)
-        return self.is_inside(one.tensor) and not by_chance
+    def _describe_operands(self, acting: list[Operand], in_other: list[Operand]) -> str:
+        """Return `self channels_last, other contiguous (from up.0: aten.convolution); other decides`."""
+        followed = [operand for operand in acting if operand.tensor.dim() in self.wanted]
+        parts = []
+        for operand in followed[:4]:
+            origin = operand.storage.source if operand.storage and operand in in_other else ""
+            source = f" (from {origin})" if origin else ""
+            parts.append(f"{operand.label} {describe_layout(operand.tensor)}{source}")
+        if len(followed) > 4:
+            parts.append(f"{len(followed) - 4} more")
+        return ", ".join(parts) + (f"; {in_other[0].label} decides" if in_other else "")
 
-    def _is_outside(self, tensor: Tensor) -> bool:
-        return is_outside(tuple(tensor.shape), tensor.stride(), self.wanted)
+    def _note_odd_strides(self, operation: Operation, operand: Operand) -> None:
+        text = (
+            f"{operation.site.module or operation.site.type}: {operand.label} of "
+            f"aten.{operation.name} has strides {list(operand.tensor.stride())}, which can be read as "
+            f"{self.wanted[operand.tensor.dim()]}, but torch's kernels read them as contiguous"
+        )
+        if operation.name.endswith("batch_norm_backward"):
+            text += "; torch is known to compute wrong gradients there"
+        self.builder.add_note(text)
+
+    def _counts_as_in_layout(self, operand: Operand) -> bool:
+        # The heads of an attention over one token have channels-last strides only by chance.
+        by_chance = operand.state in ("lost", "reshaped") and has_odd_strides(operand.tensor)
+        return self.is_in_layout(operand.tensor) and not by_chance
+
+    def _is_in_other_layout(self, tensor: Tensor) -> bool:
+        return is_in_other_layout(tensor, self.wanted)
 
 
-def _came_back(step: Step, given: Tensor) -> Place:
-    place = step.place.copy()
-    place.before, place.cause = given.stride(), step.cause
-    return place
-
-
-def _is_odd(tensor: Tensor) -> bool:
-    return is_odd(tuple(tensor.shape), tensor.stride())
-
-
-def _words(tensor: Tensor) -> str:
-    return in_words(tuple(tensor.shape), tensor.stride())
+def _site_of(operation: Operation, source: Tensor) -> CallSite:
+    site = operation.site.copy()
+    site.before, site.cause = source.stride(), operation.cause
+    return site
 
 
 def _key(tensor: Tensor) -> int | None:
     try:
         return tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):  # a wrapper without a storage of its own
+    except (RuntimeError, NotImplementedError):  # a wrapper subclass without a storage
         return None

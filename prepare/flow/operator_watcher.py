@@ -1,4 +1,4 @@
-"""Sees every operation of a forward and a backward: where it was called, what it copied, what it gave."""
+"""Dispatch mode that records each operation of a forward and backward: call site, copies, outputs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prepare.flow.call_sites import ModuleStack, Place
-from prepare.flow.fake_tensors import corrected
-from prepare.flow.layout_states import Operand, States, Step
-from prepare.flow.layouts import in_words, order_of
+from prepare.flow.call_sites import CallSite, ModuleStack
+from prepare.flow.fake_tensors import correct_strides
+from prepare.flow.layout_states import LayoutStates, Operand, Operation
+from prepare.flow.layouts import describe_layout, dimension_order
 from prepare.flow.torch_operators import (
     PARAMETERS,
     backend_of,
@@ -24,98 +24,100 @@ from prepare.flow.torch_operators import (
 )
 
 if TYPE_CHECKING:
-    from prepare.flow.aggregate import Tally
+    from prepare.flow.aggregate import FlowBuilder
 
 
-class Watcher(TorchDispatchMode):
-    """Follows all operations while it is entered, and tells a Tally.
+class OperatorWatcher(TorchDispatchMode):
+    """While entered, follows all operations and adds what it records to a FlowBuilder.
 
-    While `hidden` it sees nothing, and while `inside` copies and convolutions alone. `fault` is a
-    mistake of its own, which is none of the model's.
+    While `in_compiled`, it records nothing; while `in_repaired`, only copies and convolutions.
+    `internal_error` is an error of the watcher, which must not be reported as one of the model.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, stack: ModuleStack, states: States, tally: Tally) -> None:
+    def __init__(self, stack: ModuleStack, states: LayoutStates, builder: FlowBuilder) -> None:
         super().__init__()
-        self.stack, self.states, self.tally = stack, states, tally
-        self.hidden = False
-        self.inside = False
-        self.fault: Exception | None = None
-        self._origins: dict[int, Place] = {}
+        self.stack, self.states, self.builder = stack, states, builder
+        self.in_compiled = False
+        self.in_repaired = False
+        self.internal_error: Exception | None = None
+        # The call sites of forward, by the autograd sequence number that the backward refers to.
+        self._forward_sites: dict[int, CallSite] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload) or func.namespace == "prim":
             return func(*args, **kwargs)
-        if _is_composite(func):  # inference_mode does not take these apart
+        if _is_composite(func):  # inference_mode does not decompose these
             with self:
                 return func.decompose(*args, **kwargs)
-        output = corrected(func._schema.name, args, func(*args, **kwargs))
-        if not self.hidden:
+        output = correct_strides(func._schema.name, args, func(*args, **kwargs))
+        if not self.in_compiled:
             try:
-                self._see(func, args, kwargs, output)
+                self._record(func, args, kwargs, output)
             except Exception as error:
-                self.fault = error
+                self.internal_error = error
                 raise
         return output
 
-    def passed(self, place: Place, given: list[Tensor], gave: list[Tensor]) -> None:
-        """Treats a module that is taken as a whole as one operation."""
-        operands = [Operand(f"input {i}", t, self.states.of(t)) for i, t in enumerate(given)]
-        self.states.follow(Step("compile", place), operands, list(enumerate(gave)))
+    def follow_module(self, site: CallSite, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Follow a compiled or repaired module as one operation."""
+        operands = [Operand(f"input {i}", t, self.states.of(t)) for i, t in enumerate(inputs)]
+        self.states.follow(Operation("compile", site), operands, list(enumerate(outputs)))
 
-    def _see(self, func: OpOverload, args: Any, kwargs: Any, output: Any) -> None:
+    def _record(self, func: OpOverload, args: Any, kwargs: Any, output: Any) -> None:
         name = func._schema.name.partition("::")[2]
         arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         node = torch._C._current_autograd_node()
-        # Backward runs without grad mode, but for a checkpointed segment that is computed again.
+        # Grad mode is off in backward, except in a checkpointed segment that runs again.
         again = node is not None and torch.is_grad_enabled()
         phase = "forward" if node is None else "again" if again else "backward"
-        place = self._place(node)
-        place.operation = f"aten.{name}"
+        site = self._site(node)
+        site.operation = f"aten.{name}"
         if phase != "backward":
-            place.inside = self.inside
-            self._origins.setdefault(torch.autograd._get_sequence_nr() - 1, place)
+            site.in_repaired = self.in_repaired
+            self._forward_sites.setdefault(torch.autograd._get_sequence_nr() - 1, site)
         backend, memory_format = backend_of(arguments) if is_convolution(name) else ("", None)
         if backend and phase == "forward":
             tensors = arguments["input"], arguments["weight"], output
-            self.tally.convolution(place, tensors, backend)
-        step = Step(name, place, phase, backend, _is_view(func))
-        for operand, tensor, word in hidden_copies(name, arguments, memory_format):
-            why = f"{operand} is {_words(tensor)}, and the kernel works on {word}"
-            self._copied(step, tensor, why)
+            self.builder.add_convolution(site, tensors, backend)
+        operation = Operation(name, site, phase, backend, _is_view(func))
+        for operand, tensor, layout in hidden_copies(name, arguments, memory_format):
+            why = f"{operand} is {describe_layout(tensor)}, and the kernel works on {layout}"
+            self._add_copy(operation, tensor, why)
         if name in ("clone", "_to_copy"):
-            self._reordered(step, arguments["self"], output)
-        if place.inside:
+            self._record_reordering(operation, arguments["self"], output)
+        if site.in_repaired:
             return
         operands = [
             Operand(label, tensor, self.states.of(tensor))
-            for label, tensor in _labelled(arguments)
+            for label, tensor in _tensor_arguments(arguments)
             if label not in PARAMETERS and takes_values(name, label)
         ]
-        self.states.follow(step, operands, list(_outputs(output)))
+        self.states.follow(operation, operands, list(_tensor_outputs(output)))
 
-    def _place(self, node: Any) -> Place:
-        """Where this operation, or in backward the one that it is the gradient of, was called."""
+    def _site(self, node: Any) -> CallSite:
+        """Return the call site of this operation; in backward, that of its forward operation."""
         if node is None or (self.stack and torch.is_grad_enabled()):
-            return self.stack.place()
-        found = self._origins.get(node._sequence_nr())
-        return found.copy() if found else Place("", self.stack.root)
+            return self.stack.call_site()
+        site = self._forward_sites.get(node._sequence_nr())
+        return site.copy() if site else CallSite("", self.stack.root)
 
-    def _reordered(self, step: Step, given: Tensor, output: Tensor) -> None:
-        """Counts a copy that only changed the order in which the elements lie."""
-        if is_followed(given) and is_followed(output) and _is_reordered(given, output):
-            why = f"{_words(given)} to {_words(output)}"
-            self._copied(step, output, why if step.cause == "clone" else f"{step.cause}: {why}")
+    def _record_reordering(self, operation: Operation, source: Tensor, output: Tensor) -> None:
+        """Count a copy that only changed the order of the elements."""
+        if is_followed(source) and is_followed(output) and _is_reordered(source, output):
+            why = f"{describe_layout(source)} to {describe_layout(output)}"
+            cause = operation.cause
+            self._add_copy(operation, output, why if cause == "clone" else f"{cause}: {why}")
 
-    def _copied(self, step: Step, tensor: Tensor, why: str) -> None:
-        phase = "forward" if step.phase == "forward" else "backward"
-        self.tally.copied(phase, step.place, tensor, why)
+    def _add_copy(self, operation: Operation, tensor: Tensor, why: str) -> None:
+        phase = "forward" if operation.phase == "forward" else "backward"
+        self.builder.add_copy(phase, operation.site, tensor, why)
 
 
 def is_followed(value: Any) -> bool:
-    """Whether this is a tensor of floating-point numbers with strides."""
+    """Whether a value is a strided tensor of floating-point or complex numbers."""
     return (
         isinstance(value, Tensor)
         and value.layout is torch.strided
@@ -134,11 +136,11 @@ def _is_composite(func: OpOverload) -> bool:
 def _is_view(func: OpOverload) -> bool:
     infos = [returned.alias_info for returned in func._schema.returns]
     shares = any(info is not None and not info.is_write for info in infos)
-    # These do not declare what they are.
+    # These two are views, although their schemas do not declare it.
     return shares or func._schema.name in ("aten::_unsafe_view", "aten::_reshape_alias")
 
 
-def _labelled(arguments: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def _tensor_arguments(arguments: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     for name, value in arguments.items():
         if is_followed(value):
             yield name, value
@@ -148,19 +150,15 @@ def _labelled(arguments: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
                     yield f"{name}[{index}]", item
 
 
-def _outputs(output: Any) -> Iterator[tuple[int, Tensor]]:
+def _tensor_outputs(output: Any) -> Iterator[tuple[int, Tensor]]:
     for index, value in enumerate(output if isinstance(output, list | tuple) else [output]):
         if is_followed(value):
             yield index, value
 
 
-def _is_reordered(given: Tensor, output: Tensor) -> bool:
-    if (given.dtype, given.device) != (output.dtype, output.device) or given.dim() < 3:
+def _is_reordered(source: Tensor, output: Tensor) -> bool:
+    if (source.dtype, source.device) != (output.dtype, output.device) or source.dim() < 3:
         return False
-    before, after = (order_of(tuple(t.shape), t.stride()) for t in (given, output))
-    # An expanded tensor has to be written out whatever its order.
+    before, after = dimension_order(source), dimension_order(output)
+    # An expanded tensor must be copied in any order.
     return len(before) == len(after) and before != after
-
-
-def _words(tensor: Tensor) -> str:
-    return in_words(tuple(tensor.shape), tensor.stride())

@@ -1,4 +1,4 @@
-"""What a layout flow found, as plain data: saved to and loaded from `flow.json` without torch."""
+"""Records of a layout flow as plain data, saved to and loaded from `flow.json` without torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One place where an activation, or in phase `backward` a gradient, leaves or regains the layout.
+    """A call site where an activation, or in phase `backward` a gradient, leaves or regains the layout.
 
     `kind` is `break` or `regain`. `module` is the innermost module whose forward was running, `type`
-    its class. `operand` says which input lay how. `before` are the strides of an input, `after` those
-    of the output of that `shape`. The same place seen `count` times is one event, and `bytes` are those
-    of all outputs together. `source` is `file:line` of the code that called the operation, and empty
-    where a module of torch called it. `cause` is one word, as in `instance_norm`.
+    its class. `operand` describes the layouts of the inputs. `before` are the strides of an input,
+    `after` those of the output, whose shape is `shape`. A call site that runs `count` times is one event;
+    `bytes` is the size of all its outputs together. `source` is `file:line` of the code that called the
+    operation, and empty if a module of torch called it. `cause` is one word, such as `instance_norm`.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A copy that was made only because of a layout, `count` times, `bytes` in all."""
+    """A copy made only because of a layout; `bytes` is the size of all `count` copies together."""
 
     module: str
     type: str
@@ -56,7 +56,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """`calls` calls of a 2-d or 3-d convolution in forward: the layouts around it, and what ran it."""
+    """Calls of one 2-d or 3-d convolution in forward: layouts of its tensors, and its backend."""
 
     module: str
     type: str
@@ -69,10 +69,10 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleLayout:
-    """One module of the tree, and the layout of what it gave.
+    """One module of the tree, and the layout of its outputs.
 
-    Where it gave several, the one that is not as wanted. `none`: it was not called, or gave no tensor
-    of 4 or 5 dimensions.
+    If its outputs have several layouts, `layout` is one that is not wanted. `none`: the module was not
+    called, or returned no tensor of 4 or 5 dimensions.
     """
 
     name: str
@@ -84,11 +84,11 @@ class ModuleLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Where the layout is lost and regained in one forward, and what that costs.
+    """Events, copies and convolutions of one forward: where the layout is lost and regained, and the cost.
 
     `mode` is `predict` or `observe`. `status` is `ok` or `cannot predict`; then `reason` says why, and
-    the rest holds what was seen up to there. `wanted` maps a rank to a format; `modules` is in the
-    order of the tree; `notes` are sentences on what could not be seen or is risky.
+    the other fields hold what was recorded up to that point. `wanted` maps a rank to a format; `modules`
+    is in the order of the tree; `notes` are sentences about what could not be followed or is risky.
     """
 
     mode: str
@@ -103,9 +103,10 @@ class Flow:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What it adds up to, for forward; and for backward under that key, where that was watched.
+        """Totals for forward, and for backward under the key `backward`.
 
-        `in_layout` of the `convolutions` that were called gave the wanted layout in every call.
+        `convolutions` counts those that were called; `in_layout` those whose outputs had the wanted layout
+        in every call.
         """
         off = {row.module for row in self.convolutions if row.output not in self._in_layout}
         called = {row.module for row in self.convolutions}
@@ -115,21 +116,21 @@ class Flow:
 
     @property
     def _in_layout(self) -> set[str]:
-        # What can be read as any layout is in the wanted one too.
+        # An ambiguous output also satisfies the wanted layout.
         return {*self.wanted.values(), "ambiguous"}
 
     def save(self, path: str | Path) -> None:
-        """Writes `flow.json`; the same flow gives the same bytes. Raises FileError."""
+        """Write `flow.json`; equal flows give equal bytes. Raises FileError."""
         data = _KIND.head | {"summary": self.summary} | asdict(self)
         data["wanted"] = {str(rank): word for rank, word in sorted(self.wanted.items())}
         json_records.write_json(path, data, lines=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Flow:
-        """A flow from its JSON; torch is not needed.
+        """Load a flow from its JSON, without torch.
 
         Raises:
-            FlowError: the file is no flow, or one of another version.
+            FlowError: the file is not a flow, or is of another version.
         """
         return json_records.read_record(path, _KIND, _flow)
 
@@ -167,14 +168,14 @@ def _complete(names: set[str], item: Mapping[str, Any]) -> bool:
 
 
 def _totals(events: Iterable[Event], copies: Iterable[Copy], phase: str) -> dict[str, Any]:
-    seen = [event for event in events if event.phase == phase]
+    in_phase = [event for event in events if event.phase == phase]
     causes: Counter[str] = Counter()
-    for event in seen:
+    for event in in_phase:
         causes[event.cause] += event.count if event.kind == "break" else 0
     ranked = sorted((-count, word) for word, count in causes.items() if count)
     return {
         "breaks": causes.total(),
-        "regains": sum(event.count for event in seen if event.kind == "regain"),
+        "regains": sum(event.count for event in in_phase if event.kind == "regain"),
         "by_cause": {word: -count for count, word in ranked},
         "copied_bytes": sum(copy.bytes for copy in copies if copy.phase == phase),
     }

@@ -1,4 +1,4 @@
-"""What is known of torch's operations: what each copies inside, and the word for what it did."""
+"""Facts about torch's operators: the copies inside each, and the word for what it does to a layout."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The inputs that these make contiguous inside, where no one sees it. Read off nested profiler events
-# of torch 2.13 on CPU; tests/test_flow.py compares the table with the profiler.
+# The inputs that an operator makes contiguous inside its kernel, where no dispatch shows it. Read from
+# the nested profiler events of torch 2.13 on CPU; a test compares the table with the profiler.
 _MADE_CONTIGUOUS = {
     "_softmax": ("self",),
     "_log_softmax": ("self",),
@@ -39,62 +39,62 @@ _CAUSES = {
     "permute": "view",
     "transpose": "view",
 }
-_SAME = ("cat", "stack", "add", "sub", "mul", "div", "where", "repeat", "masked_fill", "cumsum",
+_CAUSE_IS_NAME = ("cat", "stack", "add", "sub", "mul", "div", "where", "repeat", "masked_fill", "cumsum",
          "copy", "slice", "select", "roll", "flip", "matmul", "bmm", "mm")  # fmt: skip
-_PARTS = (("grid_sampler", "grid_sample"), ("upsample", "interpolate"), ("_pad", "pad"),
+_CAUSES_BY_PART = (("grid_sampler", "grid_sample"), ("upsample", "interpolate"), ("_pad", "pad"),
           ("batch_norm", "batch_norm"), ("group_norm", "group_norm"), ("pool3d", "pool3d"),
           ("pool", "pool"))  # fmt: skip
-# Operations whose speed or whose output's layout hangs on the layout of what they are given.
+# Operators whose speed or output layout depends on the layout of their inputs.
 _SENSITIVE = ("convolution", "batch_norm", "group_norm", "pool", "upsample", "grid_sampler")
-# Their first output is a gradient of an activation, the others are gradients of parameters.
+# The first output of these is the gradient of an activation; the others are gradients of parameters.
 _FIRST_ONLY = ("convolution_backward", "native_batch_norm_backward", "native_group_norm_backward",
                "native_layer_norm_backward", "_prelu_kernel_backward")  # fmt: skip
-# These take a tensor for its shape or its place, and none of its values.
+# These use the shape or device of a tensor, and none of its values.
 _FACTORIES = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided", "empty_like",
               "zeros_like", "ones_like", "full_like", "rand_like", "randn_like")  # fmt: skip
 PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var"})
 
 
-def is_sensitive(name: str) -> bool:
-    """Whether the layout of this operation's input matters to it."""
+def is_layout_sensitive(name: str) -> bool:
+    """Whether the speed or the output layout of an operator depends on the layout of its inputs."""
     return any(part in name for part in _SENSITIVE)
 
 
 def takes_values(name: str, operand: str) -> bool:
-    """Whether what an operation gives is made of this operand's values."""
+    """Whether the output of an operator depends on the values of this operand."""
     return name not in _FACTORIES and (name, operand) != ("copy_", "self")
 
 
 def is_convolution(name: str) -> bool:
-    """Whether this is torch's one convolution, forward or backward."""
+    """Whether the operator is torch's general convolution, forward or backward."""
     return name in ("convolution", "_convolution", "convolution_backward")
 
 
-def gives_parameter_gradient(name: str, index: int) -> bool:
-    """Whether the output at `index` is the gradient of a parameter."""
+def returns_parameter_gradient(name: str, index: int) -> bool:
+    """Whether the output of an operator at `index` is the gradient of a parameter."""
     return index > 0 and name in _FIRST_ONLY
 
 
-def cause_of(name: str, function: str, kind: str, backend: str = "") -> str:
-    """One word for what happened: by the function that was called, else by the operation."""
+def cause_of(name: str, function: str, module_type: str, backend: str = "") -> str:
+    """Return one word for the cause of an event: from the function that was called, or the operator."""
     name = name.removesuffix("_backward").rstrip("_")
     if function in ("instance_norm", "layer_norm", "pad"):
         return function
-    if "InstanceNorm" in kind:
+    if "InstanceNorm" in module_type:
         return "instance_norm"
     if is_convolution(name):
         rank = backend[-2:-1]
         return f"conv{rank}d_reference" if backend.startswith("Slow") else "convolution"
-    if name in _CAUSES or name in _SAME:
+    if name in _CAUSES or name in _CAUSE_IS_NAME:
         return _CAUSES.get(name, name)
-    return next((word for part, word in _PARTS if part in name), "other")
+    return next((word for part, word in _CAUSES_BY_PART if part in name), "other")
 
 
 def backend_of(arguments: Mapping[str, Any]) -> tuple[str, torch.memory_format | None]:
-    """What runs a convolution, by torch's own name, and the layout it brings its tensors into.
+    """Return torch's name for the backend of a convolution, and the memory format the backend works on.
 
-    `Mkldnn` is oneDNN; `Slow2d`, `Slow3d` and the like are torch's reference paths. Empty for a
-    1-d convolution, and where this torch does not say.
+    `Mkldnn` is oneDNN; `Slow2d`, `Slow3d` and the like are torch's reference paths. The name is empty
+    for a 1-d convolution, and if this version of torch cannot tell.
     """
     names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
     tensors = arguments["input"], arguments["weight"]
@@ -106,7 +106,7 @@ def backend_of(arguments: Mapping[str, Any]) -> tuple[str, torch.memory_format |
     try:
         backend = torch._C._select_conv_backend(*tensors, **options)
         name = backend.name
-        if name == "???":  # torch 2.13 gives oneDNN's transposed convolution no name in Python
+        if name == "???":  # torch 2.13 has no Python name for oneDNN's transposed convolution
             name = "MkldnnTranspose" if options["transposed"] else "unknown"
         return name, torch._C._conv_determine_backend_memory_format(*tensors, backend)
     except (AttributeError, RuntimeError, TypeError):
@@ -116,15 +116,15 @@ def backend_of(arguments: Mapping[str, Any]) -> tuple[str, torch.memory_format |
 def hidden_copies(
     name: str, arguments: Mapping[str, Any], memory_format: torch.memory_format | None
 ) -> Iterator[tuple[str, Tensor, str]]:
-    """What a kernel copies inside: the operand's name, the tensor, and the layout it is copied into."""
+    """Yield each copy made inside a kernel: the operand's name, the tensor, and the layout of the copy."""
     if is_convolution(name):
         if memory_format is None:
             return
-        word = str(memory_format).removeprefix("torch.").removesuffix("_format")
+        layout = str(memory_format).removeprefix("torch.").removesuffix("_format")
         for operand in ("grad_output", "input", "weight"):
             tensor = arguments.get(operand)
             if tensor is not None and not tensor.is_contiguous(memory_format=memory_format):
-                yield operand, tensor, word
+                yield operand, tensor, layout
         return
     for operand in _MADE_CONTIGUOUS.get(name, ()):
         tensor = arguments[operand]

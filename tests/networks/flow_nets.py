@@ -1,4 +1,4 @@
-"""The networks whose predicted flow is compared with the observed one, with channels-last weights."""
+"""Networks with channels-last weights, on which the predicted and the observed flow are compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from small_nets import build, model_configs
 
 
 def channels_last(tensor: Any) -> Any:
-    """A tensor of 4 or 5 dimensions in channels-last, with canonical strides; all else as it is."""
+    """Return a tensor of 4 or 5 dimensions in channels-last with canonical strides; others unchanged."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if isinstance(tensor, torch.Tensor) and tensor.dim() in formats:
         return tensor.to(memory_format=formats[tensor.dim()])
@@ -23,24 +23,26 @@ def channels_last(tensor: Any) -> Any:
 
 
 def converted(model: nn.Module) -> nn.Module:
-    """The model, its convolutions' weights in channels-last by torch's own converters."""
+    """Convert the convolution weights of a model to channels-last with torch's converters."""
     convert_conv2d_weight_memory_format(model, torch.channels_last)
     convert_conv3d_weight_memory_format(model, torch.channels_last_3d)
     return model
 
 
 def network(name: str) -> nn.Module:
-    """A ready-made network, or one of MORE."""
+    """Build a network of `conf/model`, or one of MORE."""
     return converted(MORE[name][0]().eval() if name in MORE else build(name))
 
 
 def example_of(name: str) -> Example:
-    """What to call it with, in channels-last."""
+    """Build the example input of a network, in channels-last."""
     if name in MORE:
         return Example(tuple(channels_last(torch.randn(shape)) for shape in MORE[name][1:]))
-    found = build_example(OmegaConf.to_container(OmegaConf.load(CONF / f"model/{name}.yaml").input))
-    kwargs = {key: channels_last(value) for key, value in found.kwargs.items()}
-    return Example(tuple(map(channels_last, found.args)), kwargs)
+    example = build_example(
+        OmegaConf.to_container(OmegaConf.load(CONF / f"model/{name}.yaml").input)
+    )
+    kwargs = {key: channels_last(value) for key, value in example.kwargs.items()}
+    return Example(tuple(map(channels_last, example.args)), kwargs)
 
 
 def _monai(name: str, **options: Any) -> Any:
@@ -73,7 +75,7 @@ def _kornia(module: str, name: str) -> Any:
 
 
 _TWO = {"in_channels": 1, "out_channels": 2}
-# What builds each, and the shapes of what it is called with.
+# The function that builds each network, and the shapes of its inputs.
 MORE: dict[str, tuple] = {
     "monai_basicunet3d": (
         _monai("BasicUNet", spatial_dims=3, features=(8, 8, 16, 32, 32, 8), **_TWO),
@@ -144,11 +146,11 @@ MORE: dict[str, tuple] = {
     "kornia_keynet": (_kornia("feature", "KeyNet"), (2, 1, 64, 64)),
 }  # fmt: skip
 NETS = [*model_configs(), *MORE]
-# Where prediction and observation differ, and in which parts.
-FOUND = {
-    # torch's fake ReplicationPad3d gives contiguous, the real one keeps channels_last_3d.
+# Networks whose predicted and observed flows differ, and the parts that differ.
+KNOWN_DIFFERENCES = {
+    # torch's fake ReplicationPad3d returns contiguous, the real one keeps channels_last_3d.
     "diffusers_autoencoder_hunyuan": ("events", "copies", "convolutions"),
     "monai_basicunet3d": ("events",),
-    # torch's fake interpolate of one channel gives it other strides, and cat goes by them.
+    # torch's fake interpolate of one channel returns other strides, and cat follows them.
     "kornia_dexined": ("events", "copies", "convolutions"),
 }
