@@ -1,10 +1,10 @@
-"""Brings the tables of the pages into line with the raw files in benchmarks/results/.
+"""Write the tables of the pages from the raw files in benchmarks/results/.
 
     python benchmarks/tables.py [--check]
 
-A block of the page between `<!-- results: NAME -->` and `<!-- end -->` is replaced by what the raw file
-NAME.json says; NAME may have a second word, for another table of the same file. With `--check`
-nothing is written, and the exit code is 1 if the page says something else.
+A block of a page between `<!-- results: NAME -->` and `<!-- end -->` is replaced by the table of the raw file
+NAME.json; NAME may have a second word, for another table of the same file. With `--check`
+nothing is written, and the exit code is 1 if a page differs from the raw files.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import layout_repair
 import zoo_tables
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = (DOCS / "benchmarks.md", DOCS / "segmentation.md")
+PAGES = (*sorted(DOCS.glob("benchmarks*.md")), DOCS / "segmentation.md")
 RESULTS = Path(__file__).parent / "results"
 CONTIGUOUS, AGAIN, WITHOUT, WITH = layout_repair.VARIANTS
 
@@ -28,7 +28,7 @@ _BLOCK = re.compile(r"(<!-- results: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTAL
 
 
 def layout_repair_table(found: dict) -> list[str]:
-    """One line for each network, rank and dtype: geometric means over the batch sizes."""
+    """Return one line for each network, rank and dtype: geometric means over the batch sizes."""
     lines = _head(
         "network", "input", "dtype", "evaluation, without", "with", "training, without", "with"
     )
@@ -44,22 +44,27 @@ def layout_repair_table(found: dict) -> list[str]:
             for variant in (WITHOUT, WITH)
         ]
         lines.append(_row(f"{name} {rank}", size, dtype, *cells))
-    return [*lines, "", *_layout_repair_summary(found)]
+    return [*lines, "", *layout_repair_summary(found), *_layout_repair_exceptions(found)]
 
 
-def _layout_repair_summary(found: dict) -> list[str]:
+def layout_repair_summary(found: dict) -> list[str]:
+    """Return the geometric means over all cases, in a sentence."""
     of = {
         variant: f"{mean:.2f} (worst {worst:.2f})"
         for variant, (mean, worst) in layout_repair.summary(found["cases"]).items()
     }
+    count = len(found["cases"])
+    means = f"{of[WITHOUT]} without the repair and {of[WITH]} with it; A/A {of[AGAIN]}"
+    place = f"{found['threads']} threads, torch {found['torch']}"
+    return [f"Over all {count} cases the geometric mean is {means}. {place}."]
+
+
+def _layout_repair_exceptions(found: dict) -> list[str]:
+    """Return the cases that are slower with the repair, and those without a ratio."""
+    lines = []
     over = sorted(
         (layout_repair.ratio(case["seconds"], WITH), case["case"]) for case in found["cases"]
     )
-    count = len(found["cases"])
-    said = f"Over all {count} cases the geometric mean is {of[WITHOUT]} without the repair and {of[WITH]}"
-    lines = [
-        f"{said} with it; A/A {of[AGAIN]}. {found['threads']} threads, torch {found['torch']}."
-    ]
     slower = [f"{name} {ratio:.2f}" for ratio, name in reversed(over) if ratio > 1.02]
     if slower:
         lines += [
@@ -68,12 +73,12 @@ def _layout_repair_summary(found: dict) -> list[str]:
         ]
     if found["not_run"]:
         names = "; ".join(case["case"] for case in found["not_run"])
-        lines += ["", f"torch cannot run contiguous, so there is no ratio: {names}."]
+        lines += ["", f"torch cannot run these in contiguous, so they have no ratio: {names}."]
     return lines
 
 
 def breaks(found: dict) -> list[str]:
-    """One line for each network that loses the layout somewhere, and what there is in all."""
+    """Return one line for each network that loses the layout, and a list of the others."""
     lines = _head("network", "lost", "copied", "because of", "repaired: lost", "copied")
     rows = {name: row for name, row in found["networks"].items() if "reason" not in row}
     for name, row in rows.items():
@@ -83,11 +88,25 @@ def breaks(found: dict) -> list[str]:
             cells = [str(before["breaks"]), _mib(before), causes, str(after["breaks"]), _mib(after)]
             lines.append(_row(name, *cells))
     kept = [name for name, row in rows.items() if not row["as it is"]["breaks"]]
-    lines += ["", f"Never lost, of {len(rows)} networks: {', '.join(kept)}."]
+    lines += ["", f"Not lost in {len(kept)} of {len(rows)} networks: {', '.join(kept)}."]
     failed = [
         f"{name} ({row['reason']})" for name, row in found["networks"].items() if "reason" in row
     ]
     return [*lines, *([f"Not predicted: {'; '.join(failed)}."] if failed else [])]
+
+
+def breaks_summary(found: dict) -> list[str]:
+    """Return how many networks lose the layout and what is copied for it, as a table."""
+    networks = [row for row in found["networks"].values() if "reason" not in row]
+    lines = _head(f"of {len(networks)} networks", "lose the layout", "breaks", "copied")
+    names = {"as it is": "channels-last", "repaired": "channels-last and `repair_layout`"}
+    for key, title in names.items():
+        rows = [row[key] for row in networks]
+        total = {"copied_bytes": sum(row["copied_bytes"] for row in rows)}
+        losing = sum(row["breaks"] > 0 for row in rows)
+        breaks_in_all = sum(row["breaks"] for row in rows)
+        lines.append(_row(title, str(losing), str(breaks_in_all), _mib(total)))
+    return lines
 
 
 def _mib(found: dict) -> str:
@@ -125,7 +144,7 @@ def startup(found: dict) -> list[str]:
 
 
 def segmentation(found: dict) -> list[str]:
-    """How both trainings ended."""
+    """Return the final loss and Dice of both trainings."""
     lines = _head("", "loss, mean of the last 20 steps", "Dice, held out")
     for name, losses in found["losses"].items():
         last = statistics.fmean(losses[-20:])
@@ -140,8 +159,11 @@ def segmentation(found: dict) -> list[str]:
 TABLES: dict[str, Callable[[dict], list[str]]] = {
     "segmentation": segmentation,
     "zoo": lambda found: zoo_tables.tables(found["cases"]),
+    "zoo summary": lambda found: zoo_tables.overview(found["cases"]),
     "breaks": breaks,
+    "breaks summary": breaks_summary,
     "layout_repair": layout_repair_table,
+    "layout_repair summary": layout_repair_summary,
     "prepare_cost_2048": prepare_cost,
     "prepare_cost_1024": prepare_cost,
     "prepare_cost_1024 many": prepare_cost_of_many,
@@ -150,7 +172,7 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
 
 
 def updated(page: str) -> str:
-    """The text of the page, with each block as the raw files have it."""
+    """Return the text of the page with each block written from the raw files."""
 
     def block(match: re.Match) -> str:
         found = json.loads((RESULTS / f"{match[2].split()[0]}.json").read_text())
@@ -168,7 +190,7 @@ def _row(*cells: str) -> str:
 
 
 def _mean(cases: list[dict], variant: str) -> str:
-    """The geometric mean of a variant's ratios, where there are any."""
+    """Return the geometric mean of a variant's ratios, or nothing if there are none."""
     ratios = [layout_repair.ratio(seconds, variant) for seconds in cases]
     return f"{math.exp(statistics.fmean(map(math.log, ratios))):.2f}" if ratios else ""
 

@@ -1,4 +1,4 @@
-"""What the cases of the zoo say, as tables and sentences in Markdown; `zoo.py` times them."""
+"""Tables and sentences in Markdown for the cases that `zoo.py` has timed."""
 
 import itertools
 import statistics
@@ -13,16 +13,47 @@ PEERS = (
     "torch.compile, frozen",
     "openvino",
 )
-# As prepare.tune says of a candidate.
+# Statuses that prepare.tune gives a candidate.
 NOT_TO_BE_CHOSEN = ("wrong", "cannot tell", "failed")
-# Rounds; fewer say that a variant is far behind, and no more than that.
+# Rounds; with fewer, a variant is only known to be far behind.
 ENOUGH = 6
 # Times that differ by less are called equal.
 NEAR = 1.03
 
 
+def overview(found: list[dict[str, Any]]) -> list[str]:
+    """Return the geometric mean of each variant for each kind of case and processor, as a table."""
+    names = (*PEERS, AUTO, AUTO_COMPILED)
+    lines = ["| " + " | ".join(("", "networks", *names)) + " |", "|---" * (len(names) + 2) + "|"]
+    for cases in _groups(found):
+        cells = [_geometric_mean(cases, name) for name in names]
+        title = f"{kind_of(cases[0])}: {place_of(cases[0])}"
+        lines.append("| " + " | ".join((title, str(len(cases)), *cells)) + " |")
+    return lines
+
+
+def _geometric_mean(cases: list[dict[str, Any]], name: str) -> str:
+    """Return the mean of the known ratios, with their number if it is not that of the cases."""
+    ratios = [ratio for case in cases if (ratio := _ratio(case, name))]
+    count = f" ({len(ratios)})" if len(ratios) < len(cases) else ""
+    return f"{statistics.geometric_mean(ratios):.2f}{count}" if ratios else "-"
+
+
+def _groups(found: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the cases of each kind and processor, in the order of the page."""
+    weights = sorted({(case["train"], case.get("warm_up", 0)) for case in found})
+    precisions = dict.fromkeys(case["precision"] for case in found)
+    places = dict.fromkeys(map(place_of, found))
+    keys = [
+        (train, steps, precision, place)
+        for (train, steps), precision, place in itertools.product(weights, precisions, places)
+    ]
+    groups = ([case for case in found if _key(case) == key] for key in keys)
+    return [group for group in groups if group]
+
+
 def summary(found: list[dict[str, Any]]) -> list[str]:
-    """What came of the cases of one mode and precision, as lines of a table in Markdown."""
+    """Return the lines of a table in Markdown for the cases of one mode and precision."""
     lines = ["| variant | networks | geometric mean | best | worst |", "|---|---|---|---|---|"]
     every = {
         **{n: [_ratio(case, n) for case in found] for n in (*PEERS, AUTO, AUTO_COMPILED)},
@@ -46,18 +77,18 @@ def summary(found: list[dict[str, Any]]) -> list[str]:
     if few := sum(not has_intervals(case) for case in found):
         lines += [
             "",
-            f"Too few rounds for intervals, so that figures are rough: {few} of {len(found)} networks.",
+            f"{few} of {len(found)} networks have too few rounds for an interval; their figures are rough.",
         ]
     return lines
 
 
 def has_intervals(case: dict[str, Any]) -> bool:
-    """Whether there were rounds enough to conclude anything from a case."""
+    """Return whether a case has enough rounds for an interval."""
     return case["aa"] is not None and case["aa"]["noise"] is not None
 
 
 def _fared(found: list[dict[str, Any]], auto: str) -> str:
-    """How an auto's choices compare with the best that it may choose, and with its peers, in a sentence."""
+    """Compare an auto's choices with the best that it may choose and with its peers, in a sentence."""
     others = [[n for n in _choices(case, auto) if _is_known(case, n)] for case in found]
     best = [
         min(names, key=lambda n: _ratio(case, n)) for case, names in zip(found, others, strict=True)
@@ -72,26 +103,26 @@ def _fared(found: list[dict[str, Any]], auto: str) -> str:
     )
     beaten = sum(any(_is_behind(case, auto, peer) for peer in peers) for case in found)
     return (
-        f"{auto}: on {near} of {len(found)} networks within {NEAR - 1:.0%} of the best variant that it "
-        f"may choose, on {behind} beyond doubt slower than that (their intervals do not meet). No peer is "
-        f"ahead by more than {NEAR - 1:.0%} on {ahead}, one is ahead beyond doubt on {beaten}."
+        f"`{auto}` is within {NEAR - 1:.0%} of the best variant that it may choose on {near} of "
+        f"{len(found)} networks, and significantly slower on {behind} (the intervals do not overlap). On "
+        f"{ahead} no peer is faster by more than {NEAR - 1:.0%}; on {beaten} a peer is significantly faster."
     )
 
 
 def _control(found: list[dict[str, Any]]) -> str:
-    """How often what cannot differ seems to, in a sentence: no more can be asked of auto."""
+    """Count how often two equal networks seem to differ, in a sentence."""
     ratios = [case["aa"]["ratio"] for case in found if case["aa"]]
     off = sum(not 1 / NEAR <= ratio <= NEAR for ratio in ratios)
     if not ratios:
         return ""
     return (
-        f"The unprepared network again (A/A), which can only seem faster or slower, is off by more than "
-        f"{NEAR - 1:.0%} on {off} of {len(ratios)}."
+        f"Noise: the unprepared network against itself (A/A) differs by more than {NEAR - 1:.0%} on {off} of "
+        f"{len(ratios)}."
     )
 
 
 def _cast(found: list[dict[str, Any]]) -> str:
-    """What a cast buys, in a sentence: the fastest recipe with it against the fastest without."""
+    """Compare the fastest recipe with a cast and the fastest one without, in a sentence."""
     precision, ratios = found[0]["precision"], []
     for case in found:
         recipes = [n for n in (UNPREPARED, *_recipes(case)) if _ratio(case, n)]
@@ -103,13 +134,13 @@ def _cast(found: list[dict[str, Any]]) -> str:
         return ""
     mean, longer = statistics.geometric_mean(ratios), sum(ratio > 1 for ratio in ratios)
     return (
-        f"The fastest recipe in {precision} takes {mean:.2f} of the time of the fastest without, and "
-        f"longer on {longer} of {len(ratios)} networks. {_cast_by_choice(found)}".rstrip()
+        f"The fastest recipe with {precision} takes {mean:.2f} of the time of the fastest one without it, "
+        f"and more time on {longer} of {len(ratios)} networks. {_cast_by_choice(found)}".rstrip()
     )
 
 
 def _cast_by_choice(found: list[dict[str, Any]]) -> str:
-    """Where auto took a recipe with a cast, in a sentence, and where none could be shown to be right."""
+    """Count where auto chose a cast and where none could be verified, in a sentence."""
     precision, taken = found[0]["precision"], {AUTO: [], AUTO_COMPILED: []}
     for case, (auto, ratios) in itertools.product(found, taken.items()):
         if case["choices"].get(auto, {"name": ""})["name"].startswith(precision):
@@ -120,25 +151,25 @@ def _cast_by_choice(found: list[dict[str, Any]]) -> str:
     ]
     wrong = sum(each <= {*NOT_TO_BE_CHOSEN} for each in statuses if each)
     if not taken[AUTO]:
-        return f"auto took none in {precision}."
+        return f"`auto` chose {precision} on no network."
     mean, more = statistics.geometric_mean(taken[AUTO]), ""
     if compiled := taken[AUTO_COMPILED]:
-        more = f" (with a compiler allowed on {len(compiled)}, {statistics.geometric_mean(compiled):.2f})"
+        more = f" (with a compiler allowed: on {len(compiled)}, {statistics.geometric_mean(compiled):.2f})"
     return (
-        f"auto took one in {precision} on {len(taken[AUTO])}, and there {mean:.2f} of the unprepared "
-        f"time{more}; on {wrong} none runs and passes its verification."
+        f"`auto` chose {precision} on {len(taken[AUTO])} and takes {mean:.2f} of the unprepared time "
+        f"there{more}; on {wrong} no such recipe runs and passes verification."
     )
 
 
 def _is_known(case: dict[str, Any], name: str) -> bool:
-    """Whether a variant was timed often enough to say that it is the best, or to the end in any case."""
+    """Return whether a variant was timed often enough to be called the best."""
     row = case["rows"].get(name)
     to_the_end = {UNPREPARED, *(choice["name"] for choice in case["choices"].values())}
     return bool(row and row["ratio"]) and (row["repeats"] >= ENOUGH or name in to_the_end)
 
 
 def _is_behind(case: dict[str, Any], auto: str, other: str) -> bool:
-    """Whether a variant is faster than auto's choice beyond doubt: their intervals do not meet."""
+    """Whether a variant is faster than auto's choice significantly: their intervals do not meet."""
     one, another = (_interval(case, name) for name in (auto, other))
     return bool(one and another) and one[0] > another[1]
 
@@ -156,34 +187,33 @@ def _ratio(case: dict[str, Any], name: str) -> float | None:
 
 
 def _fastest(case: dict[str, Any]) -> float:
-    """The ratio of the fastest variant that was timed, verified or not."""
+    """Return the ratio of the fastest variant that was timed, verified or not."""
     return min(row["ratio"] for row in case["rows"].values() if row["ratio"])
 
 
 def _choices(case: dict[str, Any], auto: str) -> list[str]:
-    """The variants that an auto may choose."""
+    """Return the variants that an auto may choose."""
     return [*_recipes(case), *(PEERS[2:] if auto == AUTO_COMPILED else ())]
 
 
 def _recipes(case: dict[str, Any]) -> list[str]:
-    """The variants that auto may choose without a compiler: not those that are wrong, or do not run."""
+    """Return the variants that auto may choose without a compiler: those that run and are not wrong."""
     choice = case["choices"][AUTO]
     out = {n for n, status in choice["candidates"].items() if status in NOT_TO_BE_CHOSEN}
     return [name for name in choice["candidates"] if name in case["rows"] and name not in out]
 
 
 def tables(found: list[dict[str, Any]]) -> list[str]:
-    """What cases hold, for each kind and processor, and each network: as lines of Markdown."""
+    """Return a table for each kind of case and processor, as lines of Markdown."""
     lines = []
-    weights = sorted({(case["train"], case.get("warm_up", 0)) for case in found})
-    precisions = dict.fromkeys(case["precision"] for case in found)
-    places = dict.fromkeys(map(place_of, found))
-    for (train, steps), precision, place in itertools.product(weights, precisions, places):
-        kind = (train, steps, precision, place)
-        if rows := [case for case in found if _key(case) == kind]:
-            what = kind_of(rows[0])
-            lines += [f"### {what[0].upper()}{what[1:]}: {place}", "", _circumstances(rows)]
-            lines += ["", *summary(rows), "", *_networks(rows), ""]
+    for cases in _groups(found):
+        what = kind_of(cases[0])
+        lines += [
+            f"### {what[0].upper()}{what[1:]}: {place_of(cases[0])}",
+            "",
+            _circumstances(cases),
+        ]
+        lines += ["", *summary(cases), "", *_networks(cases), ""]
     return lines[:-1]
 
 
@@ -192,14 +222,14 @@ def _key(case: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def kind_of(case: dict[str, Any]) -> str:
-    """What is timed, what is allowed, and with which weights."""
+    """Return what is timed, which precision is allowed, and the weights."""
     what = "training step" if case["train"] else "inference"
     warm = f", after {steps} steps of training" if (steps := case.get("warm_up", 0)) else ""
     return f"{what}, {case['precision']} allowed{warm}"
 
 
 def place_of(case: dict[str, Any]) -> str:
-    """What the networks ran on; one name of a processor may stand for machines with and without AMX."""
+    """Return the processor; one name may stand for machines with and without AMX."""
     place = case["environment"]
     if case.get("device", "cpu") != "cpu":
         return place["devices"][0]
@@ -208,7 +238,7 @@ def place_of(case: dict[str, Any]) -> str:
 
 
 def _circumstances(found: list[dict[str, Any]]) -> str:
-    """When, with what and how cases were measured, in a sentence."""
+    """Return date, torch version, threads and budget of the cases, in a sentence."""
     days = sorted(case["environment"]["date"][:10] for case in found)
     torch, threads, budget = (
         " or ".join(f"{value}" for value in dict.fromkeys(values))
@@ -220,12 +250,12 @@ def _circumstances(found: list[dict[str, Any]]) -> str:
     )
     return (
         f"Measured {' to '.join(dict.fromkeys((days[0], days[-1])))}, torch {torch}, {threads} threads; "
-        f"auto had {budget} seconds for a choice."
+        f"`auto` had {budget} seconds to choose."
     )
 
 
 def _networks(found: list[dict[str, Any]]) -> list[str]:
-    """A line for each network."""
+    """Return a line for each network."""
     timed = [n for n in (*PEERS, AUTO, AUTO_COMPILED) if any(n in case["rows"] for case in found)]
     lines = ["| " + " | ".join(("network", *timed, "best recipe", "A/A")) + " |"]
     lines += ["|---" * (len(timed) + 3) + "|"]
@@ -237,7 +267,7 @@ def _networks(found: list[dict[str, Any]]) -> list[str]:
 
 
 def line_of(case: dict[str, Any]) -> str:
-    """A case in a line: what auto takes of the unprepared network's time, and the best recipe."""
+    """Return a case in a line: the time ratio of auto, and the best recipe."""
     autos = f"auto {_cell(case, AUTO)} {_cell(case, AUTO_COMPILED)}"
     return f"{autos}, best recipe {_best(case)}, A/A {case['aa']['ratio']:.2f}"
 
