@@ -27,7 +27,7 @@ Anything else that escapes is a bug of ours and keeps its traceback.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PrepareError(Exception):
         super().__init__(str(self.problems[0]))
 
     @classmethod
-    def of(cls, problems: Iterable[Problem]) -> "PrepareError":
+    def of(cls, problems: Iterable[Problem]) -> Self:
         """One error that holds all of `problems`."""
         first, *rest = problems
         error = cls(first.where, first.wrong, first.remedy)

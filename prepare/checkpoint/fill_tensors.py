@@ -19,8 +19,8 @@ from prepare.core.model.tensors import is_expanded
 from prepare.core.utils.signals import held_interrupts
 from prepare.errors import Problem, RefusedError
 from prepare.pipeline.collect_wants import make_table
-from prepare.pipeline.preconditions import surroundings, unsafe
-from prepare.pipeline.tensor_table import Table, Wanted, preserved_stride
+from prepare.pipeline.preconditions import context_problems, model_problems
+from prepare.pipeline.tensor_table import RequestTable, TensorRequest, preserved_stride
 from prepare.pipeline.transfer import check_cast
 from prepare.step import TensorStep
 
@@ -31,7 +31,7 @@ _AT_ONCE = 4
 class _Read(NamedTuple):
     """A tensor of the model, where its values are, and how it is to be."""
 
-    wanted: Wanted
+    wanted: TensorRequest
     source: Stored | Tensor
     also: list[Stored]
     device: torch.device
@@ -53,7 +53,7 @@ def fill(
         RefusedError: the model cannot take values in now, or a type cannot hold them.
     """
     table = make_table(model, steps)
-    reads = [read for wanted in table.tensors if (read := _planned(wanted, matched))]
+    reads = [read for wanted in table.requests if (read := _planned(wanted, matched))]
     _refuse(model, table, reads)
     _nothing_left_out(opened, table, reads)
     with torch.no_grad():
@@ -61,7 +61,7 @@ def fill(
         return _exchange(model, zip(reads, fresh, strict=True))
 
 
-def _planned(wanted: Wanted, matched: Matched) -> _Read | None:
+def _planned(wanted: TensorRequest, matched: Matched) -> _Read | None:
     """What is to be read for one tensor; None where the file has nothing for it."""
     sources = [matched.found[p.path] for p in wanted.places if p.path in matched.found]
     if not sources:
@@ -77,26 +77,26 @@ def _planned(wanted: Wanted, matched: Matched) -> _Read | None:
     return _Read(wanted, source, stored[1:], device, dtype, stride)
 
 
-def _refuse(model: nn.Module, table: Table, reads: list[_Read]) -> None:
+def _refuse(model: nn.Module, table: RequestTable, reads: list[_Read]) -> None:
     """Refuses what would be wrong: to act here and now, or to tear apart views of one storage."""
-    problems = list(surroundings())
-    if any(w.move() for w in table.tensors if not w.tensor.is_meta):
-        problems += unsafe(model, table)
+    problems = list(context_problems())
+    if any(w.move() for w in table.requests if not w.tensor.is_meta):
+        problems += model_problems(model, table)
     ours = {id(read.wanted) for read in reads}
-    for views in table.views():
-        if len(views.tensors) > 1 and any(id(wanted) in ours for wanted in views.tensors):
+    for views in table.storage_groups():
+        if len(views.requests) > 1 and any(id(wanted) in ours for wanted in views.requests):
             wrong = "shares its storage with other tensors, and would be torn from them"
             remedy = "load it with model.load_state_dict, then apply the pipeline"
-            problems.append(Problem(views.tensors[0].places[0].path, wrong, remedy))
+            problems.append(Problem(views.requests[0].places[0].path, wrong, remedy))
     if problems:
         raise RefusedError.of(problems)
 
 
-def _nothing_left_out(opened: Opened, table: Table, reads: list[_Read]) -> None:
+def _nothing_left_out(opened: Opened, table: RequestTable, reads: list[_Read]) -> None:
     """That every tensor on meta gets its values: from the file, as nothing else has them."""
     ours = {id(read.wanted) for read in reads}
     problems = []
-    for wanted in table.tensors:
+    for wanted in table.requests:
         path = wanted.places[0].path
         if wanted.tensor.is_meta and id(wanted) not in ours:
             remedy = "give a function that builds the model, or a model that holds values"
@@ -193,7 +193,7 @@ def _exchange(model: nn.Module, filled: Iterable[tuple[_Read, Tensor]]) -> Calla
     return undo
 
 
-def _replace(model: nn.Module, wanted: Wanted, tensor: Tensor, fresh: Tensor) -> None:
+def _replace(model: nn.Module, wanted: TensorRequest, tensor: Tensor, fresh: Tensor) -> None:
     """Puts a new object into every place of one on meta, which cannot be given data of another device."""
     new = like(tensor, fresh)
     for place in wanted.places:

@@ -19,7 +19,7 @@ from prepare.core.model.module_tree import Snapshot
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, RefusedError
 from prepare.pipeline import Pipeline
-from prepare.pipeline.known_issue_checks import KnownIssues, check_choice
+from prepare.pipeline.known_issue_checks import KnownIssues, check_known_issues
 from prepare.step import ModuleStep, TensorStep
 
 _CHECKS = ("auto", "always", "never")
@@ -39,7 +39,7 @@ def load_checkpoint(
     known_issues: KnownIssues,
 ) -> Loaded[_Model]:
     """See `prepare.checkpoint.load`."""
-    check_choice(known_issues)
+    check_known_issues(known_issues)
     if check not in _CHECKS:
         raise ConfigError("check", f"{check!r} is not allowed", choose(str(check), _CHECKS))
     opened = open_weights(Path(path), key=key, rename=rename, check=check)

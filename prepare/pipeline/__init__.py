@@ -1,5 +1,17 @@
 """Declare how a model is prepared, plan it and apply it: the import for training code."""
 
 from prepare.pipeline.pipeline import Pipeline, like, relayout
+from prepare.plan import Plan
+from prepare.step import InputStep, ModelStep, ModuleStep, Step, TensorStep
 
-__all__ = ["Pipeline", "like", "relayout"]
+__all__ = [
+    "InputStep",
+    "ModelStep",
+    "ModuleStep",
+    "Pipeline",
+    "Plan",
+    "Step",
+    "TensorStep",
+    "like",
+    "relayout",
+]

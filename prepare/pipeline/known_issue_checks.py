@@ -1,4 +1,4 @@
-"""Which known issues a model will meet once it is as a pipeline wants it."""
+"""Find the known issues that a model will meet once it is prepared as a pipeline requests."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, Problem
-from prepare.pipeline.tensor_table import Table, Wanted
-from prepare.steps.repairs import find
+from prepare.pipeline.tensor_table import RequestTable, TensorRequest
+from prepare.steps.repairs import find_repair
 
 KnownIssues = Literal["error", "warn", "ignore"]
 
@@ -26,29 +26,29 @@ _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True)
-class Met:
-    """One known issue, the names and classes of the modules that meet it, and whether that is an error.
+class IssueMatch:
+    """A known issue, the names and classes of the modules that meet it, and whether it is an error.
 
-    `unasked`: whether the step that mends it has to be forced, since no convolution is in channels-last.
+    `needs_force`: whether the step that repairs it needs `force`, as no convolution is in channels-last.
     """
 
     issue: Issue
     modules: Mapping[str, str]
     is_error: bool
-    unasked: bool
+    needs_force: bool
 
     def problem(self) -> Problem:
-        """It in words, with the way out."""
+        """Return the issue as a message, with a remedy."""
         names = list(self.modules)
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         kinds = ", ".join(sorted(set(self.modules.values())))
         where = f"{kinds} ({', '.join(name or 'the model' for name in names[:_SHOWN])}{more})"
         wrong = f"{self.issue.what} [{self.issue.name}]"
-        return Problem(where, wrong, self._way_out())
+        return Problem(where, wrong, self._remedy())
 
-    def _way_out(self) -> str:
+    def _remedy(self) -> str:
         if self.issue.repair:
-            options = "force:true" if self.unasked else ""
+            options = "force:true" if self.needs_force else ""
             return f"add the step repair_layout, +steps.repair_layout={{{options}}}"
         if self.issue.effect == "wrong":
             return "exclude them, take another memory format, or known_issues=warn to go on"
@@ -57,76 +57,78 @@ class Met:
         return ""
 
 
-def consult(model: nn.Module, table: Table, known_issues: KnownIssues) -> list[Met]:
-    """What is known of this model, as `table` will leave it; errors first.
+def find_known_issues(
+    model: nn.Module, table: RequestTable, known_issues: KnownIssues
+) -> list[IssueMatch]:
+    """Return the known issues of this model after the moves of `table`; errors first.
 
-    Numbers known to be wrong are an error for a model in training mode, and a warning in eval mode,
-    or where `known_issues` is "warn"; with "ignore" nothing is looked up.
+    Wrong numbers are an error for a model in training mode, and a warning in eval mode or with
+    `known_issues="warn"`; with "ignore" nothing is looked up.
     """
     if known_issues == "ignore":
         return []
-    formats, dtypes, devices = _convolutions(table)
+    formats, dtypes, devices = _convolution_weights(table)
     if not devices:
         return []
-    kinds: dict[str, dict[str, nn.Module]] = {}
+    modules_by_class: dict[str, dict[str, nn.Module]] = {}
     for name, module in model.named_modules():
-        kinds.setdefault(_kind(type(module)), {})[name] = module
-    met = []
+        modules_by_class.setdefault(_class_name(type(module)), {})[name] = module
+    matches = []
     for issue in dict.fromkeys(issue for device in sorted(devices) for issue in standing(device)):
         if issue.effect == "sometimes":
             continue
         modules = {
             name: kind
             for kind in issue.operations
-            if kind in kinds and issue.concerns(kind, formats, dtypes)
-            for name, module in kinds[kind].items()
-            if _ONLY[issue.only](module) and (not issue.repair or find(issue.repair).fits(module))
+            if kind in modules_by_class and issue.concerns(kind, formats, dtypes)
+            for name, module in modules_by_class[kind].items()
+            if _ONLY[issue.only](module)
+            and (not issue.repair or find_repair(issue.repair).fits(module))
         }
         if modules:
-            wrong = issue.effect == "wrong" and model.training
-            is_error = wrong and known_issues == "error"
-            unasked = formats.isdisjoint({*issue.formats} - {"contiguous"})
-            met.append(Met(issue, modules, is_error, unasked))
-    return sorted(met, key=lambda one: not one.is_error)
+            wrong_in_training = issue.effect == "wrong" and model.training
+            is_error = wrong_in_training and known_issues == "error"
+            needs_force = formats.isdisjoint({*issue.formats} - {"contiguous"})
+            matches.append(IssueMatch(issue, modules, is_error, needs_force))
+    return sorted(matches, key=lambda match: not match.is_error)
 
 
-def _kind(cls: type[nn.Module]) -> str:
-    """The name of a module's class: of torch's, where the module was repaired."""
-    torchs = (base for base in cls.__mro__ if base.__module__.startswith("torch."))
-    return next(torchs, cls).__name__ if is_repair(cls) else cls.__name__
-
-
-def check_choice(known_issues: str) -> None:
-    """Raises ConfigError for a word that is none of error, warn and ignore."""
+def check_known_issues(known_issues: str) -> None:
+    """Raise ConfigError if `known_issues` is not one of error, warn and ignore."""
     if known_issues not in get_args(KnownIssues):
         remedy = choose(str(known_issues), get_args(KnownIssues))
         raise ConfigError("known_issues", f"{known_issues!r} is not allowed", remedy)
 
 
-def _convolutions(table: Table) -> tuple[set[str], set[str], set[str]]:
-    """The formats and dtypes that convolutions' weights will have, and the types of their devices."""
+def _class_name(cls: type[nn.Module]) -> str:
+    """Return the name of a module's class; for a repaired module, of the class of torch."""
+    torch_bases = (base for base in cls.__mro__ if base.__module__.startswith("torch."))
+    return next(torch_bases, cls).__name__ if is_repair(cls) else cls.__name__
+
+
+def _convolution_weights(table: RequestTable) -> tuple[set[str], set[str], set[str]]:
+    """Return the formats, dtypes and device types that the weights of convolutions will have."""
     formats, dtypes, devices = set(), set(), set()
-    for wanted in table.tensors:
-        if not is_strided(wanted.tensor) or not _is_weight(wanted):
+    for request in table.requests:
+        tensor, move = request.tensor, request.move()
+        if not is_strided(tensor) or not _is_convolution_weight(request):
             continue
-        move, tensor = wanted.move(), wanted.tensor
-        stride = tuple(move.stride if move else tensor.stride())
-        asked = wanted.wants.get("memory_format")
-        formats.add(asked or _format(tensor.shape, stride))
+        stride = move.stride if move and move.stride is not None else tensor.stride()
+        formats.add(request.wants.get("memory_format") or _format(tensor.shape, stride))
         dtypes.add(name_of(move.dtype if move else tensor.dtype))
         devices.add((move.device if move else tensor.device).type)
     return formats - {""}, dtypes, devices
 
 
-def _is_weight(wanted: Wanted) -> bool:
-    return wanted.tensor.dim() in (4, 5) and any(
-        isinstance(place.module, _CONVOLUTIONS) for place in wanted.places
+def _is_convolution_weight(request: TensorRequest) -> bool:
+    return request.tensor.dim() in (4, 5) and any(
+        isinstance(place.module, _CONVOLUTIONS) for place in request.places
     )
 
 
 def _format(shape: Iterable[int], stride: tuple[int, ...]) -> str:
-    """The format whose canonical strides these are; empty for any other."""
+    """Return the format whose canonical strides these are; empty for any other strides."""
     shape = tuple(shape)
-    last = "channels_last" if len(shape) == 4 else "channels_last_3d"
-    both = ("contiguous", last)
-    return next((name for name in both if canonical_stride(shape, name) == stride), "")
+    channels_last = "channels_last" if len(shape) == 4 else "channels_last_3d"
+    formats = ("contiguous", channels_last)
+    return next((name for name in formats if canonical_stride(shape, name) == stride), "")

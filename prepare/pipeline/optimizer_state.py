@@ -1,4 +1,4 @@
-"""Keeps the state of an optimizer in line with its parameters: type, device and every stride."""
+"""Keep the state of an optimizer in the device, dtype and strides of its parameters."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,77 +9,98 @@ from torch.optim import LBFGS, Optimizer
 
 from prepare.core.model.memory_format import satisfied
 from prepare.errors import Problem
-from prepare.pipeline.transfer import FlatMove, Move, Transfer
+from prepare.pipeline.transfer import Move, StorageMove, Transfer
 
 
-class KeepInLine:
+class RestrideLoadedState:
     """A hook that runs after `optimizer.load_state_dict`, which keeps the strides of the file.
 
-    torch's fused CPU optimizers walk parameter and state by raw pointers, so a state in another
-    layout than its parameter corrupts the weights without a word.
+    torch's fused CPU optimizers walk parameter and state by raw pointers, so a state with other strides
+    than its parameter silently corrupts the weights.
     """
 
     def __call__(self, optimizer: Optimizer) -> None:
-        bring_state_into_line(optimizer)
+        match_state_to_parameters(optimizer)
 
     def install(self, optimizer: Optimizer) -> None:
-        """Registers the hook, once."""
+        """Register the hook, unless it is registered already."""
         hooks = optimizer._optimizer_load_state_dict_post_hooks.values()
-        if not any(isinstance(hook, KeepInLine) for hook in hooks):
+        if not any(isinstance(hook, RestrideLoadedState) for hook in hooks):
             optimizer.register_load_state_dict_post_hook(self)
 
 
-def innermost(optimizer: Any) -> Optimizer:
-    """The optimizer itself, where Accelerate or Lightning has wrapped it: that one has the state."""
+def unwrap_optimizer(optimizer: Any) -> Optimizer:
+    """Return the innermost optimizer, which holds the state, if Accelerate or Lightning wraps it."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
 
 
-def bring_state_into_line(optimizer: Optimizer) -> None:
-    """Gives every state tensor the device, dtype and strides of its parameter; values stay."""
+def match_state_to_parameters(optimizer: Optimizer) -> None:
+    """Give every state tensor the device, dtype and strides of its parameter; values stay."""
     Transfer(list(state_moves(optimizer, {}))).run()
 
 
-def strangers(model: nn.Module, optimizer: Optimizer) -> Iterator[Problem]:
-    """A problem where `optimizer` holds none of the parameters of `model`, and so would train nothing."""
-    ours = {id(parameter) for parameter in model.parameters()}
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not any(id(parameter) in ours for parameter in held):
+def unrelated_optimizer(model: nn.Module, optimizer: Optimizer) -> Iterator[Problem]:
+    """Yield a problem if `optimizer` holds no parameter of `model`, and so would not train it."""
+    parameters = {id(parameter) for parameter in model.parameters()}
+    if not any(id(parameter) in parameters for parameter in _parameters(optimizer)):
         remedy = (
             "make it of model.parameters() after load_state_dict(assign=True), which makes new ones"
         )
         yield Problem("optimizer", "holds none of the model's parameters", remedy)
 
 
-def gone(model: nn.Module, rewritten: nn.Module, optimizer: Optimizer) -> Iterator[Problem]:
-    """A problem where `optimizer` holds parameters of `model` that it has no more once it is `rewritten`."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    left = {id(parameter) for parameter in rewritten.parameters()}
-    names = [n for n, each in model.named_parameters() if id(each) in held and id(each) not in left]
+def removed_parameters(
+    model: nn.Module, rewritten: nn.Module, optimizer: Optimizer
+) -> Iterator[Problem]:
+    """Yield a problem if `optimizer` holds parameters of `model` that are no longer in `rewritten`."""
+    held = {id(parameter) for parameter in _parameters(optimizer)}
+    remaining = {id(parameter) for parameter in rewritten.parameters()}
+    removed = held - remaining
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in removed]
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        wrong = f"holds {names[0]}{more}, and a step puts new parameters in their place"
-        yield Problem(
-            "optimizer", wrong, "prepare first, then make the optimizer; or drop the step"
+        wrong = f"holds {names[0]}{more}, which a step replaces with new parameters"
+        remedy = "prepare first, then make the optimizer; or drop the step"
+        yield Problem("optimizer", wrong, remedy)
+
+
+def unsupported_training(
+    optimizer: Optimizer, moves: dict[int, Move | StorageMove]
+) -> Iterator[Problem]:
+    """Yield the reasons `optimizer` cannot train its parameters after `moves` (by object id)."""
+    after = [(p.shape, *_after_move(p, moves.get(id(p)))) for p in _parameters(optimizer)]
+    if any(dtype is torch.float16 for _, _, dtype, _ in after):
+        wrong = (
+            "its parameters would be float16: GradScaler refuses those, and Adam divides by zero"
         )
+        remedy = "keep float32 parameters and use torch.autocast, or take dtype: bfloat16"
+        yield Problem("optimizer", wrong, remedy)
+    contiguous = (
+        not stride or "contiguous" in satisfied(shape, stride) for shape, _, _, stride in after
+    )
+    if isinstance(optimizer, LBFGS) and not all(contiguous):
+        # pytorch/pytorch#130346
+        wrong = "LBFGS flattens every gradient with .view(-1), which fails for channels-last"
+        yield Problem("optimizer", wrong, "take another optimizer, or leave the weights contiguous")
 
 
-def state_moves(optimizer: Optimizer, moves: dict[int, Move | FlatMove]) -> Iterator[Move]:
-    """What is to be done to the state of `optimizer` when its parameters make `moves` (by object id)."""
-    return (move for _, move in misplaced(optimizer, moves))
+def state_moves(optimizer: Optimizer, moves: dict[int, Move | StorageMove]) -> Iterator[Move]:
+    """Yield the moves of the state of `optimizer` that follow `moves` of its parameters (by object id)."""
+    return (move for _, move in mismatched_state(optimizer, moves))
 
 
-def misplaced(
-    optimizer: Optimizer, moves: dict[int, Move | FlatMove]
+def mismatched_state(
+    optimizer: Optimizer, moves: dict[int, Move | StorageMove]
 ) -> Iterator[tuple[Tensor, Move]]:
-    """Each state tensor that is not as its parameter will be, as that parameter and what is to be done.
+    """Yield the parameter and the move of each state tensor that differs from its parameter after `moves`.
 
     A state tensor of its parameter's shape (a moment, a maximum) gets the parameter's device,
-    dtype and strides; integers keep their dtype, and step counters are left alone.
+    dtype and strides; integers keep their dtype, and step counters are skipped.
     """
     for parameter, state in optimizer.state.items():
-        device, dtype, stride = _becomes(parameter, moves.get(id(parameter)))
+        device, parameter_dtype, stride = _after_move(parameter, moves.get(id(parameter)))
         for name, tensor in state.items():
             if (
                 not isinstance(tensor, Tensor)
@@ -87,44 +108,28 @@ def misplaced(
                 or not tensor.dim()
             ):
                 continue
-            to = dtype if tensor.is_floating_point() else tensor.dtype
-            if (tensor.device, tensor.dtype, tensor.stride()) != (device, to, stride):
-                yield parameter, Move(f"optimizer state {name}", [tensor], device, to, stride)
+            dtype = parameter_dtype if tensor.is_floating_point() else tensor.dtype
+            if (tensor.device, tensor.dtype, tensor.stride()) != (device, dtype, stride):
+                yield parameter, Move(f"optimizer state {name}", [tensor], device, dtype, stride)
 
 
-def same_order(state: Tensor, parameter: Tensor) -> bool:
-    """Whether both lie element by element alike: only the strides of dimensions of size 1 differ, if any.
+def same_element_order(state: Tensor, parameter: Tensor) -> bool:
+    """Whether both have the same element order, device and dtype; strides of size-1 dimensions may differ.
 
-    Adafactor makes its statistics of a 1x1 kernel so; exact strides are for the fast kernels of foreach.
+    Adafactor creates its statistics of a 1x1 kernel so; only the fast kernels of foreach need exact strides.
     """
-    alike = (state.device, state.dtype) == (parameter.device, parameter.dtype)
+    same_type = (state.device, state.dtype) == (parameter.device, parameter.dtype)
     strides = zip(state.shape, state.stride(), parameter.stride(), strict=True)
-    return alike and all(size == 1 or one == other for size, one, other in strides)
+    return same_type and all(size == 1 or mine == other for size, mine, other in strides)
 
 
-def _becomes(parameter: Tensor, move: Move | FlatMove | None) -> tuple[Any, ...]:
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _after_move(parameter: Tensor, move: Move | StorageMove | None) -> tuple[Any, ...]:
+    """Return the device, dtype and strides that `parameter` will have."""
     if move is None:
         return parameter.device, parameter.dtype, parameter.stride()
     stride = move.stride if isinstance(move, Move) else parameter.stride()
     return move.device, move.dtype, stride
-
-
-def unfit(optimizer: Optimizer, moves: dict[int, Move | FlatMove]) -> Iterator[Problem]:
-    """What `optimizer` cannot train, once its parameters have made `moves` (by object id)."""
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    become = [
-        (parameter.shape, *_becomes(parameter, moves.get(id(parameter)))) for parameter in held
-    ]
-    if any(dtype is torch.float16 for _, _, dtype, _ in become):
-        wrong = (
-            "its parameters would be float16: GradScaler refuses those, and Adam divides by zero"
-        )
-        remedy = "keep float32 parameters and use torch.autocast, or take dtype: bfloat16"
-        yield Problem("optimizer", wrong, remedy)
-    flat = (
-        not stride or "contiguous" in satisfied(shape, stride) for shape, _, _, stride in become
-    )
-    if isinstance(optimizer, LBFGS) and not all(flat):
-        # pytorch/pytorch#130346
-        wrong = "LBFGS flattens every gradient with .view(-1), which one in channels-last cannot"
-        yield Problem("optimizer", wrong, "take another optimizer, or leave the weights contiguous")

@@ -1,4 +1,4 @@
-"""What is wanted of each tensor of a model, and the moves that make it so."""
+"""A table of what the steps request of each tensor of a model, and the moves that follow from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,48 +11,54 @@ from torch import Tensor
 from prepare.core.model.memory_format import canonical_stride, satisfied
 from prepare.core.model.tensors import NamedTensor, is_expanded, is_plain, is_strided
 from prepare.errors import ConfigError
-from prepare.pipeline.transfer import FlatMove, Move
+from prepare.pipeline.transfer import Move, StorageMove
 from prepare.plan import steps_of
 
 
 @cache
-def _nothing() -> Mapping[str, Any]:
-    """One empty mapping that all tensors share of which nothing is wanted; nobody writes into it."""
+def _empty_mapping() -> Mapping[str, Any]:
+    """Return one empty mapping, shared by all tensors without requests; never write into it."""
     return {}
 
 
 @dataclass(slots=True)
-class Wanted:
-    """One tensor, everywhere it stands in the model, and what is wanted of it.
+class TensorRequest:
+    """One tensor, every place that holds it in the model, and what the steps request of it.
 
-    `wants` maps each side (device, dtype, memory_format) to what is wanted, and `by` to the steps
-    that want it; `off` maps a step that a pattern keeps off this tensor to the reason.
+    `wants` maps each property (device, dtype, memory_format) to the requested value, and `by` to the
+    steps that request it; `skipped` maps each step that is kept off this tensor to the reason.
     """
 
     tensor: Tensor
     places: list[NamedTensor]
-    wants: Mapping[str, str] = field(default_factory=_nothing)
-    by: Mapping[str, tuple[str, ...]] = field(default_factory=_nothing)
-    off: Mapping[str, str] = field(default_factory=_nothing)
+    wants: Mapping[str, str] = field(default_factory=_empty_mapping)
+    by: Mapping[str, tuple[str, ...]] = field(default_factory=_empty_mapping)
+    skipped: Mapping[str, str] = field(default_factory=_empty_mapping)
+
+    @property
+    def path(self) -> str:
+        """The dotted name of the first place that holds the tensor."""
+        return self.places[0].path
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The steps that want something of it, each once."""
+        """The steps that request something of this tensor, each once."""
         return steps_of(self.by)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The objects that are this tensor: one, or several Parameters over one storage."""
+        """The Python objects of this tensor: one, or several Parameters over one storage."""
         return list({id(place.tensor): place.tensor for place in self.places}.values())
 
     def move(self) -> Move | None:
-        """What is to be done, or None where the tensor is as wanted."""
+        """Return the move that fulfils the request, or None if the tensor is as requested."""
         wants, tensor = self.wants, self.tensor
         if not wants:
             return None
         device = _device(wants["device"], tensor.device) if "device" in wants else tensor.device
         dtype = getattr(torch, wants["dtype"]) if "dtype" in wants else tensor.dtype
         same = device == tensor.device and dtype == tensor.dtype
+        stride: tuple[int, ...] | None
         if not is_strided(tensor):
             stride = None
         elif "memory_format" in wants:
@@ -60,71 +66,71 @@ class Wanted:
             same = same and stride == tensor.stride()
         else:
             stride = None if same else preserved_stride(tensor)
-        return None if same else Move(self.places[0].path, self.tensors, device, dtype, stride)
+        return None if same else Move(self.path, self.tensors, device, dtype, stride)
 
 
 @dataclass(frozen=True)
-class Views:
-    """Tensors that are different views of one storage, or one that is expanded over its own."""
+class StorageGroup:
+    """Tensors that are different views of one storage, or one tensor that is expanded over its own."""
 
-    tensors: list[Wanted]
+    requests: list[TensorRequest]
 
     def must_separate(self) -> bool:
-        """Whether what is wanted cannot be had without tearing them apart."""
-        moves = [wanted.move() for wanted in self.tensors]
+        """Whether the requests can be fulfilled only by giving the views storages of their own."""
+        moves = [request.move() for request in self.requests]
         if len(moves) == 1 or not any(moves):
             return False
         together = len({move and (move.device, move.dtype) for move in moves}) == 1
-        one_type = len({wanted.tensor.dtype for wanted in self.tensors}) == 1
-        return not (together and one_type) or any(
-            m.stride != w.tensor.stride() for m, w in self._moving()
+        one_dtype = len({request.tensor.dtype for request in self.requests}) == 1
+        return not (together and one_dtype) or any(
+            move.stride != request.tensor.stride() for move, request in self._moving()
         )
 
-    def move(self) -> Move | FlatMove | None:
-        """All of them moved as one, or None where there is nothing to do."""
-        for move, wanted in self._moving():
-            if move.stride != wanted.tensor.stride():
-                return move  # an expanded tensor that is to be laid out anew
-            tensors = [tensor for each in self.tensors for tensor in each.tensors]
-            return FlatMove(move.path, tensors, move.device, move.dtype)
+    def move(self) -> Move | StorageMove | None:
+        """Return one move for all tensors of the group, or None if nothing changes."""
+        for move, request in self._moving():
+            if move.stride != request.tensor.stride():
+                return move  # an expanded tensor that gets new strides
+            tensors = [tensor for each in self.requests for tensor in each.tensors]
+            return StorageMove(move.path, tensors, move.device, move.dtype)
         return None
 
-    def _moving(self) -> list[tuple[Move, Wanted]]:
-        return [(move, wanted) for wanted in self.tensors if (move := wanted.move())]
+    def _moving(self) -> list[tuple[Move, TensorRequest]]:
+        return [(move, request) for request in self.requests if (move := request.move())]
 
 
 @dataclass(frozen=True)
-class Table:
-    """Every tensor of a model with what is wanted of it, and the requests that came to nothing."""
+class RequestTable:
+    """The request for every tensor of a model, and the requests that have no effect, as errors."""
 
-    tensors: list[Wanted]
+    requests: list[TensorRequest]
     errors: list[ConfigError]
 
-    def views(self) -> list[Views]:
-        """The tensors that share storage with others, or overlap themselves, grouped."""
-        by_storage: dict[int, list[Wanted]] = {}
-        for wanted in self.tensors:
-            if is_plain(wanted.tensor) and wanted.tensor.numel():
-                storage = wanted.tensor.untyped_storage()._cdata
-                by_storage.setdefault(storage, []).append(wanted)
+    def storage_groups(self) -> list[StorageGroup]:
+        """Group the tensors that share storage with others, or that overlap themselves."""
+        by_storage: dict[int, list[TensorRequest]] = {}
+        for request in self.requests:
+            if is_plain(request.tensor) and request.tensor.numel():
+                storage = request.tensor.untyped_storage()._cdata
+                by_storage.setdefault(storage, []).append(request)
         return [
-            Views(group)
+            StorageGroup(group)
             for group in by_storage.values()
             if len(group) > 1 or is_expanded(group[0].tensor)
         ]
 
-    def moves(self) -> list[Move | FlatMove]:
-        """What is to be done: tensor by tensor, but views of one storage together."""
-        views = self.views()
-        together = {id(wanted) for group in views for wanted in group.tensors}
-        alone = (w.move() for w in self.tensors if id(w) not in together)
-        return [move for move in (*alone, *(group.move() for group in views)) if move]
+    def moves(self) -> list[Move | StorageMove]:
+        """Return all moves: one for each tensor, but one for all views of a storage."""
+        groups = self.storage_groups()
+        grouped = {id(request) for group in groups for request in group.requests}
+        single = (request.move() for request in self.requests if id(request) not in grouped)
+        return [move for move in (*single, *(group.move() for group in groups)) if move]
 
 
 def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
-    """The strides a cast or a move keeps, as `Tensor.to` does: its own where it is dense.
+    """Return the strides that a cast or a device move keeps, as `Tensor.to` does for dense tensors.
 
-    Where `Tensor.to` would write an expanded tensor out in full, it stays expanded.
+    An expanded tensor stays expanded, where `Tensor.to` would write it out in full.
     """
     if satisfied(tensor.shape, tensor.stride()) or is_expanded(tensor):
         return tensor.stride()
@@ -136,9 +142,9 @@ def _parsed_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _device(name: str | None, now: torch.device) -> torch.device:
-    """The device of that name; a tensor on cuda:1 is where `cuda` wants it."""
+def _device(name: str | None, current: torch.device) -> torch.device:
+    """Return the device of that name; a tensor on cuda:1 already satisfies `cuda`."""
     if name is None:
-        return now
-    wanted = _parsed_device(name)
-    return now if wanted.index is None and wanted.type == now.type else wanted
+        return current
+    device = _parsed_device(name)
+    return current if device.index is None and device.type == current.type else device

@@ -1,4 +1,4 @@
-"""Realises what is wanted of tensors: each is allocated once and copied once; undone on failure."""
+"""Move tensors to a device, dtype and strides: one allocation and one copy each, undone on failure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from prepare.core.model.memory_format import span
 from prepare.core.utils.signals import held_interrupts
 from prepare.errors import PartialError, RefusedError
 
-_PIECE = 2**19  # elements: some megabytes, which a cache holds
-_SMALL = 2**15  # elements, below which one kernel is faster than two
+_PIECE = 2**19  # elements: a few megabytes, which fit in a cache
+_SMALL = 2**15  # elements; below this, one kernel is faster than two
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Tensors that are one and the same view, and how they are to be: device, dtype, strides in elements.
+    """Tensors that are the same view, and their new device, dtype and strides (in elements).
 
-    A tensor without strides (sparse, mkldnn) has None for them. `path` is a name for messages.
+    `stride` is None for a tensor without strides (sparse, mkldnn). `path` is a name for messages.
     """
 
     path: str
@@ -28,8 +28,8 @@ class Move:
     dtype: torch.dtype
     stride: tuple[int, ...] | None
 
-    def realise(self) -> list[tuple[Tensor, Tensor]]:
-        """The new data of each tensor; one allocation, one copy."""
+    def new_data(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each tensor with its new data; one allocation, one copy."""
         tensor = self.tensors[0]
         if self.stride is None:
             fresh = tensor.detach().to(self.device, self.dtype)
@@ -43,16 +43,16 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class FlatMove:
-    """Views of one storage that stay views of one storage: cast or moved as one, strides kept."""
+class StorageMove:
+    """Views of one storage that stay views of one storage: cast or moved together, strides kept."""
 
     path: str
     tensors: Sequence[Tensor]
     device: torch.device
     dtype: torch.dtype
 
-    def realise(self) -> list[tuple[Tensor, Tensor]]:
-        """The new data of each tensor; one allocation, one copy."""
+    def new_data(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each tensor with its new data; one allocation, one copy."""
         first = min(tensor.storage_offset() for tensor in self.tensors)
         last = max(t.storage_offset() + span(t.shape, t.stride()) for t in self.tensors)
         source = self.tensors[0].detach().as_strided((last - first,), (1,), first)
@@ -66,7 +66,7 @@ class FlatMove:
 
 
 def check_cast(path: str, old: Tensor, new: Tensor) -> None:
-    """Refuses a cast to float16 that makes infinity of a number."""
+    """Refuse a cast to float16 that turns a finite value into infinity."""
     if new.dtype is not torch.float16 or old.dtype is new.dtype or old.is_meta or not old.numel():
         return
     if old.layout is not torch.strided:
@@ -75,25 +75,27 @@ def check_cast(path: str, old: Tensor, new: Tensor) -> None:
     low, high = (bound.item() for bound in torch.aminmax(old))
     if -largest <= low and high <= largest:
         return
-    lost = old.isfinite() & ~new.isfinite().to(old.device)
-    if lost.any():
-        worst = old[lost].abs().max().item()
-        wrong = f"holds {worst:.6g}, and the largest float16 is {largest:.0f}"
-        remedy = f"steps.half.dtype=bfloat16, or keep it: steps.half.keep=[norms,{_module(path)}]"
-        raise RefusedError(
-            path, f"{int(lost.sum())} of its values would become inf: it {wrong}", remedy
+    overflowing = old.isfinite() & ~new.isfinite().to(old.device)
+    if overflowing.any():
+        worst = old[overflowing].abs().max().item()
+        count = int(overflowing.sum())
+        wrong = (
+            f"{count} of its values would become inf: it holds {worst:.6g}, "
+            f"and the largest float16 is {largest:.0f}"
         )
+        remedy = f"steps.half.dtype=bfloat16, or keep it: steps.half.keep=[norms,{_module(path)}]"
+        raise RefusedError(path, wrong, remedy)
 
 
 def _copy(fresh: Tensor, source: Tensor) -> None:
-    """Copies; a cast that also turns the dimensions goes piece by piece through the cache.
+    """Copy `source` into `fresh`; cast in pieces if both dtype and strides change.
 
-    torch's kernel for both at once reads and writes one element at a time; a cast of a piece that
-    stays in the cache, and then a turn of it, are two fast kernels in its place.
+    torch's kernel that casts and permutes at once reads and writes one element at a time. Casting a piece
+    that fits in the cache, and then permuting it, runs two fast kernels instead.
     """
-    turned = source.stride() != fresh.stride() and source.dtype != fresh.dtype
-    here = {source.device.type, fresh.device.type} == {"cpu"}
-    if not (turned and here and source.numel() >= _SMALL):
+    cast_and_permuted = source.stride() != fresh.stride() and source.dtype != fresh.dtype
+    on_cpu = {source.device.type, fresh.device.type} == {"cpu"}
+    if not (cast_and_permuted and on_cpu and source.numel() >= _SMALL):
         fresh.copy_(source, non_blocking=True)
         return
     rows = max(1, _PIECE * len(source) // source.numel())
@@ -102,38 +104,38 @@ def _copy(fresh: Tensor, source: Tensor) -> None:
 
 
 class Transfer:
-    """Moves tensors in place: the objects stay the same, their data is exchanged.
+    """Move tensors in place: the tensor objects stay the same, and their data is exchanged.
 
-    Everything is allocated and copied before the first tensor is touched, so a failure there has
-    nothing to undo; `undo` takes back what was exchanged. With `low_memory` each tensor is
-    exchanged at once and its old data given up: that cannot be undone.
+    All new data is allocated and copied before the first tensor changes, so a failure until then leaves
+    nothing to undo; `undo` reverts the exchange. With `low_memory`, each tensor is exchanged at once and
+    its old data freed, which cannot be undone.
     """
 
-    def __init__(self, moves: Sequence[Move | FlatMove], *, low_memory: bool = False) -> None:
+    def __init__(self, moves: Sequence[Move | StorageMove], *, low_memory: bool = False) -> None:
         self._moves = moves
         self._low_memory = low_memory
         self._old: list[tuple[Tensor, Tensor]] = []
 
     def run(self) -> None:
-        """Allocates, copies, then exchanges.
+        """Allocate, copy, then exchange.
 
         Raises:
-            RefusedError: a value does not fit the dtype that is wanted.
+            RefusedError: a value does not fit the new dtype.
             PartialError: with `low_memory`, after a failure midway.
         """
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             if self._low_memory:
                 self._one_by_one()
                 return
-            fresh = [pair for move in self._moves for pair in move.realise()]
-            _settle(self._moves)
+            fresh = [pair for move in self._moves for pair in move.new_data()]
+            _synchronize(self._moves)
             with held_interrupts():
                 for tensor, data in fresh:
                     self._old.append((tensor, tensor.data))
                     tensor.data = data
 
     def undo(self) -> None:
-        """Gives every tensor its old data back; may be called again."""
+        """Give every tensor its old data back; safe to call more than once."""
         with held_interrupts():
             while self._old:
                 tensor, data = self._old[-1]
@@ -144,7 +146,7 @@ class Transfer:
         done: list[str] = []
         try:
             for move in self._moves:
-                fresh = move.realise()
+                fresh = move.new_data()
                 with held_interrupts():
                     for tensor, data in fresh:
                         tensor.data = data
@@ -152,13 +154,13 @@ class Transfer:
         except BaseException as error:
             if not done:
                 raise
-            left = [move.path for move in self._moves[len(done) :]]
-            raise PartialError(error, done, left) from error
-        _settle(self._moves)
+            remaining = [move.path for move in self._moves[len(done) :]]
+            raise PartialError(error, done, remaining) from error
+        _synchronize(self._moves)
 
 
-def _settle(moves: Sequence[Move | FlatMove]) -> None:
-    """Waits for copies to an accelerator, so that no tensor is exchanged before its data is there."""
+def _synchronize(moves: Sequence[Move | StorageMove]) -> None:
+    """Wait for copies to accelerators, so that a tensor is exchanged only after its data has arrived."""
     for device in {move.device for move in moves}:
         if device.type in ("cuda", "xpu", "mps"):
             getattr(torch, device.type).synchronize()

@@ -53,9 +53,9 @@ class FuseConvBn(ModuleStep):
                 yield name
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
-        from prepare.steps.fusion.conv_bn import find
+        from prepare.steps.fusion.conv_bn import find_pairs
 
-        return iter(find(model).pairs)
+        return iter(find_pairs(model).pairs)
 
     def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
         return dict(self.rewrites(model, (name,)))
@@ -66,9 +66,9 @@ class FuseConvBn(ModuleStep):
         """Fuses all of them after one look at the model."""
         from torch import nn
 
-        from prepare.steps.fusion.conv_bn import find, fuse
+        from prepare.steps.fusion.conv_bn import find_pairs, fuse
 
-        pairs = find(model).pairs
+        pairs = find_pairs(model).pairs
         for pair in map(pairs.__getitem__, names):
             fuse(pair.convolution, pair.norm)
             identity = nn.Identity().eval()
@@ -76,9 +76,9 @@ class FuseConvBn(ModuleStep):
             yield from ((name, identity) for name in pair.norm_names)
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
-        from prepare.steps.fusion.conv_bn import find
+        from prepare.steps.fusion.conv_bn import find_pairs
 
-        found = find(model)
+        found = find_pairs(model)
         reasons: dict[str, list[str]] = {}
         for name, why in found.left.items():
             reasons.setdefault(why, []).append(name)

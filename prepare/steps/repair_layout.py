@@ -104,7 +104,7 @@ class RepairLayout(ModuleStep):
 
 @cache
 def _all() -> tuple[Repair, ...]:
-    return tuple(repairs.find(name) for name in repairs.names())
+    return tuple(repairs.find_repair(name) for name in repairs.repair_names())
 
 
 def _helps(repair: Repair, module: torch.nn.Module, formats: Mapping[int, str]) -> bool:

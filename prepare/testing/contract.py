@@ -135,7 +135,7 @@ class StepContract:
         failure = StepError(self.step, "fails in the end")
         acts = bool(self._pipeline().plan(model))
         raises = pytest.raises(StepError, match="in the end") if acts else nullcontext()
-        with patch("prepare.pipeline.pipeline._nothing_left", side_effect=failure), raises:
+        with patch("prepare.pipeline.apply._check_nothing_left", side_effect=failure), raises:
             self._apply(model)
         _unchanged(model, before, "a failed `apply`")
 

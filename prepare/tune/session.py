@@ -17,7 +17,7 @@ from prepare.core.utils.environment import environment
 from prepare.core.utils.text import plural
 from prepare.errors import ModelError, Problem, RefusedError
 from prepare.pipeline.collect_wants import make_table
-from prepare.pipeline.preconditions import lazy, refusals
+from prepare.pipeline.preconditions import lazy_problems, precondition_problems
 from prepare.steps.input_format import InputFormat
 from prepare.tune.cache import Cache, age, conditions
 from prepare.tune.candidate_run import Manner, Running, capacity, copied
@@ -142,7 +142,7 @@ class Question:
 def _refuse(model: nn.Module) -> None:
     """Raises RefusedError where no candidate could be prepared, or nothing would be measured."""
     table = make_table(model, [])
-    problems = [*lazy(table), *refusals(model, table)]
+    problems = [*lazy_problems(table), *precondition_problems(model, table)]
     if any(parameter.is_meta for parameter in model.parameters()):
         remedy = "build it on a device, or load it first"
         problems.append(Problem("the model", "meta holds no data, and computes nothing", remedy))

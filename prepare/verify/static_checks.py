@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from prepare.core.model.tensors import is_plain, name_of, named_modules, named_tensors
-from prepare.steps.repairs import find, names
+from prepare.steps.repairs import find_repair, repair_names
 from prepare.verify.records import Check, Lost
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def rewritten(
     """
     if pipeline is None:
         return (), ()
-    repairs = [find(name) for name in names()]
+    repairs = [find_repair(name) for name in repair_names()]
     here = dict(named_modules(prepared))
     actions = pipeline.plan(reference, known_issues="ignore").actions
     asked = [(n, a.step) for a in actions if a.phase == "structure" for n in a.modules]

@@ -200,7 +200,7 @@ def test_attached_formatting_changes_no_output_of_a_model_that_needs_none():
     model = small_2d().eval()
     x = torch.randn(2, 3, 8, 8)
     wanted = model(x)
-    FormatHook(Pipeline.from_config({"input_format": {}})._phases["inputs"][0]._formatter).install(
+    FormatHook(Pipeline.from_config({"input_format": {}})._phases.inputs[0]._formatter).install(
         model
     )
     assert torch.equal(model(x), wanted)

@@ -151,7 +151,7 @@ def test_views_of_a_flat_buffer_are_cast_as_one_and_stay_views():
 def test_views_of_a_flat_buffer_are_not_torn_apart():
     said = refused(flattened(), FLAT)
     assert said.startswith("flat, 0.weight, 0.bias and 2 more: share one storage")
-    assert "prepare before they are made views of it, or exclude them" in said
+    assert "prepare the model before making them views of it, or exclude them" in said
 
 
 def test_an_expanded_weight_stays_expanded_when_cast():
@@ -283,7 +283,7 @@ def test_a_tensor_subclass_that_decides_for_itself_is_refused_and_named():
 
     model = nn.Conv2d(2, 2, 3)
     model.weight = nn.Parameter(TwoTensor(torch.randn(2, 2, 3, 3), torch.randn(2, 2, 3, 3)))
-    with pytest.raises(RefusedError, match="weight: TwoTensor decides for itself"):
+    with pytest.raises(RefusedError, match="weight: TwoTensor defines its own meaning of dtype"):
         apply(model, HALF)
 
 

@@ -113,7 +113,7 @@ def test_memory_formats_may_be_written_as_people_write_them(word, meant):
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([], "steps: list is no mapping; give {name: options}"),
+        ([], "steps: list is not a mapping; give {name: options}"),
         (
             {"hlaf": {}},
             "steps.hlaf: no such step; did you mean 'half'? steps: " + ", ".join(STEPS),
@@ -362,10 +362,16 @@ def test_a_device_that_is_not_there_is_refused(device, message):
 @pytest.mark.parametrize(
     ("want", "message"),
     [
-        (Want(memory_format="channels_last"), "wants channels_last, and it has 2 dimensions"),
-        (Want(memory_format="diagonal"), "wants the memory format 'diagonal'"),
-        (Want(dtype="float17"), "wants the dtype 'float17', which torch does not have"),
-        ("float16", "want\\(\\) gave 'float16'; give a Want or None"),
+        (
+            Want(memory_format="channels_last"),
+            "returned channels_last for a tensor of 2 dimensions",
+        ),
+        (
+            Want(memory_format="diagonal"),
+            "returned the memory format 'diagonal', which is not one of",
+        ),
+        (Want(dtype="float17"), "returned the dtype 'float17', which torch does not have"),
+        ("float16", "want\\(\\) returned 'float16'; return a Want or None"),
         (None, None),
     ],
 )
@@ -507,7 +513,7 @@ def test_a_step_whose_work_is_never_done_is_at_fault(plugin):
         def act(self, model):
             pass
 
-    with pytest.raises(StepError, match="steps.endless: still has to do"):
+    with pytest.raises(StepError, match="steps.endless: still has work to do"):
         Pipeline.from_config({"endless": {}}).apply(nn.Linear(1, 1))
 
 

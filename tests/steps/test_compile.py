@@ -316,7 +316,7 @@ def test_a_missing_triton_is_named_for_a_model_that_goes_to_cuda(monkeypatch):
         compiling, "find_spec", lambda name: None if name == "triton" else find_spec(name)
     )
     steps = {"device": {"device": "cuda"}, "compile": {}}
-    bound = Pipeline.from_config(steps)._phases["runtime"][0]
+    bound = Pipeline.from_config(steps)._phases.runtime[0]
     assert [str(p) for p in bound.obstacles(Net())] == [
         "steps.compile.backend: inductor needs the package triton, which is not there; "
         "install it, or take the backend aot_eager, which is no faster"

@@ -15,7 +15,7 @@ from prepare.core.forward.example_input import build_example
 from prepare.errors import ConfigError, PatternError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.recipe import load
-from prepare.steps.fusion.conv_bn import find
+from prepare.steps.fusion.conv_bn import find_pairs
 from prepare.steps.repairs.conv3d import KeepingConv3d
 from prepare.verify import verify
 from small_nets import build, facts
@@ -395,7 +395,7 @@ def check_network(model, example, pairs, norms):
 
 
 def test_a_padding_that_depends_on_sizes_is_followed():
-    assert len(find(build("transformers_mobilenet_v2")).pairs) == 52
+    assert len(find_pairs(build("transformers_mobilenet_v2")).pairs) == 52
 
 
 def example_of(name):
@@ -416,7 +416,7 @@ def test_nnu_nets_network_with_batch_norm_gives_what_it_gave(name):
 
 def test_nnu_nets_blocks_have_their_norm_under_two_names_and_are_fused():
     model = with_batch_norm("nnunet_plain2d")
-    assert len(find(model).pairs) == len(find(FUSE.apply(model)).pairs) + 14
+    assert len(find_pairs(model).pairs) == len(find_pairs(FUSE.apply(model)).pairs) + 14
 
 
 def with_batch_norm(name):

@@ -53,7 +53,11 @@ def example(name):
     torch.manual_seed(0)
     make, shape = EXAMPLES[name]
     module = make()
-    found = [repair for each in repairs.names() if (repair := repairs.find(each)).fits(module)]
+    found = [
+        repair
+        for each in repairs.repair_names()
+        if (repair := repairs.find_repair(each)).fits(module)
+    ]
     kind = "computed_weight" if name.startswith("weight_norm") else None
     (repair,) = [repair for repair in found if kind in (None, repair.name)]
     return module, repair, torch.randn(shape)
@@ -83,13 +87,15 @@ def run(module, x):
 
 def test_there_is_an_example_of_every_class_that_is_repaired():
     classes = {
-        cls.__name__ for name in repairs.names() for cls in getattr(repairs.find(name), "swaps", ())
+        cls.__name__
+        for name in repairs.repair_names()
+        for cls in getattr(repairs.find_repair(name), "swaps", ())
     }
     assert classes
     assert classes <= EXAMPLES.keys()
-    assert {example(name)[1].name for name in EXAMPLES} == set(repairs.names())
-    for name in repairs.names():
-        assert repairs.find(name).name == name
+    assert {example(name)[1].name for name in EXAMPLES} == set(repairs.repair_names())
+    for name in repairs.repair_names():
+        assert repairs.find_repair(name).name == name
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

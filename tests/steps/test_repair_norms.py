@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from prepare.pipeline import Pipeline
-from prepare.steps.repairs import find
+from prepare.steps.repairs import find_repair
 from small_nets import bits
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -36,7 +36,7 @@ def repaired(module: nn.Module) -> nn.Module:
     """A copy of `module`, repaired."""
     module = copy.deepcopy(module)
     (repair,) = (
-        r for r in map(find, ("instance_norm", "group_norm", "layer_norm")) if r.fits(module)
+        r for r in map(find_repair, ("instance_norm", "group_norm", "layer_norm")) if r.fits(module)
     )
     repair.repair(module, {4: "channels_last", 5: "channels_last_3d"})
     return module

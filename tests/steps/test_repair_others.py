@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from prepare.audit import audit
 from prepare.core.model.memory_format import canonical_stride
 from prepare.pipeline import Pipeline
-from prepare.steps.repairs import find
+from prepare.steps.repairs import find_repair
 from prepare.steps.repairs.base import FORMATS
 from repair_errors import errors, laid_out, limits, results
 
@@ -84,9 +84,9 @@ def pair(name):
     repair, make = EVERY[name]
     module = make()
     repaired = copy.deepcopy(module)
-    assert find(repair).fits(repaired)
-    find(repair).repair(repaired, NAMES)
-    assert find(repair).is_repaired(repaired)
+    assert find_repair(repair).fits(repaired)
+    find_repair(repair).repair(repaired, NAMES)
+    assert find_repair(repair).is_repaired(repaired)
     assert isinstance(repaired, type(module))
     return module, repaired
 
@@ -204,7 +204,7 @@ def test_the_indices_of_maxima_are_the_same_numbers(size, values):
     if values == "nan":
         x[torch.rand(x.shape) < 0.02] = torch.nan
     old = module(x)
-    find("pooling").repair(module, NAMES)
+    find_repair("pooling").repair(module, NAMES)
     new = module(laid_out(x))
     torch.testing.assert_close(new, old, equal_nan=True, atol=0, rtol=0)
     assert all(is_canonical(each) for each in new)
@@ -220,14 +220,14 @@ def test_pooling_of_unbatched_and_whole_number_inputs_is_left_to_torch():
 
 def test_softmax_without_a_dimension_or_with_a_wrong_one_is_as_before():
     module = nn.Softmax(7)
-    find("softmax").repair(module, NAMES)
+    find_repair("softmax").repair(module, NAMES)
     with pytest.raises(IndexError):
         module(laid_out(torch.randn(1, 4, 3, 3)))
     module.dim = None
     with pytest.warns(UserWarning, match="Implicit dimension"):
         module(laid_out(torch.randn(1, 4, 3, 3)))
     flat = nn.Softmax2d()
-    find("softmax").repair(flat, NAMES)
+    find_repair("softmax").repair(flat, NAMES)
     x = torch.randn(4, 3, 3)
     assert torch.equal(flat(x), torch.softmax(x, 0))
     with pytest.raises(ValueError, match="3D or 4D"):
@@ -262,7 +262,7 @@ def test_a_convolution_larger_than_its_input_has_the_right_gradients_in_bfloat16
     torch.manual_seed(0)
     module = LARGER[name]()
     sizes = [copy.deepcopy(module)(torch.zeros(1, 64, size, 6, 2)).shape for size in (2, 3)]
-    find("conv3d").repair(module, NAMES)
+    find_repair("conv3d").repair(module, NAMES)
     assert [module(torch.zeros(1, 64, size, 6, 2)).shape for size in (2, 3)] == sizes
     for shape in ((2, 64, 2, 2, 2), (1, 64, 2, 6, 4), (64, 2, 2, 2)):
         x = torch.randn(shape)
@@ -280,7 +280,7 @@ def test_a_convolution_larger_than_its_input_has_the_right_gradients_in_bfloat16
 def test_a_convolution_larger_than_its_input_has_the_padding_that_it_was_given_later():
     module = nn.Conv3d(4, 4, 3, padding=1).to(torch.bfloat16)
     module.padding = (2, 2, 2)
-    find("conv3d").repair(module, NAMES)
+    find_repair("conv3d").repair(module, NAMES)
     assert module(torch.randn(1, 4, 2, 2, 2, dtype=torch.bfloat16)).shape == (1, 4, 4, 4, 4)
 
 
@@ -298,7 +298,7 @@ def test_a_convolution_is_torchs_own_where_that_is_fast_or_nothing_is_known():
     assert not is_canonical(double(x.double()))
     grouped = nn.Conv3d(4, 6, 3, groups=2)
     expected = grouped(x)
-    find("conv3d").repair(grouped, NAMES)
+    find_repair("conv3d").repair(grouped, NAMES)
     assert torch.equal(grouped(x), expected)
     with pytest.raises(RuntimeError, match="to have 4 channels, but got 3"):
         repaired(x[:, :3].to(memory_format=FORMATS[5]))
@@ -309,7 +309,7 @@ def test_a_transposed_convolution_gives_the_size_asked_for():
     x = sample(module)
     size = [20, 17, 16]
     expected = module(x, size)
-    find("conv3d").repair(module, NAMES)
+    find_repair("conv3d").repair(module, NAMES)
     torch.testing.assert_close(module(laid_out(x), size), expected)
 
 
@@ -355,7 +355,7 @@ def test_a_computed_weight_is_laid_out_and_the_audit_says_so(name, shape):
     model = nn.Sequential(module)
     plan = pipeline.plan(model)
     assert list(module.state_dict()) == keys
-    assert not find("computed_weight").is_repaired(module)
+    assert not find_repair("computed_weight").is_repaired(module)
     pipeline.apply(model)
     found = audit(model, plan=plan)
     assert found.summary["convolutions"]["converted"] == 1
@@ -369,7 +369,7 @@ def test_a_computed_weight_is_laid_out_and_the_audit_says_so(name, shape):
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_repaired_computed_weight_trains_as_before_and_the_repair_is_undone(name):
     module, x = (each.double() for each in computed(name, "2-d"))
-    repair = find("computed_weight")
+    repair = find_repair("computed_weight")
     attributes, hooks = set(vars(module)), dict(module._forward_pre_hooks)
     modules = [type(each) for each in module.modules()]
     before = _gradients(module, x)
@@ -393,7 +393,7 @@ def _gradients(module, x):
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_computes_a_weight_can_be_removed_after_the_repair(name):
     module, x = computed(name, "3-d")
-    find("computed_weight").repair(module, NAMES)
+    find_repair("computed_weight").repair(module, NAMES)
     before = module(x)
     if parametrize.is_parametrized(module):
         parametrize.remove_parametrizations(module, "weight")
@@ -403,13 +403,13 @@ def test_what_computes_a_weight_can_be_removed_after_the_repair(name):
         getattr(nn.utils, name.replace("older ", "remove_"))(module)
     assert type(module.weight) is nn.Parameter
     torch.testing.assert_close(module(x), before)
-    assert not find("computed_weight").fits(module)
+    assert not find_repair("computed_weight").fits(module)
     assert not [row for row in audit(module).rows if row.kind == "computed"]
 
 
 def test_a_cached_parametrization_stays_laid_out():
     module, x = computed("weight_norm", "2-d")
-    find("computed_weight").repair(module, NAMES)
+    find_repair("computed_weight").repair(module, NAMES)
     with parametrize.cached():
         module(x)
         assert is_canonical(module.weight)
@@ -420,7 +420,7 @@ def test_a_cached_parametrization_stays_laid_out():
 
 def test_what_is_added_after_the_repair_is_laid_out_by_another():
     module, x = computed("pruned", "2-d")
-    repair = find("computed_weight")
+    repair = find_repair("computed_weight")
     repair.repair(module, NAMES)
     parametrized, _ = computed("weight_norm", "2-d")
     repair.repair(parametrized, NAMES)
@@ -436,10 +436,10 @@ def test_what_is_added_after_the_repair_is_laid_out_by_another():
 @pytest.mark.parametrize("name", ["weight_norm", "older weight_norm", "pruned"])
 def test_a_repaired_computed_weight_is_pickled_and_compiled(name):
     module, x = computed(name, "2-d")
-    find("computed_weight").repair(module, NAMES)
+    find_repair("computed_weight").repair(module, NAMES)
     if not parametrize.is_parametrized(module):  # torch pickles no parametrized module
         again = pickle.loads(pickle.dumps(module))
-        assert find("computed_weight").is_repaired(again)
+        assert find_repair("computed_weight").is_repaired(again)
     before = module(x)
     torch._dynamo.reset()
     got = torch.compile(module, backend="aot_eager", fullgraph=True)(x)
@@ -469,7 +469,7 @@ def test_a_random_pooling_or_convolution_is_as_right_as_before(seed):
     exact = results(module, x, torch.float64)
     allowed = limits(module, x, torch.float32, exact)
     repair = "conv3d" if hasattr(module, "weight") else "pooling"
-    find(repair).repair(module, NAMES)
+    find_repair(repair).repair(module, NAMES)
     found = results(module, laid_out(x), torch.float32)
     for error, limit in zip(errors(found, exact), allowed, strict=True):
         assert error <= limit

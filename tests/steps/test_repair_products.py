@@ -8,7 +8,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from prepare.core.model.memory_format import canonical_stride
-from prepare.steps.repairs import _conv_as_matmul, find
+from prepare.steps.repairs import _conv_as_matmul, find_repair
 from prepare.steps.repairs.base import FORMATS
 from repair_errors import errors, limits, results
 
@@ -44,7 +44,7 @@ def repaired(module):
     """Channels-last, and a repaired copy of it."""
     last = copy.deepcopy(module).to(memory_format=FORMATS[module.weight.dim()])
     ours = copy.deepcopy(last)
-    find(f"conv{module.weight.dim() - 2}d").repair(ours, NAMES)
+    find_repair(f"conv{module.weight.dim() - 2}d").repair(ours, NAMES)
     return last, ours
 
 
@@ -143,7 +143,7 @@ def test_a_training_step_copies_no_weight_and_no_gradient_of_one(name):
 
 @pytest.mark.parametrize("name", LEFT_ALONE)
 def test_a_convolution_that_it_cannot_help_is_left_as_it_is(name):
-    assert not find("conv2d").fits(LEFT_ALONE[name]())
+    assert not find_repair("conv2d").fits(LEFT_ALONE[name]())
 
 
 def test_it_is_torchs_own_where_that_is_fast_or_other_numbers_are_asked_for(monkeypatch):

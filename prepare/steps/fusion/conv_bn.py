@@ -59,7 +59,7 @@ def is_convolution(module: nn.Module) -> bool:
     return isinstance(module, _CONVOLUTIONS) and _is_as_torch(module)
 
 
-def find(model: nn.Module) -> Found:
+def find_pairs(model: nn.Module) -> Found:
     """The pairs of `model`; touches nothing.
 
     A pair is one if a symbolic trace shows the norm to be called once, on the output of a convolution

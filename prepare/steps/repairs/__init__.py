@@ -5,12 +5,12 @@ from pkgutil import iter_modules
 from typing import Any
 
 
-def names() -> list[str]:
+def repair_names() -> list[str]:
     """Every repair there is, by its file's name."""
     files = (found.name for found in iter_modules(__path__))
     return sorted(name for name in files if name != "base" and not name.startswith("_"))
 
 
-def find(name: str) -> Any:
+def find_repair(name: str) -> Any:
     """The repair of that name."""
     return import_module(f"{__name__}.{name}").REPAIR

@@ -1,0 +1,174 @@
+"""Run the steps of a pipeline on a model: survey the work, do it, check it, undo it on failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from prepare.core.model.module_tree import Snapshot, copy_tree
+from prepare.core.utils.signals import held_interrupts
+from prepare.errors import ConfigError, PrepareError, Problem, RefusedError, StepError
+from prepare.pipeline.collect_wants import make_table, targets
+from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, find_known_issues
+from prepare.pipeline.optimizer_state import state_moves, unsupported_training
+from prepare.pipeline.transfer import Move, StorageMove, Transfer
+from prepare.plan import Action
+from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from prepare.pipeline.tensor_table import RequestTable
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The steps of a pipeline, grouped by phase, in the order in which the phases run."""
+
+    structure: list[ModuleStep]
+    tensors: list[TensorStep]
+    runtime: list[ModelStep]
+    inputs: list[InputStep]
+
+    @classmethod
+    def of(cls, steps: Iterable[Step]) -> Phases:
+        """Group `steps` by their `phase`; the order within a phase stays."""
+        by_phase: dict[str, list[Any]] = {phase: [] for phase in PHASES}
+        for step in steps:
+            by_phase[step.phase].append(step)
+        return cls(**by_phase)
+
+    @property
+    def acting(self) -> list[ModelStep | InputStep]:
+        """The steps that act on the model after its tensors have been moved."""
+        return [*self.runtime, *self.inputs]
+
+
+class Survey(NamedTuple):
+    """The work that a model needs: module actions, tensor requests, and known issues."""
+
+    actions: list[Action]
+    table: RequestTable
+    issues: list[IssueMatch]
+    model: nn.Module  # after the structure steps: a copy of the module tree if there are any
+
+
+def survey(model: nn.Module, phases: Phases, known_issues: KnownIssues = "ignore") -> Survey:
+    """Ask every step what it has to do; `model` itself is not changed."""
+    actions: list[Action] = []
+    unmatched: list[ConfigError] = []
+    if phases.structure:
+        model = copy_tree(model)
+        actions, unmatched = _rewrite(model, phases.structure)
+    for step in phases.acting:
+        if names := tuple(step.targets(model)):
+            actions.append(Action(step.name, step.phase, names))
+    table = make_table(model, phases.tensors)
+    table.errors.extend(unmatched)
+    return Survey(actions, table, find_known_issues(model, table, known_issues), model)
+
+
+def all_moves(table: RequestTable, optimizer: Optimizer | None) -> list[Move | StorageMove]:
+    """Return the moves of the model's tensors, and of the optimizer state that follows them.
+
+    Raises:
+        RefusedError: `optimizer` cannot train the parameters as they will be.
+    """
+    moves = table.moves()
+    if optimizer is None:
+        return moves
+    by_tensor = {id(tensor): move for move in moves for tensor in move.tensors}
+    if moves:
+        raise_problems(RefusedError, unsupported_training(optimizer, by_tensor))
+    return [*moves, *state_moves(optimizer, by_tensor)]
+
+
+def apply_steps(
+    model: nn.Module,
+    phases: Phases,
+    actions: list[Action],
+    moves: list[Move | StorageMove],
+    *,
+    optimizer: Optimizer | None,
+    low_memory: bool,
+) -> None:
+    """Rewrite modules, move tensors and let the other steps act; undo everything on failure."""
+    undo = _Undo(Snapshot(model) if actions else None)
+    done = False
+    try:
+        try:
+            if any(action.phase == "structure" for action in actions):
+                _rewrite(model, phases.structure)
+                moves = all_moves(make_table(model, phases.tensors), optimizer)
+            undo.transfer = Transfer(moves, low_memory=low_memory)
+            undo.transfer.run()
+            for step in phases.acting:
+                if list(step.targets(model)):
+                    step.act(model)
+            _check_nothing_left(survey(model, phases))
+            # Casts that autocast has cached are of the old weights.
+            torch.clear_autocast_cache()
+            done = True
+        finally:
+            if not done:
+                undo.run()
+    except KeyboardInterrupt:
+        # It may have arrived between the failure and the undoing of it.
+        if not done:
+            undo.run()
+        raise
+
+
+def raise_problems(kind: type[PrepareError], problems: Iterable[Problem]) -> None:
+    """Raise one error of `kind` that holds all `problems`, if there are any."""
+    if problems := list(problems):
+        raise kind.of(problems)
+
+
+@dataclass
+class _Undo:
+    """Restore the tensors and the module tree; safe to run more than once."""
+
+    snapshot: Snapshot | None
+    transfer: Transfer | None = None
+
+    def run(self) -> None:
+        with held_interrupts():
+            if self.transfer:
+                self.transfer.undo()
+            if self.snapshot:
+                self.snapshot.restore()
+
+
+def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> tuple[list[Action], list[ConfigError]]:
+    """Run the structure steps on `model`, in order; return their actions and unmatched patterns."""
+    actions: list[Action] = []
+    unmatched: list[ConfigError] = []
+    for step in steps:
+        names, errors = targets(model, step)
+        unmatched += errors
+        touched = dict.fromkeys(names)
+        for path, module in step.rewrites(model, names):
+            if not path and module is not model:
+                raise StepError(f"steps.{step.name}", "the model itself cannot be replaced")
+            if path:
+                model.set_submodule(path, module)
+            touched[path] = None
+        if names:
+            actions.append(Action(step.name, step.phase, tuple(touched)))
+    return actions, unmatched
+
+
+def _check_nothing_left(after: Survey) -> None:
+    """Check the postcondition of `apply`: no step has anything left to do."""
+    for action in after.actions:
+        names = ", ".join(action.modules[:3]) or "the model"
+        raise StepError(f"steps.{action.step}", f"still has work to do on {names} after it ran")
+    for request in after.table.requests:
+        if request.move():
+            wrong = f"{request.path} does not have {dict(request.wants)} after the steps ran"
+            raise StepError(f"steps.{', '.join(request.steps)}", wrong)

@@ -1,0 +1,62 @@
+"""Give a copy of a model the layout of a prepared reference model."""
+
+from collections.abc import Hashable, Mapping
+
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from prepare.core.model.module_tree import Snapshot
+from prepare.core.model.tensors import NamedTensor, identity, named_tensors
+from prepare.core.utils.signals import held_interrupts
+from prepare.errors import RefusedError
+from prepare.pipeline.drift import stride_of
+from prepare.pipeline.transfer import Move, Transfer
+from prepare.plan import state
+from prepare.steps.repairs import find_repair, repair_names
+
+
+def match_to_reference(model: nn.Module, reference: nn.Module) -> None:
+    """Give every tensor of `model` the device, dtype and strides of the same name in `reference`.
+
+    Modules get the repairs of their counterparts. A failure leaves everything as it was.
+    """
+    if isinstance(model, AveragedModel) and not isinstance(reference, AveragedModel):
+        model = model.module
+    places = {place.path: place for place in named_tensors(model)}
+    targets = {place.path: place.tensor for place in named_tensors(reference)}
+    _check_same_tensors(places, targets)
+    by_identity: dict[Hashable, dict[str, Tensor]] = {}
+    for path, place in places.items():
+        by_identity.setdefault(identity(place.tensor), {})[path] = place.tensor
+    moves = []
+    for shared in by_identity.values():
+        path, tensor = next(iter(shared.items()))
+        target = targets[path]
+        if state(tensor) != state(target):
+            tensors = list({id(tensor): tensor for tensor in shared.values()}.values())
+            moves.append(Move(path, tensors, target.device, target.dtype, stride_of(target)))
+    snapshot, transfer = Snapshot(model), Transfer(moves)
+    try:
+        for name, module in model.named_modules():
+            _repair_like(module, reference.get_submodule(name))
+        transfer.run()
+    except BaseException:
+        with held_interrupts():
+            transfer.undo()
+            snapshot.restore()
+        raise
+
+
+def _repair_like(module: nn.Module, reference: nn.Module) -> None:
+    for repair in map(find_repair, repair_names()):
+        if repair.is_repaired(reference) and repair.fits(module):
+            repair.repair(module, {4: "channels_last", 5: "channels_last_3d"})
+
+
+def _check_same_tensors(places: Mapping[str, NamedTensor], targets: Mapping[str, Tensor]) -> None:
+    differing = sorted(places.keys() ^ targets.keys()) or [
+        path for path, place in places.items() if place.tensor.shape != targets[path].shape
+    ]
+    if differing:
+        wrong = "the tensors of the two models differ in name or shape"
+        raise RefusedError(differing[0], wrong, "pass a copy of the reference")
