@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from prepare.plan import Plan
 
-_KIND = json_records.Kind("prepare.audit", 1, "audit", "an audit.json", AuditError)
+_KIND = json_records.Kind("prepare.audit", 1, "an audit", "an audit.json", AuditError)
 
 
 class Difference(NamedTuple):
@@ -50,14 +50,12 @@ class Audit:
 
     @classmethod
     def load(cls, path: str | Path) -> Audit:
-        """An audit from its JSON.
+        """Read an audit from its JSON.
 
         Raises:
-            AuditError: the file is no audit, or one of another version.
+            AuditError: the file is not an audit, or one of another version.
         """
-        return json_records.read_record(
-            path, _KIND, lambda data: cls([_row(row) for row in data["rows"]], data["summary"])
-        )
+        return json_records.load(cls, path, _KIND, check=_restore_strides)
 
     def to_json(self) -> str:
         """JSON, one row a line, so that two audits can be compared with any tool."""
@@ -108,15 +106,11 @@ def _difference(path: str, ours: Row | None, theirs: Row | None) -> Difference |
     return Difference(path, None, fields) if fields else None
 
 
-def _row(data: dict[str, Any]) -> Row:
-    row = Row(**data)
-    before = row.before and {**row.before, "stride": _tuple(row.before["stride"])}
-    lists = ("shape", "stride", "layouts", "shared_with", "steps")
-    return row._replace(before=before, **{name: _tuple(getattr(row, name)) for name in lists})
-
-
-def _tuple(value: list | None) -> tuple | None:
-    return None if value is None else tuple(value)
+def _restore_strides(audit: Audit) -> None:
+    """Turn the strides in `before` into tuples again: JSON holds lists."""
+    for row in audit.rows:
+        if row.before and row.before["stride"] is not None:
+            row.before["stride"] = tuple(row.before["stride"])
 
 
 def _dump(value: Any) -> str:

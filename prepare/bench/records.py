@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from prepare.core.utils import json_records
 from prepare.errors import BenchError
 
-_KIND = json_records.Kind("prepare.bench", 1, "bench", "a bench.json", BenchError)
+_KIND = json_records.Kind("prepare.bench", 1, "a bench", "a bench.json", BenchError)
 # The names of the two variants that a job times.
 UNPREPARED, PREPARED = "unprepared", "prepared"
 VERDICTS = (
@@ -165,35 +164,12 @@ class Bench:
         Raises:
             BenchError: the file is not a bench, or has another version.
         """
-        return json_records.read_record(path, _KIND, _bench)
+        return json_records.load(cls, path, _KIND, check=_check)
 
 
-def _bench(data: Mapping[str, Any]) -> Bench:
-    cases = [_record(Case, case) for case in data["cases"]]
-    if not cases:
-        raise ValueError("it holds no case")
-    read = (replace(c, comparison=c.comparison and _comparison(c.comparison)) for c in cases)
-    return Bench(cases=tuple(read), **{key: data[key] for key in ("level", "mode", "seconds")})
-
-
-def _comparison(data: Mapping[str, Any]) -> Comparison:
-    rows = tuple(_record(Row, row) for row in data["rows"])
-    if unknown := {row.verdict for row in rows} - {*VERDICTS}:
-        raise ValueError(f"no verdict is called {min(unknown)!r}")
-    return Comparison(
-        rows=rows,
-        aa=None if data["aa"] is None else _record(Control, data["aa"]),
-        settings=dict(data["settings"]),
-        environment=dict(data["environment"]),
-        notes=tuple(data["notes"]),
-        **{key: data[key] for key in ("baseline", "repeats", "seconds")},
-    )
-
-
-def _record(kind: type, found: Mapping[str, Any]) -> Any:
-    names = {field.name for field in fields(kind)}
-    if names != found.keys():
-        raise ValueError(f"a row holds {sorted(found)}, not {sorted(names)}")
-    return kind(
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
-    )
+def _check(bench: Bench) -> None:
+    if not bench.cases:
+        raise ValueError("it has no cases")
+    compared = [case.comparison for case in bench.cases if case.comparison is not None]
+    if unknown := {row.verdict for comparison in compared for row in comparison.rows} - {*VERDICTS}:
+        raise ValueError(f"{min(unknown)!r} is not a verdict")

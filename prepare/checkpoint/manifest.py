@@ -14,7 +14,7 @@ from prepare.core.utils import json_records
 from prepare.errors import CheckpointError, FileError, Problem
 
 _KIND = json_records.Kind(
-    "prepare.checkpoint", 1, "manifest of a checkpoint", "the one it was saved with", CheckpointError
+    "prepare.checkpoint", 1, "a manifest of a checkpoint", "the one it was saved with", CheckpointError
 )  # fmt: skip
 _REMEDY = "fetch or save the file again; check='never' loads what is there, unchecked"
 

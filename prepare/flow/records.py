@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from prepare.core.utils import json_records
 from prepare.errors import FlowError
 
-_KIND = json_records.Kind("prepare.flow", 1, "flow", "a flow.json", FlowError)
-_T = TypeVar("_T")
+_KIND = json_records.Kind("prepare.flow", 1, "a flow", "a flow.json", FlowError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,39 +131,7 @@ class Flow:
         Raises:
             FlowError: the file is not a flow, or is of another version.
         """
-        return json_records.read_record(path, _KIND, _flow)
-
-
-def _flow(data: Mapping[str, Any]) -> Flow:
-    return Flow(
-        wanted={int(rank): str(word) for rank, word in data["wanted"].items()},
-        notes=tuple(data["notes"]),
-        **{key: str(data[key]) for key in ("mode", "status", "reason")},
-        **{key: _read(row, data[key]) for key, row in _TABLES.items()},
-    )
-
-
-_TABLES = {
-    "events": Event,
-    "copies": Copy,
-    "convolutions": Convolution,
-    "modules": ModuleLayout,
-}
-
-
-def _read(row: type[_T], found: list[Mapping[str, Any]]) -> tuple[_T, ...]:
-    names = {field.name for field in fields(row)}
-    return tuple(
-        row(**{key: tuple(v) if isinstance(v, list) else v for key, v in item.items()})
-        for item in found
-        if _complete(names, item)
-    )
-
-
-def _complete(names: set[str], item: Mapping[str, Any]) -> bool:
-    if names != item.keys():
-        raise ValueError(f"a row holds {sorted(item)}, not {sorted(names)}")
-    return True
+        return json_records.load(cls, path, _KIND)
 
 
 def _totals(events: Iterable[Event], copies: Iterable[Copy], phase: str) -> dict[str, Any]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.utils import files, json_records
+from prepare.core.utils import json_records
 from prepare.errors import TuneError
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
 
-FORMAT, VERSION = "prepare.tune", 1
+_KIND = json_records.Kind("prepare.tune", 1, "a tuning", "a tune.json", TuneError)
 UNPREPARED = "unprepared"
 STATUSES = (
     "winner",
@@ -107,43 +105,19 @@ class Tuning:
 
     def save(self, path: str | Path) -> None:
         """Writes `tune.json`, whole or not at all. Raises FileError."""
-        data = {"format": FORMAT, "version": VERSION} | asdict(self)
-        json_records.write_json(path, data, lines=True)
+        json_records.write_json(path, _KIND.head | asdict(self), lines=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Tuning:
-        """A tuning from its JSON; torch is not needed.
+        """Read a tuning from its JSON; torch is not needed.
 
         Raises:
-            TuneError: the file is no tuning, or one of another version.
+            TuneError: the file is not a tuning, or one of another version.
         """
-        text = files.read_text(path)
-        try:
-            return cls._read(json.loads(text), str(path))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            wrong = f"this is no tuning: {type(error).__name__}: {error}"
-            raise TuneError(str(path), wrong, "give a tune.json") from error
-
-    @classmethod
-    def _read(cls, data: dict[str, Any], path: str) -> Tuning:
-        if data["format"] != FORMAT:
-            raise TuneError(path, f"this is a {data['format']}, not a {FORMAT}")
-        if data["version"] != VERSION:
-            wrong = f"version {data['version']!r} is not known here"
-            raise TuneError(path, wrong, f"this prepare reads version {VERSION}")
-        del data["format"], data["version"]
-        data["rows"] = tuple(_record(Row, row) for row in data["rows"])
-        found = _record(cls, data)
-        if unknown := {row.status for row in found.rows} - {*STATUSES}:
-            raise ValueError(f"no status is called {min(unknown)!r}")
-        found.row(found.winner)
-        return found
+        return json_records.load(cls, path, _KIND, check=_check)
 
 
-def _record(kind: type, found: Mapping[str, Any]) -> Any:
-    names = {field.name for field in fields(kind)}
-    if names != found.keys():
-        raise ValueError(f"it holds {sorted(found)}, not {sorted(names)}")
-    return kind(
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
-    )
+def _check(tuning: Tuning) -> None:
+    if unknown := {row.status for row in tuning.rows} - {*STATUSES}:
+        raise ValueError(f"{min(unknown)!r} is not a status")
+    tuning.row(tuning.winner)

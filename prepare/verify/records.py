@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from prepare.core.utils import json_records
 from prepare.errors import VerificationError
 
-_KIND = json_records.Kind("prepare.verify", 1, "verification", "a verify.json", VerificationError)
+_KIND = json_records.Kind("prepare.verify", 1, "a verification", "a verify.json", VerificationError)
 STATUSES = ("pass", "fail", "cannot tell")
 CHECK_STATUSES = (*STATUSES, "wrong", "skipped")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,31 +83,17 @@ class Verification:
 
     @classmethod
     def load(cls, path: str | Path) -> Verification:
-        """A verification from its JSON; torch is not needed.
+        """Read a verification from its JSON; torch is not needed.
 
         Raises:
-            VerificationError: the file is no verification, or one of another version.
+            VerificationError: the file is not a verification, or one of another version.
         """
-        return json_records.read_record(path, _KIND, _verification)
+        return json_records.load(cls, path, _KIND, check=_check_status)
 
 
-_ROWS: dict[str, type] = {"checks": Check, "lost": Lost}
-
-
-def _verification(data: dict[str, Any]) -> Verification:
-    rest = {key: value for key, value in data.items() if key not in _KIND.head}
-    rows = {key: tuple(_read(row, one) for one in data[key]) for key, row in _ROWS.items()}
-    found = _read(Verification, rest | rows)
-    if found.status not in STATUSES:
-        raise ValueError(f"no such status: {found.status!r}")
-    return found
-
-
-def _read(row: type[_T], found: Mapping[str, Any]) -> _T:
-    names = {field.name for field in fields(row)}
-    if names != found.keys():
-        raise ValueError(f"it holds {sorted(found)}, not {sorted(names)}")
-    return row(**found)
+def _check_status(verification: Verification) -> None:
+    if verification.status not in STATUSES:
+        raise ValueError(f"{verification.status!r} is not a status")
 
 
 def unknown(reason: str, *, level: str, mode: str) -> Verification:

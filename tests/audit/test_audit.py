@@ -293,15 +293,15 @@ def test_diff_names_what_differs_and_only_that():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "this is no audit"),
-        ("[]", "this is no audit"),
+        ("", "this is not an audit"),
+        ("[]", "this is not an audit"),
         ('{"format": "prepare.plan", "version": 1}', "this is a prepare.plan, not a prepare.audit"),
         ('{"format": "prepare.audit", "version": 9, "rows": []}', "version 9 is not known here"),
         (
             '{"format": "prepare.audit", "version": 1, "summary": {}, "rows": [{}]}',
-            "this is no audit",
+            "this is not an audit",
         ),
-        ("[" * 100_000, "this is no audit"),
+        ("[" * 100_000, "this is not an audit"),
     ],
 )
 def test_a_file_that_is_no_audit_is_one_clear_error(tmp_path, text, message):

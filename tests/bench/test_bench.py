@@ -785,12 +785,15 @@ def COMPARED(change):
     [
         ({"format": "prepare.flow"}, "this is a prepare.flow, not a prepare.bench"),
         ({"version": 2}, "version 2 is not known here; this prepare reads version 1"),
-        ({"cases": []}, "this is no bench: ValueError: it holds no case"),
-        ({"cases": [{"what": "a"}]}, "this is no bench: ValueError: a row holds ['what']"),
-        ({"cases": None}, "this is no bench: TypeError"),
-        (COMPARED({"rows": [{"name": "a"}]}), "this is no bench: ValueError: a row holds ['name']"),
-        (COMPARED({"rows": None}), "this is no bench: TypeError"),
-        (COMPARED({"aa": {}}), "this is no bench: ValueError: a row holds []"),
+        ({"cases": []}, "this is not a bench: ValueError: it has no cases"),
+        ({"cases": [{"what": "a"}]}, "this is not a bench: ValueError: the keys are ['what']"),
+        ({"cases": None}, "this is not a bench: TypeError"),
+        (
+            COMPARED({"rows": [{"name": "a"}]}),
+            "this is not a bench: ValueError: the keys are ['name']",
+        ),
+        (COMPARED({"rows": None}), "this is not a bench: TypeError"),
+        (COMPARED({"aa": {}}), "this is not a bench: ValueError: the keys are []"),
     ],
 )
 def test_a_file_that_is_no_bench_says_why(found, tmp_path, change, wrong):
@@ -802,7 +805,7 @@ def test_a_file_that_is_no_bench_says_why(found, tmp_path, change, wrong):
         Comparison.load(path)
     assert str(raised.value).startswith(f"{path}: {wrong}")
     path.write_text(path.read_text().replace('"faster"', '"best"')[:-3])
-    with pytest.raises(BenchError, match="this is no bench"):
+    with pytest.raises(BenchError, match="this is not a bench"):
         Comparison.load(path)
 
 
@@ -810,7 +813,7 @@ def test_an_unknown_verdict_is_no_bench(found, tmp_path):
     path = tmp_path / "bench.json"
     found.save(path)
     path.write_text(path.read_text().replace('"faster"', '"best"'))
-    with pytest.raises(BenchError, match="no verdict is called 'best'"):
+    with pytest.raises(BenchError, match="'best' is not a verdict"):
         Comparison.load(path)
 
 

@@ -592,7 +592,7 @@ def test_diff_says_what_differs_between_two_runs(go):
     [
         (["diff", "a"], "diff: takes 2 arguments, got 1; diff A B [--page FILE.html]: two runs' folders, audits or recipes"),
         (["diff", "a", "b", "--page"], "diff: --page names no file; give one: --page FILE.html"),
-        (["diff", "broken.json", "b"], "broken.json: this is no audit: "),
+        (["diff", "broken.json", "b"], "broken.json: this is not an audit: "),
         (["diff", "missing.json", "b"], "missing.json: cannot be read: No such file or directory"),
         (["diff", ".", "."], ".: holds nothing of a run; give the folder that a run left behind"),
         (["summary"], "summary: takes 1 argument, got 0; summary FOLDER: the folder of a sweep"),

@@ -187,7 +187,7 @@ def test_options_that_are_written_otherwise_and_mean_the_same_do_not_differ(tmp_
         (("4-row/audit.json", "none.json"), "none.json: cannot be read: No such file or directory"),
         (("4-row/recipe.yaml", "none.yaml"), "none.yaml: cannot be read: No such file or directory"),
         (("4-row/recipe.yaml", "broken.yaml"), "broken.yaml:"),
-        (("4-row", "0-row"), "0-row: flow.json: this is no flow: "),
+        (("4-row", "0-row"), "0-row: flow.json: this is not a flow: "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_one_line_and_exit_code_2(

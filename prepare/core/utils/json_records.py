@@ -5,18 +5,30 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from dataclasses import is_dataclass
+from functools import cache, partial
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from prepare.core.utils.files import read_text, shown, write_text
 
 if TYPE_CHECKING:
     from prepare.errors import PrepareError
 
-
 _T = TypeVar("_T")
+_Parser = Callable[[Any], Any]
 
 
-def write_json(path: str | os.PathLike, data: object, *, lines: bool = False) -> None:
+def write_json(path: str | os.PathLike, data: dict[str, Any], *, lines: bool = False) -> None:
     """Write `data` as ASCII JSON, keys in the order given; NaN and infinities are a ValueError.
 
     With `lines`, `data` is a dict, and each of its keys and each item of a list right under a key
@@ -27,29 +39,60 @@ def write_json(path: str | os.PathLike, data: object, *, lines: bool = False) ->
 
 
 class Kind(NamedTuple):
-    """A kind of JSON file of ours: its `format` and `version`, what it is (`an audit` without the `an`).
+    """One kind of JSON record: its `format` and `version`, and its name with an article (`an audit`).
 
-    `give` is what to give in the place of another file, `error` what is raised for one.
+    `expected` is the file to give in place of a wrong one, `error` the exception for a wrong one.
     """
 
     format: str
     version: int
-    noun: str
-    give: str
+    name: str
+    expected: str
     error: type[PrepareError]
 
     @property
     def head(self) -> dict[str, Any]:
-        """What such a file begins with."""
+        """The first two members of such a file."""
         return {"format": self.format, "version": self.version}
 
 
-def read_record(path: str | os.PathLike, kind: Kind, make: Callable[[dict[str, Any]], _T]) -> _T:
-    """What `make` makes of the JSON file at `path`.
+def load(
+    cls: type[_T],
+    path: str | os.PathLike,
+    kind: Kind,
+    *,
+    check: Callable[[_T], object] | None = None,
+) -> _T:
+    """Read an instance of `cls` from the JSON file at `path`.
+
+    `cls` and the classes in its annotations are dataclasses or NamedTuples. The keys of
+    each object must be exactly the fields of its class; at the top level, `format`, `version` and
+    properties of `cls` are ignored. `check` may raise ValueError or KeyError for a wrong instance.
+    Annotations may hold `X | None`, `tuple[X, ...]`, `list[X]` and `dict[K, X]`; the types of
+    single values are not checked.
 
     Raises:
         FileError: the file cannot be read.
-        kind.error: it is of another kind or version, or holds something else than `make` expects.
+        kind.error: the file is of another kind or version, or does not hold a `cls`.
+    """
+
+    def make(data: dict[str, Any]) -> _T:
+        derived = {key for key in data if isinstance(getattr(cls, key, None), property)}
+        skipped = derived | kind.head.keys()
+        record: _T = _parse_object(cls, {key: data[key] for key in data if key not in skipped})
+        if check is not None:
+            check(record)
+        return record
+
+    return read_record(path, kind, make)
+
+
+def read_record(path: str | os.PathLike, kind: Kind, make: Callable[[dict[str, Any]], _T]) -> _T:
+    """Return `make(data)` for the content of the JSON file at `path`.
+
+    Raises:
+        FileError: the file cannot be read.
+        kind.error: the file is of another kind or version, or `make` cannot use its content.
     """
     text = read_text(path)
     try:
@@ -61,8 +104,54 @@ def read_record(path: str | os.PathLike, kind: Kind, make: Callable[[dict[str, A
             raise kind.error(shown(path), wrong, f"this prepare reads version {kind.version}")
         return make(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        wrong = f"this is no {kind.noun}: {type(error).__name__}: {error}"
-        raise kind.error(shown(path), wrong, f"give {kind.give}") from error
+        wrong = f"this is not {kind.name}: {type(error).__name__}: {error}"
+        raise kind.error(shown(path), wrong, f"give {kind.expected}") from error
+
+
+def _parse_object(cls: type, data: Any) -> Any:
+    """Build `cls` from a JSON object whose keys are exactly its fields."""
+    parsers = _field_parsers(cls)
+    if not isinstance(data, dict):
+        raise TypeError(f"an object was expected, not {type(data).__name__}")
+    if parsers.keys() != data.keys():
+        raise ValueError(f"the keys are {sorted(data)}, not {sorted(parsers)}")
+    parsed = {key: parse(data[key]) for key, parse in parsers.items() if parse is not None}
+    return cls(**(data | parsed))
+
+
+@cache
+def _field_parsers(cls: type) -> dict[str, _Parser | None]:
+    return {name: _parser(hint) for name, hint in get_type_hints(cls).items()}
+
+
+def _parser(hint: Any) -> _Parser | None:
+    """Return the function that turns a JSON value into a `hint`; None if the value needs no change."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        parsers = [parse for arg in args if (parse := _parser(arg)) is not None]
+        return partial(_parse_optional, *parsers) if parsers else None
+    if origin in (tuple, list):
+        return partial(_parse_list, origin, _parser(args[0]))
+    if origin is dict:
+        return partial(_parse_dict, args[0], _parser(args[1]))
+    is_record = is_dataclass(hint) or hasattr(hint, "_fields")
+    return partial(_parse_object, hint) if is_record else None
+
+
+def _parse_optional(parse: _Parser, value: Any) -> Any:
+    return None if value is None else parse(value)
+
+
+def _parse_list(sequence: type, parse: _Parser | None, value: Any) -> Any:
+    if not isinstance(value, list):
+        raise TypeError(f"a list was expected, not {type(value).__name__}")
+    return sequence(value if parse is None else map(parse, value))
+
+
+def _parse_dict(key: type, parse: _Parser | None, value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise TypeError(f"an object was expected, not {type(value).__name__}")
+    return {key(name): item if parse is None else parse(item) for name, item in value.items()}
 
 
 def json_lines(data: dict) -> str:
