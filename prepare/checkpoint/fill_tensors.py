@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from prepare.checkpoint.init_empty import like, without_values
 from prepare.checkpoint.match_names import Matched
 from prepare.checkpoint.open_weights import Opened
-from prepare.checkpoint.stored_tensor import Stored, problem, raw, several
+from prepare.checkpoint.stored_tensor import StoredTensor, problem, raw, several
 from prepare.core.model.huge_pages import huge_pages
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.tensors import is_expanded
@@ -32,8 +32,8 @@ class _Read(NamedTuple):
     """A tensor of the model, where its values are, and how it is to be."""
 
     wanted: TensorRequest
-    source: Stored | Tensor
-    also: list[Stored]
+    source: StoredTensor | Tensor
+    also: list[StoredTensor]
     device: torch.device
     dtype: torch.dtype
     stride: tuple[int, ...]
@@ -66,7 +66,7 @@ def _planned(wanted: TensorRequest, matched: Matched) -> _Read | None:
     sources = [matched.found[p.path] for p in wanted.places if p.path in matched.found]
     if not sources:
         return None
-    stored = list({id(s): s for s in sources if isinstance(s, Stored)}.values())
+    stored = list({id(s): s for s in sources if isinstance(s, StoredTensor)}.values())
     move, tensor = wanted.move(), wanted.tensor
     device, dtype = (move.device, move.dtype) if move else (tensor.device, tensor.dtype)
     stride = move.stride if move else preserved_stride(tensor)
@@ -129,7 +129,7 @@ def _read(read: _Read, opened: Opened) -> Tensor:
     return fresh
 
 
-def _fill_one(fresh: Tensor, source: Stored, path: str, opened: Opened) -> None:
+def _fill_one(fresh: Tensor, source: StoredTensor, path: str, opened: Opened) -> None:
     """Reads the values of `source` into `fresh`, which is `path` in the model; checks them on the way."""
     rows = fresh if fresh.dim() else fresh.unsqueeze(0)
     wanted = opened.digests.get(source.name)
@@ -137,12 +137,10 @@ def _fill_one(fresh: Tensor, source: Stored, path: str, opened: Opened) -> None:
     # A cast, and then a turn: torch's kernel for both at once goes element by element. Into the same
     # memory each time: what is freed and asked for again costs more than the cast.
     cast: Tensor | None = None
-    for row, piece in source.pieces(rows):
+    for row, piece in source.pieces():
         if wanted:
             digest.update(raw(piece))
         part = rows[row : row + len(piece)]
-        if part.data_ptr() == piece.data_ptr():
-            continue
         if part.device.type == "cpu" and part.dtype is not piece.dtype:
             cast = torch.empty_like(piece, dtype=part.dtype) if cast is None else cast
             part.copy_(cast[: len(piece)].copy_(piece))
@@ -154,12 +152,12 @@ def _fill_one(fresh: Tensor, source: Stored, path: str, opened: Opened) -> None:
         raise source.error(wrong, "fetch or save the file again")
 
 
-def _values(source: Stored, opened: Opened) -> str:
+def _values(source: StoredTensor, opened: Opened) -> str:
     """The sha256 of the values of a tensor, as it is in the file."""
     if (known := opened.digests.get(source.name)) is not None:
         return known
     digest = hashlib.sha256()
-    for _, piece in source.pieces(torch.empty(source.shape or (1,), device="meta")):
+    for _, piece in source.pieces():
         digest.update(raw(piece))
     return digest.hexdigest()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prepare.checkpoint.paths import beside
-from prepare.checkpoint.stored_tensor import Stored, problem, several
+from prepare.checkpoint.stored_tensor import StoredTensor, problem, several
 from prepare.core.model.tensors import name_of
 from prepare.core.utils import json_records
 from prepare.errors import CheckpointError, FileError, Problem
@@ -52,7 +52,7 @@ class Manifest:
         }
         return f"{json_records.json_lines(data | {'sha256': _digest(data)})}\n".encode()
 
-    def check(self, path: Path, stored: Mapping[str, Stored]) -> None:
+    def check(self, path: Path, stored: Mapping[str, StoredTensor]) -> None:
         """That the file at `path` holds what was saved, by name, shape and dtype; values are for later.
 
         Raises:
@@ -101,7 +101,7 @@ def _digest(data: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _differences(path: Path, found: Stored, saved: Held) -> list[Problem]:
+def _differences(path: Path, found: StoredTensor, saved: Held) -> list[Problem]:
     pairs = (
         ("dtype", name_of(found.dtype), saved.dtype),
         ("shape", list(found.shape), list(saved.shape)),

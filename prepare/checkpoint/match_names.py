@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from prepare.checkpoint.init_empty import on_meta
 from prepare.checkpoint.open_weights import Opened
-from prepare.checkpoint.stored_tensor import Stored, problem, several
+from prepare.checkpoint.stored_tensor import StoredTensor, problem, several
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.model.tensors import (
     identity,
@@ -32,7 +32,7 @@ class Matched:
     `missing` and `unexpected` are names as `load_state_dict` tells them.
     """
 
-    found: Mapping[str, Stored | Tensor]
+    found: Mapping[str, StoredTensor | Tensor]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
 
@@ -57,7 +57,7 @@ def match(model: nn.Module, opened: Opened) -> Matched:
     stand_ins = {name: _stand_in(one) for name, one in opened.stored.items()}
     by_storage = {t.untyped_storage()._cdata: opened.stored[n] for n, t in stand_ins.items()}
     missing, unexpected = _load(copy, stand_ins, opened)
-    found: dict[str, Stored | Tensor] = {}
+    found: dict[str, StoredTensor | Tensor] = {}
     problems: list[Problem] = []
     for place in named_tensors(copy):
         if place.tensor is before.get(place.path):
@@ -92,7 +92,7 @@ def _unfit(model: nn.Module) -> Iterator[Problem]:
 
 
 def _still_missing(
-    model: nn.Module, found: Mapping[str, Stored | Tensor], missing: tuple[str, ...]
+    model: nn.Module, found: Mapping[str, StoredTensor | Tensor], missing: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Without the other names of what was found: most files hold a tied tensor under one of them."""
     names: dict[Hashable, list[str]] = {}
@@ -125,14 +125,14 @@ def _load(
     return tuple(told.missing_keys), tuple(told.unexpected_keys)
 
 
-def _stand_in(stored: Stored) -> Tensor:
+def _stand_in(stored: StoredTensor) -> Tensor:
     try:
         return torch.empty(stored.shape, dtype=stored.dtype, device="meta")
     except RuntimeError as error:  # a tensor that is expanded beyond what can be counted
         raise stored.error(f"has the shape {list(stored.shape)}, which no tensor has") from error
 
 
-def _source(tensor: Tensor, by_storage: Mapping[int, Stored]) -> Stored | Tensor | None:
+def _source(tensor: Tensor, by_storage: Mapping[int, StoredTensor]) -> StoredTensor | Tensor | None:
     """The tensor of the file that has come here, or a value that the module made by itself."""
     if not tensor.is_meta:
         return tensor
@@ -144,7 +144,7 @@ def _source(tensor: Tensor, by_storage: Mapping[int, Stored]) -> Stored | Tensor
     return stored if same or (not tensor.dim() and stored.shape == (1,)) else None
 
 
-def _type_problems(source: Stored | Tensor, tensor: Tensor | None) -> list[Problem]:
+def _type_problems(source: StoredTensor | Tensor, tensor: Tensor | None) -> list[Problem]:
     if tensor is None or isinstance(source, Tensor) or source.dtype is tensor.dtype:
         return []
     if source.dtype in _FLOATS and tensor.dtype in _FLOATS:

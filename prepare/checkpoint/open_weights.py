@@ -9,7 +9,7 @@ from typing import Any
 from prepare.checkpoint import safetensors_format, torch_format
 from prepare.checkpoint.manifest import Manifest, read_manifest
 from prepare.checkpoint.paths import INDEX, beside, instead
-from prepare.checkpoint.stored_tensor import Stored, problem, several
+from prepare.checkpoint.stored_tensor import StoredTensor, problem, several
 from prepare.core.utils import files
 from prepare.errors import CheckpointError, FileError
 
@@ -26,7 +26,7 @@ class Opened:
     """
 
     path: Path
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, StoredTensor]
     versions: Mapping[str, Any] | None
     manifest: Manifest | None
     digests: Mapping[str, str]
@@ -60,7 +60,7 @@ def open_weights(
     return Opened(path, stored, versions, manifest, digests)
 
 
-def _read(path: Path, key: str | None) -> tuple[dict[str, Stored], Mapping[str, Any] | None]:
+def _read(path: Path, key: str | None) -> tuple[dict[str, StoredTensor], Mapping[str, Any] | None]:
     if path.name.endswith(INDEX):
         return _read_index(path), None
     beginning = _beginning(path)
@@ -73,10 +73,10 @@ def _read(path: Path, key: str | None) -> tuple[dict[str, Stored], Mapping[str, 
         what = "is empty" if not beginning else "is neither a safetensors file nor one of torch's"
         remedy = "give .safetensors, or what torch.save wrote (since 1.6; older: save it again)"
         raise CheckpointError.of([problem(path, None, what, remedy)])
-    return safetensors_format.read_header(path), None
+    return safetensors_format.read_tensors(path), None
 
 
-def _read_index(path: Path) -> dict[str, Stored]:
+def _read_index(path: Path) -> dict[str, StoredTensor]:
     """The tensors of all files that an index names; they lie beside it."""
     try:
         index = json.loads(files.read_text(path, limit=_LARGEST_INDEX))
@@ -87,7 +87,7 @@ def _read_index(path: Path) -> dict[str, Stored]:
         wrong = f"is no index of weights: {type(error).__name__}: {str(error)[:100]}"
         remedy = "it holds {weight_map: {tensor: file}}"
         raise CheckpointError.of([problem(path, None, wrong, remedy)]) from error
-    found: dict[str, dict[str, Stored]] = {}
+    found: dict[str, dict[str, StoredTensor]] = {}
     for shard in dict.fromkeys(shards.values()):
         if Path(shard).name != shard or shard.endswith(INDEX):
             wrong = f"names the file {files.shown(shard)}, which is none beside it"
@@ -109,9 +109,11 @@ def _beginning(path: Path) -> bytes:
         raise CheckpointError.of([problem(path, None, wrong, instead(path))]) from error
 
 
-def _renamed(path: Path, stored: Mapping[str, Stored], rename: Rename) -> dict[str, Stored]:
+def _renamed(
+    path: Path, stored: Mapping[str, StoredTensor], rename: Rename
+) -> dict[str, StoredTensor]:
     """The tensors by the names that `rename` gives them, without those for which it gives None."""
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for name, one in stored.items():
         new = rename(name)
         if new in found:

@@ -1,4 +1,4 @@
-"""One tensor in a file of weights: what it is, and its values piece by piece, each as it lies in the file."""
+"""One tensor of a file of weights: its dtype, its shape, and its values in pieces."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
@@ -9,65 +9,83 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from prepare.core.model.huge_pages import drop_pages
+from prepare.core.model.memory_format import satisfied
 from prepare.core.utils import files
 from prepare.errors import CheckpointError, Problem
 
-# Elements: a piece that stays in the cache while it is read, hashed, cast and laid out.
+# Elements of a piece: it stays in the cache while it is read, hashed, cast and copied.
 _PIECE = 2**19
-_LONGEST = 200
-_TOLD = 20
+_LONGEST_NAME = 200
+_MOST_PROBLEMS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """One tensor of a file. Subclasses know how its values are read."""
+class StoredTensor:
+    """One tensor of a file.
+
+    `values` is a view of the mapped file: no value is read before it is used. `droppable` says that
+    its pages can be given back to the system, because the file still has them.
+    """
 
     file: Path
     name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+    values: Tensor
+    droppable: bool
 
-    def pieces(self, into: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Its values from the first row to the last: the number of the row, and some rows, contiguous.
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in the file."""
+        return self.values.dtype
 
-        `into` has this tensor's shape, or (1,) for a single value. Where the values can stand there
-        as they are they are read right into it; else a piece holds only until the next is asked for.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in the file."""
+        return tuple(self.values.shape)
+
+    def pieces(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield `(row, rows)` from the first row to the last: some contiguous rows, and the first's number.
+
+        A tensor without dimensions has one row. The memory of a piece is dropped after its turn.
         """
-        raise NotImplementedError
+        source = self.values.detach()
+        source = source if source.dim() else source.unsqueeze(0)
+        rows = max(1, _PIECE // max(1, prod(source.shape[1:])))
+        for row in range(0, len(source), rows) if source.numel() else ():
+            piece = source[row : row + rows]
+            yield row, piece.contiguous()
+            # Only a piece without gaps, in any order of its dimensions: it has these pages for itself.
+            if self.droppable and satisfied(tuple(piece.shape), piece.stride()):
+                drop_pages(piece)
 
     def error(self, wrong: str, remedy: str = "") -> CheckpointError:
-        """The error of this tensor."""
+        """Return the error that names this tensor."""
         return CheckpointError.of([problem(self.file, self.name, wrong, remedy)])
 
 
 def problem(file: Path, tensor: str | None, wrong: str, remedy: str = "") -> Problem:
-    """What is wrong with a file, or with one tensor of it; names can hold anything, and are made one line."""
+    """Return a problem of a file, or of one tensor in it; any name is made printable on one line."""
     where = files.shown(file)
     if tensor is not None:
-        where += f", {named(tensor)}"
+        where += f", {printable_name(tensor)}"
     return Problem(where, wrong, remedy)
 
 
 def several(problems: Sequence[Problem], remedy: str = "") -> CheckpointError:
-    """One error of the first problems; the last of them says what to do, and how many more there are."""
-    *first, last = problems[:_TOLD]
-    more = len(problems) - _TOLD
+    """Return one error of the first problems; the last one has the remedy, and the number of others."""
+    *first, last = problems[:_MOST_PROBLEMS]
+    more = len(problems) - _MOST_PROBLEMS
     wrong = f"{last.wrong} (and {more} more)" if more > 0 else last.wrong
     return CheckpointError.of([*first, Problem(last.where, wrong, remedy or last.remedy)])
 
 
-def named(tensor: str) -> str:
-    """The name of a tensor as it can be printed on one line."""
-    return files.shown(tensor if len(tensor) <= _LONGEST else f"{tensor[:_LONGEST]}...")
-
-
-def rows_at_once(shape: tuple[int, ...]) -> int:
-    """How many rows make a piece."""
-    return max(1, _PIECE // max(1, prod(shape[1:])))
+def printable_name(tensor: str) -> str:
+    """Return the name of a tensor as it can be printed on one line."""
+    return files.shown(tensor if len(tensor) <= _LONGEST_NAME else f"{tensor[:_LONGEST_NAME]}...")
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, in place; numpy knows no bfloat16, and may not be there."""
+    """Return the bytes of a contiguous CPU tensor, in place; NumPy, if installed, has no bfloat16."""
     if not tensor.nbytes:
         return memoryview(b"")
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")

@@ -3,16 +3,13 @@
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from prepare.checkpoint.stored_tensor import Stored, named, problem, rows_at_once, several
-from prepare.core.model.huge_pages import drop_pages
-from prepare.core.model.memory_format import satisfied
+from prepare.checkpoint.stored_tensor import StoredTensor, printable_name, problem, several
 from prepare.core.model.tensors import is_plain
 from prepare.core.utils.suggest import choose
 from prepare.errors import CheckpointError, Problem
@@ -23,30 +20,14 @@ _LARGEST_PICKLE = 100_000_000
 _SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True)
-class _Mapped(Stored):
-    """A tensor of a mapped file; `mapped` that its pages can be given back once they are read."""
-
-    tensor: Tensor
-    mapped: bool
-
-    def pieces(self, into: Tensor) -> Iterator[tuple[int, Tensor]]:
-        source = self.tensor.detach().reshape(into.shape)
-        rows = rows_at_once(into.shape)
-        for row in range(0, len(source), rows) if source.numel() else ():
-            part = source[row : row + rows]
-            yield row, part.contiguous()
-            # One that fills its piece of the file, in whatever order: the piece is done with.
-            if self.mapped and satisfied(tuple(part.shape), part.stride()):
-                drop_pages(part)
-
-
 def is_torch_file(beginning: bytes) -> bool:
     """Whether a file with these first bytes can be one: a zip archive, as torch writes since 1.6."""
     return beginning[:4] == b"PK\x03\x04"
 
 
-def read_tensors(path: Path, key: str | None) -> tuple[dict[str, Stored], Mapping[str, Any] | None]:
+def read_tensors(
+    path: Path, key: str | None
+) -> tuple[dict[str, StoredTensor], Mapping[str, Any] | None]:
     """Every tensor of the file, by name, and the versions of the modules that it was saved from.
 
     `key` is the entry that holds them, where the file holds more than weights.
@@ -70,11 +51,10 @@ def read_tensors(path: Path, key: str | None) -> tuple[dict[str, Stored], Mappin
     problems = [p for name, tensor in state.items() for p in _wrong(path, name, tensor)]
     if problems:
         raise several(problems)
-    stored: dict[str, Stored] = {
-        name: _Mapped(path, name, tensor.dtype, tuple(tensor.shape), tensor,
-                      tensor.untyped_storage().data_ptr() in mapped)
+    stored = {
+        name: StoredTensor(path, name, tensor, tensor.untyped_storage().data_ptr() in mapped)
         for name, tensor in state.items()
-    }  # fmt: skip
+    }
     versions = getattr(state, "_metadata", None)
     return stored, versions if isinstance(versions, Mapping) else None
 
@@ -157,7 +137,7 @@ def _inner(found: Any) -> list[str]:
 def _described(found: Any) -> str:
     if not isinstance(found, Mapping):
         return f"a {type(found).__name__}"
-    keys = ", ".join(named(str(key)) for key in list(found)[:_SHOWN])
+    keys = ", ".join(printable_name(str(key)) for key in list(found)[:_SHOWN])
     return f"a {type(found).__name__} with {len(found)} entries: {keys}"[:300]
 
 

@@ -270,6 +270,14 @@ def test_names_of_any_kind_are_written_and_read_and_shown_on_one_line(tmp_path):
             model = nn.Module()
             model.register_parameter(name, nn.Parameter(torch.ones(2)))
             path = tmp_path / file
+            if (
+                name == "\udc80" and path.suffix == ".safetensors"
+            ):  # no reader of the format takes it
+                with pytest.raises(
+                    CheckpointError, match="no place for that name; take a .pt file"
+                ):
+                    save(model, path)
+                continue
             save(model, path)
             with pytest.raises(CheckpointError) as caught:
                 load(path, net)

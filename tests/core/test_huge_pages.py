@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.core.model.huge_pages import huge_pages
+from prepare.core.model.huge_pages import drop_pages, huge_pages, is_mapped_file
 from prepare.pipeline import Pipeline
 
 SMAPS = Path("/proc/self/smaps")
@@ -49,3 +49,16 @@ def test_small_tensors_and_those_without_memory_are_left_alone(device):
     tensor = torch.empty(3, device=device)
     assert huge_pages(tensor) is tensor
     huge_pages(torch.empty(1 << 30, device="meta"))
+
+
+@pytest.mark.skipif(not SMAPS.is_file(), reason="Linux tells what is mapped")
+def test_only_a_tensor_of_a_file_is_mapped_from_one(tmp_path):
+    path = tmp_path / "values"
+    path.write_bytes(bytes(range(256)) * 64)
+    storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=1 << 14)
+    tensor = torch.asarray(storage, dtype=torch.uint8)
+    assert is_mapped_file(tensor)
+    assert not is_mapped_file(tensor.clone())
+    before = tensor.clone()
+    drop_pages(tensor)
+    assert torch.equal(tensor, before)

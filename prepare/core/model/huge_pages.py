@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -40,6 +41,21 @@ def drop_pages(read: Tensor) -> None:
         length = (read.data_ptr() + read.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
         if length > 0:
             _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _DROP)
+
+
+def is_mapped_file(tensor: Tensor) -> bool:
+    """Return whether the memory of `tensor` is mapped from a file; False where Linux cannot be asked."""
+    address = tensor.data_ptr()
+    try:
+        mappings = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    for mapping in mappings:
+        bounds, _permissions, _offset, _device, inode, *_ = mapping.split(maxsplit=5)
+        first, end = (int(bound, 16) for bound in bounds.split("-"))
+        if first <= address < end:
+            return inode != "0"
+    return False
 
 
 @cache
