@@ -5,7 +5,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
-from typing import TypeVar
+from typing import TypeVar, dataclass_transform
 
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, StepError, UnknownStepError
@@ -16,6 +16,7 @@ _KINDS = (TensorStep, ModuleStep, ModelStep, InputStep)
 _Class = TypeVar("_Class", bound=type[Step])
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 def register(name: str) -> Callable[[_Class], _Class]:
     """Registers a step under `name`; makes the class a frozen, keyword-only dataclass if it is none yet.
 

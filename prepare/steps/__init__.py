@@ -1,1 +1,1 @@
-"""The built-in steps, one file each; every file here is imported when steps are first asked for."""
+"""The built-in steps, one file each; the registry imports every file here on first use."""

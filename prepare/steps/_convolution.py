@@ -1,4 +1,4 @@
-"""What the two convolution steps share: which tensors are a convolution's weight, and what a miss means."""
+"""The part that the two convolution steps share: find convolution weights, and explain a miss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvolutionFormat(TensorStep):
-    """Wants the weights of convolutions of one rank, subclasses and transposed ones too, in a format."""
+    """Request a memory format for the weights of all convolutions of one rank, also transposed ones."""
 
     spatial: ClassVar[int]
     memory_format: str
@@ -27,8 +27,8 @@ class ConvolutionFormat(TensorStep):
         if "weight" not in (tensor.name, tensor.computes):
             return None
         fits = isinstance(tensor.module, _classes(self.spatial))
-        # Behind a computed weight stand vectors as well (weight_g, spectral_norm's u): those have
-        # no such format.
+        # A computed weight also depends on vectors (weight_g, spectral_norm's u), which have no such
+        # format.
         if fits and tensor.tensor.dim() == self.spatial + 2:
             return Want(memory_format=self.memory_format)
         return None
@@ -41,28 +41,29 @@ class ConvolutionFormat(TensorStep):
         }
         name = type(model).__name__
         if counts[self.spatial]:
-            return f"{name} has {counts[self.spatial]} Conv{self.spatial}d, and patterns keep it off all"
+            count = f"{counts[self.spatial]} Conv{self.spatial}d"
+            return f"{name} has {count}, and the patterns exclude all of them"
         if counts[other]:
             formats = {2: "channels_last", 3: "channels_last_3d"}
-            meant = f"memfmt={formats[other]} (the step conv{other}d_memory_format)"
-            known = f"{name} has no Conv{self.spatial}d and {counts[other]} Conv{other}d"
-            return f"{known}; did you mean {meant}?"
-        return f"{name} has no Conv2d and no Conv3d{_outside(model)}"
+            suggestion = f"memfmt={formats[other]} (the step conv{other}d_memory_format)"
+            contents = f"{name} has no Conv{self.spatial}d and {counts[other]} Conv{other}d"
+            return f"{contents}; did you mean {suggestion}?"
+        return f"{name} has no Conv2d and no Conv3d{_other_parameters(model)}"
 
 
-def _outside(model: torch.nn.Module) -> str:
-    """Parameters that may be weights of convolutions which no module of torch's own holds."""
+def _other_parameters(model: torch.nn.Module) -> str:
+    """Name parameters that may be convolution weights held by other modules; empty if none."""
     from torch.nn.parameter import is_lazy
 
     named = model.named_parameters()
-    found = [name for name, held in named if not is_lazy(held) and held.dim() in (4, 5)]
-    if not found:
+    paths = [path for path, held in named if not is_lazy(held) and held.dim() in (4, 5)]
+    if not paths:
         return ""
-    count = f"{len(found)} 4-d or 5-d parameters" if len(found) > 1 else "one 4-d or 5-d parameter"
-    names = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+    count = f"{len(paths)} 4-d or 5-d parameters" if len(paths) > 1 else "one 4-d or 5-d parameter"
+    names = ", ".join(paths[:3]) + (", ..." if len(paths) > 3 else "")
     return (
         f", but {count} ({names}): prepare a model before it is exported or quantized; "
-        "a weight that forward hands to F.conv2d itself needs a step of your own"
+        "a weight that forward passes to F.conv2d itself needs a step of your own"
     )
 
 

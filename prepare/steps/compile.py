@@ -1,4 +1,4 @@
-"""Compiles the model in place, at its first call."""
+"""Compile the model in place, at its first call."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.errors import ConfigError, Problem
 from prepare.registry import register
 from prepare.step import ModelStep, Step
+from prepare.steps.device import Device
 
 if TYPE_CHECKING:
     import torch
 
-# torch's own, and those that its registry knows of without the package that they need.
+# torch's own backends, and those that it lists even if the package that they need is missing.
 _BACKENDS = ("inductor", "openvino", "cudagraphs", "aot_eager", "eager", "openxla", "tvm")
 _PACKAGES = {"openvino": "openvino", "openxla": "torch_xla", "tvm": "tvm"}
-# What OpenVINO needs: without the first, its backend fails on this torch and takes inductor in silence;
-# without the second it computes in bfloat16 where the CPU can.
+# Options for OpenVINO: without the first, its backend fails on this torch and silently uses inductor;
+# without the second, it computes in bfloat16 if the CPU supports it.
 _OPENVINO = {"aot_autograd": True, "config": {"INFERENCE_PRECISION_HINT": "f32"}}
 
 
 def readable_backend(backend: str) -> None:
-    """Raises ValueError for a name that is nearly that of a backend; what a plugin registers may have any."""
+    """Raise ValueError for a misspelled backend; a plugin may register a backend of any other name."""
     known = {*_BACKENDS, *entry_points(group="torch_dynamo_backends").names}
     if not backend or (backend not in known and nearest(backend, sorted(known))):
-        raise ValueError(f"{backend!r} is no backend", choose(backend, sorted(known)))
+        raise ValueError(f"{backend!r} is not a backend", choose(backend, sorted(known)))
 
 
 def undo(model: torch.nn.Module) -> None:
-    """Makes a compiled `model` run as it was written again, in place."""
+    """Make a compiled `model` run uncompiled again, in place."""
     vars(model).pop("_compiled_call_impl", None)
 
 
@@ -47,33 +48,33 @@ def undo(model: torch.nn.Module) -> None:
 class Compile(ModelStep):
     """Compiles the model in place: the object, its parameters and its `state_dict` stay the same.
 
-    Compiled at the first call, and again for inputs of another kind: layout, type, and for a second
-    size once with sizes left open. Gives what the model gives, in the same layout; inside, inductor lays
-    activations out as it likes, and neither audit nor flow can see that. Needs a C++ compiler on a CPU.
-    A copy, or an unpickled model, is not compiled. To take it back: `from prepare.steps import
-    compile; compile.undo(model)`; do so before anything else is prepared.
-    Helps: fuses what stands between convolutions; most where operations are many and small.
-    Hurts: the first call takes seconds to minutes, and debugging is harder. Hooks that are added after it are
-    not run. With `freezing`, later changes of weights may not be seen. `openvino` gives contiguous
-    outputs and no gradients, and takes inductor instead, in silence, for what it cannot do.
+    Compiles at the first call, and again for inputs of another layout or dtype, and once, with dynamic
+    shapes, for a second size. The compiled model returns the same values in the same layout; inside it,
+    inductor chooses the layout of activations itself, which neither audit nor flow can see. Needs a C++
+    compiler on a CPU. A copy or an unpickled model is not compiled. To undo: `from prepare.steps import
+    compile; compile.undo(model)`; do so before preparing anything else.
+    Helps: fuses the operations between convolutions; most for many small operations.
+    Hurts: the first call takes seconds to minutes, and debugging is harder. Hooks added afterwards do not
+    run. With `freezing`, later changes of weights may have no effect. `openvino` returns contiguous
+    outputs, computes no gradients, and silently uses inductor for what it does not support.
     Source: `torch.nn.Module.compile`; pytorch#117758 for the hooks.
     """
 
     backend: Annotated[str, "the name of a backend, as in inductor", readable_backend] = "inductor"
-    """Any of `torch.compiler.list_backends()`, and `openvino` where it is installed."""
+    """One of `torch.compiler.list_backends()`, or `openvino` if it is installed."""
     mode: (
         Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
     ) = None
     dynamic: bool | None = None
-    """Whether sizes are left open: never, always, or null: those that have changed."""
+    """Whether to compile with dynamic shapes: false never, true always, null for sizes that change."""
     fullgraph: bool = False
-    """An error where the model cannot be compiled as a whole, instead of in parts."""
+    """Raise an error if the model cannot be compiled as one graph, instead of compiling parts."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Of the backend; those of inductor: `torch._inductor.list_options()`."""
+    """Options of the backend; for inductor see `torch._inductor.list_options()`."""
     freezing: bool = False
-    """Makes constants of the weights (inductor); only within torch.no_grad, and for inference."""
+    """Turn weights into constants (inductor); for inference only, within torch.no_grad."""
 
-    # Where the model will be, once the step is bound to others; no option.
+    # The device of the pipeline, set by `bind`; not an option.
     _device: ClassVar[str | None] = None
 
     @classmethod
@@ -87,7 +88,7 @@ class Compile(ModelStep):
 
     def bind(self, steps: Iterable[Step]) -> Self:
         bound = dataclasses.replace(self)
-        device = next((step.device for step in steps if step.name == "device"), None)
+        device = next((step.device for step in steps if isinstance(step, Device)), None)
         object.__setattr__(bound, "_device", device)
         return bound
 
@@ -103,16 +104,17 @@ class Compile(ModelStep):
             for option, wrong in self._not_trainable():
                 yield Problem(f"{where}.{option}", wrong, "call model.eval() first")
         if (package := _PACKAGES.get(self.backend)) and find_spec(package) is None:
-            yield Problem(
-                f"{where}.backend", f"{self.backend} needs the package {package}", "install it"
-            )
+            wrong = f"{self.backend} needs the package {package}"
+            yield Problem(f"{where}.backend", wrong, "install it")
         elif problem := self._refused_by_torch():
             yield problem
         elif self.backend == "inductor" and (
             tool := _missing_tool(self._device or _device_of(model))
         ):
-            remedy = "install it, or take the backend aot_eager, which is no faster"
-            yield Problem(f"{where}.backend", f"inductor needs {tool}, which is not there", remedy)
+            remedy = "install it, or use the backend aot_eager, which is not faster"
+            yield Problem(
+                f"{where}.backend", f"inductor needs {tool}, which is not installed", remedy
+            )
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
         record = getattr(model._compiled_call_impl, "prepared_as", None)
@@ -124,17 +126,17 @@ class Compile(ModelStep):
         def call(*args: Any, **kwargs: Any) -> Any:
             return model._call_impl(*args, **kwargs)
 
-        # Not `model.compile()`: that passes over a forward that is torch's own (an nn.Sequential's), and all
-        # models of a class share one cache of 8 compilations, after which torch runs them uncompiled.
+        # Not `model.compile()`: it skips a forward of torch's own (an nn.Sequential's), and all models of
+        # a class share one cache of 8 compilations, after which torch runs them uncompiled.
         call.__code__ = call.__code__.replace()
         compiled = torch.compile(call, **self._keywords(model))
-        # On the function, which neither a copy of the model nor a pickle takes along.
-        compiled.prepared_as = self.to_options()
+        # Stored on the function, which is not part of a copy or a pickle of the model.
+        vars(compiled)["prepared_as"] = self.to_options()
         model._compiled_call_impl = compiled
 
     def _not_trainable(self) -> Iterator[tuple[str, str]]:
         if self.freezing or self.options.get("freezing"):
-            yield "freezing", "makes constants of the weights, which cannot be trained"
+            yield "freezing", "turns the weights into constants, which cannot be trained"
         if self.backend == "openvino":
             yield "backend", "openvino computes no gradients"
 
@@ -146,7 +148,7 @@ class Compile(ModelStep):
         mode = self.mode
         if self.freezing:
             options["freezing"] = True
-        if mode and options:  # torch takes one of them
+        if mode and options:  # torch accepts only one of the two
             from torch._inductor import list_mode_options
 
             options, mode = {**list_mode_options(mode, self.dynamic), **options}, None
@@ -154,23 +156,23 @@ class Compile(ModelStep):
         return {**keywords, **isolation(), "mode": mode, "options": options or None}
 
     def _refused_by_torch(self) -> Problem | None:
-        """What torch says of the backend and its options, asked with a function that is never called."""
+        """Check the backend and its options: let torch compile a function that is never called."""
         import torch
 
         where = f"steps.{self.name}"
         if self.backend not in torch.compiler.list_backends(exclude_tags=()):
             remedy = choose(self.backend, torch.compiler.list_backends())
-            return Problem(f"{where}.backend", f"{self.backend!r} is no backend", remedy)
+            return Problem(f"{where}.backend", f"{self.backend!r} is not a backend", remedy)
         if self.backend == "inductor":
             known = torch._inductor.list_options()
             for key in (key for key in self.options if key.replace("-", "_") not in known):
-                close = nearest(key, known)  # there are 500
+                close = nearest(key, known)  # not the whole list: it has 500 names
                 remedy = (
                     f"did you mean {close[0]!r}?" if close else "see torch._inductor.list_options()"
                 )
                 return Problem(f"{where}.options.{key}", "inductor has no such option", remedy)
         try:
-            with warnings.catch_warnings():  # what inductor imports is deprecated in part
+            with warnings.catch_warnings():  # inductor imports deprecated modules
                 warnings.simplefilter("ignore")
                 torch.compile(lambda x: x, **self._keywords(None))
         except Exception as error:
@@ -179,7 +181,7 @@ class Compile(ModelStep):
 
 
 def isolation() -> dict[str, bool]:
-    """What `torch.compile` takes, where it can, to keep what it compiles for this model alone."""
+    """Return the keyword that gives a model its own compilation cache, if this torch has it."""
     import torch
 
     known = "isolate_recompiles" in inspect.signature(torch.compile).parameters
@@ -187,19 +189,19 @@ def isolation() -> dict[str, bool]:
 
 
 def _openvino_options(model: torch.nn.Module | None) -> dict[str, Any]:
-    """In float32, unless the model is in 16 bits."""
+    """Return options for OpenVINO: compute in float32, unless the model is in 16 bits."""
     small = model and any(p.is_floating_point() and p.itemsize == 2 for p in model.parameters())
     return {"aot_autograd": True} if small else _OPENVINO
 
 
 def _missing_tool(device: str) -> str | None:
-    """What inductor needs on this kind of device and does not find."""
+    """Return the tool that inductor needs on this kind of device, if it is not installed."""
     if device.partition(":")[0] == "cuda":
         return None if find_spec("triton") else "the package triton"
     if device.partition(":")[0] != "cpu":
         return None
-    named = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    tool = shlex.split(os.environ.get("CXX") or named)[0]
+    compiler = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    tool = shlex.split(os.environ.get("CXX") or compiler)[0]
     return None if shutil.which(tool) else f"a C++ compiler ({tool})"
 
 

@@ -1,4 +1,4 @@
-"""Lays the weights of 2-d convolutions out in a memory format."""
+"""Convert the weights of 2-d convolutions to a memory format."""
 
 from typing import ClassVar, Literal
 
@@ -8,12 +8,12 @@ from prepare.steps._convolution import ConvolutionFormat
 
 @register("conv2d_memory_format")
 class Conv2dMemoryFormat(ConvolutionFormat):
-    """Lays the weights of Conv2d and ConvTranspose2d, and of their subclasses, out in a memory format.
+    """Converts the weights of Conv2d and ConvTranspose2d, and of their subclasses, to a memory format.
 
-    Helps: convolutions then run their channels-last kernels (NHWC) and hand that layout on, which
-    tensor cores and oneDNN are fastest in.
-    Hurts: where something between the convolutions takes the layout back, every border costs a copy.
-    Source: `torch.nn.utils.convert_conv2d_weight_memory_format`, the same strides to the last one.
+    Helps: convolutions run their channels-last kernels (NHWC) and pass that layout on; it is the fastest
+    layout for tensor cores and for oneDNN.
+    Hurts: if a module between the convolutions returns to contiguous, each change of layout costs a copy.
+    Source: `torch.nn.utils.convert_conv2d_weight_memory_format`; the strides are exactly the same.
     """
 
     spatial: ClassVar[int] = 2

@@ -1,4 +1,4 @@
-"""Lays the weights of 3-d convolutions out in a memory format."""
+"""Convert the weights of 3-d convolutions to a memory format."""
 
 from typing import ClassVar, Literal
 
@@ -8,12 +8,12 @@ from prepare.steps._convolution import ConvolutionFormat
 
 @register("conv3d_memory_format")
 class Conv3dMemoryFormat(ConvolutionFormat):
-    """Lays the weights of Conv3d and ConvTranspose3d, and of their subclasses, out in a memory format.
+    """Converts the weights of Conv3d and ConvTranspose3d, and of their subclasses, to a memory format.
 
-    Helps: convolutions then run their channels-last kernels (NDHWC) and hand that layout on, which
-    tensor cores and oneDNN are fastest in.
-    Hurts: where something between the convolutions takes the layout back, every border costs a copy.
-    Source: `torch.nn.utils.convert_conv3d_weight_memory_format`, the same strides to the last one.
+    Helps: convolutions run their channels-last kernels (NDHWC) and pass that layout on; it is the fastest
+    layout for tensor cores and for oneDNN.
+    Hurts: if a module between the convolutions returns to contiguous, each change of layout costs a copy.
+    Source: `torch.nn.utils.convert_conv3d_weight_memory_format`; the strides are exactly the same.
     """
 
     spatial: ClassVar[int] = 3

@@ -1,4 +1,4 @@
-"""Moves every parameter and buffer to one device."""
+"""Move every parameter and buffer to one device."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _KINDS = ("auto", "cpu", "cuda", "mps", "xpu", "meta")
 
 
 def readable_device(device: str) -> None:
-    """Raises ValueError, saying what is allowed, for a text that names no device."""
+    """Raise ValueError, with the allowed names, if `device` is not the name of a device."""
     if not re.fullmatch(rf"({'|'.join(_KINDS)})(:\d+)?", device) or device.startswith("auto:"):
-        raise ValueError(f"{device!r} is no device", choose(device, _KINDS))
+        raise ValueError(f"{device!r} is not a device", choose(device, _KINDS))
 
 
 @register("device")
 class Device(TensorStep):
     """Moves every parameter and buffer to one device.
 
-    Helps: always, when the model is to run on an accelerator; together with the other tensor steps
-    each tensor is allocated there once, in its final precision and layout.
-    Hurts: nothing; a model that is there already is left alone.
+    Helps: required to run on an accelerator; together with the other tensor steps, each tensor is
+    allocated there once, in its final dtype and layout.
+    Hurts: nothing; a model that is already there is not changed.
     Source: `torch.nn.Module.to(device)`.
     """
 
@@ -45,9 +45,10 @@ class Device(TensorStep):
 
         if self.device != "auto":
             return self
-        found = "cuda" if torch.cuda.is_available() else None
-        found = found or ("mps" if torch.backends.mps.is_available() else "cpu")
-        return dataclasses.replace(self, device=found)
+        if torch.cuda.is_available():
+            return dataclasses.replace(self, device="cuda")
+        device = "mps" if torch.backends.mps.is_available() else "cpu"
+        return dataclasses.replace(self, device=device)
 
     def want(self, tensor: NamedTensor) -> Want:
         return Want(device=self.device)
@@ -56,20 +57,16 @@ class Device(TensorStep):
         kind, _, index = self.device.partition(":")
         where = f"steps.{self.name}.device"
         if kind == "meta":
-            yield Problem(
-                where,
-                "meta holds no data",
-                "build the model there with torch.device('meta') instead",
-            )
+            remedy = "build the model there with torch.device('meta') instead"
+            yield Problem(where, "meta holds no data", remedy)
         elif int(index or 0) >= _count(kind):
-            available = [found for found in _KINDS[1:-1] if _count(found)]
-            yield Problem(
-                where, f"{self.device} is not available here", f"available: {', '.join(available)}"
-            )
+            available = ", ".join(kind for kind in _KINDS[1:-1] if _count(kind))
+            wrong = f"{self.device} is not available here"
+            yield Problem(where, wrong, f"available: {available}")
 
 
 def _count(kind: str) -> int:
-    """How many devices of this kind this machine has."""
+    """Return the number of devices of this kind that this machine has."""
     import torch
 
     if kind == "cpu":

@@ -1,4 +1,4 @@
-"""Puts modules in evaluation mode."""
+"""Put modules in evaluation mode."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @register("eval_mode")
 class EvalMode(ModuleStep):
-    """Puts modules in evaluation mode: all of them, or with `include` and `exclude` some.
+    """Puts modules in evaluation mode: all of them, or those that `include` and `exclude` select.
 
-    Sets `training` of each module, and calls no `train()` or `eval()` that a model has written itself.
-    The command line calls `model.eval()` anyway, unless mode=train; there, and in training code, this
-    step is for a part: `include: [norms]` freezes the running statistics of every norm. The whole
-    model in evaluation mode, and mode=train, contradict each other and are an error.
-    Helps: fine-tuning with small batches, whose statistics would spoil those of a pretrained norm.
-    Hurts: `model.train()`, which many training loops call at every epoch, takes it back: apply again
-    after it. A frozen norm still trains its weight and bias.
+    Sets `training` of each module; does not call a `train()` or `eval()` that the model overrides. The
+    command line calls `model.eval()` anyway, unless mode=train. With mode=train, and in training code,
+    use this step for a part of the model: `include: [norms]` freezes the running statistics of every
+    norm. The whole model in evaluation mode together with mode=train is an error.
+    Helps: fine-tuning with small batches, whose statistics would degrade those of a pretrained norm.
+    Hurts: `model.train()`, which many training loops call at every epoch, reverts it: apply again
+    afterwards. A frozen norm still trains its weight and bias.
     Source: `torch.nn.Module.eval`.
     """
 
@@ -34,11 +34,9 @@ class EvalMode(ModuleStep):
 
     def in_training(self) -> Iterable[Problem]:
         if not self.include and not self.exclude:
-            yield Problem(
-                f"steps.{self.name}",
-                "puts the whole model in evaluation mode, and mode=train is for training",
-                "choose mode=eval, or name a part of the model, as in steps.eval_mode.include=[norms]",
-            )
+            wrong = "puts the whole model in evaluation mode, and mode=train is for training"
+            remedy = "choose mode=eval, or name a part of the model, as in steps.eval_mode.include=[norms]"
+            yield Problem(f"steps.{self.name}", wrong, remedy)
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
         return (name for name, module in model.named_modules() if module.training)

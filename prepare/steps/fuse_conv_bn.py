@@ -1,4 +1,4 @@
-"""Folds batch norms into the convolutions before them."""
+"""Fold batch norms into the convolutions before them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _SHOWN = 3
 
 @register("fuse_conv_bn")
 class FuseConvBn(ModuleStep):
-    """Folds each batch norm into the convolution whose output it alone is given.
+    """Folds each batch norm into the convolution before it, if nothing else uses that output.
 
-    For inference. The convolution stays the same module and gets a new weight and bias, new
-    Parameters; an Identity takes the norm's place. Patterns mean the norms. That a norm follows a
-    convolution directly is read from a symbolic trace of the model, or of the parts that can be
-    traced; elsewhere only neighbours in an nn.Sequential are found. What stays, and why, is in the
-    plan's warnings: norms in training mode or without running statistics, whatever is used
-    twice, tied, hooked or parametrized, or trained right now, and transposed convolutions in groups.
-    Helps: inference with batch norm: one pass over every activation less, and its memory.
-    Hurts: no training afterwards, and `state_dict` has other keys: load checkpoints before. Code that
-    reads the norm (`block.bn.weight`), or calls the convolution apart from the traced
-    forward, does not find what it was; the run's verification would show the latter.
+    For inference only. The convolution stays the same module and gets a new weight and bias, as new
+    Parameters; an Identity replaces the norm. Patterns select norms. A symbolic trace of the model, or of
+    the parts that can be traced, shows which norm directly follows which convolution; in parts that cannot
+    be traced, only neighbours in an nn.Sequential are fused. The plan's warnings list the norms that stay,
+    and why: norms in training mode or without running statistics, modules that are used twice, tied,
+    hooked, parametrized or being trained, and grouped transposed convolutions.
+    Helps: inference with batch norm: saves one pass over every activation, and its memory.
+    Hurts: the model cannot be trained afterwards, and `state_dict` has other keys: load checkpoints first.
+    Code that reads the norm (`block.bn.weight`), or calls the convolution outside the traced forward, finds
+    other values; the run's verification detects the latter.
     Source: `torch.nn.utils.fusion.fuse_conv_bn_weights`; Jacob et al. 2018, arXiv 1712.05877, 3.2.
     """
 
@@ -63,7 +63,7 @@ class FuseConvBn(ModuleStep):
     def rewrites(
         self, model: torch.nn.Module, names: Iterable[str]
     ) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Fuses all of them after one look at the model."""
+        """Fuse all pairs in `names` after a single search of the model."""
         from torch import nn
 
         from prepare.steps.fusion.conv_bn import find_pairs, fuse
@@ -78,11 +78,11 @@ class FuseConvBn(ModuleStep):
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
         from prepare.steps.fusion.conv_bn import find_pairs
 
-        found = find_pairs(model)
         reasons: dict[str, list[str]] = {}
-        for name, why in found.left.items():
-            reasons.setdefault(why, []).append(name)
-        for why, names in reasons.items():
+        for name, reason in find_pairs(model).unfused.items():
+            reasons.setdefault(reason, []).append(name)
+        for reason, names in reasons.items():
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            count, shown = plural(len(names), "batch norm"), ", ".join(names[:_SHOWN])
-            yield Problem(f"steps.{self.name}", f"{count} left alone ({shown}{more}): {why}")
+            norms = f"{', '.join(names[:_SHOWN])}{more}"
+            wrong = f"{plural(len(names), 'batch norm')} not fused ({norms}): {reason}"
+            yield Problem(f"steps.{self.name}", wrong)

@@ -1,4 +1,4 @@
-"""Casts floating-point parameters and buffers to a 16-bit type."""
+"""Cast floating-point parameters and buffers to a 16-bit dtype."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @register("half")
 class Half(TensorStep):
-    """Casts floating-point parameters and buffers to 16 bits; integers and complex numbers never.
+    """Casts floating-point parameters and buffers to 16 bits; never integers or complex numbers.
 
     Helps: half the memory, and faster convolutions on hardware with 16-bit units.
-    Hurts: float16 overflows above 65504, and running statistics of a batch norm freeze or overflow
-    in it, so `keep` leaves batch and instance norms as they are; `keep=[]` casts all, exactly as
-    `.half()` does. On a CPU float16 is very slow: use bfloat16 there. For training keep float32
+    Hurts: float16 overflows above 65504, and the running statistics of a batch norm stop changing or
+    overflow in it. Therefore `keep` skips batch and instance norms by default; `keep=[]` casts everything,
+    exactly as `.half()` does. On a CPU float16 is very slow: use bfloat16 there. For training, keep float32
     parameters and use autocast.
     Source: `torch.nn.Module.half`, `torch.nn.Module.bfloat16`; NVIDIA/apex issue 144 for the norms.
     """
 
     dtype: Literal["float16", "bfloat16"] = "float16"
     keep: Literal["norms"] | Patterns = "norms"
-    """Patterns of modules left as they are; the word `norms` means batch and instance norms."""
+    """Patterns of modules to skip; the word `norms` means batch and instance norms."""
 
     def in_training(self) -> Iterable[Problem]:
         if self.dtype == "float16":

@@ -1,4 +1,4 @@
-"""Formats inputs to match the prepared model: device, floating-point type, strides by rank."""
+"""Format inputs to match the prepared model: device, floating-point dtype, strides by rank."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from prepare.core.forward.input_formatter import Formatter
 
-# What each choice asks of tensors, by their number of dimensions; 0 stands for every number.
-_BY_RANK = {
+# The memory format of each choice by number of dimensions; 0 stands for any number.
+_BY_RANK: dict[str | None, tuple[tuple[int, str], ...]] = {
     "contiguous": ((0, "contiguous"),),
     "channels_last": ((4, "channels_last"),),
     "channels_last_3d": ((5, "channels_last_3d"),),
@@ -29,10 +29,10 @@ _BY_RANK = {
 class InputFormat(InputStep):
     """Formats a batch: any nesting of dicts, lists, tuples, NamedTuples and dataclasses of tensors.
 
-    Floating-point tensors are cast, integers and booleans never; 4-d tensors go to channels_last
-    and 5-d ones to channels_last_3d, with canonical strides even where `is_contiguous` says yes
-    already. What needs nothing comes back as the same object.
-    Helps: with 16-bit weights it is needed; with channels-last weights it saves the first copy.
+    Casts floating-point tensors, never integers or booleans. 4-d tensors become channels_last and 5-d
+    ones channels_last_3d, with canonical strides, even if `is_contiguous` already returns True. A value
+    that needs no change is returned as the same object.
+    Helps: required for 16-bit weights; for channels-last weights it saves the first copy.
     Hurts: with `attach`, a call that bypasses `model(...)` (`model.forward`, a submodule) is not
     formatted.
     Source: pytorch issues 68430 and 113437, on strides that only look channels-last.
@@ -45,22 +45,22 @@ class InputFormat(InputStep):
     memory_format: Literal["contiguous", "channels_last", "channels_last_3d", "by_rank"] | None = (
         None
     )
-    """null follows the formats that the pipeline asks for."""
+    """null follows the formats that the pipeline requests."""
     attach: bool = False
     """Installs the formatting on the model, so that callers change nothing."""
 
     def bind(self, steps: Iterable[Step]) -> Self:
-        asked = [step for step in steps if step.phase == "tensors"]
-        formats = {getattr(step, "memory_format", None) for step in asked} - {None}
+        tensor_steps = [step for step in steps if step.phase == "tensors"]
+        formats = {getattr(step, "memory_format", None) for step in tensor_steps} - {None}
         if {"channels_last", "channels_last_3d"} <= formats:
-            memory_format = "by_rank"
+            followed: Any = "by_rank"
         else:
-            memory_format = next(iter(sorted(formats)), None)
+            followed = min(formats, default=None)
         return dataclasses.replace(
             self,
-            device=self.device or _first(asked, "device"),
-            dtype=self.dtype or _first(asked, "dtype"),
-            memory_format=self.memory_format or memory_format,
+            device=self.device or _first(tensor_steps, "device"),
+            dtype=self.dtype or _first(tensor_steps, "dtype"),
+            memory_format=self.memory_format or followed,
         )
 
     def format(self, batch: Any) -> Any:
@@ -89,5 +89,5 @@ class InputFormat(InputStep):
         )
 
 
-def _first(steps: list[Step], option: str) -> str | None:
+def _first(steps: list[Step], option: str) -> Any:
     return next((value for step in steps if (value := getattr(step, option, None))), None)

@@ -1,4 +1,4 @@
-"""Repairs the modules that lose a channels-last layout, or that are wrong in it, on this device and torch."""
+"""Repair modules that lose a channels-last layout, or compute wrong results in it, with this torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.step import ModuleStep, Step
 from prepare.steps import repairs
+from prepare.steps._convolution import ConvolutionFormat
+from prepare.steps.device import Device
 
 if TYPE_CHECKING:
     import torch
@@ -21,26 +23,27 @@ _CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 
 
 def undo(model: torch.nn.Module) -> None:
-    """Makes every repaired module of `model` what it was, in place."""
+    """Undo the repair of every module of `model`, in place."""
     for module in list(model.modules()):
-        while found := next((repair for repair in _all() if repair.is_repaired(module)), None):
-            found.undo(module)
+        while repair := next((repair for repair in _all() if repair.is_repaired(module)), None):
+            repair.undo(module)
 
 
 @register("repair_layout")
 class RepairLayout(ModuleStep):
-    """Makes norms, pooling, softmax and some convolutions keep a channels-last layout, rightly and quickly.
+    """Makes norms, pooling, softmax and some convolutions keep a channels-last layout, correct and fast.
 
-    Repairs what is known to be wrong or slow on the pipeline's device (else the model's) with this
-    torch, for the ranks whose convolutions the pipeline, or else the model, has in channels-last. A
-    module keeps its identity, hooks and state_dict: it gets a subclass of its own class. Contiguous
-    inputs go through torch's own code, but for those 3-d convolutions in training whose weight gradients
-    are garbage without it. Modules of a user's subclass are left alone.
-    Helps: networks with instance norm (nnU-Net, MONAI): on a CPU their gradients are wrong at batch
-    1 without it, and every norm copies its input; group norm on a CPU loses all digits far from 0. Large
-    convolutions that give few pixels (the last stages of a ResNet at batch 1) copy no weight there.
+    Repairs the modules that are known to be wrong or slow on the pipeline's device (or else the model's)
+    with this torch, for the ranks whose convolutions are in channels-last in the pipeline (or else in the
+    model). A repaired module keeps its identity, hooks and state_dict: its class becomes a subclass of its
+    own class, named `Keeping...` (`KeepingConv3d`) because it keeps the layout of its input. Contiguous
+    inputs run torch's own code, except in 3-d convolutions whose weight gradients would be garbage in
+    training. Modules of a user's subclass are not changed.
+    Helps: networks with instance norm (nnU-Net, MONAI): on a CPU, without it, their gradients are wrong
+    at batch 1, and every norm copies its input; group norm on a CPU loses all digits far from 0. Large
+    convolutions with few output pixels (the last stages of a ResNet at batch 1) no longer copy their weight.
     Hurts: a small activation is copied to contiguous and back, which for group norm costs several
-    times torch's (inexact) kernel. TorchScript cannot compile a repaired norm. To take it all back:
+    times torch's (inexact) kernel. TorchScript cannot compile a repaired norm. To undo all repairs:
     `from prepare.steps import repair_layout; repair_layout.undo(model)`.
     Source: pytorch#59168, #113437; `prepare/core/model/known_issues.yaml` has the evidence.
     """
@@ -49,20 +52,20 @@ class RepairLayout(ModuleStep):
     include: Patterns = ()
     exclude: Patterns = ()
     force: bool = False
-    """Repairs all that can be, known on this device or not, and in whatever format convolutions are."""
+    """Apply every repair, whatever the device, and whatever the format of the convolutions."""
 
-    # What the other steps of the pipeline say, once it is bound to them; no options.
+    # Values of the other steps of the pipeline, set by `bind`; these are not options.
     _device: ClassVar[str | None] = None
-    _asked: ClassVar[Mapping[int, str]] = {}
+    _formats_by_rank: ClassVar[Mapping[int, str]] = {}
 
     def bind(self, steps: Iterable[Step]) -> Self:
         bound = dataclasses.replace(self)
         for step in steps:
-            if step.name == "device":
+            if isinstance(step, Device):
                 object.__setattr__(bound, "_device", step.device)
-            elif hasattr(step, "spatial"):
-                asked = {**bound._asked, step.spatial + 2: step.memory_format}
-                object.__setattr__(bound, "_asked", asked)
+            elif isinstance(step, ConvolutionFormat):
+                formats = {**bound._formats_by_rank, step.spatial + 2: step.memory_format}
+                object.__setattr__(bound, "_formats_by_rank", formats)
         return bound
 
     def candidates(self, model: torch.nn.Module) -> Iterator[str]:
@@ -71,34 +74,34 @@ class RepairLayout(ModuleStep):
                 yield name
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
-        formats, known = self._formats(model), self._known(model)
+        formats, useful = self._formats(model), self._useful(model)
         for name, module in model.named_modules():
-            if any(_helps(repair, module, formats) for repair in known):
+            if any(_applies(repair, module, formats) for repair in useful):
                 yield name
 
     def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
         module, formats = model.get_submodule(name), self._formats(model)
-        for repair in self._known(model):
-            if _helps(repair, module, formats):
+        for repair in self._useful(model):
+            if _applies(repair, module, formats):
                 repair.repair(module, formats)
         return {name: module}
 
-    def _known(self, model: torch.nn.Module) -> tuple[Repair, ...]:
-        """The repairs of what is known of this device and torch; with `force` every one."""
+    def _useful(self, model: torch.nn.Module) -> tuple[Repair, ...]:
+        """Return the repairs of known issues of this device and torch; with `force`, all repairs."""
         from prepare.core.model.known_issues import standing
 
         if self.force:
             return _all()
-        named = {issue.repair for issue in standing(self._device or _device_of(model))}
-        return tuple(repair for repair in _all() if repair.name in named)
+        names = {issue.repair for issue in standing(self._device or _device_of(model))}
+        return tuple(repair for repair in _all() if repair.name in names)
 
     def _formats(self, model: torch.nn.Module) -> dict[int, str]:
-        """The ranks that are, or will be, in channels-last; with `force` both."""
+        """Return the ranks that are, or will be, in channels-last, and the format; with `force`, both."""
         return {
-            rank: wanted
-            for rank, wanted in _CHANNELS_LAST.items()
-            if self.force or self._asked.get(rank) == wanted
-            or (rank not in self._asked and _has_weights_in(model, rank, wanted))
+            rank: last
+            for rank, last in _CHANNELS_LAST.items()
+            if self.force or self._formats_by_rank.get(rank) == last
+            or (rank not in self._formats_by_rank and _has_weights_in(model, rank, last))
         }  # fmt: skip
 
 
@@ -107,7 +110,7 @@ def _all() -> tuple[Repair, ...]:
     return tuple(repairs.find_repair(name) for name in repairs.repair_names())
 
 
-def _helps(repair: Repair, module: torch.nn.Module, formats: Mapping[int, str]) -> bool:
+def _applies(repair: Repair, module: torch.nn.Module, formats: Mapping[int, str]) -> bool:
     return repair.fits(module) and not formats.keys().isdisjoint(repair.ranks(module))
 
 
@@ -117,19 +120,19 @@ def _device_of(model: torch.nn.Module) -> str:
 
 
 def _has_weights_in(model: torch.nn.Module, rank: int, memory_format: str) -> bool:
-    """Whether a convolution's weight has exactly the strides of this format, and not of contiguous too."""
+    """Whether a convolution weight has exactly the strides of this format, and not also of contiguous."""
     from torch import nn
 
     from prepare.core.model.memory_format import canonical_stride
     from prepare.core.model.tensors import is_lazy, is_strided
 
-    kinds = {4: (nn.Conv2d, nn.ConvTranspose2d), 5: (nn.Conv3d, nn.ConvTranspose3d)}[rank]
+    classes = {4: (nn.Conv2d, nn.ConvTranspose2d), 5: (nn.Conv3d, nn.ConvTranspose3d)}[rank]
     for module in model.modules():
-        # Only a Parameter: to ask for a computed weight may change what it is computed from.
-        weight = module._parameters.get("weight") if isinstance(module, kinds) else None
+        # Read Parameters only: reading a computed weight may change its source tensors.
+        weight = module._parameters.get("weight") if isinstance(module, classes) else None
         if weight is None or is_lazy(weight) or not is_strided(weight) or weight.dim() != rank:
             continue
-        wanted = canonical_stride(weight.shape, memory_format)
-        if weight.stride() == wanted != canonical_stride(weight.shape, "contiguous"):
+        stride = canonical_stride(weight.shape, memory_format)
+        if weight.stride() == stride != canonical_stride(weight.shape, "contiguous"):
             return True
     return False

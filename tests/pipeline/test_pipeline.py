@@ -152,7 +152,7 @@ def test_memory_formats_may_be_written_as_people_write_them(word, meant):
         ),
         (
             {"device": {"device": "cudaa"}},
-            "steps.device.device: 'cudaa' is no device; did you mean 'cuda'? "
+            "steps.device.device: 'cudaa' is not a device; did you mean 'cuda'? "
             "allowed: auto, cpu, cuda, mps, xpu, meta",
         ),
         (

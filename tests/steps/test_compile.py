@@ -252,9 +252,9 @@ def test_openvino_is_kept_in_float32_unless_the_model_is_in_16_bits(monkeypatch)
     [
         (
             {"backend": "inductr"},
-            "steps.compile.backend: 'inductr' is no backend; did you mean 'inductor'?",
+            "steps.compile.backend: 'inductr' is not a backend; did you mean 'inductor'?",
         ),
-        ({"backend": ""}, "steps.compile.backend: '' is no backend"),
+        ({"backend": ""}, "steps.compile.backend: '' is not a backend"),
         (
             {"freezing": True},
             "steps.compile.freezing: is for inductor, and the backend is eager; drop one",
@@ -276,7 +276,7 @@ def test_what_the_options_show_is_a_mistake_in_the_configuration(options, said):
     [
         (
             {"backend": "of_a_plugin"},
-            "steps.compile.backend: 'of_a_plugin' is no backend; allowed: ",
+            "steps.compile.backend: 'of_a_plugin' is not a backend; allowed: ",
         ),
         ({"backend": "tvm"}, "steps.compile.backend: tvm needs the package tvm; install it"),
         (
@@ -289,7 +289,7 @@ def test_what_the_options_show_is_a_mistake_in_the_configuration(options, said):
         ),
         (
             {"backend": "inductor", "freezing": True},
-            "steps.compile.freezing: makes constants of the weights, which cannot be trained; call model.eval()",
+            "steps.compile.freezing: turns the weights into constants, which cannot be trained; call model.eval()",
         ),
     ],
 )
@@ -305,7 +305,7 @@ def test_what_only_torch_shows_is_refused_before_anything_is_done(options, said)
 
 def test_a_missing_compiler_is_named_and_only_inductor_needs_one(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
-    said = r"backend: inductor needs a C\+\+ compiler \(no-such-compiler\), which is not there; install it"
+    said = r"backend: inductor needs a C\+\+ compiler \(no-such-compiler\), which is not installed; install it"
     with pytest.raises(RefusedError, match=said):
         pipeline(backend="inductor").apply(Net())
     pipeline().apply(Net())
@@ -318,8 +318,8 @@ def test_a_missing_triton_is_named_for_a_model_that_goes_to_cuda(monkeypatch):
     steps = {"device": {"device": "cuda"}, "compile": {}}
     bound = Pipeline.from_config(steps)._phases.runtime[0]
     assert [str(p) for p in bound.obstacles(Net())] == [
-        "steps.compile.backend: inductor needs the package triton, which is not there; "
-        "install it, or take the backend aot_eager, which is no faster"
+        "steps.compile.backend: inductor needs the package triton, which is not installed; "
+        "install it, or use the backend aot_eager, which is not faster"
     ]
 
 
@@ -328,9 +328,9 @@ def test_a_missing_triton_is_named_for_a_model_that_goes_to_cuda(monkeypatch):
     [
         (
             {"freezing": True},
-            "steps.compile.freezing: makes constants.*choose mode=eval, or freezing=false",
+            "steps.compile.freezing: turns the weights.*choose mode=eval, or freezing=false",
         ),
-        ({"options": {"freezing": True}}, "steps.compile.freezing: makes constants"),
+        ({"options": {"freezing": True}}, "steps.compile.freezing: turns the weights"),
         (
             {"backend": "openvino"},
             "steps.compile.backend: openvino computes no gradients.*or another backend",

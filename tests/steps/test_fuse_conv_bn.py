@@ -172,7 +172,7 @@ def test_a_convolution_whose_output_goes_elsewhere_too_is_left_alone(call):
     net.seen = []
     before = facts(net), sorted(vars(net)), list(net.seen)
     assert planned(net) == []
-    assert "1 batch norm left alone (bn): no convolution was found" in why(net)
+    assert "1 batch norm not fused (bn): no convolution was found" in why(net)
     assert (facts(net), sorted(vars(net)), net.seen) == before
 
 
@@ -204,7 +204,7 @@ def backward_pass(net):
 UNFIT = {
     "training mode": lambda net: net.bn.train(),
     "convolution before it is in training mode": lambda net: net.conv.train(),
-    "keeps no running statistics": without_statistics,
+    "has no running statistics": without_statistics,
     "has hooks": lambda net: net.conv.register_forward_hook(lambda *_: None),
     "before it, has hooks": lambda net: net.bn.register_forward_pre_hook(lambda *_: None),
     "parametrized": lambda net: nn.utils.parametrizations.weight_norm(net.conv),
@@ -327,7 +327,7 @@ def test_an_optimizer_that_holds_what_goes_is_refused_and_one_made_afterwards_is
     before = facts(net)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     with pytest.raises(
-        RefusedError, match="^optimizer: holds conv.weight and 3 more, and a step puts new"
+        RefusedError, match="^optimizer: holds conv.weight and 3 more, which a step replaces"
     ):
         FUSE.apply(net, optimizer=optimizer)
     assert facts(net) == before

@@ -1,1 +1,1 @@
-"""Folding batch norms into convolutions, for the step fuse_conv_bn."""
+"""Fuse batch norms into convolutions: the parts of the step fuse_conv_bn."""

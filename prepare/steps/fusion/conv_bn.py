@@ -1,8 +1,9 @@
-"""Finds the convolutions whose output goes into a batch norm and nowhere else, and makes one of both."""
+"""Find convolutions whose output is used by a batch norm only, and fuse the two."""
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +14,16 @@ from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import identity, is_plain, is_strided, named_modules, named_tensors
 from prepare.steps.fusion.symbolic_trace import has_hooks, trace
 
-_CONVOLUTIONS = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-# A subclass that computes something of its own is neither.
+# A subclass with another method than these computes something of its own, and is not fused.
 _METHODS = {
     getattr(cls, name, None)
     for cls in (*_CONVOLUTIONS, *_NORMS)
     for name in ("forward", "_conv_forward")
 }
-_NOT_FOUND = "no convolution was found that gives its output to it alone"
+_NOT_FOUND = "no convolution was found whose output goes only to this norm"
 
 
 @dataclass(frozen=True)
@@ -39,176 +37,183 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What can be fused, by the norm's name; and why each of the other batch norms cannot."""
+class FusionSearch:
+    """The pairs that can be fused, by the norm's name, and the reason for each other batch norm."""
 
     pairs: dict[str, Pair] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
+    unfused: dict[str, str] = field(default_factory=dict)
 
 
-def is_norm(module: nn.Module) -> bool:
+def is_norm(module: nn.Module | None) -> bool:
     """Whether this is a batch norm that computes what torch's does."""
-    return isinstance(module, _NORMS) and _is_as_torch(module)
+    return isinstance(module, _NORMS) and _has_torch_methods(module)
 
 
-def is_convolution(module: nn.Module) -> bool:
+def is_convolution(module: nn.Module | None) -> bool:
     """Whether this is a convolution that computes what torch's does.
 
-    A linear layer is none: whether its features are the norm's channels depends on the input's rank.
+    A linear layer is not: whether its features are the norm's channels depends on the input's rank.
     """
-    return isinstance(module, _CONVOLUTIONS) and _is_as_torch(module)
+    return isinstance(module, _CONVOLUTIONS) and _has_torch_methods(module)
 
 
-def find_pairs(model: nn.Module) -> Found:
-    """The pairs of `model`; touches nothing.
+def find_pairs(model: nn.Module) -> FusionSearch:
+    """Find the pairs of `model` that can be fused; `model` is not changed.
 
-    A pair is one if a symbolic trace shows the norm to be called once, on the output of a convolution
-    that is called once, and this output to be used nowhere else. Modules that cannot be traced are looked at
-    part by part; of those, neighbours in an nn.Sequential are a pair as well.
+    A convolution and a norm are a pair if a symbolic trace shows that the norm is called once, on the
+    output of a convolution that is called once, and that this output has no other use. In modules that
+    cannot be traced, the parts are traced one by one; there, neighbours in an nn.Sequential are a pair too.
     """
-    places: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     for name, module in named_modules(model):
-        places.setdefault(id(module), []).append(name)
+        names.setdefault(id(module), []).append(name)
     norms = {name: module for name, module in model.named_modules() if is_norm(module)}
     if not norms:
-        return Found()
-    before = {id(norm): conv for norm, conv in _Look(places).follow(model)}
-    tied, found = _tied(model), Found()
+        return FusionSearch()
+    convolution_before = {id(norm): conv for norm, conv in _PairFinder(names).follow(model)}
+    tied, search = _tied_modules(model), FusionSearch()
     for name, norm in norms.items():
-        conv = before.get(id(norm))
-        why = _unfit_norm(norm) or (_unfit(conv, norm, tied) if conv else _NOT_FOUND)
-        if why:
-            found.left[name] = why
+        conv = convolution_before.get(id(norm))
+        reason = _norm_obstacle(norm) or (_pair_obstacle(conv, norm, tied) if conv else _NOT_FOUND)
+        if conv is None or reason:
+            search.unfused[name] = reason
         else:
-            names = (tuple(places[id(one)]) for one in (conv, norm))
-            found.pairs[name] = Pair(conv, norm, *names)
-    return found
+            search.pairs[name] = Pair(conv, norm, tuple(names[id(conv)]), tuple(names[id(norm)]))
+    return search
 
 
-def fuse(convolution: nn.Module, norm: nn.Module) -> None:
-    """Gives `convolution` the weight and bias that do what both do; `norm` stays as it is.
+def fuse(convolution: Any, norm: Any) -> None:
+    """Give `convolution` the weight and bias that compute both modules; `norm` is not changed.
 
-    Computed in float32 at least; new Parameters with the dtype, strides and requires_grad of the old.
+    Computes in float32 or wider. The new Parameters have the dtype, strides and requires_grad of the old.
     """
     old = convolution.weight
-    kind = torch.promote_types(old.dtype, torch.float32)
-    read = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
-    mean, variance, scale, shift = (None if each is None else each.to(kind) for each in read)
-    bias = None if convolution.bias is None else convolution.bias.to(kind)
+    dtype = torch.promote_types(old.dtype, torch.float32)
+    tensors = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    mean, variance, scale, shift = (None if each is None else each.to(dtype) for each in tensors)
+    bias = None if convolution.bias is None else convolution.bias.to(dtype)
     with torch.no_grad():
         weight, bias = fuse_conv_bn_weights(
-            old.to(kind), bias, mean, variance, norm.eps, scale, shift,
+            old.to(dtype), bias, mean, variance, norm.eps, scale, shift,
             transpose=isinstance(convolution, _TRANSPOSED),
         )  # fmt: skip
         convolution.weight = _parameter(torch.empty_like(old).copy_(weight), old)
         convolution.bias = _parameter(bias.to(old.dtype), old)
 
 
-class _Look:
-    """Follows the calls of modules; yields (norm, convolution before it)."""
+class _PairFinder:
+    """Follow the calls of modules, and yield each norm with the convolution before it."""
 
-    def __init__(self, places: dict[int, list[str]]) -> None:
-        self.places = places
+    def __init__(self, names: dict[int, list[str]]) -> None:
+        self.names = names
 
     def follow(self, module: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+        """Yield (norm, convolution) pairs from a trace of `module`, or of its parts."""
         inside = list(module.modules())
         if not (any(map(is_norm, inside)) and any(map(is_convolution, inside))):
             return
-        if graphs := trace(module, lambda one: is_norm(one) or is_convolution(one)):
-            names = set.intersection(*(set(_in_graph(graph)) for graph in graphs))
-            for one, other in sorted(names):
-                norm, conv = module.get_submodule(one), module.get_submodule(other)
-                if self._only_in(module, norm, conv):
+        if graphs := trace(module, lambda leaf: is_norm(leaf) or is_convolution(leaf)):
+            in_all_graphs = set.intersection(*(set(_pairs_in_graph(graph)) for graph in graphs))
+            for norm_name, conv_name in sorted(in_all_graphs):
+                norm, conv = module.get_submodule(norm_name), module.get_submodule(conv_name)
+                if self._is_pair_within(module, norm, conv):
                     yield norm, conv
             return
         for child in module.children():
             yield from self.follow(child)
-        if type(module).forward is nn.Sequential.forward:
+        if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
             yield from self._neighbours(module)
 
-    def _neighbours(self, sequence: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-        children = list(sequence._modules.values())
-        times = len(self.places[id(sequence)])
-        for conv, norm in pairwise(children):
-            once = all(len(self.places[id(one)]) == times for one in (conv, norm))
-            if once and self._only_in(sequence, norm, conv):
+    def _neighbours(self, sequence: nn.Sequential) -> Iterator[tuple[nn.Module, nn.Module]]:
+        uses = len(self.names[id(sequence)])
+        for conv, norm in pairwise(sequence._modules.values()):
+            if conv is None or norm is None:
+                continue
+            used_once = all(len(self.names[id(module)]) == uses for module in (conv, norm))
+            if used_once and self._is_pair_within(sequence, norm, conv):
                 yield norm, conv
 
-    def _only_in(self, root: nn.Module, norm: nn.Module, conv: nn.Module) -> bool:
-        """Whether these are what they should be, and nothing outside `root` has them under a name."""
+    def _is_pair_within(self, root: nn.Module, norm: nn.Module, conv: nn.Module) -> bool:
+        """Whether these are a norm and a convolution, and have no name outside `root`."""
         if not (is_norm(norm) and is_convolution(conv)):
             return False
-        inside = tuple(f"{name}." if name else "" for name in self.places[id(root)])
-        return all(name.startswith(inside) for one in (norm, conv) for name in self.places[id(one)])
+        prefixes = tuple(f"{name}." if name else "" for name in self.names[id(root)])
+        names = [name for module in (norm, conv) for name in self.names[id(module)]]
+        return all(name.startswith(prefixes) for name in names)
 
 
-def _in_graph(graph: torch.fx.Graph) -> Iterator[tuple[str, str]]:
-    """The names of a norm and of what is called before it, where each is called once and used once."""
+def _pairs_in_graph(graph: torch.fx.Graph) -> Iterator[tuple[str, str]]:
+    """Yield the names of a norm and of the module before it, if each is called once and used once."""
     calls: dict[str, list[torch.fx.Node]] = {}
-    read = set()
+    read_directly = set()
     for node in graph.nodes:
         if node.op == "call_module":
             calls.setdefault(node.target, []).append(node)
         elif node.op == "get_attr":  # a weight that forward itself uses
-            read.add(node.target.rpartition(".")[0])
-    once = {name: nodes[0] for name, nodes in calls.items() if len(nodes) == 1 and name not in read}
-    for name, node in once.items():
-        given = node.all_input_nodes
-        before = given[0].target if len(given) == 1 else None
-        if once.get(before) is given[0] and list(given[0].users) == [node]:
+            read_directly.add(node.target.rpartition(".")[0])
+    called_once = {
+        name: nodes[0]
+        for name, nodes in calls.items()
+        if len(nodes) == 1 and name not in read_directly
+    }
+    for name, node in called_once.items():
+        inputs = node.all_input_nodes
+        if len(inputs) != 1 or list(inputs[0].users) != [node]:
+            continue
+        before = str(inputs[0].target)
+        if called_once.get(before) is inputs[0]:
             yield name, before
 
 
-def _unfit_norm(norm: nn.Module) -> str:
+def _norm_obstacle(norm: Any) -> str:
     if norm.training:
         return "in training mode; call model.eval() first"
     if norm.running_mean is None or norm.running_var is None:
-        return "it keeps no running statistics"
+        return "it has no running statistics"
     return ""
 
 
-def _unfit(conv: nn.Module, norm: nn.Module, tied: set[int]) -> str:
-    """Why these two must not be fused although one follows the other; empty where they may be."""
+def _pair_obstacle(conv: Any, norm: Any, tied: set[int]) -> str:
+    """Return why a convolution and the norm after it must not be fused; empty if they may be."""
     if conv.training:
         return "the convolution before it is in training mode"
     if has_hooks(conv) or has_hooks(norm):
         return "it, or the convolution before it, has hooks"
-    if any(parametrize.is_parametrized(one) for one in (conv, norm)):
+    if any(parametrize.is_parametrized(module) for module in (conv, norm)):
         return "it, or the convolution before it, is parametrized"
-    if any(id(one) in tied for one in (conv, norm)):
+    if any(id(module) in tied for module in (conv, norm)):
         return "it, or the convolution before it, shares a tensor with another module"
-    tensors = [t for one in (conv, norm) for t in (*one.parameters(), *one.buffers())]
+    tensors = [t for module in (conv, norm) for t in (*module.parameters(), *module.buffers())]
     floats = [tensor for tensor in tensors if tensor.dim()]
     if not all(is_strided(t) and is_plain(t) and t.is_floating_point() for t in floats):
-        return "their tensors are no plain floating-point numbers"
+        return "their tensors are not plain floating-point tensors"
     if len({tensor.device for tensor in floats}) > 1:
-        return "they lie on different devices"
-    if any(tensor.grad is not None or _has_hooks(tensor) for tensor in tensors):
+        return "they are on different devices"
+    if any(tensor.grad is not None or _tensor_has_hooks(tensor) for tensor in tensors):
         return "they are being trained: a parameter holds a gradient or a hook"
     if isinstance(conv, _TRANSPOSED) and conv.groups > 1:
-        return "the transposed convolution before it is in groups"
+        return "the transposed convolution before it is grouped"
     if conv.out_channels != norm.num_features:
-        return "it has another number of channels than the convolution before it"
+        return "its number of channels differs from that of the convolution before it"
     return ""
 
 
-def _tied(model: nn.Module) -> set[int]:
-    """The modules, by id, that hold a tensor which another module holds too."""
+def _tied_modules(model: nn.Module) -> set[int]:
+    """Return the ids of the modules that hold a tensor that another module holds too."""
     holders: dict[Hashable, set[int]] = {}
     modules = dict(named_modules(model))
     for place in named_tensors(model):
         holders.setdefault(identity(place.tensor), set()).add(id(modules[place.owner]))
-    return {holder for held in holders.values() if len(held) > 1 for holder in held}
+    return {holder for held_by in holders.values() if len(held_by) > 1 for holder in held_by}
 
 
-def _has_hooks(tensor: Tensor) -> bool:
+def _tensor_has_hooks(tensor: Tensor) -> bool:
     return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
-def _is_as_torch(module: nn.Module) -> bool:
-    """Whether its code is torch's own, or that of a repair of ours, which computes the same."""
-    classes = type(module).__mro__
-    cls = next(each for each in classes if not is_repair(each))
+def _has_torch_methods(module: nn.Module) -> bool:
+    """Whether its methods are torch's own, or those of one of our repairs, which compute the same."""
+    cls: Any = next(each for each in type(module).__mro__ if not is_repair(each))
     methods = (cls.forward, getattr(cls, "_conv_forward", None))
     return all(method in _METHODS for method in methods) and "forward" not in vars(module)
 

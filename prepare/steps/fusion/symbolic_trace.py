@@ -1,4 +1,4 @@
-"""Traces a module's forward symbolically, to see which modules it calls on what, without touching it."""
+"""Trace a module's forward symbolically, to see which modules it calls on which values."""
 
 import inspect
 import warnings
@@ -11,34 +11,34 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from prepare.core.model.module_tree import copy_tree
 
-# What a size that forward asks for by `int(...)` is taken as; what depends on it differs between them.
+# Values for a size that forward converts with `int(...)`; a graph that depends on it differs between them.
 _SIZES = (32, 33)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def trace(module: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> list[fx.Graph]:
-    """The graphs of `module`'s forward, one for each way to call it; none where it cannot be traced.
+    """Return the graphs of `module`'s forward, one for each way to call it; empty if it cannot be traced.
 
-    Traced with the required arguments only, and with all; with even and odd sizes where forward asks
-    for one. What holds in all of them holds. A forward that puts a value aside, in an attribute or a list, or
-    in which a hook would run, cannot be traced: not all of what happens to that value is seen.
-    `is_leaf` says which modules are seen as one call, besides those of torch itself.
+    Traces with the required arguments only, and with all arguments; with an even and an odd size if forward
+    reads one. Only what holds in every graph is certain. A forward that stores a value in an attribute or a
+    list, or in which a hook would run, cannot be traced, because not every use of the value is visible.
+    `is_leaf` selects modules to record as one call, besides those of torch itself. `module` is not changed.
     """
-    if "forward" in vars(module) or any(map(has_hooks, _run_by(module, is_leaf))):
+    if "forward" in vars(module) or any(map(has_hooks, _traced_modules(module, is_leaf))):
         return []
-    found = []
-    for everything in (False, True):
+    graphs = []
+    for all_arguments in (False, True):
         for size in _SIZES:
-            tracer = _Tracer(is_leaf, size, everything=everything)
+            tracer = _Tracer(is_leaf, size, all_arguments=all_arguments)
             graph = _graph(module, tracer)
-            if graph is None and not everything:
+            if graph is None and not all_arguments:
                 return []
-            found += [graph] if graph else []
-            if graph is None or not tracer.asked:
+            graphs += [graph] if graph else []
+            if graph is None or not tracer.read_a_size:
                 break
-        if not tracer.optional:
+        if not tracer.has_optional_arguments:
             break
-    return found
+    return graphs
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -46,30 +46,32 @@ def has_hooks(module: nn.Module) -> bool:
     return any(vars(module).get(table) for table in _HOOKS)
 
 
-class _Number(fx.Proxy):
-    """A value in a trace; a size where forward makes an integer of it."""
+class _Value(fx.Proxy):
+    """A value in a trace; `int(value)` gives the tracer's size."""
+
+    tracer: "_Tracer"
 
     def __int__(self) -> int:
-        self.tracer.asked = True
+        self.tracer.read_a_size = True
         return self.tracer.size
 
 
 class _Tracer(fx.Tracer):
-    # Else `self.count += 1` in a forward would count for real.
+    # Without this, `self.count += 1` in a forward would change the model.
     proxy_buffer_attributes = True
 
     def __init__(
-        self, is_leaf: Callable[[nn.Module], bool], size: int, *, everything: bool
+        self, is_leaf: Callable[[nn.Module], bool], size: int, *, all_arguments: bool
     ) -> None:
         super().__init__()
-        self.is_leaf, self.size, self.everything = is_leaf, size, everything
-        self.asked = self.optional = False
+        self.is_leaf, self.size, self.all_arguments = is_leaf, size, all_arguments
+        self.read_a_size = self.has_optional_arguments = False
 
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
         return self.is_leaf(module) or super().is_leaf_module(module, path)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Number(node, self)
+        return _Value(node, self)
 
     def create_args_for_root(
         self,
@@ -77,49 +79,52 @@ class _Tracer(fx.Tracer):
         is_module: bool,  # noqa: FBT001
         concrete_args: Any = None,
     ) -> tuple[Callable[..., Any], list[Any]]:
-        given, named = [self.root], {}
-        taken = list(inspect.signature(root_fn).parameters.values())[1:]
-        for at, one in enumerate(taken):
-            if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+        positional: list[Any] = [self.root]
+        named = {}
+        parameters = list(inspect.signature(root_fn).parameters.values())[1:]
+        for position, parameter in enumerate(parameters):
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
-            # Also models whose arguments are all optional are called with the first of them.
-            required = one.default is one.empty or at == 0
-            self.optional |= not required
-            if not (required or self.everything):
+            # Models whose arguments are all optional are called with the first of them.
+            required = parameter.default is parameter.empty or position == 0
+            self.has_optional_arguments |= not required
+            if not (required or self.all_arguments):
                 continue
-            proxy = self.create_proxy("placeholder", one.name, (), {})
-            if one.kind is one.POSITIONAL_ONLY:
-                given.append(proxy)
+            proxy = self.create_proxy("placeholder", parameter.name, (), {})
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                positional.append(proxy)
             else:
-                named[one.name] = proxy
-        return partial(root_fn, **named), given
+                named[parameter.name] = proxy
+        return partial(root_fn, **named), positional
 
 
 def _graph(module: nn.Module, tracer: _Tracer) -> fx.Graph | None:
-    """The graph, traced on a copy of the module tree and on tensors without data."""
+    """Trace on a copy of the module tree and on tensors without data; return None if that fails."""
     clone = copy_tree(module)
-    for inner in clone.modules():  # what is no buffer may be written to for real
+    for inner in (
+        clone.modules()
+    ):  # copy tensor attributes that are not buffers, as forward may write to them
         vars(inner).update((k, v.clone()) for k, v in vars(inner).items() if isinstance(v, Tensor))
     try:
         with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True):
             warnings.simplefilter("ignore")
             graph = tracer.trace(clone)
-    except Exception:  # the model's own code met values that are none, and may raise anything
+    except Exception:  # the model's own code runs on proxies, and may raise anything
         return None
-    return None if any(map(_holds_value, clone.modules())) else graph
+    return None if any(map(_stores_value, clone.modules())) else graph
 
 
-def _run_by(module: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:
-    """The modules below whose own forward would run in a trace."""
+def _traced_modules(module: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:
+    """Yield the modules inside `module` whose own forward would run in a trace."""
     tracer = fx.Tracer()
     for child in module.children():
         if not is_leaf(child) and not tracer.is_leaf_module(child, ""):
             yield child
-            yield from _run_by(child, is_leaf)
+            yield from _traced_modules(child, is_leaf)
 
 
-def _holds_value(module: nn.Module) -> bool:
-    """Whether an attribute, or a list or mapping in one, holds a value of the trace."""
+def _stores_value(module: nn.Module) -> bool:
+    """Whether an attribute of the module, or a collection in one, holds a value of the trace."""
     return any(_has_value(value) for value in vars(module).values())
 
 
