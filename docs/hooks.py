@@ -1,4 +1,4 @@
-"""For the site: takes off the fences what only the tests read (`no-run`, `output`)."""
+"""Hooks of the site: drop fence words that only the tests read, and keep decisions out of the search."""
 
 import re
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 _FENCE = re.compile(r"^```(\w+) (?:no-run|output)\b", re.MULTILINE)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """A page as the site is to show it."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Return the Markdown of a page without the fence words."""
+    if page.file.src_uri.startswith("decisions/"):
+        page.meta["search"] = {"exclude": True}
     return _FENCE.sub(r"```\1", markdown)

@@ -18,11 +18,15 @@ from hydra.core.config_store import ConfigStore
 from imports import modules_imported_by
 from paths import ROOT, TESTS
 from prepare import recipe
+from prepare.audit.rows import STATUSES as AUDIT_STATUSES
+from prepare.bench.records import VERDICTS
 from prepare.cli import main as cli
 from prepare.job import time_prepared
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.steps.device import Device
+from prepare.tune.records import STATUSES as TUNE_STATUSES
+from prepare.verify.records import STATUSES as VERIFY_STATUSES
 from small_nets import OPTIONAL
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -257,6 +261,12 @@ def test_the_site_is_built_without_a_warning_and_shows_every_page(tmp_path):
     home = (tmp_path / "index.html").read_text()
     assert "no-run" not in home
     assert all((tmp_path / page.stem).is_dir() for page in (ROOT / "docs").glob("[!i]*.md"))
+    # Markdown reads a doctest outside of a section `Examples:` as nested quotes.
+    nested = re.compile(r"<blockquote>\s*<blockquote>")
+    quoted = [
+        page.parent.name for page in tmp_path.rglob("*.html") if nested.search(page.read_text())
+    ]
+    assert quoted == []
 
 
 def layers() -> list[set[str]]:
@@ -284,6 +294,23 @@ def test_imports_point_down_as_the_house_is_drawn(level):
             known = {name.split(".")[1] for name in imported if name.startswith("prepare.")}
             wrong += [f"{file.name} imports {found}" for found in sorted(known & above)]
     assert wrong == []
+
+
+def test_every_status_and_verdict_is_explained_on_its_page():
+    statuses = {
+        "ok",
+        "no_effect",
+        "verification_failed",
+        "failed",
+        "crashed",
+        "interrupted",
+        "running",
+        "waiting",
+    }
+    statuses |= {*AUDIT_STATUSES, *VERIFY_STATUSES, *TUNE_STATUSES, *VERDICTS, "wrong", "skipped"}
+    page = (ROOT / "docs" / "output.md").read_text()
+    first = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("|"))
+    assert [status for status in sorted(statuses) if f"`{status}`" not in first] == []
 
 
 def test_every_built_in_step_is_on_a_page():

@@ -1,19 +1,20 @@
 """Time prepared models against the unprepared model, in paired rounds, and judge the differences.
 
->>> from copy import deepcopy
->>> from torch import nn, randn
->>> from prepare.pipeline import Pipeline
->>> model = nn.Conv2d(8, 8, 3)
->>> pipeline = Pipeline.from_config({"half": {"dtype": "bfloat16"}, "input_format": {}})
->>> prepared = pipeline.apply(deepcopy(model))
->>> comparison = compare(
-...     {"float32": model, "bfloat16": prepared},
-...     randn(2, 8, 32, 32),
-...     format={"bfloat16": pipeline.format},
-...     budget=1.0,
-... )
->>> comparison.row("bfloat16").verdict in ("faster", "slower", "no significant difference")
-True
+Examples:
+    >>> from copy import deepcopy
+    >>> from torch import nn, randn
+    >>> from prepare.pipeline import Pipeline
+    >>> model = nn.Conv2d(8, 8, 3)
+    >>> pipeline = Pipeline.from_config({"half": {"dtype": "bfloat16"}, "input_format": {}})
+    >>> prepared = pipeline.apply(deepcopy(model))
+    >>> comparison = compare(
+    ...     {"float32": model, "bfloat16": prepared},
+    ...     randn(2, 8, 32, 32),
+    ...     format={"bfloat16": pipeline.format},
+    ...     budget=1.0,
+    ... )
+    >>> comparison.row("bfloat16").verdict in ("faster", "slower", "no significant difference")
+    True
 """
 
 from __future__ import annotations

@@ -47,12 +47,13 @@ _Model = TypeVar("_Model", bound=nn.Module)
 class Pipeline:
     """An ordered mapping of steps, ready to plan, apply and format.
 
-    >>> pipeline = Pipeline.from_config({"half": {"dtype": "bfloat16"}})
-    >>> model = pipeline.apply(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
-    >>> model[0].weight.dtype
-    torch.bfloat16
-    >>> bool(pipeline.plan(model))
-    False
+    Examples:
+        >>> pipeline = Pipeline.from_config({"half": {"dtype": "bfloat16"}})
+        >>> model = pipeline.apply(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
+        >>> model[0].weight.dtype
+        torch.bfloat16
+        >>> bool(pipeline.plan(model))
+        False
     """
 
     def __init__(self, steps: Iterable[Step]) -> None:

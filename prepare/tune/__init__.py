@@ -1,11 +1,12 @@
 """Finds the fastest recipe for this model, input, device and torch whose outputs are still right.
 
->>> from torch import nn, randn
->>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
->>> found = tune(model, randn(1, 3, 32, 32), budget=2.0, cache=False)
->>> found.winner in {row.name for row in found.rows}
-True
->>> prepared = found.pipeline.apply(model)
+Examples:
+    >>> from torch import nn, randn
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    >>> found = tune(model, randn(1, 3, 32, 32), budget=2.0, cache=False)
+    >>> found.winner in {row.name for row in found.rows}
+    True
+    >>> prepared = found.pipeline.apply(model)
 """
 
 from __future__ import annotations
