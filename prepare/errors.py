@@ -25,7 +25,7 @@
 Anything else that escapes is a bug of ours and keeps its traceback.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -73,6 +73,13 @@ def _restored(cls: type[PrepareError], args: tuple, attributes: dict[str, Any]) 
 
 class ConfigError(PrepareError):
     """What was asked for is wrong."""
+
+
+def combined(errors: Sequence[ConfigError]) -> ConfigError:
+    """Return one error that holds the problems of all `errors`, of their class if they share one."""
+    kinds = {type(error) for error in errors}
+    kind = kinds.pop() if len(kinds) == 1 else ConfigError
+    return kind.of(problem for error in errors for problem in error.problems)
 
 
 class UnknownStepError(ConfigError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import printable
 from prepare.errors import (
@@ -22,52 +22,28 @@ from prepare.errors import (
 from prepare.job.record import Record, Result
 
 if TYPE_CHECKING:
-    from prepare.bench.records import Bench
-    from prepare.flow.records import Flow
-    from prepare.tune.records import Tuning
-    from prepare.verify.records import Verification
+    from prepare.job.results import Results
 
 DONE, FAILED, WRONG, NOT_VERIFIED, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a terminal shows of a finished run, as plain data."""
-
-    model: str
-    steps: dict[str, dict[str, Any]]
-    plan: dict[str, Any]
-    problems: list[str]
-    warnings: list[str] = field(default_factory=list)
-    changes: list[dict[str, Any]] = field(default_factory=list)
-    audit: dict[str, Any] | None = None
-    notable: list[dict[str, Any]] = field(default_factory=list)
-    given: str | None = None
-    gave: str | None = None
-    seen: list[dict[str, Any]] = field(default_factory=list)
-    flow: Flow | None = None
-    flow_before: Flow | None = None
-    verification: Verification | None = None
-    bench: Bench | None = None
-    tuning: Tuning | None = None
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """How a run ended, the code that a single run exits with, and the facts where it went well."""
+    """The end of a job: its result, the exit code of a single job, and its results if it succeeded."""
 
     result: Result
     code: int
-    facts: Facts | None = None
+    results: Results | None = None
 
 
-def finished(facts: Facts) -> Outcome:
-    """The outcome of a run that came to its end."""
-    found = facts.verification
-    if found is not None and found.status == "fail":
-        reason = found.reason.partition(":")[0]
-        return Outcome(Result("verification_failed", reason, found.reason), NOT_VERIFIED, facts)
-    return Outcome(Result("ok"), DONE, facts)
+def finished(results: Results) -> Outcome:
+    """Return the outcome of a job that came to its end."""
+    verification = results.verification
+    if verification is not None and verification.status == "fail":
+        reason = verification.reason.partition(":")[0]
+        result = Result("verification_failed", reason, verification.reason)
+        return Outcome(result, NOT_VERIFIED, results)
+    return Outcome(Result("ok"), DONE, results)
 
 
 def failure(error: BaseException) -> Outcome:

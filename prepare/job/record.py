@@ -14,12 +14,8 @@ from prepare.errors import FileError
 
 if TYPE_CHECKING:
     from prepare.audit import Audit
-    from prepare.bench.records import Bench
-    from prepare.flow.records import Flow
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
-    from prepare.tune.records import Tuning
-    from prepare.verify.records import Verification
 
 STATUSES = (
     *("ok", "no_effect", "skipped", "interrupted"),
@@ -111,26 +107,6 @@ class Record:
         pipeline.save(self.folder / "recipe.yaml")
         audit.save(self.folder / "audit.json")
         audit.save(self.folder / "audit.csv")
-
-    def write_flow(self, flow: Flow) -> None:
-        """Where the layout is lost, in `flow.json`."""
-        flow.save(self.folder / "flow.json")
-
-    def write_flow_before(self, flow: Flow) -> None:
-        """Where it would be lost without the repairs, in `flow_before.json`."""
-        flow.save(self.folder / "flow_before.json")
-
-    def write_verification(self, found: Verification) -> None:
-        """Whether outputs and gradients are still right, in `verify.json`."""
-        found.save(self.folder / "verify.json")
-
-    def write_bench(self, found: Bench) -> None:
-        """How fast the prepared model is beside the unprepared one, in `bench.json`."""
-        found.save(self.folder / "bench.json")
-
-    def write_tuning(self, found: Tuning) -> None:
-        """Which recipes were tried, and how each fared, in `tune.json`."""
-        found.save(self.folder / "tune.json")
 
     def write_result(self, result: Result) -> None:
         """How it ended, in `result.json`: the last file to be written."""

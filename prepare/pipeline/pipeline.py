@@ -19,6 +19,7 @@ from prepare.errors import (
     KnownIssueWarning,
     Problem,
     RefusedError,
+    combined,
 )
 from prepare.pipeline.apply import Phases, all_moves, apply_steps, raise_problems, survey
 from prepare.pipeline.build_plan import tensor_plans
@@ -158,7 +159,7 @@ class Pipeline:
         raise_problems(RefusedError, lazy_problems(table))
         if errors := [*(table.errors if strict else ()), *_known_errors(issues)]:
             raise_problems(RefusedError, fsdp_problems(model))
-            raise _merge_errors(errors)
+            raise combined(errors)
         for match in issues:
             if match.issue.effect == "wrong":
                 warnings.warn(str(match.problem()), KnownIssueWarning, stacklevel=2)
@@ -263,9 +264,3 @@ def _options(name: str, steps: Mapping[str, Any]) -> dict[str, Any] | None:
 def _known_errors(issues: list[IssueMatch]) -> list[ConfigError]:
     problems = [match.problem() for match in issues if match.is_error]
     return [KnownIssueError.of(problems)] if problems else []
-
-
-def _merge_errors(errors: list[ConfigError]) -> ConfigError:
-    if len(errors) == 1:
-        return errors[0]
-    return ConfigError.of([problem for error in errors for problem in error.problems])

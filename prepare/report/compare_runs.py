@@ -14,11 +14,11 @@ from prepare.core.utils import files
 from prepare.core.utils.text import counts, plural, size
 from prepare.errors import ConfigError, FileError
 from prepare.job.headline import CONVOLUTIONS, Headline, Timed, headline
-from prepare.job.read_record import read_run
+from prepare.job.results import read_results
 from prepare.report.sentences import time_text, verified_text
 
 if TYPE_CHECKING:
-    from prepare.job.read_record import Run
+    from prepare.job.results import SavedResults
 
 # What a path on the command line may be, and how that is said.
 _KINDS = {"run": "the folder of a run", "audit": "an audit", "recipe": "a recipe"}
@@ -128,9 +128,9 @@ _COMPARE: dict[str, Callable[[Path, Path], tuple[_Parts, list[Change]]]] = {
 }
 
 
-def _run(folder: Path) -> Run:
+def _run(folder: Path) -> SavedResults:
     """What a run left; an error where any of it cannot be read, for then the answer would be wrong."""
-    run = read_run(folder)
+    run = read_results(folder)
     if run.problems:
         raise FileError(files.shown(folder), run.problems[0])
     return run
@@ -178,7 +178,7 @@ def _step(name: str, steps: Mapping[str, Any]) -> str:
     return "dropped" if options is None else _word(options)
 
 
-def _asked(run: Run) -> dict[str, str]:
+def _asked(run: SavedResults) -> dict[str, str]:
     """The overrides of the command line by key, and the options chosen in each group."""
     if run.job is None:
         return {}
@@ -187,14 +187,14 @@ def _asked(run: Run) -> dict[str, str]:
     return {str(k): str(v) for k, v in run.job.choices.items() if v is not None} | given
 
 
-def _place(run: Run) -> dict[str, str]:
+def _place(run: SavedResults) -> dict[str, str]:
     found = run.environment or {}
     packages = {f"packages.{key}": value for key, value in (found.get("packages") or {}).items()}
     known = {key: found.get(key) for key in _PLACE} | packages
     return {key: _word(value) for key, value in known.items() if value not in (None, [])}
 
 
-def _figures(run: Run, found: Headline) -> dict[str, str]:
+def _figures(run: SavedResults, found: Headline) -> dict[str, str]:
     """What the run came to, in words: result, convolutions, memory, flow, verification, times."""
     known = {"status": run.result.status if run.result else "not ended"}
     if run.result and run.result.error:

@@ -12,13 +12,13 @@ from prepare.report.sentences import case_sentence, control_text, digits, factor
 
 if TYPE_CHECKING:
     from prepare.bench.records import Bench, Case, Row
-    from prepare.job.read_record import Run
+    from prepare.job.results import SavedResults
     from prepare.verify.records import Check, Verification
 
 _MARKS = {"baseline": "baseline", "faster": "better", "slower": "worse"}
 
 
-def timed(run: Run) -> dict[str, Any] | None:
+def timed(run: SavedResults) -> dict[str, Any] | None:
     """How fast the prepared model is beside the unprepared one, and how exact."""
     if run.bench is None:
         return None

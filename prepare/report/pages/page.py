@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 from markupsafe import Markup
 
 from prepare.core.utils import files
-from prepare.job.read_record import read_run
+from prepare.job.results import read_results
 from prepare.report.pages.run_sections import SECTIONS, Section, tiles
 from prepare.report.render import render, template_text
 
@@ -55,7 +55,7 @@ def run_page(folder: str | Path, *, result: Result | None = None) -> str:
     Raises:
         FileError: there is no such folder, or nothing of a run in it.
     """
-    run = read_run(folder)
+    run = read_results(folder)
     run = replace(run, result=run.result or result)
     problems = list(run.problems)
     parts = list(parts_of(run, SECTIONS, problems))

@@ -20,7 +20,7 @@ from prepare.report.sentences import factor, flow_sentence, verify_sentence
 
 if TYPE_CHECKING:
     from prepare.flow.records import Flow
-    from prepare.job.read_record import Run
+    from prepare.job.results import SavedResults
 
 Context = dict[str, Any]
 
@@ -34,10 +34,10 @@ class Section:
 
     name: str
     title: str
-    context: Callable[[Run], Context | None]
+    context: Callable[[SavedResults], Context | None]
 
 
-def declared(run: Run) -> Context | None:
+def declared(run: SavedResults) -> Context | None:
     """The command, the choices in each group, and the recipe that came of it."""
     if not run.job and run.recipe is None and not run.plan:
         return None
@@ -50,7 +50,7 @@ def declared(run: Run) -> Context | None:
     }
 
 
-def happened(run: Run) -> Context | None:
+def happened(run: SavedResults) -> Context | None:
     """How the run ended, what the audit counts, and every tensor with its status."""
     if not run.result and not run.audit and not run.plan:
         return None
@@ -66,7 +66,7 @@ def happened(run: Run) -> Context | None:
     return shown
 
 
-def layout_flow(run: Run) -> Context | None:
+def layout_flow(run: SavedResults) -> Context | None:
     """The picture, and everything in it as tables; two pictures where there is a flow from before."""
     if not run.flow:
         return None
@@ -91,7 +91,7 @@ def layout_flow(run: Run) -> Context | None:
     }
 
 
-def verified(run: Run) -> Context | None:
+def verified(run: SavedResults) -> Context | None:
     """Whether outputs and gradients are those of the unprepared model, and what casts lost."""
     found = run.verification
     if found is None:
@@ -105,14 +105,14 @@ def verified(run: Run) -> Context | None:
     }
 
 
-def warned(run: Run) -> Context | None:
+def warned(run: SavedResults) -> Context | None:
     """What is known to go wrong, or slowly, with this model on this device."""
     plan = run.plan or {}
     problems, warnings = plan.get("problems", []), plan.get("warnings", [])
     return {"problems": problems, "warnings": warnings} if problems or warnings else None
 
 
-def environment(run: Run) -> Context | None:
+def environment(run: SavedResults) -> Context | None:
     """Where it ran."""
     found = run.environment
     if not found:
@@ -130,7 +130,7 @@ def environment(run: Run) -> Context | None:
     return {"versions": versions, "machine": machine}
 
 
-def again(run: Run) -> Context | None:
+def again(run: SavedResults) -> Context | None:
     """The same on the command line, and in training code."""
     if run.recipe is None and not command(run):
         return None
@@ -150,7 +150,7 @@ SECTIONS = (
 )
 
 
-def tiles(run: Run) -> list[tuple[str, str, str]]:
+def tiles(run: SavedResults) -> list[tuple[str, str, str]]:
     """The figures at the top of the page: (what, how much, a word more)."""
     found = []
     if run.audit:
@@ -176,12 +176,12 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
     return found
 
 
-def command(run: Run) -> str:
+def command(run: SavedResults) -> str:
     """The line that does this run again; empty where the run did not come so far as to say."""
     return shlex.join(["python", "run.py", *run.job.overrides]) if run.job else ""
 
 
-def _audit_facts(run: Run) -> list[tuple[str, str]]:
+def _audit_facts(run: SavedResults) -> list[tuple[str, str]]:
     summary = run.audit.summary
     dtypes = ", ".join(f"{count:,} {name}" for name, count in summary["dtypes"].items())
     devices = ", ".join(f"{count:,} on {name}" for name, count in summary["devices"].items())

@@ -10,13 +10,13 @@ from prepare.report.sentences import factor, seconds, span, tune_sentence
 from prepare.tune.records import UNPREPARED
 
 if TYPE_CHECKING:
-    from prepare.job.read_record import Run
+    from prepare.job.results import SavedResults
     from prepare.tune.records import Row, Tuning
 
 _MARKS = {"winner": "better", "slower": "worse", "wrong": "wrong"}
 
 
-def tuned(run: Run) -> dict[str, Any] | None:
+def tuned(run: SavedResults) -> dict[str, Any] | None:
     """Which recipe won, and why each of the others did not."""
     found = run.tuning
     if found is None:

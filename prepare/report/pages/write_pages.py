@@ -23,7 +23,7 @@ def write_pages(outcome: Outcome, folder: Path) -> None:
 
     That is before its result.
     """
-    if outcome.facts is None:
+    if outcome.results is None:
         return
     # None of them is needed where a run fails, and Jinja takes a moment to load.
     from prepare.report.charts.chart import write_charts
@@ -32,11 +32,11 @@ def write_pages(outcome: Outcome, folder: Path) -> None:
     from prepare.report.pages.page import write_page
     from prepare.report.pages.tune_section import tune_charts
 
-    if outcome.facts.flow is not None:
-        write_flow_svg(outcome.facts.flow, folder / "flow.svg")
-    if outcome.facts.bench is not None:
-        charts = bench_charts(outcome.facts.bench, outcome.facts.verification)
+    if outcome.results.flow is not None:
+        write_flow_svg(outcome.results.flow, folder / "flow.svg")
+    if outcome.results.bench is not None:
+        charts = bench_charts(outcome.results.bench, outcome.results.verification)
         write_charts(charts, folder / "bench.svg")
-    if outcome.facts.tuning is not None:
-        write_charts(tune_charts(outcome.facts.tuning), folder / "tune.svg")
+    if outcome.results.tuning is not None:
+        write_charts(tune_charts(outcome.results.tuning), folder / "tune.svg")
     write_page(folder, result=outcome.result)

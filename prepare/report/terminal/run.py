@@ -19,7 +19,13 @@ from prepare.report.terminal.tune import show_tune
 from prepare.report.terminal.verify import show_verify
 
 if TYPE_CHECKING:
-    from prepare.job.outcome import Facts, Outcome
+    from prepare.audit import Audit
+    from prepare.audit.rows import Row
+    from prepare.core.forward.conv_layouts import Seen
+    from prepare.flow.records import Flow
+    from prepare.job.outcome import Outcome
+    from prepare.job.results import Results
+    from prepare.plan import TensorPlan
 
 _SHOWN = 10
 
@@ -27,16 +33,21 @@ _SHOWN = 10
 def show_outcome(outcome: Outcome, folder: Path) -> None:
     """What became of a single run: its table, or its mistakes."""
     shown = shown_folder(folder)
-    if outcome.facts is not None:
-        for warning in outcome.facts.warnings:
+    results = outcome.results
+    if results is not None:
+        for warning in results.warnings:
             line(printable(f"warning: {warning}"), errors=True)
-        if outcome.facts.tuning is not None:
-            show_tune(outcome.facts.tuning, os.path.join(shown, "tune.json"))  # noqa: PTH118
-        show = show_prepared if outcome.facts.audit else show_plan
-        (show if outcome.facts.audit or not outcome.facts.flow else show_look)(outcome.facts, shown)
-        checked = outcome.facts.verification
-        if checked is not None and checked.status == "fail":
-            show_verify(checked, os.path.join(shown, "verify.json"))  # noqa: PTH118
+        if results.tuning is not None:
+            show_tune(results.tuning, os.path.join(shown, "tune.json"))  # noqa: PTH118
+        if results.audit is not None:
+            show_prepared(results, results.audit, shown)
+        elif results.flow is not None:
+            show_look(results, results.flow, shown)
+        else:
+            show_plan(results, shown)
+        verification = results.verification
+        if verification is not None and verification.status == "fail":
+            show_verify(verification, os.path.join(shown, "verify.json"))  # noqa: PTH118
         return
     show_problems((outcome.result.error or "").splitlines())
     if outcome.result.traceback:
@@ -50,51 +61,51 @@ def shown_folder(folder: Path) -> str:
     return printable(folder if below.startswith("..") else below)
 
 
-def show_prepared(facts: Facts, folder: str) -> None:
+def show_prepared(results: Results, audit: Audit, folder: str) -> None:
     """The table of a finished run."""
-    audit = facts.audit or {}
-    rows = [("convolutions", counts(audit["convolutions"], CONVOLUTIONS))]
-    rows.append(("tensors", _tensors(audit)))
-    before, after = audit["bytes_before"], audit["bytes_after"]
+    summary = audit.summary
+    rows = [("convolutions", counts(summary["convolutions"], CONVOLUTIONS))]
+    rows.append(("tensors", _tensors(summary)))
+    before, after = summary["bytes_before"], summary["bytes_after"]
     rows.append(("memory", f"{size(before)} before, {size(after)} after"))
-    if facts.given is None:
+    if results.example is None:
         rows.append(("example", "none was run; give one with input.shape=[...]"))
     else:
-        rows.append(("example", f"{facts.given} -> {facts.gave}"))
-        rows += [("seen in it", _seen(one)) for one in facts.seen]
-    if facts.flow:
-        rows.append(("layout flow", flow_sentence(facts.flow)))
-    if facts.verification:
-        rows.append(("verified", verify_sentence(facts.verification)))
-    rows += [("timed", sentence) for sentence in _timed(facts)]
-    rows += [("note", problem) for problem in facts.problems]
-    rows += [("note", note) for note in _notes(facts.notable)]
+        rows.append(("example", f"{results.example.inputs} -> {results.example.outputs}"))
+        rows += [("seen in it", _seen(seen)) for seen in results.example.convolutions]
+    if results.flow:
+        rows.append(("layout flow", flow_sentence(results.flow)))
+    if results.verification:
+        rows.append(("verified", verify_sentence(results.verification)))
+    rows += [("timed", sentence) for sentence in _timed(results)]
+    rows += [("note", problem) for problem in results.notes]
+    rows += [("note", note) for note in _notes(audit.rows)]
     rows.append(("files", folder))
-    line(f"{printable(facts.model)} is prepared: {_steps(facts.steps)}")
+    line(f"{printable(results.model)} is prepared: {_steps(results.pipeline.to_config())}")
     _show(rows)
 
 
-def show_plan(facts: Facts, folder: str) -> None:
+def show_plan(results: Results, folder: str) -> None:
     """What a pipeline would do, and the first of the tensors it would do it to."""
-    plan = facts.plan
+    plan, steps = results.plan.summary(), _steps(results.pipeline.to_config())
     rows = [("to change", f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')}")]
     rows += [("wanted by", f"{name}: {count}") for name, count in plan["by_step"].items()]
     rows.append(("memory", f"{size(plan['bytes_before'])} now, {size(plan['bytes_after'])} then"))
     rows.append(("written", size(plan["bytes_written"])))
-    rows += [("note", problem) for problem in facts.problems]
+    rows += [("note", problem) for problem in results.notes]
     rows.append(("files", folder))
-    line(f"{printable(facts.model)} would be prepared: {_steps(facts.steps)}; nothing was touched")
+    line(f"{printable(results.model)} would be prepared: {steps}; nothing was touched")
     _show(rows)
-    if facts.changes:
-        _show_changes(facts.changes)
+    if changing := [tensor for tensor in results.plan.tensors if tensor.changes]:
+        _show_changes(changing)
 
 
-def show_look(facts: Facts, folder: str) -> None:
+def show_look(results: Results, flow: Flow, folder: str) -> None:
     """The layout flow of a model as it is."""
-    line(f"{printable(facts.model)} as it is, nothing prepared")
-    for problem in facts.problems:
+    line(f"{printable(results.model)} as it is, nothing prepared")
+    for problem in results.notes:
         line(printable(problem))
-    show_flow(facts.flow, folder)
+    show_flow(flow, folder)
 
 
 def show_problems(problems: Iterable[Any]) -> None:
@@ -103,22 +114,26 @@ def show_problems(problems: Iterable[Any]) -> None:
         line(printable(problem), errors=True)
 
 
-def _show_changes(changes: list[dict[str, Any]]) -> None:
+def _show_changes(changing: list[TensorPlan]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for title in ("tensor", "shape", "change", "wanted by"):
         table.add_column(title, overflow="fold")
-    for change in changes[:_SHOWN]:
-        sides = [_side(*side, shape=change["shape"]) for side in change["sides"]]
+    for plan in changing[:_SHOWN]:
+        sides = [
+            _side(side, old, new, shape=plan.shape)
+            for side, old, new in zip(plan.old._fields, plan.old, plan.new, strict=True)
+            if old != new
+        ]
         table.add_row(
-            printable(change["tensor"]),
-            _value(change["shape"]),
+            printable(f"{plan.module}.{plan.tensor}" if plan.module else plan.tensor),
+            _value(plan.shape),
             "\n".join(sides),
-            "\n".join(change["steps"]),
+            "\n".join(plan.changing),
         )
     line("")
     show_table(table)
-    if len(changes) > _SHOWN:
-        line(f"... and {plural(len(changes) - _SHOWN, 'tensor')} more; plan.json has them all")
+    if len(changing) > _SHOWN:
+        line(f"... and {plural(len(changing) - _SHOWN, 'tensor')} more; plan.json has them all")
 
 
 def _show(rows: list[tuple[str, str]]) -> None:
@@ -140,16 +155,16 @@ def _tensors(audit: Mapping[str, Any]) -> str:
     return f"{audit['tensors']:,} parameters and buffers: {dtypes}"
 
 
-def _timed(facts: Facts) -> list[str]:
-    cases = facts.bench.cases if facts.bench else ()
-    wrong = facts.verification is not None and facts.verification.status == "fail"
+def _timed(results: Results) -> list[str]:
+    cases = results.bench.cases if results.bench else ()
+    wrong = results.verification is not None and results.verification.status == "fail"
     but = "; but its answers are wrong, see verified" if wrong else ""
     return [case_sentence(case) + (but if case.comparison else "") for case in cases]
 
 
-def _seen(one: Mapping[str, Any]) -> str:
-    text = f"{one['gave']} of {plural(one['of'], 'convolution')} gave {one['format']}"
-    also = one["ambiguous"]
+def _seen(seen: Seen) -> str:
+    text = f"{seen.gave} of {plural(seen.of, 'convolution')} gave {seen.format}"
+    also = seen.ambiguous
     return f"{text} ({also} of them can be read as another format as well)" if also else text
 
 
@@ -165,12 +180,13 @@ def _first(options: Mapping[str, Any]) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _notes(rows: list[dict[str, Any]]) -> list[str]:
+def _notes(rows: Iterable[Row]) -> list[str]:
     """The rows that did not take part, one line for each reason; the ineffective ones first."""
     by_reason: dict[tuple[str, str], list[str]] = {}
-    for row in sorted(rows, key=lambda row: row["status"]):
-        path = f"{row['module']}.{row['tensor']}" if row["module"] else row["tensor"]
-        by_reason.setdefault((row["status"], row["reason"] or ""), []).append(path)
+    missed = [row for row in rows if row.status in ("ineffective", "skipped")]
+    for row in sorted(missed, key=lambda row: row.status):
+        path = f"{row.module}.{row.tensor}" if row.module else row.tensor
+        by_reason.setdefault((row.status, row.reason or ""), []).append(path)
     lines = [
         f"{status}: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {reason}"
         for (status, reason), names in by_reason.items()

@@ -1,0 +1,173 @@
+"""The results of one job: as the job makes them, and as they are read back from its record without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from prepare.audit import Audit
+from prepare.bench.records import Bench
+from prepare.core.utils import files
+from prepare.errors import FileError, PrepareError
+from prepare.flow.records import Flow
+from prepare.job.record import Job, Record, Result
+from prepare.tune.records import Tuning
+from prepare.verify.records import Verification
+
+if TYPE_CHECKING:
+    from prepare.core.forward.conv_layouts import Seen
+    from prepare.pipeline import Pipeline
+    from prepare.plan import Plan
+
+# More than a plan of a hundred thousand tensors needs.
+_LIMIT = 1 << 28
+# The file of each analysis, by its field in `Analyses`, in the order in which they are written.
+_FILES: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "flow": ("flow.json", Flow.load),
+    "flow_before": ("flow_before.json", Flow.load),
+    "verification": ("verify.json", Verification.load),
+    "bench": ("bench.json", Bench.load),
+    "tuning": ("tune.json", Tuning.load),
+}
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analyses:
+    """The audit and the analyses of one model; None for each that did not run.
+
+    `flow_before` is the layout flow of the prepared model without its repairs.
+    """
+
+    audit: Audit | None = None
+    flow: Flow | None = None
+    flow_before: Flow | None = None
+    verification: Verification | None = None
+    bench: Bench | None = None
+    tuning: Tuning | None = None
+
+
+@dataclass(frozen=True)
+class ExampleRun:
+    """The forward of the example input: its inputs and outputs in words, and the layouts of convolutions."""
+
+    inputs: str
+    outputs: str
+    convolutions: list[Seen]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results(Analyses):
+    """The results of a job that came to its end, in the process that executed it.
+
+    `model` is the name of the model's class; `notes` and `warnings` are shown in the terminal.
+    """
+
+    model: str
+    pipeline: Pipeline
+    plan: Plan
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    example: ExampleRun | None = None
+
+    def write(self, record: Record, job: Job) -> None:
+        """Write every file of the record, except its pages and its result. Raises FileError."""
+        from prepare.core.utils.environment import environment
+
+        record.write_plan(self.plan)
+        if self.audit is not None:
+            record.write_prepared(self.pipeline, self.audit)
+        for key, (name, _) in _FILES.items():
+            if (analysis := getattr(self, key)) is not None:
+                analysis.save(record.folder / name)
+        record.write_environment(environment())
+        record.write_job(job)
+
+    def seen(self) -> dict[str, Any] | None:
+        """Return the example run as it is written to `job.json`."""
+        if self.example is None:
+            return None
+        convolutions = [asdict(seen) for seen in self.example.convolutions]
+        return {
+            "given": self.example.inputs,
+            "gave": self.example.outputs,
+            "convolutions": convolutions,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedResults(Analyses):
+    """The files of one record; None for each that is missing, `problems` for each that cannot be read.
+
+    It differs from `Results` because a record may be incomplete, and because a plan and a pipeline
+    need torch: here `recipe` is the text of a file, `plan` and `environment` are decoded JSON.
+    """
+
+    name: str
+    result: Result | None = None
+    job: Job | None = None
+    recipe: str | None = None
+    plan: dict[str, Any] | None = None
+    environment: dict[str, Any] | None = None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> str:
+        """The option chosen in the group `model`, else the model's `_target_`, else its class in the flow."""
+        job = self.job or Job(None, None, [], {})
+        option = job.choices.get("model")
+        if option and option != "custom":
+            return str(option)
+        targets = (text.partition("=")[2] for text in job.overrides if "model._target_=" in text)
+        in_flow = self.flow.modules[0].type if self.flow and self.flow.modules else ""
+        return next(targets, "") or in_flow or "a model"
+
+
+def read_results(folder: str | Path) -> SavedResults:
+    """Read the record in `folder`; any file may be missing or unreadable.
+
+    Raises:
+        FileError: the folder does not exist, or holds no file of a record.
+    """
+    folder, problems = Path(folder), []
+    record = Record(folder)
+    readers: dict[str, tuple[str, Callable[[Path], Any]]] = {
+        "result": ("result.json", lambda _: record.result()),
+        "job": ("job.json", lambda _: record.job()),
+        "recipe": ("recipe.yaml", lambda path: files.read_text(path, limit=_LIMIT)),
+        "plan": ("plan.json", lambda path: _json(path, "prepare.plan")),
+        "audit": ("audit.json", Audit.load),
+        "environment": ("environment.json", lambda path: _json(path, "prepare.environment")),
+        **_FILES,
+    }
+    parts = {key: _read(folder / name, reader, problems) for key, (name, reader) in readers.items()}
+    if not problems and not any(value is not None for value in parts.values()):
+        wrong = "holds nothing of a run"
+        raise FileError(files.shown(folder), wrong, "give the folder that a run left behind")
+    return SavedResults(name=folder.resolve().name, problems=tuple(problems), **parts)
+
+
+def _read(path: Path, reader: Callable[[Path], _T], problems: list[str]) -> _T | None:
+    if not path.is_file():
+        return None
+    try:
+        return reader(path)
+    except PrepareError as error:
+        # Without the folder: the page shall have the same bytes wherever the folder is copied to.
+        problem = error.problems[0]
+        problems.append(f"{path.name}: {problem.wrong}")
+        return None
+
+
+def _json(path: Path, kind: str) -> dict[str, Any]:
+    try:
+        data = json.loads(files.read_text(path, limit=_LIMIT))
+        if data["format"] == kind and data["version"] == 1:
+            return data
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        wrong = f"is no {kind}: {type(error).__name__}: {error}"
+        raise FileError(files.shown(path), wrong) from error
+    raise FileError(files.shown(path), f"is no {kind} of version 1")
