@@ -14,6 +14,7 @@ from typing import Any
 from zoo_networks import NETWORKS, Network
 
 from prepare.core.utils.environment import environment
+from prepare.core.utils.text import first_line
 from prepare.flow import predict
 from prepare.pipeline import Pipeline
 
@@ -42,7 +43,7 @@ def main() -> None:
                 for word in ("as it is", "repaired")
             }
         except Exception as error:  # what cannot be predicted is part of what is found
-            found[name] = {"reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+            found[name] = {"reason": f"{type(error).__name__}: {first_line(error)}"}
         print(f"{name}: {found[name]}", flush=True)
     report = {"networks": found, "environment": environment()}
     FILE.write_text(json.dumps(report, indent=1) + "\n")

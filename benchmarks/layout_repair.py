@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from zoo_networks import nnunet
 
 from prepare.core.utils.json_records import write_json
+from prepare.core.utils.text import first_line
 from prepare.pipeline import Pipeline
 
 VARIANTS = ("contiguous", "contiguous (again)", "channels-last", "channels-last, repaired")
@@ -193,7 +194,7 @@ def main() -> None:
         try:
             seconds = measure(case, now + share, options.least, options.most)
         except NotImplementedError as error:
-            why = str(error).splitlines()[0]
+            why = first_line(error)
             report["not_run"].append({"case": label(case), "why": why})
             print(f"{label(case):51} torch cannot: {why}", flush=True)
         else:

@@ -59,6 +59,7 @@ from prepare import bench
 from prepare.core.forward.nested import tensors_in
 from prepare.core.utils.environment import environment
 from prepare.core.utils.json_records import write_json
+from prepare.core.utils.text import first_line
 from prepare.pipeline import Pipeline
 from prepare.steps.compile import isolation
 from prepare.tune import tune
@@ -196,7 +197,7 @@ def measure(
         try:
             made[variant] = make()
         except Exception as error:  # a peer that cannot do it is part of what is found
-            left_out[variant] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            left_out[variant] = f"{type(error).__name__}: {first_line(error)}"
     kept = {UNPREPARED, *(choice["name"] for choice in choices.values())}
     rows, found = timed(made, batch, case, budget, kept)
     for variant, reason in left_out.items():

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from prepare.core.utils import files, plain_yaml
 from prepare.core.utils.suggest import choose, nearest
-from prepare.core.utils.yaml_scalars import dotted, kind_of, shown
+from prepare.core.utils.yaml_scalars import dotted, kind_of, short_repr
 from prepare.errors import FileError, Problem, RecipeError
 
 FORMAT = "prepare.recipe"
@@ -26,7 +26,7 @@ def load(path: str | os.PathLike) -> dict:
         data = files.read_bytes(path, limit=plain_yaml.MAX_BYTES)
     except FileError as error:
         raise RecipeError.of(error.problems) from error
-    return loads(data, where=files.shown(path))
+    return loads(data, where=files.printable_path(path))
 
 
 def loads(text: str | bytes, *, where: str = "recipe") -> dict:
@@ -79,7 +79,7 @@ def _header_problems(tree: dict, at: Callable[[tuple], str]) -> list[Problem]:
     missing = [key for key in _KEYS if key not in tree]
     guesses = [guess for key in unknown for guess in nearest(key, missing)[:1]]
     problems = [
-        Problem(at((key,)), f"unknown key {shown(key)}", choose(key, _KEYS)) for key in unknown
+        Problem(at((key,)), f"unknown key {short_repr(key)}", choose(key, _KEYS)) for key in unknown
     ]
     problems += [
         Problem(at(()), f"the key '{key}' is missing", f"add '{key}: {_KEYS[key]}'")
@@ -89,7 +89,7 @@ def _header_problems(tree: dict, at: Callable[[tuple], str]) -> list[Problem]:
     for key, right in (("format", FORMAT), ("version", VERSION)):
         # 1.0 and True equal 1, and are no version.
         if key in tree and (tree[key] != right or type(tree[key]) is not type(right)):
-            wrong = f"the {key} is {shown(tree[key])}, not {shown(right)}"
+            wrong = f"the {key} is {short_repr(tree[key])}, not {short_repr(right)}"
             problems.append(Problem(at((key,)), wrong, f"write '{key}: {right}'"))
     return problems
 
@@ -100,7 +100,7 @@ def _step_problems(steps: object, at: Callable[[tuple], str]) -> list[Problem]:
         return [Problem(at(("steps",)), f"'steps' is {kind_of(steps)}, not a mapping", remedy)]
     remedy = "write its options as 'option: value', or null to drop the step"
     return [
-        Problem(at(("steps", name)), f"the step {shown(name)} is {kind_of(options)}", remedy)
+        Problem(at(("steps", name)), f"the step {short_repr(name)} is {kind_of(options)}", remedy)
         for name, options in steps.items()
         if options is not None and type(options) is not dict and type(name) is str
     ]

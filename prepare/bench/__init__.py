@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.bench.records import Comparison, Control, Progress, Row
 from prepare.core.utils.suggest import choose
+from prepare.core.utils.text import first_line
 from prepare.errors import ConfigError, Problem, RefusedError
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _check_device(device: str | torch.device | None) -> None:
         RuntimeError,
         AssertionError,
     ) as error:  # torch built without CUDA raises AssertionError
-        reason = str(error).partition("\n")[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         message = f"{device} cannot be used here: {reason}"
         raise RefusedError("device", message, "run it on a machine that has one") from error
 

@@ -14,6 +14,7 @@ from prepare.bench.peak_memory import measure_peak, page_faults
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import arguments, tensors_in
 from prepare.core.utils.gc_pause import paused_collector
+from prepare.core.utils.text import first_line
 from prepare.errors import PrepareError, RefusedError
 
 Clock = Callable[[], float]
@@ -143,5 +144,5 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _describe(error: Exception) -> str:
-    message = str(error).strip().partition("\n")[0]
+    message = first_line(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

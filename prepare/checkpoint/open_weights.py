@@ -90,7 +90,7 @@ def _read_index(path: Path) -> dict[str, StoredTensor]:
     found: dict[str, dict[str, StoredTensor]] = {}
     for shard in dict.fromkeys(shards.values()):
         if Path(shard).name != shard or shard.endswith(INDEX):
-            wrong = f"names the file {files.shown(shard)}, which is none beside it"
+            wrong = f"names the file {files.printable_path(shard)}, which is none beside it"
             raise CheckpointError.of([problem(path, None, wrong, "files lie beside their index")])
         found[shard], _ = _read(path.with_name(shard), None)
     lacking = [problem(path.with_name(shard), name, f"is not there, and {path.name} says it is")

@@ -23,7 +23,7 @@ def instead(path: Path) -> str:
     """What was likely meant in place of a folder, or of a file that is not there."""
     folder = path if path.is_dir() else path.parent
     if not folder.is_dir():
-        return f"there is no folder {files.shown(folder)}"
+        return f"there is no folder {files.printable_path(folder)}"
     there = sorted(each.name for each in folder.iterdir())
     if path.is_dir():
         ours = [name for name in there if name.endswith((*SUFFIXES, INDEX))]
@@ -31,7 +31,7 @@ def instead(path: Path) -> str:
             f"give one of its files: {', '.join(ours[:5])}" if ours else "give the path of a file"
         )
     close = nearest(path.name, there)
-    return f"did you mean {files.shown(folder / close[0])}?" if close else ""
+    return f"did you mean {files.printable_path(folder / close[0])}?" if close else ""
 
 
 def check_readable(text: str) -> None:
@@ -39,7 +39,7 @@ def check_readable(text: str) -> None:
     path = Path(text)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"
-        raise ValueError(f"{files.shown(path)} {what}", instead(path))
+        raise ValueError(f"{files.printable_path(path)} {what}", instead(path))
 
 
 def check_writable(text: str) -> None:
@@ -48,15 +48,15 @@ def check_writable(text: str) -> None:
     check_suffix(path)
     if os.path.lexists(path):
         raise ValueError(
-            f"{files.shown(path)} is there already", "move it away, or give another name"
+            f"{files.printable_path(path)} is there already", "move it away, or give another name"
         )
     if not path.parent.is_dir():
-        raise ValueError(f"{files.shown(path)} cannot be written", instead(path))
+        raise ValueError(f"{files.printable_path(path)} cannot be written", instead(path))
 
 
 def check_suffix(path: Path) -> str:
     """How a file of this suffix is written; ValueError where none is."""
     if path.suffix not in SUFFIXES:
         remedy = choose(path.suffix, SUFFIXES, noun="suffixes")
-        raise ValueError(f"{files.shown(path)} has no suffix of weights", remedy)
+        raise ValueError(f"{files.printable_path(path)} has no suffix of weights", remedy)
     return SUFFIXES[path.suffix]

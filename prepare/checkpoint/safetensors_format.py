@@ -50,7 +50,7 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
         Exception
     ) as error:  # SafetensorError, OSError, and what torch raises for a dtype it lacks
         reason = str(error).removeprefix("Error while deserializing header: ")[:160]
-        wrong = f"cannot be read as safetensors: {files.shown(reason)}"
+        wrong = f"cannot be read as safetensors: {files.printable_path(reason)}"
         remedy = "it is cut short or damaged: fetch or save it again"
         raise CheckpointError.of([problem(path, None, wrong, remedy)]) from error
     # The values of a copy in memory are nowhere else: only pages of the file may be dropped.

@@ -65,7 +65,7 @@ class StoredTensor:
 
 def problem(file: Path, tensor: str | None, wrong: str, remedy: str = "") -> Problem:
     """Return a problem of a file, or of one tensor in it; any name is made printable on one line."""
-    where = files.shown(file)
+    where = files.printable_path(file)
     if tensor is not None:
         where += f", {printable_name(tensor)}"
     return Problem(where, wrong, remedy)
@@ -81,7 +81,9 @@ def several(problems: Sequence[Problem], remedy: str = "") -> CheckpointError:
 
 def printable_name(tensor: str) -> str:
     """Return the name of a tensor as it can be printed on one line."""
-    return files.shown(tensor if len(tensor) <= _LONGEST_NAME else f"{tensor[:_LONGEST_NAME]}...")
+    return files.printable_path(
+        tensor if len(tensor) <= _LONGEST_NAME else f"{tensor[:_LONGEST_NAME]}..."
+    )
 
 
 def raw(tensor: Tensor) -> memoryview:

@@ -173,7 +173,9 @@ def _engine_errors(session: Session) -> Iterator[None]:
         path = session.lead.folder / "error.txt"
         files.write_text(path, traceback.format_exc())
         wrong = f"the engine stopped: {type(error).__name__}: {first_sentence(str(error))}"
-        remedy = f"the traceback is in {files.shown(path)}; resume=true does what is missing"
+        remedy = (
+            f"the traceback is in {files.printable_path(path)}; resume=true does what is missing"
+        )
         raise SweepError("hydra/launcher", wrong, remedy) from error
 
 

@@ -5,13 +5,12 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from prepare.core.model.convolutions import CONVOLUTIONS_2D_3D
 from prepare.core.model.memory_format import FORMATS, canonical_stride, satisfied, takes
 from prepare.core.model.tensors import is_strided, named_tensors
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError
 from prepare.flow.layouts import RANKS
-
-_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def choose_target_layouts(
@@ -32,7 +31,11 @@ def choose_target_layouts(
     votes: dict[tuple[int, bool], Counter[str]] = {}
     for tensor in named_tensors(model):
         is_weight = tensor.name == "weight" or tensor.computes == "weight"
-        if is_weight and isinstance(tensor.module, _CONVOLUTIONS) and is_strided(tensor.tensor):
+        if (
+            is_weight
+            and isinstance(tensor.module, CONVOLUTIONS_2D_3D)
+            and is_strided(tensor.tensor)
+        ):
             shape, stride = tuple(tensor.tensor.shape), tensor.tensor.stride()
             is_clear = len(satisfied(shape, stride)) < 2
             votes.setdefault((len(shape), is_clear), Counter()).update(_vote(shape, stride))

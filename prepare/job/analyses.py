@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from prepare.core.forward.example_input import build_example
 from prepare.core.model.module_tree import copy_tree
-from prepare.core.utils.text import size
+from prepare.core.utils.text import first_line, size
 from prepare.errors import ConfigError
 from prepare.steps import compile, repair_layout  # noqa: A004
 from prepare.steps.input_format import InputFormat
@@ -107,7 +107,7 @@ def reference_of(settings: Settings, model: nn.Module) -> nn.Module | str | None
     except (
         Exception
     ) as error:  # the model's own code, or torch's: weight_norm of old, graphs, handles
-        return f"the model cannot be copied: {type(error).__name__}: {str(error).splitlines()[0]}"
+        return f"the model cannot be copied: {type(error).__name__}: {first_line(error)}"
 
 
 def is_copied(settings: Settings, model: nn.Module) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from prepare.core.model.tensors import named_tensors
+from prepare.core.utils.text import first_line
 from prepare.errors import ConfigError, ModelError
 from prepare.job.model_target import check_targets
 from prepare.job.outcome import is_out_of_memory
@@ -51,7 +52,7 @@ def build_model(settings: Settings, build: Callable[[Mapping[str, Any]], Any]) -
         cause = error.__cause__ or error
         if is_out_of_memory(cause):
             raise cause from None
-        said = str(cause).strip().split("\n")[0]
+        said = first_line(cause)
         key, _, wrong = said.partition(": ")
         if _is_ours(target) and isinstance(cause, ValueError) and key in settings.model:
             raise ConfigError(f"model.{key}", wrong) from error

@@ -135,7 +135,7 @@ def _run_example(
 ) -> tuple[ExampleRun | None, float]:
     """Call the prepared model with its example; return what that shows, and its seconds."""
     from prepare.core.forward.compiled import contains_compiled
-    from prepare.core.forward.conv_layouts import seen
+    from prepare.core.forward.conv_layouts import count_layouts
     from prepare.core.forward.run_example import run_example
 
     if not example:
@@ -148,8 +148,8 @@ def _run_example(
         forward = run_example(model, example)
         seconds = time.perf_counter() - start
     formats = {tensor.wants.get("memory_format") for tensor in plan.tensors} - {None}
-    convolutions = seen(forward.calls, tuple(sorted(formats)))
-    return ExampleRun(forward.given, forward.gave, convolutions), seconds
+    convolutions = count_layouts(forward.calls, formats)
+    return ExampleRun(forward.inputs, forward.output, convolutions), seconds
 
 
 def _follow(settings: Settings, model: nn.Module, stage: Stage) -> Results:

@@ -111,7 +111,7 @@ def _of(path: Path, read: Callable[[Path], _T]) -> _T | None:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Another hand's file, or one of another version.
         wrong = f"does not hold what it should: {type(error).__name__}: {error}"
-        raise FileError(files.shown(path), wrong) from error
+        raise FileError(files.printable_path(path), wrong) from error
 
 
 def _head(path: Path, kind: str, table: str) -> dict[str, Any] | None:

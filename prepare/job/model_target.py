@@ -10,8 +10,9 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from prepare.core.utils.options import shown
+from prepare.core.utils.options import as_written
 from prepare.core.utils.suggest import choose, nearest
+from prepare.core.utils.text import first_line
 from prepare.errors import ConfigError, ModelError, PrepareError, Problem
 
 # Packages that come with an extra of ours, as they are imported.
@@ -53,15 +54,19 @@ def hydra_key_problems(config: Mapping[str, Any], where: str = "model") -> Itera
     for path, node in _targets(config, where):
         for key in ("_partial_", "_recursive_"):
             if key in node and not isinstance(node[key], bool):
-                wrong = f"{shown(node[key])} is not allowed"
+                wrong = f"{as_written(node[key])} is not allowed"
                 yield Problem(f"{path}.{key}", wrong, "give true or false")
         if "_convert_" in node and node["_convert_"] not in _CONVERTS:
             word = node["_convert_"]
             yield Problem(
-                f"{path}._convert_", f"{shown(word)} is not allowed", choose(str(word), _CONVERTS)
+                f"{path}._convert_",
+                f"{as_written(word)} is not allowed",
+                choose(str(word), _CONVERTS),
             )
         if not isinstance(node.get("_args_") or [], list):
-            yield Problem(f"{path}._args_", f"{shown(node['_args_'])} is no list", "give [a,b]")
+            yield Problem(
+                f"{path}._args_", f"{as_written(node['_args_'])} is no list", "give [a,b]"
+            )
 
 
 def locate(target: str, where: str = "model") -> Callable[..., Any]:
@@ -106,7 +111,7 @@ def _import(name: str, where: str, target: str) -> ModuleType:
             where, f"there is no module {missing!r}{whose}", _install(missing)
         ) from error
     except Exception as error:
-        said = str(error).strip().split("\n")[0]
+        said = first_line(error)
         wrong = f"importing {name} raised {type(error).__name__}: {said}"
         raise ModelError(where, wrong) from error
 

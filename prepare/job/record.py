@@ -146,10 +146,10 @@ def _read(path: Path, kind: str) -> dict[str, Any] | None:
             known = (Result if kind == _RESULT else Job).__dataclass_fields__
             if data.keys() == set(known):
                 return data
-    raise FileError(files.shown(path), f"is no {kind} of version {_VERSION}", "")
+    raise FileError(files.printable_path(path), f"is no {kind} of version {_VERSION}", "")
 
 
 def unusable(folder: str | Path, error: OSError, key: str = "hydra.run.dir") -> FileError:
     """The error of a folder that cannot be made; `key` is where another is chosen."""
     remedy = files.REMEDIES.get(error.errno or 0, f"choose another with {key}=FOLDER")
-    return FileError(files.shown(folder), f"cannot be used: {error.strerror}", remedy)
+    return FileError(files.printable_path(folder), f"cannot be used: {error.strerror}", remedy)

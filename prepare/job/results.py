@@ -18,7 +18,7 @@ from prepare.tune.records import Tuning
 from prepare.verify.records import Verification
 
 if TYPE_CHECKING:
-    from prepare.core.forward.conv_layouts import Seen
+    from prepare.core.forward.conv_layouts import LayoutCount
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
 
@@ -56,7 +56,7 @@ class ExampleRun:
 
     inputs: str
     outputs: str
-    convolutions: list[Seen]
+    convolutions: list[LayoutCount]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,9 @@ def read_results(folder: str | Path) -> SavedResults:
     parts = {key: _read(folder / name, reader, problems) for key, (name, reader) in readers.items()}
     if not problems and not any(value is not None for value in parts.values()):
         wrong = "holds nothing of a run"
-        raise FileError(files.shown(folder), wrong, "give the folder that a run left behind")
+        raise FileError(
+            files.printable_path(folder), wrong, "give the folder that a run left behind"
+        )
     return SavedResults(name=folder.resolve().name, problems=tuple(problems), **parts)
 
 
@@ -169,5 +171,5 @@ def _json(path: Path, kind: str) -> dict[str, Any]:
             return data
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         wrong = f"is no {kind}: {type(error).__name__}: {error}"
-        raise FileError(files.shown(path), wrong) from error
-    raise FileError(files.shown(path), f"is no {kind} of version 1")
+        raise FileError(files.printable_path(path), wrong) from error
+    raise FileError(files.printable_path(path), f"is no {kind} of version 1")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from prepare.checkpoint.paths import check_readable, check_writable
 from prepare.core.forward.example_input import read_example
-from prepare.core.utils.options import convert, no_options, shown
+from prepare.core.utils.options import as_written, convert, no_options
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.job.model_target import hydra_key_problems
@@ -133,7 +133,7 @@ def no_model(models: Iterable[str]) -> Problem:
 
 
 def _not_a_mapping(key: str, value: Any) -> Problem:
-    wrong = f"{shown(value)} is no mapping"
+    wrong = f"{as_written(value)} is no mapping"
     return Problem(key, wrong, f"choose an option of the group, or set its keys as {key}.KEY=value")
 
 
@@ -143,7 +143,7 @@ def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
         yield no_model(models)
     elif not isinstance(target, str) or not _is_dotted(target):
         remedy = "give the dotted name of a class or function, as in my_package.nets.build"
-        yield Problem("model._target_", f"{shown(target)} is no dotted name", remedy)
+        yield Problem("model._target_", f"{as_written(target)} is no dotted name", remedy)
     yield from hydra_key_problems(model)
 
 
@@ -151,7 +151,7 @@ def _read_tune(config: Mapping[str, Any]) -> tuple[TuneOptions, tuple[Problem, .
     options = config.get("tune", {})
     if not isinstance(options, dict):
         remedy = "set its keys as tune.KEY=value; to tune, task=tune"
-        return TuneOptions(), (Problem("tune", f"{shown(options)} is no mapping", remedy),)
+        return TuneOptions(), (Problem("tune", f"{as_written(options)} is no mapping", remedy),)
     try:
         return read_tune(options, mode=str(config.get("mode"))), ()
     except ConfigError as error:

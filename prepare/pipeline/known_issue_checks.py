@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
+from prepare.core.model.convolutions import CONVOLUTIONS_2D_3D
 from prepare.core.model.known_issues import Issue, standing
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.repair_marker import is_repair
@@ -22,7 +23,6 @@ _ONLY: dict[str, Callable[[Any], bool]] = {
     "": lambda _: True,
     "depthwise": lambda module: module.groups == module.in_channels > 1,
 }
-_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _convolution_weights(table: RequestTable) -> tuple[set[str], set[str], set[s
 
 def _is_convolution_weight(request: TensorRequest) -> bool:
     return request.tensor.dim() in (4, 5) and any(
-        isinstance(place.module, _CONVOLUTIONS) for place in request.places
+        isinstance(place.module, CONVOLUTIONS_2D_3D) for place in request.places
     )
 
 

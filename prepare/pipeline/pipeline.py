@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from prepare import recipe
 from prepare.core.utils.gc_pause import paused_collector
 from prepare.core.utils.options import no_options, plain
+from prepare.core.utils.text import first_line
 from prepare.errors import (
     ConfigError,
     KnownIssueError,
@@ -255,7 +256,7 @@ def _options(name: str, steps: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
         options = plain(steps[name])
     except Exception as error:  # OmegaConf resolves interpolations here, and names what is wrong
-        raise ConfigError(f"steps.{name}", str(error).splitlines()[0]) from error
+        raise ConfigError(f"steps.{name}", first_line(error)) from error
     if options is not None and not isinstance(options, dict):
         raise ConfigError.of([no_options(name, options)])
     return options

@@ -78,7 +78,9 @@ def read_differences(ours: Path, theirs: Path) -> Differences:
     """
     kind, other = _kind(ours), _kind(theirs)
     if kind != other:
-        said = (f"{files.shown(p)} is {_KINDS[k]}" for p, k in ((ours, kind), (theirs, other)))
+        said = (
+            f"{files.printable_path(p)} is {_KINDS[k]}" for p, k in ((ours, kind), (theirs, other))
+        )
         raise ConfigError("diff", " and ".join(said), _SAME_KIND)
     parts, figures = _COMPARE[kind](ours, theirs)
     found = tuple(Differing(title, tuple(changes)) for title, changes in parts if changes)
@@ -91,7 +93,9 @@ _Parts = Iterable[tuple[str, list[Change]]]
 def _kind(path: Path) -> str:
     if path.is_dir():
         if (path / "sweep.json").is_file():
-            raise FileError(files.shown(path), "is the folder of a sweep", "give that of a row")
+            raise FileError(
+                files.printable_path(path), "is the folder of a sweep", "give that of a row"
+            )
         return "run"
     return "recipe" if path.suffix in (".yaml", ".yml") else "audit"
 
@@ -132,7 +136,7 @@ def _run(folder: Path) -> SavedResults:
     """What a run left; an error where any of it cannot be read, for then the answer would be wrong."""
     run = read_results(folder)
     if run.problems:
-        raise FileError(files.shown(folder), run.problems[0])
+        raise FileError(files.printable_path(folder), run.problems[0])
     return run
 
 

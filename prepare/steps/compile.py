@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.telemetry import switch_off_telemetry
+from prepare.core.utils.text import first_line
 from prepare.errors import ConfigError, Problem
 from prepare.registry import register
 from prepare.step import ModelStep, Step
@@ -176,7 +177,7 @@ class Compile(ModelStep):
                 warnings.simplefilter("ignore")
                 torch.compile(lambda x: x, **self._keywords(None))
         except Exception as error:
-            return Problem(f"{where}.options", str(error).splitlines()[0])
+            return Problem(f"{where}.options", first_line(error))
         return None
 
 

@@ -81,7 +81,7 @@ class Lead:
         return planned
 
     def _busy(self, what: str, other: str = "") -> ConfigError:
-        wrong = f"{what} is running in {files.shown(self.folder)}"
+        wrong = f"{what} is running in {files.printable_path(self.folder)}"
         return ConfigError(
             "hydra.sweep.dir", wrong, f"wait for it, or choose another folder{other}"
         )

@@ -71,7 +71,7 @@ def read_planned(folder: Path) -> Planned | None:
             return Planned(**data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
-    raise FileError(files.shown(path), "is no list of a sweep's rows", "remove it")
+    raise FileError(files.printable_path(path), "is no list of a sweep's rows", "remove it")
 
 
 def sweep_lock(folder: Path) -> Path:

@@ -60,7 +60,9 @@ def read_summary(folder: Path) -> Summary:
     planned = read_planned(folder)
     found = _found(folder, planned)
     if planned is None and not found:
-        raise FileError(files.shown(folder), "is no folder of a sweep", "give one under multirun/")
+        raise FileError(
+            files.printable_path(folder), "is no folder of a sweep", "give one under multirun/"
+        )
     rows = (planned and planned.rows) or []
     numbers = sorted({*range(len(rows)), *found})
     overrides = {number: rows[number] for number in range(len(rows))}

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from prepare.bench.variant import Variant
+from prepare.core.utils.text import first_line
 from prepare.errors import PrepareError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.tune.contestants import Checked, OutError
@@ -95,7 +96,7 @@ class Running:
             with _quiet():
                 found = verify(reference, self.model, batch, pipeline=self.pipeline, **how)
         except Exception as error:  # memory ran out, or a candidate that nobody thought of
-            return Checked("cannot tell", f"it raised {type(error).__name__}: {_first_line(error)}")
+            return Checked("cannot tell", f"it raised {type(error).__name__}: {first_line(error)}")
         outputs = [check for check in found.checks if check.what == "outputs"]
         worst = max(outputs, key=lambda check: check.error or 0.0, default=None)
         return Checked(found.status, found.reason, worst and worst.error, worst and worst.allowed)
@@ -126,7 +127,7 @@ def copied(model: nn.Module, mode: str) -> nn.Module:
     try:
         made = copy.deepcopy(model)
     except Exception as error:
-        said = f"{type(error).__name__}: {_first_line(error)}"
+        said = f"{type(error).__name__}: {first_line(error)}"
         remedy = "tune a model that copy.deepcopy can copy, before hooks and handles are added"
         raise RefusedError("the model", f"cannot be copied: {said}", remedy) from error
     for parameter in made.parameters():
@@ -163,7 +164,7 @@ def _explained(variant: Variant | None) -> Iterator[None]:
         yield
     except Exception as error:
         if isinstance(error, PrepareError) or variant is None:
-            said = _first_line(error) or type(error).__name__
+            said = first_line(error) or type(error).__name__
         else:
             said = variant.explain(error)
         raise OutError(said) from None
@@ -175,7 +176,3 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.core.forward.conv_layouts import Call, Seen, seen, watch
+from prepare.core.forward.conv_layouts import ConvCall, LayoutCount, count_layouts, watch
 from prepare.core.forward.example_input import Example, build_example, read_example
 from prepare.core.forward.nested import describe
 from prepare.core.forward.run_example import run_example
@@ -78,27 +78,30 @@ def test_the_layouts_that_convolutions_gave_are_those_of_the_strides():
     with watch(model) as calls:
         model(torch.randn(2, 3, 16, 16))
     # A convolution whose weight is channels-last gives its output so, whatever it was given.
-    assert [call.gave for call in calls] == [("channels_last",)] * 2
-    assert [call.given for call in calls] == [("contiguous",), ("channels_last",)]
+    assert [call.output_formats for call in calls] == [("channels_last",)] * 2
+    assert [call.input_formats for call in calls] == [("contiguous",), ("channels_last",)]
 
 
 def test_a_convolution_counts_once_and_only_if_every_call_gave_the_format():
     calls = [
-        Call("a", 4, (), ("channels_last",)),
-        Call("a", 4, (), ("contiguous",)),
-        Call("b", 4, (), ("contiguous", "channels_last")),
-        Call("c", 4, (), ("channels_last",)),
-        Call("d", 5, (), ("contiguous",)),
+        ConvCall("a", 4, (), ("channels_last",)),
+        ConvCall("a", 4, (), ("contiguous",)),
+        ConvCall("b", 4, (), ("contiguous", "channels_last")),
+        ConvCall("c", 4, (), ("channels_last",)),
+        ConvCall("d", 5, (), ("contiguous",)),
     ]
-    assert seen(calls, ("channels_last",)) == [
-        Seen("channels_last", gave=2, of=3, ambiguous=1),
-        Seen("contiguous", gave=1, of=1, ambiguous=0),
+    assert count_layouts(calls, ("channels_last",)) == [
+        LayoutCount("channels_last", gave=2, of=3, ambiguous=1),
+        LayoutCount("contiguous", gave=1, of=1, ambiguous=0),
     ]
-    assert seen(calls) == [Seen("channels_last", 2, 3, 1), Seen("contiguous", 1, 1, 0)]
-    assert seen([]) == []
+    assert count_layouts(calls) == [
+        LayoutCount("channels_last", 2, 3, 1),
+        LayoutCount("contiguous", 1, 1, 0),
+    ]
+    assert count_layouts([]) == []
 
 
-def test_both_kinds_of_convolution_are_seen():
+def test_both_kinds_of_convolution_are_count_layouts():
     model = Mixed()
     with watch(model) as calls:
         model(torch.randn(2, 3, 5, 8, 8))
@@ -118,7 +121,7 @@ def test_what_went_in_and_came_out_is_told_in_words():
 
 def test_a_forward_runs_without_gradients():
     forward = run_example(Net(), Example((torch.randn(1, 3, 8, 8),)))
-    assert forward.gave == "[1, 4, 6, 6] float32"
+    assert forward.output == "[1, 4, 6, 6] float32"
     assert len(forward.calls) == 1
     assert torch.is_grad_enabled()
 

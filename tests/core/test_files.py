@@ -202,7 +202,7 @@ def failure(act, *arguments) -> str:
         act(*arguments)
     text = str(raised.value)
     assert text.isprintable()
-    assert raised.value.problems[0].where == files.shown(arguments[0])
+    assert raised.value.problems[0].where == files.printable_path(arguments[0])
     return text
 
 

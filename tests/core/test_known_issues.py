@@ -160,7 +160,7 @@ def test_every_entry_is_complete_and_names_classes_and_a_repair_that_exist(issue
     assert issue.part in ("outputs", "gradients", "time")
     assert all((issue.what, issue.evidence, issue.devices, issue.formats))
     assert all(issubclass(getattr(nn, operation), nn.Module) for operation in issue.operations)
-    assert not issue.repair or issue.repair in repairs.names()
+    assert not issue.repair or issue.repair in repairs.repair_names()
 
 
 def test_an_entry_retires_with_the_torch_that_mends_it():

@@ -11,13 +11,13 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from paths import CONF
+from prepare.core.model.convolutions import CONVOLUTIONS_2D_3D
 from prepare.models.resnet import ResNet2d
 from prepare.models.unet import UNet2d, UNet3d
 
 MODELS = sorted(path for path in CONF.glob("model/*.yaml") if path.stem != "custom")
 INPUTS = sorted(CONF.glob("input/*.yaml"))
 NETWORKS = [UNet2d, UNet3d, ResNet2d]
-CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 NORMALISATIONS = (
     *(nn.BatchNorm2d, nn.BatchNorm3d),
     *(nn.InstanceNorm2d, nn.InstanceNorm3d),
@@ -118,7 +118,7 @@ def test_every_input_configuration_is_a_tensor(path):
 
 def test_a_unet3d_has_the_eighteen_convolutions_of_the_paper():
     model = UNet3d(1)
-    assert len(kinds(model, *CONVOLUTIONS)) == 18
+    assert len(kinds(model, *CONVOLUTIONS_2D_3D)) == 18
     assert len(kinds(model, nn.Conv3d)) == 15
     assert len(kinds(model, nn.ConvTranspose3d)) == 3
     assert sum(conv.kernel_size == (1, 1, 1) for conv in kinds(model, nn.Conv3d)) == 1
@@ -126,7 +126,7 @@ def test_a_unet3d_has_the_eighteen_convolutions_of_the_paper():
 
 def test_a_unet2d_has_the_same_convolutions_in_2d():
     model = UNet2d(1)
-    assert len(kinds(model, *CONVOLUTIONS)) == 18
+    assert len(kinds(model, *CONVOLUTIONS_2D_3D)) == 18
     assert len(kinds(model, nn.Conv2d)) == 15
     assert len(kinds(model, nn.ConvTranspose2d)) == 3
 
@@ -147,7 +147,7 @@ def test_a_unet3d_has_as_many_parameters_as_the_paper_reports():
     with torch.device("meta"):
         model = UNet3d(3, out_channels=3, width=32)
     # The paper's sum: one bias a convolution, none for a transposed one, no normalisation.
-    weights = sum(conv.weight.numel() for conv in kinds(model, *CONVOLUTIONS))
+    weights = sum(conv.weight.numel() for conv in kinds(model, *CONVOLUTIONS_2D_3D))
     biases = sum(conv.out_channels for conv in kinds(model, nn.Conv3d))
     assert weights + biases == 19_069_955
 
@@ -160,7 +160,7 @@ def test_a_unet_keeps_the_size_of_its_input(network, depth):
     with torch.no_grad():
         output = model(torch.randn(1, 2, *sizes))
     assert list(output.shape) == [1, 3, *sizes]
-    assert len(kinds(model, *CONVOLUTIONS)) == 2 * depth + 3 * (depth - 1) + 1
+    assert len(kinds(model, *CONVOLUTIONS_2D_3D)) == 2 * depth + 3 * (depth - 1) + 1
 
 
 def test_a_resnet2d_halves_the_size_at_every_stage_after_the_first():

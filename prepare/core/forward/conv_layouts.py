@@ -1,8 +1,8 @@
-"""Watches the convolutions in one forward: which layout each was given, and which it gave."""
+"""Record the memory formats of the inputs and outputs of the convolutions in one forward."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,29 +10,29 @@ from typing import Any
 from torch import Tensor, nn
 
 from prepare.core.forward.compiled import contains_compiled
+from prepare.core.model.convolutions import CONVOLUTIONS_2D_3D
 from prepare.core.model.memory_format import FORMATS, satisfied, takes
-
-_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of one convolution: the formats that its input's and its output's strides satisfy.
+class ConvCall:
+    """One call of one convolution: the formats that the strides of its input and output satisfy.
 
     Strides often satisfy several (one channel, or one pixel), so both are sets of formats.
     """
 
     module: str
     rank: int
-    given: tuple[str, ...]
-    gave: tuple[str, ...]
+    input_formats: tuple[str, ...]
+    output_formats: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was seen of one format: how many of the convolutions of its rank gave it, in every call.
+class LayoutCount:
+    """Among the `of` convolutions of one rank, the `gave` whose every output was in `format`.
 
-    `ambiguous` of those gave what can be read as another format as well.
+    `ambiguous`: how many of these outputs also satisfy another memory format. The record of a job
+    holds these fields under these names.
     """
 
     format: str
@@ -42,20 +42,20 @@ class Seen:
 
 
 @contextmanager
-def watch(model: nn.Module) -> Iterator[list[Call]]:
-    """Notes every call of a 2-d or 3-d convolution while it lasts; changes no output.
+def watch(model: nn.Module) -> Iterator[list[ConvCall]]:
+    """Record every call of a 2-d or 3-d convolution inside the block; change no output.
 
-    Only calls of the modules themselves are seen, not a `F.conv2d` in someone's forward, and nothing
-    of a compiled model: a hook that is there at its first call is compiled into it, and stays.
+    Only calls of modules are recorded, not `F.conv2d` in the code of a forward. Nothing is recorded
+    for a compiled model: a hook that exists at its first call is compiled into it, and stays.
     """
-    calls: list[Call] = []
+    calls: list[ConvCall] = []
     if contains_compiled(model):
         yield calls
         return
     handles = [
-        module.register_forward_hook(_Watcher(name, calls), with_kwargs=True)
+        module.register_forward_hook(_ConvHook(name, calls), with_kwargs=True)
         for name, module in model.named_modules()
-        if isinstance(module, _CONVOLUTIONS)
+        if isinstance(module, CONVOLUTIONS_2D_3D)
     ]
     try:
         yield calls
@@ -64,29 +64,29 @@ def watch(model: nn.Module) -> Iterator[list[Call]]:
             handle.remove()
 
 
-def seen(calls: list[Call], wanted: tuple[str, ...] = ()) -> list[Seen]:
-    """One entry for each of the `wanted` formats that some convolution could give.
+def count_layouts(calls: list[ConvCall], formats: Iterable[str] = ()) -> list[LayoutCount]:
+    """Return one count for each of `formats` that a called convolution could return.
 
-    Where none is wanted, one for the format that most of them gave, for each rank.
+    For a rank that none of `formats` is for, return the count of the most frequent format.
     """
-    found = []
+    counts = []
     for rank in sorted({call.rank for call in calls}):
-        here = [call for call in calls if call.rank == rank]
-        formats = [name for name in FORMATS if takes(name, rank)]
-        entries = [_seen(here, name) for name in formats if name in wanted]
-        found += entries or [max((_seen(here, name) for name in formats), key=lambda one: one.gave)]
-    return found
+        of_rank = [call for call in calls if call.rank == rank]
+        possible = [_count(of_rank, name) for name in FORMATS if takes(name, rank)]
+        requested = [count for count in possible if count.format in formats]
+        counts += requested or [max(possible, key=lambda count: count.gave)]
+    return counts
 
 
-class _Watcher:
-    def __init__(self, name: str, calls: list[Call]) -> None:
+class _ConvHook:
+    def __init__(self, name: str, calls: list[ConvCall]) -> None:
         self.name, self.calls = name, calls
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        given = args[0] if args else kwargs.get("input")
-        if isinstance(given, Tensor) and isinstance(output, Tensor):
-            self.calls.append(Call(self.name, output.dim(), _formats(given), _formats(output)))
-        # Anything else would take the place of the module's output.
+        x = args[0] if args else kwargs.get("input")
+        if isinstance(x, Tensor) and isinstance(output, Tensor):
+            self.calls.append(ConvCall(self.name, output.dim(), _formats(x), _formats(output)))
+        # Any other return value would replace the module's output.
         return None  # noqa: PLR1711, RET501
 
 
@@ -97,10 +97,10 @@ def _formats(tensor: Tensor) -> tuple[str, ...]:
         return ()
 
 
-def _seen(calls: list[Call], name: str) -> Seen:
-    by_module: dict[str, list[Call]] = {}
+def _count(calls: list[ConvCall], name: str) -> LayoutCount:
+    outputs: dict[str, list[tuple[str, ...]]] = {}
     for call in calls:
-        by_module.setdefault(call.module, []).append(call)
-    gave = [made for made in by_module.values() if all(name in call.gave for call in made)]
-    ambiguous = sum(all(len(call.gave) > 1 for call in made) for made in gave)
-    return Seen(name, len(gave), len(by_module), ambiguous)
+        outputs.setdefault(call.module, []).append(call.output_formats)
+    matching = [formats for formats in outputs.values() if all(name in each for each in formats)]
+    ambiguous = sum(all(len(each) > 1 for each in formats) for formats in matching)
+    return LayoutCount(name, len(matching), len(outputs), ambiguous)

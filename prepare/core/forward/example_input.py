@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.utils.options import ALIASES, shown
+from prepare.core.utils.options import ALIASES, as_written
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, Problem
 
@@ -104,11 +104,11 @@ def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
     problems += _unknown(config, "input", KEYS)
     args, kwargs = config.get("args"), config.get("kwargs")
     if args is not None and not isinstance(args, list):
-        problems.append(Problem("input.args", f"{shown(args)} is no list", "give [item,item]"))
+        problems.append(Problem("input.args", f"{as_written(args)} is no list", "give [item,item]"))
         args = None
     if kwargs is not None and not isinstance(kwargs, Mapping):
         problems.append(
-            Problem("input.kwargs", f"{shown(kwargs)} is no mapping", "give {name:item}")
+            Problem("input.kwargs", f"{as_written(kwargs)} is no mapping", "give {name:item}")
         )
         kwargs = None
     single = config.get("shape") is not None
@@ -167,19 +167,19 @@ def _check_shape(value: Any) -> Iterator[tuple[str, str]]:
     if value is None:
         yield "is missing", remedy
     elif not isinstance(value, list) or any(type(size) is not int for size in value):
-        yield f"{shown(value)} is no list of whole numbers", remedy
+        yield f"{as_written(value)} is no list of whole numbers", remedy
     elif any(size < 1 for size in value):
         yield f"{value!r} holds a size below 1", remedy
 
 
 def _check_dtype(value: Any) -> Iterator[tuple[str, str]]:
     if _dtype(value) not in DTYPES:
-        yield f"{shown(value)} is no dtype", choose(str(value), DTYPES)
+        yield f"{as_written(value)} is no dtype", choose(str(value), DTYPES)
 
 
 def _check_bound(value: Any) -> Iterator[tuple[str, str]]:
     if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-        yield f"{shown(value)} is no finite number", "give a number or null"
+        yield f"{as_written(value)} is no finite number", "give a number or null"
 
 
 def _range(dtype: str, low: Any, high: Any) -> Iterator[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""Runs the example input through a model, and says what a failure there likely means."""
+"""Run the example input through a model and explain a failure there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from prepare.core.forward.conv_layouts import Call, watch
+from prepare.core.forward.conv_layouts import ConvCall, watch
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import describe
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Forward:
-    """What went in and what came out, in words, and the calls of the convolutions on the way."""
+    """The inputs and the output of one forward, in words, and the calls of its convolutions."""
 
-    given: str
-    gave: str
-    calls: list[Call]
+    inputs: str
+    output: str
+    calls: list[ConvCall]
 
 
 def run_example(model: nn.Module, example: Example) -> Forward:
-    """One forward without gradients, watched; buffers are afterwards what they were.
+    """Run one forward without gradients and record its convolutions; keep the values of buffers.
 
     Raises:
-        ModelError: the forward raised; names the innermost module, and what it likely means.
+        ModelError: the forward raised; names the innermost module and the likely cause.
     """
-    given = describe([*example.args, *example.kwargs.values()])
+    inputs = describe([*example.args, *example.kwargs.values()])
     with watch(model) as calls, _keeping_buffers(model):
         try:
             with torch.no_grad():
@@ -42,12 +42,12 @@ def run_example(model: nn.Module, example: Example) -> Forward:
             if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
                 raise
             raise explained(model, error) from error
-    return Forward(given, describe(output), calls)
+    return Forward(inputs, describe(output), calls)
 
 
 @contextmanager
 def _keeping_buffers(model: nn.Module) -> Iterator[None]:
-    """A forward in training mode counts in the running statistics; that of an example is not to."""
+    """Restore the values of buffers: a forward in training mode updates the running statistics."""
     training = any(module.training for module in model.modules())
     before = [(b, b.detach().clone()) for b in model.buffers()] if training else []
     try:

@@ -7,13 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from prepare.core.model.convolutions import CONVOLUTIONS
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import computed_names, is_strided, weight_hooks
-
-_CONVOLUTIONS = (
-    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
-)  # fmt: skip
 
 
 def computed_tensors(module: nn.Module) -> dict[str, Tensor | str]:
@@ -24,7 +21,7 @@ def computed_tensors(module: nn.Module) -> dict[str, Tensor | str]:
     that could not be evaluated, and says why.
     """
     names = computed_names(module)
-    rebuilt = isinstance(module, _CONVOLUTIONS) and _has_own_forward(module)
+    rebuilt = isinstance(module, CONVOLUTIONS) and _has_own_forward(module)
     if not names and not rebuilt:
         return {}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

@@ -67,7 +67,9 @@ def read_bytes(path: str | os.PathLike, *, limit: int | None = None) -> bytes:
     except (OSError, ValueError) as error:
         raise _file_error(path, "read", error) from error
     if limit is not None and len(data) > limit:
-        raise FileError(shown(path), f"is larger than {limit:,} bytes", "give a smaller file")
+        raise FileError(
+            printable_path(path), f"is larger than {limit:,} bytes", "give a smaller file"
+        )
     return data
 
 
@@ -78,7 +80,7 @@ def read_text(path: str | os.PathLike, *, limit: int | None = None) -> str:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         wrong = f"is not UTF-8 text (byte {error.start:,})"
-        raise FileError(shown(path), wrong, "save it as UTF-8") from error
+        raise FileError(printable_path(path), wrong, "save it as UTF-8") from error
 
 
 class NewFile:
@@ -166,7 +168,7 @@ def both(path: str | os.PathLike, beside: str | os.PathLike) -> Iterator[tuple[N
     _sync_folder(os.path.dirname(path) or os.curdir)
 
 
-def shown(path: str | os.PathLike) -> str:
+def printable_path(path: str | os.PathLike) -> str:
     """A path as it can be printed on one line of any terminal."""
     text = os.fsdecode(path)
     return text if text.isprintable() and text else ascii(text)
@@ -233,17 +235,17 @@ def _sync_folder(folder: str) -> None:
 def _file_error(path: str | os.PathLike, done: str, error: OSError | ValueError) -> FileError:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     wrong = f"cannot be {done}: {' '.join(reason.split())}"
-    return FileError(shown(path), wrong, _remedy(os.fsdecode(path), error))
+    return FileError(printable_path(path), wrong, _remedy(os.fsdecode(path), error))
 
 
 def _remedy(path: str, error: OSError | ValueError) -> str:
     code = getattr(error, "errno", None)
     folder, name = os.path.split(path)
     if code == errno.ENOENT and not os.path.isdir(folder or os.curdir):
-        return f"there is no folder {shown(folder)}"
+        return f"there is no folder {printable_path(folder)}"
     if code == errno.ENOENT:
         close = nearest(name, _names(folder or os.curdir))
-        return f"did you mean {shown(Path(folder, close[0]))}?" if close else ""
+        return f"did you mean {printable_path(Path(folder, close[0]))}?" if close else ""
     return REMEDIES.get(code, "")
 
 

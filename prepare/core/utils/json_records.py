@@ -19,7 +19,7 @@ from typing import (
     get_type_hints,
 )
 
-from prepare.core.utils.files import read_text, shown, write_text
+from prepare.core.utils.files import printable_path, read_text, write_text
 
 if TYPE_CHECKING:
     from prepare.errors import PrepareError
@@ -98,14 +98,18 @@ def read_record(path: str | os.PathLike, kind: Kind, make: Callable[[dict[str, A
     try:
         data = json.loads(text)
         if data["format"] != kind.format:
-            raise kind.error(shown(path), f"this is a {data['format']}, not a {kind.format}")
+            raise kind.error(
+                printable_path(path), f"this is a {data['format']}, not a {kind.format}"
+            )
         if data["version"] != kind.version:
             wrong = f"version {data['version']!r} is not known here"
-            raise kind.error(shown(path), wrong, f"this prepare reads version {kind.version}")
+            raise kind.error(
+                printable_path(path), wrong, f"this prepare reads version {kind.version}"
+            )
         return make(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         wrong = f"this is not {kind.name}: {type(error).__name__}: {error}"
-        raise kind.error(shown(path), wrong, f"give {kind.expected}") from error
+        raise kind.error(printable_path(path), wrong, f"give {kind.expected}") from error
 
 
 def _parse_object(cls: type, data: Any) -> Any:

@@ -82,7 +82,7 @@ def convert(value: Any, hint: Any) -> Any:
 def no_options(name: str, value: Any) -> Problem:
     """The problem of a step that is given something else than its options."""
     remedy = "give them as {OPTION:value}, or null to drop the step"
-    return Problem(f"steps.{name}", f"{shown(value)} is no mapping of options", remedy)
+    return Problem(f"steps.{name}", f"{as_written(value)} is no mapping of options", remedy)
 
 
 def describe(hint: Any) -> str:
@@ -111,13 +111,13 @@ def describe(hint: Any) -> str:
     return words.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def shown(value: Any) -> str:
+def as_written(value: Any) -> str:
     """A value as its user wrote it: `null` and `true`, not None and True."""
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
 def _misfit(value: Any, hint: Any) -> ValueError:
-    return ValueError(f"{shown(value)} is not allowed", f"give {describe(hint)}")
+    return ValueError(f"{as_written(value)} is not allowed", f"give {describe(hint)}")
 
 
 def _convert_checked(value: Any, hint: Any) -> Any:
@@ -162,4 +162,4 @@ def _convert_literal(value: Any, hint: Any) -> Any:
     for word in words:
         if any(word == choice and type(word) is type(choice) for choice in allowed):
             return word
-    raise ValueError(f"{shown(value)} is not allowed", choose(str(value), map(str, allowed)))
+    raise ValueError(f"{as_written(value)} is not allowed", choose(str(value), map(str, allowed)))

@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn
 import yaml
 
 from prepare.core.utils import yaml_scalars as scalars
-from prepare.core.utils.yaml_scalars import UNPRINTABLE, dotted, key_trouble, kind_of, shown
+from prepare.core.utils.yaml_scalars import UNPRINTABLE, dotted, key_trouble, kind_of, short_repr
 from prepare.errors import RecipeError
 
 MAX_BYTES = 1 << 20
@@ -120,7 +120,7 @@ class _Reader:
         while not isinstance(event := self.next(), yaml.MappingEndEvent):
             key = self.key(event)
             if key in result:
-                wrong = f"holds the key {shown(key)} again, first in line {lines[key]}"
+                wrong = f"holds the key {short_repr(key)} again, first in line {lines[key]}"
                 self.refuse(event, wrong, "keep one of them")
             lines[key] = event.start_mark.line + 1
             if len(path) < 2:
@@ -134,7 +134,7 @@ class _Reader:
             self.refuse(event, "holds a key that is a list or a mapping", "use a string as the key")
         key = self.scalar(event)
         if not isinstance(key, str):
-            wrong = f"holds the key {shown(event.value)}, which is {kind_of(key)}"
+            wrong = f"holds the key {short_repr(event.value)}, which is {kind_of(key)}"
             self.refuse(event, wrong, "put quotes around it")
         if wrong := key_trouble(key):
             self.refuse(event, wrong, "remove it")
@@ -143,22 +143,26 @@ class _Reader:
     def inspect(self, event: yaml.Event) -> None:
         """Refuse what stands for something else than itself, and too much of anything."""
         if isinstance(event, yaml.AliasEvent):
-            self.refuse(event, f"holds the alias {shown('*' + event.anchor)}", "repeat the value")
+            self.refuse(
+                event, f"holds the alias {short_repr('*' + event.anchor)}", "repeat the value"
+            )
         if event.anchor is not None:
-            self.refuse(event, f"holds the anchor {shown('&' + event.anchor)}", "remove it")
+            self.refuse(event, f"holds the anchor {short_repr('&' + event.anchor)}", "remove it")
         if event.tag is not None:
-            self.refuse(event, f"holds the tag {shown(event.tag)}", "write plain data")
+            self.refuse(event, f"holds the tag {short_repr(event.tag)}", "write plain data")
         self.count += 1
         if self.count > MAX_VALUES:
             self.refuse(event, f"is past the first {MAX_VALUES:,} keys and values", SHORTER)
 
     def scalar(self, event: yaml.ScalarEvent) -> object:
         if "${" in event.value:
-            self.refuse(event, f"holds '${{' in {shown(event.value)}", "write the value itself")
+            self.refuse(
+                event, f"holds '${{' in {short_repr(event.value)}", "write the value itself"
+            )
         try:
             return event.value if event.style else scalars.read(event.value)
         except ValueError as error:
-            wrong = f"holds {shown(event.value)}, which {error}"
+            wrong = f"holds {short_repr(event.value)}, which {error}"
             self.refuse(event, wrong, "write it another way, or in quotes if it is text")
 
 

@@ -28,6 +28,11 @@ def printable(text: Any) -> str:
     )
 
 
+def first_line(message: object) -> str:
+    """Return the first line of an error or of a text, without the space around the whole."""
+    return str(message).strip().partition("\n")[0]
+
+
 def one_line(text: str | None) -> str:
     """The first line, and how many more there are."""
     first, *rest = (text or "").splitlines() or [""]

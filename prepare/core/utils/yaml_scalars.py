@@ -72,7 +72,7 @@ def write(value: object) -> str:
 def key_trouble(key: str) -> str:
     """Why no key of a recipe may be `key`: what other readers of YAML or Hydra would act on."""
     if key.startswith("_"):
-        return f"holds the key {shown(key)}: no key of a recipe begins with '_'"
+        return f"holds the key {short_repr(key)}: no key of a recipe begins with '_'"
     return "holds the merge key '<<'" if key == "<<" else ""
 
 
@@ -84,11 +84,11 @@ def dotted(path: tuple) -> str:
             text += f"[{key}]"
         else:
             simple = _PLAIN.fullmatch(key) and len(key) <= 60
-            text += "." * bool(text) + (key if simple else shown(key))
+            text += "." * bool(text) + (key if simple else short_repr(key))
     return text
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """A value as one short line; a cut string shows that it is one."""
     if isinstance(value, str):
         return ascii(value) if len(value) <= 60 else ascii(value[:60]) + "..."
@@ -115,7 +115,7 @@ def _integer(text: str) -> int:
 
 def _why_unfit(value: object) -> str:
     if type(value) is str:
-        return f"holds '${{' in {shown(value)}"
+        return f"holds '${{' in {short_repr(value)}"
     if type(value) is int:
         return "has more than 64 bits"
     return "is not finite" if type(value) is float else f"is {kind_of(value)}"

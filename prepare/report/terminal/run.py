@@ -21,7 +21,7 @@ from prepare.report.terminal.verify import show_verify
 if TYPE_CHECKING:
     from prepare.audit import Audit
     from prepare.audit.rows import Row
-    from prepare.core.forward.conv_layouts import Seen
+    from prepare.core.forward.conv_layouts import LayoutCount
     from prepare.flow.records import Flow
     from prepare.job.outcome import Outcome
     from prepare.job.results import Results
@@ -162,7 +162,7 @@ def _timed(results: Results) -> list[str]:
     return [case_sentence(case) + (but if case.comparison else "") for case in cases]
 
 
-def _seen(seen: Seen) -> str:
+def _seen(seen: LayoutCount) -> str:
     text = f"{seen.gave} of {plural(seen.of, 'convolution')} gave {seen.format}"
     also = seen.ambiguous
     return f"{text} ({also} of them can be read as another format as well)" if also else text

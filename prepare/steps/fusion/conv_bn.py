@@ -10,17 +10,16 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from prepare.core.model.convolutions import CONVOLUTIONS, TRANSPOSED
 from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import identity, is_plain, is_strided, named_modules, named_tensors
 from prepare.steps.fusion.symbolic_trace import has_hooks, trace
 
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # A subclass with another method than these computes something of its own, and is not fused.
 _METHODS = {
     getattr(cls, name, None)
-    for cls in (*_CONVOLUTIONS, *_NORMS)
+    for cls in (*CONVOLUTIONS, *_NORMS)
     for name in ("forward", "_conv_forward")
 }
 _NOT_FOUND = "no convolution was found whose output goes only to this norm"
@@ -54,7 +53,7 @@ def is_convolution(module: nn.Module | None) -> bool:
 
     A linear layer is not: whether its features are the norm's channels depends on the input's rank.
     """
-    return isinstance(module, _CONVOLUTIONS) and _has_torch_methods(module)
+    return isinstance(module, CONVOLUTIONS) and _has_torch_methods(module)
 
 
 def find_pairs(model: nn.Module) -> FusionSearch:
@@ -95,7 +94,7 @@ def fuse(convolution: Any, norm: Any) -> None:
     with torch.no_grad():
         weight, bias = fuse_conv_bn_weights(
             old.to(dtype), bias, mean, variance, norm.eps, scale, shift,
-            transpose=isinstance(convolution, _TRANSPOSED),
+            transpose=isinstance(convolution, TRANSPOSED),
         )  # fmt: skip
         convolution.weight = _parameter(torch.empty_like(old).copy_(weight), old)
         convolution.bias = _parameter(bias.to(old.dtype), old)
@@ -191,7 +190,7 @@ def _pair_obstacle(conv: Any, norm: Any, tied: set[int]) -> str:
         return "they are on different devices"
     if any(tensor.grad is not None or _tensor_has_hooks(tensor) for tensor in tensors):
         return "they are being trained: a parameter holds a gradient or a hook"
-    if isinstance(conv, _TRANSPOSED) and conv.groups > 1:
+    if isinstance(conv, TRANSPOSED) and conv.groups > 1:
         return "the transposed convolution before it is grouped"
     if conv.out_channels != norm.num_features:
         return "its number of channels differs from that of the convolution before it"
