@@ -60,7 +60,7 @@ def _matcher(pattern: str) -> Callable[[str, Any], bool]:
         try:
             regex = re.compile(rest)
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
         return lambda name, _: regex.fullmatch(name) is not None
     if not pattern or pattern in ("type:", "re:"):
         raise ValueError(f"{pattern!r} is an empty pattern")

@@ -28,7 +28,7 @@ def register(name: str) -> Callable[[_Class], _Class]:
     def decorate(cls: _Class) -> _Class:
         if not (isinstance(cls, type) and issubclass(cls, _KINDS)):
             kinds = ", ".join(kind.__name__ for kind in _KINDS)
-            raise StepError(f"step {name!r}", f"{cls!r} is no step", f"subclass one of {kinds}")
+            raise StepError(f"step {name!r}", f"{cls!r} is not a step", f"subclass one of {kinds}")
         if "__dataclass_params__" not in vars(cls):
             cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
         cls.name = name
@@ -101,7 +101,7 @@ class Registry(Mapping[str, type[Step]]):
             ) from error
         if point.name not in self._classes:
             if not (isinstance(loaded, type) and issubclass(loaded, _KINDS)):
-                raise StepError(f"steps.{point.name}", f"{point.value} is no step")
+                raise StepError(f"steps.{point.name}", f"{point.value} is not a step")
             register(point.name)(loaded)
 
 

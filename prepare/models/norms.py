@@ -19,7 +19,7 @@ def build_norm(name: str, *, channels: int, dims: int) -> nn.Module:
     affine, as nnU-Net uses it. Raises ValueError when `name` is none of `NORMS`.
     """
     if name not in NORMS:
-        raise ValueError(f"norm: {name!r} is no normalisation; {choose(name, NORMS)}")
+        raise ValueError(f"norm: {name!r} is not a normalisation; {choose(name, NORMS)}")
     if name == "group":
         return nn.GroupNorm(math.gcd(_GROUPS, channels), channels)
     if name == "instance":
@@ -31,4 +31,4 @@ def check_positive(**counts: int) -> None:
     """Raise ValueError naming the first of `counts` that is not a whole number above zero."""
     for name, count in counts.items():
         if type(count) is not int or count < 1:
-            raise ValueError(f"{name}: {count!r} is no such count; give a whole number from 1 up")
+            raise ValueError(f"{name}: {count!r} is not a count; give a whole number from 1 up")

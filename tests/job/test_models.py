@@ -212,7 +212,7 @@ def test_every_parameter_of_a_built_in_network_gets_a_gradient(network, norm):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_an_unknown_norm_is_refused_with_the_nearest_name(network):
-    with pytest.raises(ValueError, match="norm: 'grop' is no normalisation") as caught:
+    with pytest.raises(ValueError, match="norm: 'grop' is not a normalisation") as caught:
         network(1, norm="grop")
     assert str(caught.value).endswith("did you mean 'group'? allowed: batch, group, instance")
 
@@ -220,14 +220,14 @@ def test_an_unknown_norm_is_refused_with_the_nearest_name(network):
 @pytest.mark.parametrize(
     ("network", "options", "message"),
     [
-        (UNet3d, {"depth": 0}, "depth: 0 is no such count; give a whole number from 1 up"),
-        (UNet2d, {"width": 1.5}, "width: 1.5 is no such count; give a whole number from 1 up"),
+        (UNet3d, {"depth": 0}, "depth: 0 is not a count; give a whole number from 1 up"),
+        (UNet2d, {"width": 1.5}, "width: 1.5 is not a count; give a whole number from 1 up"),
         (
             ResNet2d,
             {"blocks": []},
-            "blocks: [] is no list of counts; give one for each stage, as in [2,2,2]",
+            "blocks: [] is not a list of counts; give one for each stage, as in [2,2,2]",
         ),
-        (ResNet2d, {"blocks": [1, 0]}, "blocks: 0 is no such count; give a whole number from 1 up"),
+        (ResNet2d, {"blocks": [1, 0]}, "blocks: 0 is not a count; give a whole number from 1 up"),
     ],
 )
 def test_a_wrong_count_is_refused_by_name(network, options, message):

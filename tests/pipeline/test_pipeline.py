@@ -120,7 +120,7 @@ def test_memory_formats_may_be_written_as_people_write_them(word, meant):
         ),
         (
             {"half": 3},
-            "steps.half: 3 is no mapping of options; give them as {OPTION:value}, or null to drop the step",
+            "steps.half: 3 is not a mapping of options; give them as {OPTION:value}, or null to drop the step",
         ),
         (
             {"half": {"dtpye": "float16"}},
@@ -141,7 +141,7 @@ def test_memory_formats_may_be_written_as_people_write_them(word, meant):
         ),
         (
             {"half": {"keep": ["re:("]}},
-            "steps.half.keep: 're:(' is no regular expression: missing ), unterminated subpattern at position 0",
+            "steps.half.keep: 're:(' is not a regular expression: missing ), unterminated subpattern at position 0",
         ),
         ({"half": {"keep": [""]}}, "steps.half.keep: '' is an empty pattern"),
         ({"half": {"keep": ["type:"]}}, "steps.half.keep: 'type:' is an empty pattern"),

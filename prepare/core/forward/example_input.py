@@ -104,11 +104,13 @@ def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
     problems += _unknown(config, "input", KEYS)
     args, kwargs = config.get("args"), config.get("kwargs")
     if args is not None and not isinstance(args, list):
-        problems.append(Problem("input.args", f"{as_written(args)} is no list", "give [item,item]"))
+        problems.append(
+            Problem("input.args", f"{as_written(args)} is not a list", "give [item,item]")
+        )
         args = None
     if kwargs is not None and not isinstance(kwargs, Mapping):
         problems.append(
-            Problem("input.kwargs", f"{as_written(kwargs)} is no mapping", "give {name:item}")
+            Problem("input.kwargs", f"{as_written(kwargs)} is not a mapping", "give {name:item}")
         )
         kwargs = None
     single = config.get("shape") is not None
@@ -167,19 +169,19 @@ def _check_shape(value: Any) -> Iterator[tuple[str, str]]:
     if value is None:
         yield "is missing", remedy
     elif not isinstance(value, list) or any(type(size) is not int for size in value):
-        yield f"{as_written(value)} is no list of whole numbers", remedy
+        yield f"{as_written(value)} is not a list of whole numbers", remedy
     elif any(size < 1 for size in value):
         yield f"{value!r} holds a size below 1", remedy
 
 
 def _check_dtype(value: Any) -> Iterator[tuple[str, str]]:
     if _dtype(value) not in DTYPES:
-        yield f"{as_written(value)} is no dtype", choose(str(value), DTYPES)
+        yield f"{as_written(value)} is not a dtype", choose(str(value), DTYPES)
 
 
 def _check_bound(value: Any) -> Iterator[tuple[str, str]]:
     if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-        yield f"{as_written(value)} is no finite number", "give a number or null"
+        yield f"{as_written(value)} is not a finite number", "give a number or null"
 
 
 def _range(dtype: str, low: Any, high: Any) -> Iterator[tuple[str, str, str]]:
@@ -214,7 +216,7 @@ def _unfit(dtype: str, low: Any, high: Any) -> Iterator[tuple[str, str, str]]:
     # `high` itself is not drawn; torch takes none of 2**63.
     for key, bound, last in (("low", low, 2**bits - 1), ("high", high, min(2**bits, 2**63 - 1))):
         if isinstance(bound, float) and not bound.is_integer():
-            yield key, f"{bound!r} is no whole number", f"give one, as the dtype is {dtype}"
+            yield key, f"{bound!r} is not a whole number", f"give one, as the dtype is {dtype}"
         elif bound is not None and not -(2**bits) * signed <= bound <= last:
             yield key, f"{bound} is out of range for {dtype}", "choose another input.dtype"
 

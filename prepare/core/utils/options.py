@@ -82,7 +82,7 @@ def convert(value: Any, hint: Any) -> Any:
 def no_options(name: str, value: Any) -> Problem:
     """The problem of a step that is given something else than its options."""
     remedy = "give them as {OPTION:value}, or null to drop the step"
-    return Problem(f"steps.{name}", f"{as_written(value)} is no mapping of options", remedy)
+    return Problem(f"steps.{name}", f"{as_written(value)} is not a mapping of options", remedy)
 
 
 def describe(hint: Any) -> str:
