@@ -29,7 +29,10 @@ from prepare.tune.records import STATUSES as TUNE_STATUSES
 from prepare.verify.records import STATUSES as VERIFY_STATUSES
 from small_nets import OPTIONAL
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 OURS = ("python run.py", "prepare ")
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -223,7 +226,9 @@ def test_every_pitfall_has_a_test_that_holds_it():
 
 
 def test_every_page_begins_with_something_to_paste():
-    first = {page_id(page): next(iter(blocks(page)), None) for page in PAGES}
+    # docs/changelog.md is one line, which includes CHANGELOG.md; CONTRIBUTING.md sets a checkout up.
+    guides = [page for page in PAGES if page.stem.lower() not in ("contributing", "changelog")]
+    first = {page_id(page): next(iter(blocks(page)), None) for page in guides}
     assert [name for name, block in first.items() if not (block and block.can_be_pasted)] == []
 
 
@@ -232,6 +237,12 @@ def test_a_file_that_the_reader_is_to_save_is_named_in_the_text(page):
     text = _BLOCK.sub("", page.read_text())
     files = [block.title for block in blocks(page) if block.title]
     assert [name for name in files if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_file_that_a_page_names_exists(page):
+    named = re.findall(r"`((?:prepare|conf|tests|benchmarks)/[\w/.]+)`", page.read_text())
+    assert [path for path in named if "NAME" not in path and not (ROOT / path).exists()] == []
 
 
 def test_every_page_can_be_reached_from_the_readme():
@@ -271,7 +282,7 @@ def test_the_site_is_built_without_a_warning_and_shows_every_page(tmp_path):
 
 def layers() -> list[set[str]]:
     """The files in each row of the table of the house, from the top down: `report/` or `cli.py`."""
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("## The house")[2]
     rows = re.findall(r"^\| [a-z ]+ \| ((?:`[\w/.]+` ?)+) \|", text, re.MULTILINE)
     return [set(re.findall(r"`([\w/.]+)`", row)) for row in rows]
 
