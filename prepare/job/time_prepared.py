@@ -15,7 +15,7 @@ from prepare.core.utils.text import plural
 from prepare.errors import PrepareError
 from prepare.job.outcome import is_out_of_memory
 from prepare.pipeline import Pipeline
-from prepare.verify.inputs import formatted, of_size
+from prepare.verify.inputs import format_call, resized
 
 if TYPE_CHECKING:
     from torch import nn
@@ -105,7 +105,7 @@ def _calls(call: Call, level: Level, first: str) -> Iterator[tuple[str, Call]]:
     yield first, call
     if level == "full":
         yield INFERENCE, call
-        one = of_size(call, 1)
+        one = resized(call, 1)
         if one is not call:
             yield ONE_SAMPLE, one
         yield TRAINING, call
@@ -142,7 +142,7 @@ def _where(models: Models) -> Pipeline:
 
 
 def _format(model: nn.Module, pipeline: Pipeline, call: Call) -> Call:
-    return formatted(call, model, pipeline)
+    return format_call(call, model, pipeline)
 
 
 def _said(now: Progress) -> str:

@@ -42,7 +42,7 @@ _PRELOADED = (
         "prepare.core.forward.conv_layouts",
         "prepare.core.utils.environment",
     ),
-    *("prepare.flow.follow", "prepare.verify.compare_case", "prepare.verify.verdict"),
+    *("prepare.flow.follow", "prepare.verify.check_model"),
     *("prepare.bench.session", "prepare.bench.model_state"),
 )
 # Of what a job prints, this much from its beginning is kept, and as much from its end.

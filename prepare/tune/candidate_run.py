@@ -19,8 +19,8 @@ from prepare.core.utils.text import first_line
 from prepare.errors import PrepareError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.tune.contestants import Checked, OutError
-from prepare.verify import verify
-from prepare.verify.inputs import formatting
+from prepare.verify.check_model import check_model
+from prepare.verify.inputs import user_formatter
 
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock
@@ -68,7 +68,7 @@ class Running:
         self._buffers = [(held, held.detach().clone()) for held in self.model.buffers()]
         train = mode == "train"
         self._variant = Variant(
-            candidate.name, self.model, formatter=formatting(self.pipeline), train=train
+            candidate.name, self.model, formatter=user_formatter(self.pipeline), train=train
         )
         with _explained(self._variant), _quiet():
             self._warm_up(manner)
@@ -90,11 +90,11 @@ class Running:
                 held.copy_(values)
         free = free_memory(torch.device("cpu")) or 0
         how = {"mode": self._mode, "memory": max(_LEAST_MEMORY, int(_PART * free))}
-        how |= {"gradients": self._mode == "train", "_exact": exact}
+        how |= {"gradients": self._mode == "train", "exact_runs": exact}
         how |= {"seconds": max(_LEAST_SECONDS, budget)}
         try:
             with _quiet():
-                found = verify(reference, self.model, batch, pipeline=self.pipeline, **how)
+                found = check_model(reference, self.model, batch, pipeline=self.pipeline, **how)
         except Exception as error:  # memory ran out, or a candidate that nobody thought of
             return Checked("cannot tell", f"it raised {type(error).__name__}: {first_line(error)}")
         outputs = [check for check in found.checks if check.what == "outputs"]

@@ -1,4 +1,4 @@
-"""What probably made a prepared model go wrong, and what to add to the steps: as sentences."""
+"""Advise on a failed verification: the probable causes, and what to change in the steps."""
 
 from __future__ import annotations
 
@@ -14,86 +14,87 @@ _FORMAT_STEPS = ("conv2d_memory_format", "conv3d_memory_format")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What is known of a failure.
+    """The facts about a failed verification.
 
-    `what` are the kinds of the checks that failed; `culprit` is the name of `module`; `steps` the
-    pipeline's configuration; `raised` what forward raised; `plainly_wrong` the dtype, if the
-    unprepared model is as wrong in it; `by_compiler` says that all is right without
-    the compiler.
+    `failed` holds the kinds of the failed checks, `culprit` the name of `module`, `steps` the pipeline's
+    configuration, `raised` the error of the forward. `baseline_wrong_in` is the dtype, if the unprepared
+    model is as wrong in it. `by_compiler`: all is right without the compiler.
     """
 
-    what: frozenset[str]
+    failed: frozenset[str]
     culprit: str
     module: nn.Module | None
     steps: Mapping[str, Any]
     raised: str = ""
-    plainly_wrong: str = ""
+    baseline_wrong_in: str = ""
     by_compiler: bool = False
 
 
 def advise(fault: Fault) -> str:
-    """A paragraph: what it may be, the most probable cause first, and what to do about each."""
-    letters = (f"({chr(97 + i)}) {cause}" for i, cause in enumerate(_causes(fault)))
-    return "If you expected this to work, it may be that " + ", or that ".join(letters) + "."
+    """Return a paragraph that lists possible causes, the most probable first, each with its remedy."""
+    causes = (f"({chr(97 + i)}) {cause}" for i, cause in enumerate(_causes(fault)))
+    return "If you expected this to work, it may be that " + ", or that ".join(causes) + "."
 
 
 def _causes(fault: Fault) -> Iterable[str]:
-    what, module, steps = fault.what, fault.module, fault.steps
-    raised, plainly_wrong, culprit = fault.raised, fault.plainly_wrong, fault.culprit
-    formats = [name for name in _FORMAT_STEPS if name in steps and _is_last(steps[name])]
-    half, name = steps.get("half"), culprit or "NAME"
+    module, steps = fault.module, fault.steps
+    formats = [name for name in _FORMAT_STEPS if name in steps and _is_channels_last(steps[name])]
+    half, name = steps.get("half"), fault.culprit or "NAME"
     repair = "" if "repair_layout" in steps else "add +steps.repair_layout={}, or "
     if fault.by_compiler:
         yield (
             "the compiler computes something else than the modules do: choose another steps.compile.backend "
-            "or steps.compile.mode, or drop it with steps.compile=null"
+            "or steps.compile.mode, or remove it with steps.compile=null"
         )
-    if raised:
-        yield f"its forward cannot take what it is given: {raised}"
-    if plainly_wrong:
+    if fault.raised:
+        yield f"its forward cannot run on the prepared inputs: {fault.raised}"
+    if fault.baseline_wrong_in:
         yield (
-            f"torch itself is wrong in {name} in {plainly_wrong} on this device: the unprepared model in "
-            "that dtype, in the contiguous format, is as far off"
+            f"torch itself is wrong in {name} in {fault.baseline_wrong_in} on this device: the unprepared "
+            "model in that dtype, in the contiguous format, is as far off"
         )
-    if "layout" in what:
+    if "layout" in fault.failed:
         yield (
-            "something undid the preparation, as load_state_dict(assign=True) or a second cast does: "
+            "something undid the preparation, such as load_state_dict(assign=True) or a second cast: "
             "apply the pipeline again"
         )
-    if "values" in what:
+    if "values" in fault.failed:
         yield (
-            "the reference is no copy of the same weights, or the model was trained or loaded since: "
+            "the reference is not a copy of the same weights, or the model was trained or loaded since: "
             "take copy.deepcopy(model) just before apply"
         )
-    if "flags" in what:
+    if "flags" in fault.failed:
         yield "model.train() or .eval() was called on a part of one of the two models"
-    if "casts" in what:
-        yield f"{_half_word(half)} cannot hold its numbers: {_keep(steps, name)}"
+    if "casts" in fault.failed:
+        yield f"{_half_dtype(half)} cannot represent its numbers: {_keep(steps, name)}"
     if formats and isinstance(module, _NORMS):
         yield (
             f"torch's {type(module).__name__} is wrong for channels-last tensors on this device: "
             f"{repair}exclude the convolutions around it with steps.{formats[0]}.exclude=[...]"
         )
-    if half and "casts" not in what:
-        yield f"{name} needs more digits or a wider range than {_half_word(half)} has: {_keep(steps, name)}"
+    if half and "casts" not in fault.failed:
+        yield (
+            f"{name} needs more precision or a wider range than {_half_dtype(half)} has: "
+            f"{_keep(steps, name)}"
+        )
     if formats and not isinstance(module, _NORMS):
         yield (
-            f"the code of {name} depends on how tensors lie (view, as_strided, a kernel of its own): "
-            f"{repair}leave it out with steps.{formats[0]}.exclude=[{name}]"
+            f"the code of {name} depends on the layout of tensors (view, as_strided, a custom kernel): "
+            f"{repair}exclude it with steps.{formats[0]}.exclude=[{name}]"
         )
-    yield "the model changes what it computes from call to call, or a hook of it changes gradients"
+    yield "the model computes something else at every call, or one of its hooks changes gradients"
 
 
-def _half_word(half: Any) -> str:
-    """The dtype that the step `half` asks for."""
+def _half_dtype(half: Any) -> str:
+    """Return the dtype that the step `half` casts to."""
     return str((half or {}).get("dtype", "its new dtype"))
 
 
 def _keep(steps: Mapping[str, Any], name: str) -> str:
-    if _half_word(steps.get("half")) == "float16":
-        return f"add steps.half.keep=[norms,{name}], or take steps.half.dtype=bfloat16"
+    if _half_dtype(steps.get("half")) == "float16":
+        return f"add steps.half.keep=[norms,{name}], or use steps.half.dtype=bfloat16"
     return f"add steps.half.keep=[norms,{name}]"
 
 
-def _is_last(options: Any) -> bool:
+def _is_channels_last(options: Any) -> bool:
     return str((options or {}).get("memory_format", "channels_last")).startswith("channels_last")

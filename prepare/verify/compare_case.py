@@ -1,243 +1,305 @@
-"""Compares on one case what the exact, the plain and the prepared model give."""
+"""Compare the prepared model with the exact run and the baseline on one case."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from prepare.core.forward.explain_error import explained
 from prepare.core.model.tensors import name_of
 from prepare.verify.execution.budget import Budget, estimate
-from prepare.verify.execution.determinism import flags_for
-from prepare.verify.execution.runner import RaisedError, Runner, Three, UnknownError, pass_on
+from prepare.verify.execution.determinism import training_flags
+from prepare.verify.execution.runner import (
+    CannotTellError,
+    ExactRuns,
+    PreparedModelError,
+    Runner,
+    RunResults,
+    raise_if_out_of_memory,
+)
 from prepare.verify.inputs import jittered
 from prepare.verify.records import Check
 from prepare.verify.tolerance import (
     Difference,
     compare,
-    floor_of,
-    not_finite,
-    step_of,
-    too_noisy,
+    first_non_finite,
+    is_too_noisy,
+    rounding_floor,
+    rounding_step,
 )
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.verify.cases import Case
-    from prepare.verify.execution.model_pair import Models
-    from prepare.verify.execution.single_run import Named, Run
+    from prepare.verify.cases import VerificationCase
+    from prepare.verify.execution.model_pair import ModelPair
+    from prepare.verify.execution.single_run import NamedTensors, RunResult
+    from prepare.verify.fault_locator import ModuleTrace
 
-PARTS = {
+_Trace = TypeVar("_Trace", bound="ModuleTrace")
+
+# The kinds of tensors that are compared, and the field of RunResult that holds each.
+RESULT_FIELDS = {
     "outputs": "outputs",
     "input gradients": "inputs",
     "parameter gradients": "parameters",
     "buffers": "buffers",
 }
-# Outputs and input gradients are on a scale of their own; a parameter's is that of its module.
-SCALED = {
-    "input gradients": "gradient",
-    "parameter gradients": "module gradient",
-    "buffers": "module",
-}
-# How often what exceeds its tolerance is looked at again, on inputs that differ by this part.
-TRIES, JITTER = 2, 0.02
+# A tensor that exceeds its tolerance is compared again, so often, on inputs changed by this fraction.
+RETRIES, JITTER = 2, 0.02
 _RANDOM = (
-    "the reference itself gives other outputs with every seed: it draws random numbers that cannot be "
-    "held still, or is not deterministic"
+    "the reference itself returns other outputs with every seed: it draws random numbers that cannot be "
+    "fixed, or is not deterministic"
 )
 _RANDOM_COMPILED = (
-    "compiled, it gives other outputs with every seed: dropout and random numbers cannot be held "
-    "still there"
+    "the compiled model returns other outputs with every seed: its dropout and random numbers cannot be "
+    "fixed"
 )
 
 
 @dataclass
-class Comparison:
-    """One case: what was compared, and why something could not be.
+class CaseComparison:
+    """The comparison of one case: its differences, or the reason why there are none.
 
-    Without `gradients` nothing runs backward. `exact` keeps exact runs, see `Runner`. With
-    `compiled` the prepared model runs with its compiler; in mode eval only its outputs are compared,
-    since it is compiled for no more.
+    Without `gradients` no backward runs. `exact_runs` caches exact runs, see `Runner`. With `compiled`
+    the prepared model runs with its compiler; in mode eval only its outputs are then compared, since it
+    was compiled for inference. `raised` is the error of the prepared model, `retry_failure` the reason
+    why a difference could not be compared again.
     """
 
-    models: Models
-    case: Case
+    models: ModelPair
+    case: VerificationCase
     budget: Budget
     mode: str
     compiled: bool = False
     gradients: bool = True
-    exact: dict[Any, Any] = field(default_factory=dict)
-    differences: dict[str, list[Difference]] = field(default_factory=dict)
-    raised: str = ""
-    unsure: str = ""
-    runner: Runner | None = None
+    exact_runs: ExactRuns = field(default_factory=dict)
+    differences: dict[str, list[Difference]] = field(default_factory=dict, init=False)
+    raised: str = field(default="", init=False)
+    retry_failure: str = field(default="", init=False)
+    runner: Runner = field(init=False, repr=False)
 
     def checks(self) -> list[Check]:
-        """Runs the case. One check for each kind of tensor, or one that says why there is none."""
+        """Run the case. Return one check for each kind of tensor, or one with the reason for a failure."""
         try:
-            # A step may have frozen a part of the prepared model; the reference runs so, too.
-            flags = flags_for(self.models.prepared, self.case.mode)
-            cost = estimate(self.models.reference, self.case.call, flags)
-            how = {"compiled": self.compiled, "backward": self._has_backward}
-            how |= {"case": self.case, "kept": self.exact, "careful": self.mode == "eval"}
-            self.runner = Runner(self.models, flags, self.budget, cost, **how)
-            three = self.runner.three(self.case.call)
-            self._check_repeatable(three)
-        except UnknownError as reason:
+            # A step may have frozen a part of the prepared model; the reference runs in the same modes.
+            flags = training_flags(self.models.prepared, self.case.mode)
+            self.runner = Runner(
+                self.models,
+                flags,
+                self.budget,
+                estimate(self.models.reference, self.case.call, flags),
+                compiled=self.compiled,
+                backward=self._has_backward,
+                skip_unsafe_backward=self.mode == "eval",
+                case=self.case,
+                exact_runs=self.exact_runs,
+            )
+            results = self.runner.run_all(self.case.call)
+            self._check_repeatable(results)
+        except CannotTellError as reason:
             return [self._check("outputs", "cannot tell", note=str(reason))]
-        except RaisedError as raised:
-            self.raised = str(raised)
+        except PreparedModelError as error:
+            self.raised = str(error)
             return [self._check("forward", "fail", note=self.raised)]
-        except Exception as error:  # the reference's own code
+        except Exception as error:  # raised by the reference's own code
             return [self._reference_raised(error)]
-        parts, unsafe = self._parts(three), self._unsafe(three)
-        self.differences = {what: self._compare(three, what) for what in parts}
-        self._look_again(three)
-        return [self._judge(what, three) for what in parts] + unsafe
+        kinds, skipped = self._kinds(results), self._skipped_gradients(results)
+        self.differences = {kind: self._compare(results, kind) for kind in kinds}
+        self._compare_again(results)
+        return [self._judge(kind, results) for kind in kinds] + skipped
+
+    @property
+    def exact_dtype(self) -> torch.dtype | None:
+        """The dtype of the exact run; None if nothing was compared."""
+        return self.runner.exact_dtype if self.differences else None
+
+    def wrong(self, kind: str) -> list[Difference]:
+        """Return the tensors of a kind whose error exceeds the tolerance, the worst first."""
+        exceeding = [item for item in self.differences.get(kind, []) if item.exceeds]
+        return sorted(exceeding, key=lambda item: -item.excess)
+
+    def traced(
+        self, make_trace: Callable[[nn.Module], _Trace]
+    ) -> tuple[_Trace, _Trace, _Trace] | None:
+        """Run the exact, the baseline and the prepared model again, each under its own trace.
+
+        Return None if these runs do not fit into the budget, or the prepared model raises.
+        """
+        reference = self.models.reference
+        traces = make_trace(reference), make_trace(reference), make_trace(self.models.prepared)
+        try:
+            self.runner.run_all(self.case.call, traces)
+        except (CannotTellError, PreparedModelError):
+            return None
+        return traces
 
     @property
     def _has_backward(self) -> bool:
         return self.gradients and not (self.compiled and self.mode == "eval")
 
-    def _parts(self, three: Three) -> list[str]:
-        if self._has_backward and three.ours.beyond is None:
-            return list(PARTS)
+    def _kinds(self, results: RunResults) -> list[str]:
+        if self._has_backward and results.prepared.unsafe_module is None:
+            return list(RESULT_FIELDS)
         return ["outputs"] if self.compiled else ["outputs", "buffers"]
 
-    def _unsafe(self, three: Three) -> list[Check]:
-        """What is said of gradients that were not computed, since memory might be overwritten."""
-        if (name := three.ours.beyond) is None:
+    def _skipped_gradients(self, results: RunResults) -> list[Check]:
+        """Return the checks of gradients that were skipped because memory might be overwritten."""
+        name = results.prepared.unsafe_module
+        if name is None:
             return []
-        note = f"torch may overwrite memory in the backward of {name or 'the model'}, so there was none"
-        return [self._check(what, "skipped", note=note) for what in PARTS if "gradients" in what]
+        note = f"torch may overwrite memory in the backward of {name or 'the model'}, so it was not run"
+        kinds = [kind for kind in RESULT_FIELDS if "gradients" in kind]
+        return [self._check(kind, "skipped", note=note) for kind in kinds]
 
-    @property
-    def exact_dtype(self) -> torch.dtype | None:
-        """What was taken as exact; None where nothing was compared."""
-        return self.runner.exact_dtype if self.runner and self.differences else None
-
-    def wrong(self, what: str) -> list[Difference]:
-        """The tensors of that kind whose error exceeds what is allowed, the worst first."""
-        found = [one for one in self.differences.get(what, []) if one.exceeds]
-        return sorted(found, key=lambda one: -one.excess)
-
-    def traced(self, make: Callable[[nn.Module], Any]) -> tuple[Any, Any, Any] | None:
-        """The exact, the plain and the prepared model run once more, each under its own `make(model)`.
-
-        None where that does not fit any more.
-        """
-        reference = self.models.reference
-        traces = make(reference), make(reference), make(self.models.prepared)
-        try:
-            self.runner.three(self.case.call, traces)
-        except (UnknownError, RaisedError):
-            return None
-        return traces
-
-    def _check_repeatable(self, three: Three) -> None:
-        again = self.runner.plain(self.case.call, seed=1, backward=False)
-        for once, other in zip(three.plain, again, strict=False):
-            if any(one.exceeds for one in self._differ(once, [], other, "outputs")):
-                raise UnknownError(_RANDOM)
+    def _check_repeatable(self, results: RunResults) -> None:
+        repeated = self.runner.run_baseline(self.case.call, seed=1, backward=False)
+        for first, second in zip(results.baseline, repeated, strict=False):
+            if self._outputs_differ(first, second):
+                raise CannotTellError(_RANDOM)
         if self.compiled:
-            again = self.runner.ours(self.case.call, seed=1)
-            if any(one.exceeds for one in self._differ(three.ours, [], again, "outputs")):
-                raise UnknownError(_RANDOM_COMPILED)
+            again = self.runner.run_prepared(self.case.call, seed=1)
+            if self._outputs_differ(results.prepared, again):
+                raise CannotTellError(_RANDOM_COMPILED)
 
-    def _compare(self, three: Three, what: str) -> list[Difference]:
-        plain = three.plain + (three.noisy if "gradients" in what else [])
-        return self._differ(three.exact, plain, three.ours, what)
+    def _outputs_differ(self, first: RunResult, second: RunResult) -> bool:
+        return any(item.exceeds for item in self._differences(first, [], second, "outputs"))
 
-    def _differ(self, exact: Run, plain: list[Run], ours: Run, what: str) -> list[Difference]:
-        def kept(run: Run) -> Named:
-            named, free = getattr(run, PARTS[what]), self.models.free
-            return {k: v for k, v in named.items() if not any(k.startswith(f"{n}.") for n in free)}
+    def _compare(self, results: RunResults, kind: str) -> list[Difference]:
+        baseline = results.baseline + (results.perturbed if "gradients" in kind else [])
+        return self._differences(results.exact, baseline, results.prepared, kind)
 
-        how = {"dtype": self.models.dtype, "depth": self.models.depth}
-        plain = [kept(run) for run in plain]
-        return compare(kept(exact), plain, kept(ours), scaled=SCALED.get(what, ""), **how)
+    def _differences(
+        self, exact: RunResult, baseline: list[RunResult], prepared: RunResult, kind: str
+    ) -> list[Difference]:
+        def comparable(result: RunResult) -> NamedTensors:
+            named: NamedTensors = getattr(result, RESULT_FIELDS[kind])
+            rewritten = tuple(f"{name}." for name in self.models.rewritten)
+            return {
+                name: tensor for name, tensor in named.items() if not name.startswith(rewritten)
+            }
 
-    def _look_again(self, three: Three) -> None:
-        """Of what exceeds, keeps for each tensor the try in which it exceeds least.
+        return compare(
+            comparable(exact),
+            [comparable(result) for result in baseline],
+            comparable(prepared),
+            dtype=self.models.dtype,
+            depth=self.models.depth,
+            gradients="gradients" in kind,
+            # Outputs and input gradients have their own scales; those of a module share one.
+            by_module=kind in ("parameter gradients", "buffers"),
+        )
 
-        What no noise could excuse is settled, and the whole with it, where it counts.
+    def _compare_again(self, results: RunResults) -> None:
+        """Repeat the comparison while tensors exceed their tolerance, and keep the mildest of each.
+
+        Stop if all that exceeds is beyond noise, or if a difference beyond noise fails the verification.
         """
-        for seed in range(TRIES + 1):
-            wrong = [(what, one) for what in self.differences for one in self.wrong(what)]
-            settled = [what for what, one in wrong if one.is_beyond_noise]
-            if len(settled) == len(wrong) or any(map(self._counts, settled)):
+        for seed in range(RETRIES + 1):
+            wrong = [(kind, item) for kind in self.differences for item in self.wrong(kind)]
+            certain = [kind for kind, item in wrong if item.is_beyond_noise]
+            if len(certain) == len(wrong) or any(map(self._counts, certain)):
                 return
             call = jittered(self.case.call, JITTER, seed) if seed else self.case.call
             try:
-                three = self.runner.three(call) if seed else three
-                three.noisy += self.runner.noisy(call, self._forward_error(), seed)
-            except (UnknownError, RaisedError) as reason:
-                self.unsure = str(reason)
+                results = self.runner.run_all(call) if seed else results
+                results.perturbed += self.runner.run_perturbed(call, self._forward_error(), seed)
+            except (CannotTellError, PreparedModelError) as reason:
+                self.retry_failure = str(reason)
                 return
-            for what, before in self.differences.items():
-                again = {one.name: one for one in self._compare(three, what)}
-                self.differences[what] = [_milder(one, again.get(one.name)) for one in before]
+            for kind, before in self.differences.items():
+                again = {item.name: item for item in self._compare(results, kind)}
+                self.differences[kind] = [_milder(item, again.get(item.name)) for item in before]
 
     def _forward_error(self) -> float:
-        """The largest error of the outputs, as far as rounding in one module may make it."""
+        """Return the largest error of the outputs, but no more than rounding in one module explains."""
         dtype = self.models.dtype
-        eps, floor = torch.finfo(dtype).eps, floor_of(dtype, self.models.depth)
-        found = [one.error for one in self.differences["outputs"]]
-        if not all(error <= floor for error in found):
-            return eps  # the outputs are wrong, and so say nothing about rounding
-        return min(max([*found, eps]), step_of(dtype))
+        eps, floor = torch.finfo(dtype).eps, rounding_floor(dtype, self.models.depth)
+        errors = [item.error for item in self.differences["outputs"]]
+        if not all(error <= floor for error in errors):
+            return eps  # the outputs are wrong, so their error is not one of rounding
+        return min(max([*errors, eps]), rounding_step(dtype))
 
-    def _judge(self, what: str, three: Three) -> Check:
-        found, wrong = self.differences[what], self.wrong(what)
-        if name := not_finite(getattr(three.exact, PARTS[what])):
+    def _judge(self, kind: str, results: RunResults) -> Check:
+        differences, wrong = self.differences[kind], self.wrong(kind)
+        if name := first_non_finite(getattr(results.exact, RESULT_FIELDS[kind])):
             note = "the reference is not finite here"
-            return self._check(what, "cannot tell", worst=name, note=note)
-        if not found:
-            status = "cannot tell" if what == "outputs" else "skipped"
-            return self._check(what, status, note="there is nothing to compare")
-        worst = max(found, key=lambda one: one.excess)
-        counts = self._counts(what)
-        status, note = ("fail" if counts else "wrong") if wrong else "pass", worst.note
-        if wrong and self.unsure and not worst.is_beyond_noise:
+            return self._check(kind, "cannot tell", worst=name, note=note)
+        if not differences:
+            status = "cannot tell" if kind == "outputs" else "skipped"
+            return self._check(kind, status, note="there is nothing to compare")
+        worst = max(differences, key=lambda item: item.excess)
+        counts = self._counts(kind)
+        status, note = "pass", worst.note
+        if wrong and self.retry_failure and not worst.is_beyond_noise:
             status = "cannot tell"
-            note = f"is off, and to look again was not possible: {self.unsure}"
-        elif not wrong and what != "buffers" and too_noisy(found):
+            note = f"is off, and could not be compared again: {self.retry_failure}"
+        elif wrong:
+            status = "fail" if counts else "wrong"
+        elif kind != "buffers" and is_too_noisy(differences):
             status = "cannot tell" if counts else "skipped"
             note = f"the unprepared model in {name_of(self.models.dtype)} is itself too far off"
-            note += "; with trained weights it may not be" if "gradients" in what else ""
-        numbers = {"error": _number(worst.error), "allowed": _number(worst.allowed)}
+            note += "; with trained weights it may not be" if "gradients" in kind else ""
         return self._check(
-            what, status, worst=worst.name, compared=len(found), note=note, **numbers
+            kind,
+            status,
+            worst=worst.name,
+            compared=len(differences),
+            note=note,
+            error=_finite_or_none(worst.error),
+            allowed=_finite_or_none(worst.allowed),
         )
 
-    def _counts(self, what: str) -> bool:
-        """Whether it fails the verification: in mode eval, what only training uses does not."""
+    def _counts(self, kind: str) -> bool:
+        """Whether a wrong tensor of this kind fails the verification; in eval, gradients do not."""
         return (
-            what == "outputs"
+            kind == "outputs"
             or self.mode == "train"
-            or (what == "buffers" and self.case.mode == "eval")
+            or (kind == "buffers" and self.case.mode == "eval")
         )
 
     def _reference_raised(self, error: Exception) -> Check:
-        pass_on(error)
+        raise_if_out_of_memory(error)
         note = f"the reference raises: {explained(self.models.reference, error)}"
         status = "skipped" if self.case.is_variation else "cannot tell"
         return self._check("forward", status, note=note)
 
-    def _check(self, what: str, status: str, **more: Any) -> Check:
-        inputs = ", ".join(filter(None, (self.case.inputs, self.compiled and "compiled")))
-        case = {"mode": self.case.mode, "batch": self.case.call.batch, "inputs": inputs}
-        return Check(what=what, status=status, dtype=name_of(self.models.dtype), **case, **more)
+    def _check(
+        self,
+        kind: str,
+        status: str,
+        *,
+        worst: str = "",
+        compared: int = 0,
+        note: str = "",
+        error: float | None = None,
+        allowed: float | None = None,
+    ) -> Check:
+        inputs = [self.case.inputs, "compiled" if self.compiled else ""]
+        return Check(
+            what=kind,
+            status=status,
+            mode=self.case.mode,
+            batch=self.case.call.batch,
+            inputs=", ".join(filter(None, inputs)),
+            dtype=name_of(self.models.dtype),
+            error=error,
+            allowed=allowed,
+            worst=worst,
+            compared=compared,
+            note=note,
+        )
 
 
-def _milder(one: Difference, other: Difference | None) -> Difference:
-    return one if other is None or math.isnan(one.error) or one.excess <= other.excess else other
+def _milder(before: Difference, again: Difference | None) -> Difference:
+    if again is None or math.isnan(before.error) or before.excess <= again.excess:
+        return before
+    return again
 
 
-def _number(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""What a model is called with: the user's batch as arguments, and variations of it."""
+"""Format the user's batch for the prepared model, and vary it: size, mean, small random changes."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
 
 
-def as_used(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
-    """The call as a user gives it to the prepared model: as it is, where that formats it itself."""
-    itself = pipeline is not None and formatting(pipeline) is None
-    return call if itself else formatted(call, prepared, pipeline)
+def user_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
+    """Return the call that a user makes: formatted, unless the prepared model formats its inputs itself."""
+    formats_itself = pipeline is not None and user_formatter(pipeline) is None
+    return call if formats_itself else format_call(call, prepared, pipeline)
 
 
-def formatted(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
-    """The call in the device, types and formats that the prepared model runs in."""
+def format_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
+    """Convert the call to the device, dtypes and memory formats of the prepared model."""
     if pipeline is None:
-        return call.map(_like(prepared).tensor)
-    form = formatting(pipeline) or pipeline.format
-    # A step of a user's own expects the batch itself.
-    args = (form(call.args[0]),) if len(call.args) == 1 else form(call.args)
-    return Call(args, form(call.kwargs))
+        return call.map(_formatter_like(prepared).tensor)
+    formatter = user_formatter(pipeline) or pipeline.format
+    # A step written by a user expects the batch itself, not a tuple of arguments.
+    args = (formatter(call.args[0]),) if len(call.args) == 1 else formatter(call.args)
+    return Call(args, formatter(call.kwargs))
 
 
-def formatting(pipeline: Pipeline) -> Callable[[Any], Any] | None:
-    """How a user formats a batch for what `pipeline` prepared; None where the model does so itself.
+def user_formatter(pipeline: Pipeline) -> Callable[[Any], Any] | None:
+    """Return the function with which a user formats a batch; None if the model formats it itself.
 
-    Without an input step batches come as they are: only what the model could not run without,
-    the device and the floating-point type, is brought into line.
+    Without an input step, only the device and the floating-point dtype are converted, since the model
+    could not run otherwise.
     """
     steps = pipeline.steps.values()
     if not any(step.phase == "inputs" for step in steps):
@@ -45,9 +45,11 @@ def formatting(pipeline: Pipeline) -> Callable[[Any], Any] | None:
     return None if any(getattr(step, "attach", False) for step in steps) else pipeline.format
 
 
-def of_size(call: Call, size: int) -> Call:
-    """The call with `size` samples: the first ones, or the same repeated, a little different each time."""
+def resized(call: Call, size: int) -> Call:
+    """Return the call with `size` samples: the first ones, or repetitions with small random changes."""
     batch = call.batch
+    if batch is None or batch == size:
+        return call
 
     def resize(tensor: Tensor) -> Tensor:
         if not tensor.dim() or len(tensor) != batch:
@@ -56,11 +58,11 @@ def of_size(call: Call, size: int) -> Call:
         parts = [tensor, *(_jittered(tensor, 0.1, seed) for seed in range(1, repeats))]
         return torch.cat([part.contiguous() for part in parts])[:size].contiguous()
 
-    return call if batch in (None, size) else call.map(resize)
+    return call.map(resize)
 
 
 def shifted(call: Call, deviations: float) -> Call:
-    """The call with the mean of each floating tensor moved by so many of its standard deviations."""
+    """Return the call with each floating-point tensor shifted by a number of its standard deviations."""
 
     def shift(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() or tensor.numel() < 2:
@@ -70,13 +72,13 @@ def shifted(call: Call, deviations: float) -> Call:
     return call.map(shift) if deviations else call
 
 
-def jittered(call: Call, part: float, seed: int) -> Call:
-    """The call with random numbers of this part of its own deviation added to each floating tensor."""
-    return call.map(lambda tensor: _jittered(tensor, part, seed))
+def jittered(call: Call, fraction: float, seed: int) -> Call:
+    """Add random numbers to each floating-point tensor, scaled to a fraction of its standard deviation."""
+    return call.map(lambda tensor: _jittered(tensor, fraction, seed))
 
 
 def nudged(call: Call, seed: int = 0) -> Call:
-    """The call with every floating number moved by about one unit of its last place."""
+    """Return the call with each floating-point number changed by about one unit in the last place."""
 
     def nudge(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
@@ -87,23 +89,24 @@ def nudged(call: Call, seed: int = 0) -> Call:
     return call.map(nudge)
 
 
-def _jittered(tensor: Tensor, part: float, seed: int) -> Tensor:
+def _jittered(tensor: Tensor, fraction: float, seed: int) -> Tensor:
     if not tensor.is_floating_point() or tensor.numel() < 2:
         return tensor
     noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
-    scale = part * float(tensor.double().std())
+    scale = fraction * float(tensor.double().std())
     return tensor + (noise * scale).to(tensor.device, tensor.dtype)
 
 
 def _signs(tensor: Tensor, seed: int) -> Tensor:
-    drawn = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(seed))
-    return (drawn * 2 - 1).to(tensor.device, tensor.dtype)
+    bits = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(seed))
+    return (bits * 2 - 1).to(tensor.device, tensor.dtype)
 
 
-def _like(model: nn.Module) -> Formatter:
-    sizes: dict[tuple[torch.device, torch.dtype], int] = {}
+def _formatter_like(model: nn.Module) -> Formatter:
+    """Return a formatter for the device and dtype of most of the model's parameters."""
+    counts: dict[tuple[torch.device, torch.dtype], int] = {}
     for tensor in model.parameters():
         if tensor.is_floating_point():
             kind = (tensor.device, tensor.dtype)
-            sizes[kind] = sizes.get(kind, 0) + tensor.numel()
-    return Formatter(*max(sizes, key=lambda kind: sizes[kind])) if sizes else Formatter()
+            counts[kind] = counts.get(kind, 0) + tensor.numel()
+    return Formatter(*max(counts, key=lambda kind: counts[kind])) if counts else Formatter()

@@ -1,30 +1,28 @@
-"""What a verification found, as plain data: saved to and loaded from `verify.json` without torch."""
+"""Records of a verification as plain data, saved to and loaded from `verify.json` without torch."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from prepare.core.utils import json_records
 from prepare.errors import VerificationError
 
 _KIND = json_records.Kind("prepare.verify", 1, "a verification", "a verify.json", VerificationError)
 STATUSES = ("pass", "fail", "cannot tell")
-CHECK_STATUSES = (*STATUSES, "wrong", "skipped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was compared, in one case.
+    """The result of one check, in one case.
 
     `what` is values, casts, layout, flags, forward, outputs, input gradients, parameter gradients
-    or buffers. `mode`, `batch` and `inputs` are those of the case, empty for what needs no forward.
-    `dtype` is the coarsest of the prepared model's. `error` is the largest difference from the
-    reference and `allowed` what is tolerated, both as a part of the tensor's scale (see
-    `prepare.verify.tolerance`), of the tensor `worst` among `compared`; None where there is no
-    such number. `status` is `pass`, `fail`, `cannot tell`; `wrong` where it is, in a mode in which
-    that does not count; `skipped` where the reference itself cannot run so.
+    or buffers. `mode`, `batch` and `inputs` describe the case; they are empty for a check without a
+    forward. `dtype` is the coarsest dtype of the prepared model. `error` is the largest difference from
+    the reference and `allowed` the tolerance, both of the tensor `worst` among `compared` tensors and as a
+    fraction of its scale (see `prepare.verify.tolerance`); None if there is no such number. `status` is
+    `pass`, `fail` or `cannot tell`; `wrong` for a failure that does not count in this mode; `skipped` if
+    there is nothing to compare, or the comparison cannot run or would be meaningless.
     """
 
     what: str
@@ -42,10 +40,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """What a cast to another dtype took from one tensor: counts of its elements.
+    """Numbers of one tensor that a cast to another dtype lost.
 
-    `overflowed` became infinite, `flushed` became zero, `rounded` were whole numbers of a tensor
-    that holds nothing else, and are other numbers now.
+    `overflowed` counts those that became infinite, `flushed` those that became zero, and `rounded` those
+    that changed in a tensor of whole numbers.
     """
 
     tensor: str
@@ -59,11 +57,11 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """Whether a prepared model still computes what the unprepared one does.
+    """The result of a verification: does the prepared model compute what the unprepared one does?
 
-    `status` is `pass`, `fail` or `cannot tell`; then `reason` says why. `culprit` is the first
-    module where it went wrong, `advice` what probably caused that and what to do; both may be
-    empty. `lost` is sorted, the worst tensor first. `reference` is the dtype that was taken as exact.
+    `status` is `pass`, `fail` or `cannot tell`; `reason` says why. `culprit` is the first module that is
+    wrong, `advice` the probable causes and remedies; both may be empty. `lost` is sorted, the worst tensor
+    first. `reference` is the dtype of the exact run.
     """
 
     status: str
@@ -78,15 +76,15 @@ class Verification:
     seconds: float
 
     def save(self, path: str | Path) -> None:
-        """Writes `verify.json`. Raises FileError."""
+        """Write `verify.json`. Raises FileError."""
         json_records.write_json(path, _KIND.head | asdict(self), lines=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Verification:
-        """Read a verification from its JSON; torch is not needed.
+        """Load a verification from its JSON, without torch.
 
         Raises:
-            VerificationError: the file is not a verification, or one of another version.
+            VerificationError: the file is not a verification, or is of another version.
         """
         return json_records.load(cls, path, _KIND, check=_check_status)
 
@@ -97,8 +95,16 @@ def _check_status(verification: Verification) -> None:
 
 
 def unknown(reason: str, *, level: str, mode: str) -> Verification:
-    """That nothing could be compared, and why."""
-    none: dict[str, Any] = {"checks": (), "lost": (), "culprit": "", "advice": "", "reference": ""}
+    """Return a verification that could not compare anything, and the reason."""
     return Verification(
-        status="cannot tell", reason=reason, level=level, mode=mode, seconds=0.0, **none
+        status="cannot tell",
+        reason=reason,
+        level=level,
+        mode=mode,
+        reference="",
+        checks=(),
+        lost=(),
+        culprit="",
+        advice="",
+        seconds=0.0,
     )

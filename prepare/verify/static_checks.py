@@ -1,4 +1,4 @@
-"""What needs no forward: the values of both models, what a cast took from them, flags and layout."""
+"""Checks that need no forward: values of both models, losses in casts, training flags, and layout."""
 
 from __future__ import annotations
 
@@ -8,76 +8,90 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from prepare.core.model.tensors import is_plain, name_of, named_modules, named_tensors
+from prepare.step import ModuleStep
 from prepare.steps.repairs import find_repair, repair_names
 from prepare.verify.records import Check, Lost
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
+    from prepare.step import Step
 
-Pairs = dict[str, tuple[Tensor, Tensor]]
-
-
-def pairs_of(reference: nn.Module, prepared: nn.Module) -> Pairs:
-    """Each tensor that both models hold under one name: the reference's, and the prepared one's."""
-    there = {place.path: place.tensor for place in named_tensors(reference)}
-    here = {place.path: place.tensor for place in named_tensors(prepared)}
-    return {path: (there[path], tensor) for path, tensor in here.items() if path in there}
+TensorPairs = dict[str, tuple[Tensor, Tensor]]
 
 
-def rewritten(
+def tensor_pairs(reference: nn.Module, prepared: nn.Module) -> TensorPairs:
+    """Return (reference's, prepared) for each tensor that both models have under the same name."""
+    originals = {entry.path: entry.tensor for entry in named_tensors(reference)}
+    return {
+        entry.path: (originals[entry.path], entry.tensor)
+        for entry in named_tensors(prepared)
+        if entry.path in originals
+    }
+
+
+def rewritten_modules(
     reference: nn.Module, prepared: nn.Module, pipeline: Pipeline | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The modules that a structure step gives other tensors, and those whose mode it may have set.
+    """Return the modules whose tensors a structure step replaces, and those whose mode it may change.
 
-    A repair of ours does neither.
+    The repairs of `repair_layout` do neither.
     """
     if pipeline is None:
         return (), ()
     repairs = [find_repair(name) for name in repair_names()]
-    here = dict(named_modules(prepared))
+    modules = dict(named_modules(prepared))
     actions = pipeline.plan(reference, known_issues="ignore").actions
-    asked = [(n, a.step) for a in actions if a.phase == "structure" for n in a.modules]
-    free = tuple(n for n, step in asked if not pipeline.steps[step].keeps_tensors)
-    return free, tuple(
-        n for n, _ in asked if n not in here or not any(r.is_repaired(here[n]) for r in repairs)
+    targets = [(n, a.step) for a in actions if a.phase == "structure" for n in a.modules]
+    rewritten = tuple(n for n, step in targets if not _keeps_tensors(pipeline.steps[step]))
+    mode_changed = tuple(
+        n
+        for n, _ in targets
+        if n not in modules or not any(repair.is_repaired(modules[n]) for repair in repairs)
     )
+    return rewritten, mode_changed
 
 
 def check_values(
-    reference: nn.Module, prepared: nn.Module, pairs: Pairs, free: tuple[str, ...]
+    reference: nn.Module, prepared: nn.Module, pairs: TensorPairs, rewritten: tuple[str, ...]
 ) -> Check:
-    """Whether every tensor holds what a plain cast of the reference's gives, bit for bit."""
-    total = {place.path for model in (reference, prepared) for place in named_tensors(model)}
-    wrong = [
-        path for path in sorted(total) if not _is_under(path, free) and not _same(pairs.get(path))
+    """Check that every tensor equals the reference's, cast to its dtype, bit for bit."""
+    paths = {entry.path for model in (reference, prepared) for entry in named_tensors(model)}
+    different = [
+        path
+        for path in sorted(paths)
+        if not _is_under(path, rewritten) and not _is_equal(pairs.get(path))
     ]
-    if not wrong:
+    if not different:
         return Check(what="values", status="pass", compared=len(pairs))
-    more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-    said = "does not hold" if wrong[0] in pairs else "is in one model only, so it does not hold"
-    return Check(
-        what="values", status="fail", worst=wrong[0], compared=len(total),
-        note=f"{wrong[0]}{more} {said} the reference's values, cast to its dtype",
-    )  # fmt: skip
+    worst = different[0]
+    more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
+    if worst in pairs:
+        note = f"{worst}{more} differs from the reference's values, cast to its dtype"
+    else:
+        note = f"{worst}{more} is in only one of the two models"
+    return Check(what="values", status="fail", worst=worst, compared=len(paths), note=note)
 
 
-def lost_in(pairs: Pairs) -> tuple[Lost, ...]:
-    """What the casts took, from every tensor they took something from; the worst first."""
-    found = [lost for path, pair in pairs.items() if (lost := _lost(path, *pair))]
-    return tuple(sorted(found, key=lambda x: (-x.overflowed, -x.rounded, -x.flushed, x.tensor)))
+def cast_losses(pairs: TensorPairs) -> tuple[Lost, ...]:
+    """Return the losses of every tensor that lost numbers in a cast, the worst first."""
+    losses = [loss for path, pair in pairs.items() if (loss := _cast_loss(path, *pair))]
+    return tuple(sorted(losses, key=lambda x: (-x.overflowed, -x.rounded, -x.flushed, x.tensor)))
 
 
-def check_casts(lost: tuple[Lost, ...]) -> Check:
-    """Whether a finite number has become infinite; the rest is for the record."""
-    over = [one for one in lost if one.overflowed]
-    if not over:
-        return Check(what="casts", status="pass", compared=len(lost))
-    note = f"{over[0].overflowed} of {over[0].elements} numbers of {over[0].tensor} overflow {over[0].after}"
-    return Check(what="casts", status="fail", worst=over[0].tensor, compared=len(lost), note=note)
+def check_casts(losses: tuple[Lost, ...]) -> Check:
+    """Fail if a finite number became infinite; other losses are recorded only."""
+    overflows = [loss for loss in losses if loss.overflowed]
+    if not overflows:
+        return Check(what="casts", status="pass", compared=len(losses))
+    worst = overflows[0]
+    note = (
+        f"{worst.overflowed} of {worst.elements} numbers of {worst.tensor} overflow {worst.after}"
+    )
+    return Check(what="casts", status="fail", worst=worst.tensor, compared=len(losses), note=note)
 
 
 def check_layout(prepared: nn.Module, pipeline: Pipeline) -> Check:
-    """Whether everything lies and is typed as the pipeline wants it."""
+    """Check that every tensor still has the device, dtype and layout that the pipeline wants."""
     drift = pipeline.check(prepared)
     if not drift:
         return Check(what="layout", status="pass")
@@ -85,55 +99,66 @@ def check_layout(prepared: nn.Module, pipeline: Pipeline) -> Check:
     return Check(what="layout", status="fail", worst=drift[0].where, note=f"{drift[0]}{more}")
 
 
-def check_flags(reference: nn.Module, prepared: nn.Module, free: tuple[str, ...]) -> Check:
-    """Whether the same modules are in training mode; only where both models themselves agree."""
+def check_flags(reference: nn.Module, prepared: nn.Module, mode_changed: tuple[str, ...]) -> Check:
+    """Check that the same modules are in training mode, if both models themselves are in the same mode."""
     if reference.training != prepared.training:
         return Check(
             what="flags", status="skipped", note="one model is in training mode, the other is not"
         )
-    there = {name: module.training for name, module in named_modules(reference)}
+    flags = {name: module.training for name, module in named_modules(reference)}
     for name, module in named_modules(prepared):
-        if there.get(name, module.training) != module.training and not _is_under(name, free):
-            now, was = _mode(module.training), _mode(there[name])
-            note = f"{name} is in {now} mode, in the reference in {was} mode"
-            return Check(what="flags", status="fail", worst=name, compared=len(there), note=note)
-    return Check(what="flags", status="pass", compared=len(there))
+        expected = flags.get(name, module.training)
+        if expected != module.training and not _is_under(name, mode_changed):
+            note = f"{name} is in {_mode_of(module)} mode, but not in the reference"
+            return Check(what="flags", status="fail", worst=name, compared=len(flags), note=note)
+    return Check(what="flags", status="pass", compared=len(flags))
 
 
-def _mode(training: bool) -> str:  # noqa: FBT001
-    return "train" if training else "eval"
+def _mode_of(module: nn.Module) -> str:
+    return "train" if module.training else "eval"
 
 
-def _is_under(path: str, free: tuple[str, ...]) -> bool:
-    return any(not name or path == name or path.startswith(name + ".") for name in free)
+def _keeps_tensors(step: Step) -> bool:
+    return isinstance(step, ModuleStep) and step.keeps_tensors
 
 
-def _same(pair: tuple[Tensor, Tensor] | None) -> bool:
+def _is_under(path: str, modules: tuple[str, ...]) -> bool:
+    return any(not name or path == name or path.startswith(name + ".") for name in modules)
+
+
+def _is_equal(pair: tuple[Tensor, Tensor] | None) -> bool:
     if pair is None:
         return False
-    reference, ours = (tensor.detach() for tensor in pair)
+    reference, prepared = (tensor.detach() for tensor in pair)
     if not (is_plain(pair[0]) and is_plain(pair[1])):
-        return True  # what such a tensor means is its class's affair; outputs will tell
-    if reference.shape != ours.shape or reference.is_complex() != ours.is_complex():
+        return True  # only its class knows the values of such a tensor; the outputs are compared
+    if reference.shape != prepared.shape or reference.is_complex() != prepared.is_complex():
         return False
-    cast = reference.to(ours.device, ours.dtype)
-    nothing = (cast != cast) & (ours != ours)  # noqa: PLR0124
-    return bool(((cast == ours) | nothing).all())
+    cast = reference.to(prepared.device, prepared.dtype)
+    both_nan = (cast != cast) & (prepared != prepared)  # noqa: PLR0124
+    return bool(((cast == prepared) | both_nan).all())
 
 
-def _lost(path: str, before: Tensor, after: Tensor) -> Lost | None:
-    plain = is_plain(before) and is_plain(after) and before.shape == after.shape
-    if not plain or before.dtype == after.dtype or not before.is_floating_point():
+def _cast_loss(path: str, before: Tensor, after: Tensor) -> Lost | None:
+    is_comparable = is_plain(before) and is_plain(after) and before.shape == after.shape
+    if not is_comparable or before.dtype == after.dtype or not before.is_floating_point():
         return None
-    counts = dict(_counts(before.detach(), after.detach().to(before.device)))
+    counts = dict(_loss_counts(before.detach(), after.detach().to(before.device)))
     if not any(counts.values()):
         return None
-    kinds = {"before": name_of(before.dtype), "after": name_of(after.dtype)}
-    return Lost(tensor=path, elements=before.numel(), **kinds, **counts)
+    return Lost(
+        tensor=path,
+        before=name_of(before.dtype),
+        after=name_of(after.dtype),
+        elements=before.numel(),
+        overflowed=counts["overflowed"],
+        flushed=counts["flushed"],
+        rounded=counts["rounded"],
+    )
 
 
-def _counts(before: Tensor, after: Tensor) -> Iterator[tuple[str, int]]:
+def _loss_counts(before: Tensor, after: Tensor) -> Iterator[tuple[str, int]]:
     yield "overflowed", int((before.isfinite() & ~after.isfinite()).sum())
     yield "flushed", int(((before != 0) & (after == 0)).sum())
-    whole = before.numel() > 1 and bool((before == before.round()).all())
-    yield "rounded", int((before != after.to(before.dtype)).sum()) if whole else 0
+    is_whole = before.numel() > 1 and bool((before == before.round()).all())
+    yield "rounded", int((before != after.to(before.dtype)).sum()) if is_whole else 0

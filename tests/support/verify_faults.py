@@ -1,4 +1,4 @@
-"""A network with a little of everything, and the faults that a verification has to find in it."""
+"""A network with many kinds of layers, and the faults that a verification must find in it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Net(nn.Module):
 
 
 def changed(path, change):
-    """A fault that writes `change(values)` into one parameter or buffer."""
+    """Return a fault that replaces the values of one parameter or buffer by `change(values)`."""
 
     def fault(model):
         owner, _, name = path.rpartition(".")
@@ -57,7 +57,7 @@ def in_first(value):
     return change
 
 
-DEEDS = {
+CHANGES = {
     "one element off": in_first(lambda value: value * 1.05 + 0.01),
     "NaN in one": in_first(lambda value: float("nan")),
     "Inf in one": in_first(lambda value: float("inf")),
@@ -66,7 +66,7 @@ DEEDS = {
     "zeros": torch.zeros_like,
     "a percent more": lambda tensor: tensor * 1.01,
 }
-HELD = ("stem.weight", "mix.weight", "up.weight", "head.bias", "bn.bias")
+PARAMETERS = ("stem.weight", "mix.weight", "up.weight", "head.bias", "bn.bias")
 BUFFERS = {
     "bn.running_mean": lambda t: t + 0.1,
     "bn.running_var": lambda t: t * 1.1,
@@ -134,7 +134,7 @@ class WrongBackward(torch.autograd.Function):
 
 
 class Counts(nn.Module):
-    """Gives something else at every call."""
+    """Returns something else at every call."""
 
     calls = 0
 
@@ -143,7 +143,7 @@ class Counts(nn.Module):
         return x * (1 + 0.1 * (Counts.calls % 7))
 
 
-class Straight(nn.Module):
+class StraightThrough(nn.Module):
     def forward(self, x):
         return x.relu().detach() + x - x.detach()
 
@@ -195,7 +195,7 @@ OTHERS = {
     "hard swish": replaced("act", nn.Hardswish),
     "leaky relu": replaced("relu", lambda: nn.LeakyReLU(0.01)),
     "no relu": replaced("relu", nn.Identity),
-    "straight through": replaced("relu", Straight),
+    "straight through": replaced("relu", StraightThrough),
     "average pooling": replaced("pool", lambda: nn.AvgPool2d(2)),
     "other corners": replaced("grow", lambda: nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)),
     "nearest": replaced("grow", lambda: nn.Upsample(scale_factor=2)),
@@ -229,7 +229,7 @@ OTHERS = {
     "softmax over another dimension": outputs(lambda out: {**out, "images": [out["images"][0], F.softmax(out["images"][0], 2)]}),
 }  # fmt: skip
 FAULTS = {
-    **{f"{deed} of {path}": changed(path, change) for path in HELD for deed, change in DEEDS.items()},
+    **{f"{name} of {path}": changed(path, change) for path in PARAMETERS for name, change in CHANGES.items()},
     **{f"another {path}": changed(path, change) for path, change in BUFFERS.items()},
     **OTHERS,
 }  # fmt: skip

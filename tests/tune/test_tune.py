@@ -557,13 +557,13 @@ def test_compilers_are_tried_where_they_are_allowed_and_frozen_in_inference_alon
 
 @pytest.mark.parametrize(("budget", "seconds"), [(2.0, 30.0), (90.0, 90.0)])
 def test_a_verification_may_take_as_long_as_the_tuning(monkeypatch, budget, seconds):
-    given, verify = [], running.verify
+    given, check_model = [], running.check_model
 
     def told(*args, **how):
         given.append(how["seconds"])
-        return verify(*args, **how)
+        return check_model(*args, **how)
 
-    monkeypatch.setattr(running, "verify", told)
+    monkeypatch.setattr(running, "check_model", told)
     candidate, model = Candidate("flat", {"conv2d_memory_format": {}}), small().eval()
     runner = Running(model, candidate, [BATCH], mode="eval", clock=time.perf_counter)
     assert runner.check(model, BATCH, {}, budget=budget).status == "pass"

@@ -1,4 +1,4 @@
-"""A verification catches what is planted, lets clean preparations be, and touches nothing."""
+"""Test that a verification finds planted faults, passes clean preparations, and restores all state."""
 
 import copy
 import itertools
@@ -26,11 +26,12 @@ from prepare.pipeline import Pipeline
 from prepare.report.sentences import verify_sentence
 from prepare.report.terminal.verify import show_verify
 from prepare.verify import Check, Lost, Verification, verify
-from prepare.verify.compare_case import PARTS
+from prepare.verify.check_model import check_model
+from prepare.verify.compare_case import RESULT_FIELDS
 from prepare.verify.execution import single_run
 from prepare.verify.execution.budget import Budget, Cost, estimate
-from prepare.verify.execution.determinism import Still, flags_for
-from prepare.verify.inputs import of_size, shifted
+from prepare.verify.execution.determinism import DeterministicMode, training_flags
+from prepare.verify.inputs import resized, shifted
 from prepare.verify.tolerance import compare
 from small_nets import build, facts
 from verify_faults import FAULTS, Net
@@ -43,7 +44,7 @@ LAST = {
     "input_format": {},
 }
 PIPELINES = {"float32": LAST, "bfloat16": {**LAST, "half": {"dtype": "bfloat16"}}}
-# No clean preparation: NaN in the weight gradient of a depthwise ConvTranspose3d.
+# Not a clean preparation: NaN in the weight gradient of a depthwise ConvTranspose3d.
 NOT_CLEAN = {("monai_mednext", "float32")}
 
 
@@ -60,18 +61,18 @@ def check(reference, steps, batch, **options):
 
 
 def estimated(model, batch):
-    return estimate(model, call_of(batch), flags_for(model, "eval"))
+    return estimate(model, call_of(batch), training_flags(model, "eval"))
 
 
-def by_what(found):
-    return {check.what: check for check in found.checks}
+def checks_by_kind(result):
+    return {check.what: check for check in result.checks}
 
 
 # --------------------------------------------------------------------------------- planted faults
 
 
 def planted(name, steps=FLAT):
-    """The verification of a clean preparation into which one fault was planted afterwards."""
+    """Verify a clean preparation into which one fault was planted afterwards."""
     torch.manual_seed(0)
     reference = Net().train()
     pipeline, model = prepared(reference, steps)
@@ -84,10 +85,10 @@ QUICK = sorted(FAULTS)[::7]
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_fault_does_not_pass(name):
-    found = planted(name)
-    assert found.status != "pass"
-    assert found.reason
-    assert found.status == "cannot tell" or found.advice
+    result = planted(name)
+    assert result.status != "pass"
+    assert result.reason
+    assert result.status == "cannot tell" or result.advice
 
 
 @pytest.mark.slow
@@ -98,8 +99,8 @@ def test_no_planted_fault_passes(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FAULTS))
-def test_no_planted_fault_passes_without_a_layout(name):
-    if name != "contiguous weight":  # which is none then
+def test_no_planted_fault_passes_without_a_layout_step(name):
+    if name != "contiguous weight":  # not a fault without a layout step
         assert planted(name, {"device": {"device": "cpu"}}).status != "pass"
 
 
@@ -142,70 +143,76 @@ WRONG_ON_CPU = {
     "steps", [FLAT, {"conv2d_memory_format": {}}], ids=["formatted", "weights"]
 )
 @pytest.mark.parametrize("name", WRONG_ON_CPU)
-def test_the_wrong_gradients_of_an_instance_norm_in_channels_last_are_found(name, steps):
+def test_wrong_gradients_of_a_channels_last_instance_norm_are_found(name, steps):
     reference, batch = WRONG_ON_CPU[name]()
-    found = check(reference, steps, batch, mode="train")
-    seen = by_what(found)
-    assert seen["outputs"].status == "pass"
-    assert (found.status, seen["parameter gradients"].status) == ("fail", "fail")
-    assert "norm" in found.culprit or isinstance(
-        reference.get_submodule(found.culprit), nn.InstanceNorm2d
+    result = check(reference, steps, batch, mode="train")
+    checks = checks_by_kind(result)
+    assert checks["outputs"].status == "pass"
+    assert (result.status, checks["parameter gradients"].status) == ("fail", "fail")
+    assert "norm" in result.culprit or isinstance(
+        reference.get_submodule(result.culprit), nn.InstanceNorm2d
     )
-    assert "+steps.repair_layout={}" in found.advice
+    assert "+steps.repair_layout={}" in result.advice
 
 
-def test_in_mode_eval_wrong_gradients_are_reported_and_do_not_fail():
+def test_wrong_gradients_in_mode_eval_are_reported_but_do_not_fail():
     reference, batch = flat_norm(nn.SiLU())
-    found = check(reference, FLAT, batch)
-    assert (found.status, by_what(found)["parameter gradients"].status) == ("pass", "wrong")
-    assert "gradients" in found.reason
+    result = check(reference, FLAT, batch)
+    assert (result.status, checks_by_kind(result)["parameter gradients"].status) == (
+        "pass",
+        "wrong",
+    )
+    assert "gradients" in result.reason
 
 
-def test_without_gradients_nothing_runs_backward_and_outputs_are_judged_the_same(monkeypatch):
+def test_without_gradients_no_backward_runs_and_outputs_still_count(monkeypatch):
     reference, batch = flat_norm(nn.SiLU())
     pipeline, model = prepared(reference, FLAT)
     monkeypatch.setattr(single_run, "_backward", lambda *_: pytest.fail("it ran backward"))
-    found = verify(reference, model, batch, pipeline=pipeline, gradients=False)
-    assert found.status == "pass"
-    assert {"outputs", "buffers"} <= {check.what for check in found.checks}
-    assert not any("gradient" in check.what for check in found.checks)
+    result = verify(reference, model, batch, pipeline=pipeline, gradients=False)
+    assert result.status == "pass"
+    assert {"outputs", "buffers"} <= {check.what for check in result.checks}
+    assert not any("gradient" in check.what for check in result.checks)
     with torch.no_grad():
         next(model.parameters()).add_(0.1)
     assert verify(reference, model, batch, pipeline=pipeline, gradients=False).status == "fail"
-    with pytest.raises(RefusedError, match="in mode train they count"):
+    with pytest.raises(RefusedError, match="mode 'train' requires them"):
         verify(reference, model, batch, mode="train", gradients=False)
 
 
-def test_what_is_exact_is_computed_once_for_several_verifications(monkeypatch):
+def test_verifications_that_share_exact_runs_compute_them_once(monkeypatch):
     reference, batch = flat_norm(nn.SiLU())
     pipeline, model = prepared(reference, FLAT)
-    kept, dtypes, plain = {}, [], single_run.run
-    monkeypatch.setattr(
-        single_run, "run", lambda *a, **how: dtypes.append(how.get("dtype")) or plain(*a, **how)
-    )
-    how = {"pipeline": pipeline, "_exact": kept}
-    first, second = (verify(reference, model, batch, gradients=False, **how) for _ in "ab")
+    exact_runs, dtypes, run_model = {}, [], single_run.run_model
+
+    def recording(*args, **options):
+        dtypes.append(options.get("dtype"))
+        return run_model(*args, **options)
+
+    monkeypatch.setattr(single_run, "run_model", recording)
+    options = {"pipeline": pipeline, "exact_runs": exact_runs}
+    first, second = (check_model(reference, model, batch, gradients=False, **options) for _ in "ab")
     assert dtypes.count(torch.float64) == 1
     assert [check.error for check in first.checks] == [check.error for check in second.checks]
-    third = verify(reference, model, batch, **how)
+    third = check_model(reference, model, batch, **options)
     assert dtypes.count(torch.float64) > 1
     assert any("gradient" in check.what for check in third.checks)
 
 
-def test_they_are_right_with_two_samples_and_full_finds_them_all_the_same():
+def test_full_finds_gradients_that_are_wrong_for_one_sample_only():
     reference, _ = flat_norm(nn.SiLU())
     batch = torch.randn(2, 3, 12, 12)
     assert check(reference, FLAT, batch, mode="train").status == "pass"
     assert check(reference, FLAT, batch, mode="train", level="full").status == "fail"
 
 
-def test_full_finds_a_group_norm_that_loses_all_digits_at_a_large_mean():
+def test_full_finds_a_group_norm_that_is_wrong_at_a_large_mean():
     reference = nn.Sequential(nn.GroupNorm(4, 16), nn.Conv2d(16, 4, 3))
     batch = torch.randn(2, 16, 32, 32)
     assert check(reference, FLAT, batch).status == "pass"
-    found = check(reference, FLAT, batch, level="full")
-    assert (found.status, found.culprit) == ("fail", "0")
-    assert {c.inputs for c in found.checks if c.status == "fail"} == {"mean 100 deviations"}
+    result = check(reference, FLAT, batch, level="full")
+    assert (result.status, result.culprit) == ("fail", "0")
+    assert {c.inputs for c in result.checks if c.status == "fail"} == {"mean 100 deviations"}
 
 
 # ------------------------------------------------------------------------------ clean preparations
@@ -232,13 +239,13 @@ SMALL = {
 @pytest.mark.parametrize("name", SMALL)
 def test_a_clean_preparation_of_a_small_network_passes(name, precision):
     model, shape = SMALL[name]()
-    found = check(model, PIPELINES[precision], torch.randn(shape), mode="train")
-    assert (found.status, found.reason) == ("pass", "")
-    assert by_what(found)["parameter gradients"].compared == len(list(model.parameters()))
+    result = check(model, PIPELINES[precision], torch.randn(shape), mode="train")
+    assert (result.status, result.reason) == ("pass", "")
+    assert checks_by_kind(result)["parameter gradients"].compared == len(list(model.parameters()))
 
 
 def raw(name):
-    """A network as it is built, and what to call it with."""
+    """Build a network and its example input, without converting them."""
     if name in MORE:
         return MORE[name][0](), Example(tuple(torch.randn(shape) for shape in MORE[name][1:]))
     config = OmegaConf.load(CONF / f"model/{name}.yaml").input
@@ -251,24 +258,24 @@ def raw(name):
 @pytest.mark.parametrize("name", NETS)
 def test_no_clean_preparation_fails(name, precision, mode, size):
     if (name, precision) in NOT_CLEAN:
-        pytest.skip("this torch is wrong there")
+        pytest.skip("torch computes wrong gradients there")
     reference, example = raw(name)
-    call = of_size(call_of(example), size)
+    call = resized(call_of(example), size)
     batch = Example(call.args, call.kwargs)
-    found = check(reference, PIPELINES[precision], batch, mode=mode, seconds=60.0)
-    assert found.status != "fail", found
+    result = check(reference, PIPELINES[precision], batch, mode=mode, seconds=60.0)
+    assert result.status != "fail", result
 
 
-# ----------------------------------------------------------------------- never passed, and why not
+# ----------------------------------------------------------------------- random numbers, cannot tell
 
 
 def stochastic_depth(x):
-    """As MONAI's EfficientNet draws it."""
+    """Drop samples at random, as MONAI's EfficientNet does."""
     drawn = torch.rand((x.shape[0], 1, 1, 1), dtype=x.dtype, device=x.device)
     return x / 0.8 * torch.floor(0.8 + drawn)
 
 
-HELD = {
+FIXED = {
     "rand": stochastic_depth,
     "rand_like": lambda x: x + torch.rand_like(x),
     "randn": lambda x: x + torch.randn(x.shape, dtype=x.dtype),
@@ -295,34 +302,34 @@ class Draws(nn.Module):
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-@pytest.mark.parametrize("draw", HELD)
-def test_random_numbers_are_those_of_the_unprepared_model(draw, mode):
-    found = check(Draws(HELD[draw]), FLAT, torch.randn(2, 3, 8, 8), mode=mode)
-    assert (found.status, found.reference) == ("pass", "float64"), found.reason
+@pytest.mark.parametrize("draw", FIXED)
+def test_both_models_draw_the_same_random_numbers(draw, mode):
+    result = check(Draws(FIXED[draw]), FLAT, torch.randn(2, 3, 8, 8), mode=mode)
+    assert (result.status, result.reference) == ("pass", "float64"), result.reason
 
 
 @pytest.mark.parametrize("precision", PIPELINES)
 def test_random_numbers_are_the_same_in_every_precision(precision):
     model = Draws(lambda x: x * torch.rand_like(x))
-    found = check(model, PIPELINES[precision], torch.randn(2, 3, 8, 8), mode="train")
-    assert found.status == "pass", found.reason
+    result = check(model, PIPELINES[precision], torch.randn(2, 3, 8, 8), mode="train")
+    assert result.status == "pass", result.reason
 
 
 class Checkpointed(Draws):
-    """What it draws is drawn once more in its backward, in a part within a part where that is `nested`."""
+    """Draws again in backward, in a checkpointed segment; in a segment of a segment if `nested`."""
 
     def __init__(self, draw, *, reentrant, nested=False):
         super().__init__(draw)
-        self.how, self.nested = {"use_reentrant": reentrant}, nested
+        self.options, self.nested = {"use_reentrant": reentrant}, nested
 
     def forward(self, x):
         def inner(x):
             return self.draw(self.first(x))
 
         def outer(x):
-            return self.draw(checkpoint(inner, x, **self.how)) * self.draw(x).mean()
+            return self.draw(checkpoint(inner, x, **self.options)) * self.draw(x).mean()
 
-        return self.last(checkpoint(outer if self.nested else inner, x, **self.how))
+        return self.last(checkpoint(outer if self.nested else inner, x, **self.options))
 
 
 @pytest.mark.parametrize("precision", PIPELINES)
@@ -331,16 +338,14 @@ class Checkpointed(Draws):
 @pytest.mark.parametrize(
     "draw", [lambda x: x * torch.rand_like(x), functional.dropout], ids=["numbers", "dropout"]
 )
-def test_what_a_checkpointed_part_draws_once_more_is_what_it_drew(
-    draw, reentrant, nested, precision
-):
+def test_a_recomputed_checkpoint_draws_the_same_numbers(draw, reentrant, nested, precision):
     model = Checkpointed(draw, reentrant=reentrant, nested=nested)
-    found = check(model, PIPELINES[precision], torch.randn(2, 3, 8, 8), mode="train")
-    assert found.status == "pass", found.reason
+    result = check(model, PIPELINES[precision], torch.randn(2, 3, 8, 8), mode="train")
+    assert result.status == "pass", result.reason
 
 
 class Reversed(torch.autograd.Function):
-    """Computes its forward once more in its backward, as reversible networks do by `backward(y, dy)`."""
+    """Runs its forward again in backward, and calls `backward(y, dy)`, as reversible networks do."""
 
     @staticmethod
     def forward(ctx, x, weight, keeps):
@@ -358,17 +363,17 @@ class Reversed(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_a_backward_within_a_backward_is_as_without_a_verification(keeps):
+def test_a_backward_inside_a_backward_works(keeps):
     class Reversible(nn.Conv2d):
         def forward(self, x):
             return Reversed.apply(x, self.weight, keeps)
 
-    found = check(Reversible(3, 4, 3, bias=False), FLAT, torch.randn(2, 3, 8, 8), mode="train")
-    assert found.status == "pass", found.reason
+    result = check(Reversible(3, 4, 3, bias=False), FLAT, torch.randn(2, 3, 8, 8), mode="train")
+    assert result.status == "pass", result.reason
 
 
-def test_numbers_are_drawn_once_more_where_torch_is_set_back():
-    with Still():
+def test_numbers_repeat_if_torchs_generator_is_reset():
+    with DeterministicMode():
         state = torch.get_rng_state()
         once, other = torch.rand(8), torch.rand(8)
         torch.set_rng_state(state)
@@ -376,23 +381,23 @@ def test_numbers_are_drawn_once_more_where_torch_is_set_back():
         assert not torch.equal(once, other)
 
 
-def test_a_fault_is_found_between_random_numbers():
-    model, batch = Draws(HELD["randn_like"]), torch.randn(2, 3, 8, 8)
-    pipeline, ours = prepared(model, FLAT)
+def test_a_fault_is_found_despite_random_numbers():
+    model, batch = Draws(FIXED["randn_like"]), torch.randn(2, 3, 8, 8)
+    pipeline, changed = prepared(model, FLAT)
     with torch.no_grad():
-        ours.last.weight[0, 0, 0, 0] += 0.1
-    assert verify(model, ours, batch, pipeline=pipeline).status == "fail"
+        changed.last.weight[0, 0, 0, 0] += 0.1
+    assert verify(model, changed, batch, pipeline=pipeline).status == "fail"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_held_numbers_are_those_of_their_kind_whatever_the_type_and_format(dtype, memory_format):
+def test_fixed_numbers_keep_their_distribution_in_dtype_and_format(dtype, memory_format):
     given = torch.zeros((4, 16, 32, 32), dtype=dtype).to(memory_format=memory_format)
-    with Still():
+    with DeterministicMode():
         uniform, normal = torch.rand_like(given), torch.randn_like(given)
         ones = torch.empty_like(given).bernoulli_(0.25)
         spread = torch.empty_like(given).uniform_(2.0, 4.0)
-    with Still():
+    with DeterministicMode():
         flat = torch.rand(given.shape, dtype=torch.float64)
     assert uniform.is_contiguous(memory_format=memory_format)
     assert torch.equal(uniform, flat.clamp(max=1 - torch.finfo(dtype).eps / 2).to(dtype))
@@ -409,28 +414,28 @@ def test_held_numbers_are_those_of_their_kind_whatever_the_type_and_format(dtype
 
 
 OWN = torch.Generator()
-NOT_HELD = {
+NOT_FIXED = {
     "a generator of its own": lambda x: x + torch.randn(x.shape, generator=OWN, dtype=x.dtype),
     "Python's numbers": lambda x: x * random.random(),
     "multinomial": lambda x: x * (1 + torch.multinomial(torch.ones(1000), 1)),
 }
 
 
-@pytest.mark.parametrize("draw", NOT_HELD)
-def test_a_model_whose_random_numbers_cannot_be_held_cannot_be_told(draw):
-    found = check(Draws(NOT_HELD[draw]), FLAT, torch.randn(2, 3, 8, 8))
-    assert found.status == "cannot tell"
-    assert "random numbers that cannot be held still" in found.reason
+@pytest.mark.parametrize("draw", NOT_FIXED)
+def test_random_numbers_that_cannot_be_fixed_are_cannot_tell(draw):
+    result = check(Draws(NOT_FIXED[draw]), FLAT, torch.randn(2, 3, 8, 8))
+    assert result.status == "cannot tell"
+    assert "random numbers that cannot be fixed" in result.reason
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_reference_that_is_not_finite_cannot_be_told(value):
+def test_a_reference_that_is_not_finite_is_cannot_tell(value):
     model = nn.Conv2d(3, 4, 3)
     nn.init.constant_(model.bias, value)
     assert check(model, FLAT, torch.randn(1, 3, 8, 8)).status == "cannot tell"
 
 
-def test_outputs_without_a_tensor_cannot_be_told():
+def test_outputs_without_a_tensor_are_cannot_tell():
     class Says(nn.Conv2d):
         def forward(self, x):
             return "nothing"
@@ -438,7 +443,7 @@ def test_outputs_without_a_tensor_cannot_be_told():
     assert check(Says(3, 4, 3), FLAT, torch.randn(1, 3, 8, 8)).status == "cannot tell"
 
 
-def test_what_a_cast_loses_is_counted_and_an_overflow_fails():
+def test_losses_of_a_cast_are_counted_and_an_overflow_fails():
     model = nn.Conv2d(3, 4, 3)
     with torch.no_grad():
         model.weight[0, 0, 0, :2] = torch.tensor([1e5, -1e6])
@@ -447,27 +452,27 @@ def test_what_a_cast_loses_is_counted_and_an_overflow_fails():
     # Not applied: `apply` refuses what overflows.
     pipeline = Pipeline.from_config({"half": {"dtype": "float16"}, "input_format": {}})
     cast = copy.deepcopy(model).half()
-    found = verify(model, cast, torch.randn(1, 3, 8, 8), pipeline=pipeline)
-    lost = {one.tensor: one for one in found.lost}
-    assert found.status == "fail"
-    assert (found.lost[0].tensor, lost["weight"].overflowed) == ("weight", 2)
+    result = verify(model, cast, torch.randn(1, 3, 8, 8), pipeline=pipeline)
+    lost = {loss.tensor: loss for loss in result.lost}
+    assert result.status == "fail"
+    assert (result.lost[0].tensor, lost["weight"].overflowed) == ("weight", 2)
     assert (lost["bias"].flushed, lost["position"].rounded) == (1, 1024)
-    assert "2 of 108 numbers of weight overflow float16" in found.reason
-    assert "steps.half.dtype=bfloat16" in found.advice
+    assert "2 of 108 numbers of weight overflow float16" in result.reason
+    assert "steps.half.dtype=bfloat16" in result.advice
 
 
 def test_bfloat16_is_allowed_the_error_of_bfloat16_and_no_more():
     model, batch = Net(), torch.randn(2, 3, 16, 16)
-    pipeline, ours = prepared(model, PIPELINES["bfloat16"])
-    assert verify(model, ours, batch, pipeline=pipeline).status == "pass"
-    ours.up.register_forward_hook(lambda module, args, out: out * 1.3)
-    found = verify(model, ours, batch, pipeline=pipeline)
-    assert found.status == "fail"
-    assert "steps.half.keep=[norms," in found.advice
+    pipeline, changed = prepared(model, PIPELINES["bfloat16"])
+    assert verify(model, changed, batch, pipeline=pipeline).status == "pass"
+    changed.up.register_forward_hook(lambda module, args, out: out * 1.3)
+    result = verify(model, changed, batch, pipeline=pipeline)
+    assert result.status == "fail"
+    assert "steps.half.keep=[norms," in result.advice
 
 
 class Shifted(nn.Module):
-    """Far from zero a number in 16 bits is off by much; what it is far by goes away again."""
+    """Adds a constant: 16-bit numbers far from zero have large errors; a second module subtracts it."""
 
     def __init__(self, by):
         super().__init__()
@@ -478,7 +483,7 @@ class Shifted(nn.Module):
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_where_torch_lacks_a_kernel_in_16_bits_the_error_of_rounding_is_allowed_all_the_same(mode):
+def test_a_missing_16_bit_kernel_still_allows_the_rounding_error(mode):
     reference = nn.Sequential(
         nn.Conv3d(2, 4, 3), nn.AvgPool3d(2), Shifted(64.0), Shifted(-64.0), nn.Conv3d(4, 2, 1)
     ).train(mode == "train")
@@ -486,26 +491,26 @@ def test_where_torch_lacks_a_kernel_in_16_bits_the_error_of_rounding_is_allowed_
     with pytest.raises(NotImplementedError, match="BFloat16"):
         copy.deepcopy(reference).bfloat16()(batch.bfloat16())
     pipeline, model = prepared(reference, PIPELINES["bfloat16"])
-    found = verify(reference, model, batch, pipeline=pipeline, mode=mode)
-    assert found.status == "pass", found.reason
-    outputs = by_what(found)["outputs"]
+    result = verify(reference, model, batch, pipeline=pipeline, mode=mode)
+    assert result.status == "pass", result.reason
+    outputs = checks_by_kind(result)["outputs"]
     assert outputs.error > 4 * torch.finfo(torch.bfloat16).eps * 2**0.5  # more than the floor
     model[2].by = 70.0
-    found = verify(reference, model, batch, pipeline=pipeline, mode=mode)
-    assert found.status == "fail"
+    result = verify(reference, model, batch, pipeline=pipeline, mode=mode)
+    assert result.status == "fail"
 
 
-def test_what_torch_itself_cannot_do_in_a_dtype_is_said_to_be_its_fault():
+def test_advice_blames_torch_if_the_baseline_is_wrong_too():
     class Wrong(nn.Conv2d):
         def forward(self, x):
             return super().forward(x) * (1e6 if x.dtype == torch.bfloat16 else 1.0)
 
-    found = check(Wrong(3, 4, 3), PIPELINES["bfloat16"], torch.randn(1, 3, 8, 8))
-    assert found.status == "fail"
-    assert "torch itself is wrong in Wrong in bfloat16" in found.advice
+    result = check(Wrong(3, 4, 3), PIPELINES["bfloat16"], torch.randn(1, 3, 8, 8))
+    assert result.status == "fail"
+    assert "torch itself is wrong in Wrong in bfloat16" in result.advice
 
 
-def test_a_view_that_cannot_be_had_is_named_with_what_to_do():
+def test_an_impossible_view_is_named_with_its_remedy():
     class Views(nn.Module):
         def __init__(self):
             super().__init__()
@@ -514,29 +519,29 @@ def test_a_view_that_cannot_be_had_is_named_with_what_to_do():
         def forward(self, x):
             return self.conv(x).view(len(x), -1)
 
-    found = check(Views(), FLAT, torch.randn(2, 3, 8, 8))
-    assert (found.status, by_what(found)["forward"].status) == ("fail", "fail")
-    assert ".view" in found.reason
-    assert ".reshape" in found.advice
+    result = check(Views(), FLAT, torch.randn(2, 3, 8, 8))
+    assert (result.status, checks_by_kind(result)["forward"].status) == ("fail", "fail")
+    assert ".view" in result.reason
+    assert ".reshape" in result.advice
 
 
-def test_a_model_that_lost_its_layout_fails_only_if_the_pipeline_is_known():
+def test_a_lost_weight_layout_fails_only_with_a_pipeline():
     pipeline, model = prepared(Net(), FLAT)
     reference = copy.deepcopy(model)
     model.stem.weight.data = model.stem.weight.data.contiguous()
     batch = torch.randn(2, 3, 16, 16)
     assert verify(reference, model, batch).status == "pass"
-    found = verify(reference, model, batch, pipeline=pipeline)
-    assert (found.status, found.culprit) == ("fail", "stem.weight")
-    assert "apply the pipeline again" in found.advice
+    result = verify(reference, model, batch, pipeline=pipeline)
+    assert (result.status, result.culprit) == ("fail", "stem.weight")
+    assert "apply the pipeline again" in result.advice
 
 
-def test_a_reference_that_raises_cannot_be_told_and_in_a_variation_is_skipped():
+def test_a_reference_that_raises_is_cannot_tell_or_skipped():
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12))
     assert check(model, FLAT, torch.randn(1, 3, 2, 2), mode="train").status == "cannot tell"
-    found = check(model, FLAT, torch.randn(2, 3, 2, 2), mode="train", level="full")
-    assert found.status == "pass"
-    assert [c.batch for c in found.checks if c.what == "forward" and c.status == "skipped"] == [
+    result = check(model, FLAT, torch.randn(2, 3, 2, 2), mode="train", level="full")
+    assert result.status == "pass"
+    assert [c.batch for c in result.checks if c.what == "forward" and c.status == "skipped"] == [
         1,
         1,
     ]
@@ -552,23 +557,23 @@ class Thinning(nn.Module):
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_a_compiled_model_is_compared_without_its_compiler_and_with_it(mode):
+def test_a_compiled_model_is_compared_without_and_with_compiler(mode):
     reference = Net()
     _, model = prepared(reference, FLAT)
     model.compile(backend="aot_eager")
-    found = verify(
+    result = verify(
         reference.train(mode == "train"),
         model.train(mode == "train"),
         torch.randn(2, 3, 16, 16),
         mode=mode,
     )
-    assert (found.status, found.reason) == ("pass", "")
-    compiled = [check.what for check in found.checks if check.inputs == "compiled"]
-    assert compiled == (["outputs"] if mode == "eval" else list(PARTS))
+    assert (result.status, result.reason) == ("pass", "")
+    compiled = [check.what for check in result.checks if check.inputs == "compiled"]
+    assert compiled == (["outputs"] if mode == "eval" else list(RESULT_FIELDS))
 
 
 @pytest.mark.parametrize("attach", [True, False])
-def test_a_compiled_model_is_given_what_users_give_it_and_not_compiled_anew(attach):
+def test_a_compiled_model_gets_user_inputs_and_is_not_recompiled(attach):
     graphs, example = [], torch.randn(1, 3, 16, 16)
 
     def counting(graph, inputs):
@@ -582,23 +587,23 @@ def test_a_compiled_model_is_given_what_users_give_it_and_not_compiled_anew(atta
     with torch.no_grad():
         model(example if attach else pipeline.format(example))
     compiled = len(graphs)
-    found = verify(reference, model, example, pipeline=pipeline, gradients=False)
-    assert (found.status, len(graphs)) == ("pass", compiled)
+    result = verify(reference, model, example, pipeline=pipeline, gradients=False)
+    assert (result.status, len(graphs)) == ("pass", compiled)
     assert compiled
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_a_compiler_that_computes_something_else_is_found_and_named(mode):
+def test_a_compiler_that_computes_something_else_is_blamed(mode):
     def wrong(graph, inputs):
         return lambda *given: [2 * output for output in graph.forward(*given)]
 
     reference = Thinning()
     _, model = prepared(reference, {})
     model.compile(backend=wrong)
-    found = verify(reference, model, torch.randn(1, 64), mode=mode)
-    assert found.status == "fail"
-    assert found.reason.startswith(f"outputs ({mode} mode, compiled, batch 1): output is off by")
-    assert "the compiler computes something else" in found.advice
+    result = verify(reference, model, torch.randn(1, 64), mode=mode)
+    assert result.status == "fail"
+    assert result.reason.startswith(f"outputs ({mode} mode, compiled, batch 1): output is off by")
+    assert "the compiler computes something else" in result.advice
 
 
 def test_a_compiler_that_fails_fails_the_verification():
@@ -608,30 +613,30 @@ def test_a_compiler_that_fails_fails_the_verification():
     reference = Thinning()
     _, model = prepared(reference, {})
     model.compile(backend=broken)
-    found = verify(reference, model, torch.randn(1, 64))
-    assert found.status == "fail"
-    assert "no kernel" in found.reason
+    result = verify(reference, model, torch.randn(1, 64))
+    assert result.status == "fail"
+    assert "no kernel" in result.reason
 
 
 @pytest.mark.parametrize(
     ("reference", "mode"),
-    [(Thinning(0.5), "train"), (Draws(HELD["randn_like"]), "eval")],
+    [(Thinning(0.5), "train"), (Draws(FIXED["randn_like"]), "eval")],
     ids=["dropout", "noise"],
 )
-def test_random_numbers_that_a_compiled_model_draws_cannot_be_told(reference, mode):
+def test_random_numbers_of_a_compiled_model_are_cannot_tell(reference, mode):
     reference.train(mode == "train")
     _, model = prepared(reference, {})
     model.compile(backend="aot_eager")
     batch = torch.randn(4, 64) if mode == "train" else torch.randn(2, 3, 8, 8)
-    found = verify(reference, model, batch, mode=mode)
-    assert found.status == "cannot tell"
-    assert "dropout and random numbers cannot be held still there" in found.reason
+    result = verify(reference, model, batch, mode=mode)
+    assert result.status == "cannot tell"
+    assert "dropout and random numbers cannot be fixed" in result.reason
 
 
-# -------------------------------------------------------------------------------- what it leaves
+# ---------------------------------------------------------------------------- state is restored
 
 
-def numbers_of_numpy():
+def numpy_state():
     return np.random.get_state()[1].tolist()  # noqa: NPY002
 
 
@@ -645,7 +650,7 @@ def state(model):
     "fault", [None, "a little more of one output", "it raises", "sign of one bias gradient"]
 )
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_both_models_and_all_random_states_are_left_as_they_were(mode, fault):
+def test_both_models_and_all_random_states_are_restored(mode, fault):
     reference = Net()
     pipeline, model = prepared(reference, FLAT)
     if fault:
@@ -655,12 +660,12 @@ def test_both_models_and_all_random_states_are_left_as_they_were(mode, fault):
     reference.bn.eval()
     batch = torch.randn(2, 3, 16, 16, requires_grad=True)
     before = state(reference), state(model)
-    drawn = torch.get_rng_state(), random.getstate(), numbers_of_numpy()
+    drawn = torch.get_rng_state(), random.getstate(), numpy_state()
     level = "short" if fault else "full"
     verify(reference, model, batch, pipeline=pipeline, mode=mode, level=level)
     assert (state(reference), state(model)) == before
     assert torch.equal(torch.get_rng_state(), drawn[0])
-    assert (random.getstate(), numbers_of_numpy()) == drawn[1:]
+    assert (random.getstate(), numpy_state()) == drawn[1:]
     assert batch.grad is None
     assert torch.equal(model.head.weight.grad, torch.ones_like(model.head.weight))
 
@@ -695,10 +700,10 @@ def test_a_batch_may_be_a_tensor_a_tuple_a_mapping_or_an_example():
     assert check(nn.Conv2d(3, 4, 3), FLAT, x).status == "pass"
 
 
-def test_a_batch_is_brought_to_any_size_and_mean():
+def test_a_batch_can_be_resized_and_shifted():
     call = call_of({"x": torch.randn(3, 4), "ids": torch.arange(3), "one": torch.tensor(1.0)})
-    assert [of_size(call, size).batch for size in (1, 2, 3, 7)] == [1, 2, 3, 7]
-    grown = of_size(call, 5).kwargs
+    assert [resized(call, size).batch for size in (1, 2, 3, 7)] == [1, 2, 3, 7]
+    grown = resized(call, 5).kwargs
     assert torch.equal(grown["x"][:3], call.kwargs["x"])
     assert not torch.equal(grown["x"][3:], call.kwargs["x"][:2])
     assert grown["ids"].tolist() == [0, 1, 2, 0, 1]
@@ -707,7 +712,7 @@ def test_a_batch_is_brought_to_any_size_and_mean():
     assert torch.equal(moved["ids"], call.kwargs["ids"])
 
 
-def test_dropout_is_off_wherever_it_stands():
+def test_dropout_is_off_in_modules_functions_and_attention():
     class Drops(nn.Module):
         def __init__(self):
             super().__init__()
@@ -722,35 +727,35 @@ def test_dropout_is_off_wherever_it_stands():
     assert check(Drops(), FLAT, torch.randn(2, 3, 8, 8), mode="train").status == "pass"
 
 
-def test_a_model_that_makes_float32_of_its_own_is_compared_with_float32():
+def test_a_model_that_casts_to_float32_is_compared_in_float32():
     class Casts(nn.Conv2d):
         def forward(self, x):
             return super().forward(x.float())
 
-    found = check(Casts(3, 4, 3), FLAT, torch.randn(2, 3, 8, 8), mode="train")
-    assert (found.status, found.reference) == ("pass", "float32")
+    result = check(Casts(3, 4, 3), FLAT, torch.randn(2, 3, 8, 8), mode="train")
+    assert (result.status, result.reference) == ("pass", "float32")
 
 
 @pytest.mark.parametrize(
-    ("limit", "said"),
-    [({"memory": 1000}, "the limit is 1000 bytes"), ({"seconds": 1e-9}, "are left")],
+    ("limit", "reason"),
+    [({"memory": 1000}, "the limit is 1000 bytes"), ({"seconds": 1e-9}, "s are left")],
 )
-def test_what_does_not_fit_is_cannot_tell_with_the_reason(limit, said):
-    found = check(Net(), FLAT, torch.randn(2, 3, 16, 16), **limit)
-    assert found.status == "cannot tell"
-    assert said in found.reason
+def test_a_run_that_does_not_fit_is_cannot_tell_with_the_reason(limit, reason):
+    result = check(Net(), FLAT, torch.randn(2, 3, 16, 16), **limit)
+    assert result.status == "cannot tell"
+    assert reason in result.reason
 
 
-def test_the_reference_runs_in_float32_where_float64_does_not_fit():
+def test_the_reference_runs_in_float32_if_float64_does_not_fit():
     model, batch = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 32, 32)
     cost = estimated(model, batch)
     memory = cost.bytes(torch.float64, backward=True) - 1
-    found = check(model, FLAT, batch, memory=memory)
-    assert (found.status, found.reference) == ("pass", "float32")
+    result = check(model, FLAT, batch, memory=memory)
+    assert (result.status, result.reference) == ("pass", "float32")
     assert check(model, FLAT, batch).reference == "float64"
 
 
-def test_a_convolution_in_float64_is_estimated_with_what_it_unfolds():
+def test_a_float64_convolution_is_estimated_with_its_unfolding():
     model, batch = nn.Conv3d(4, 8, 3, padding=1), torch.randn(2, 4, 16, 16, 16)
     cost = estimated(model, batch)
     assert cost.unfolded == {False: [27 * batch.numel()]}
@@ -759,7 +764,7 @@ def test_a_convolution_in_float64_is_estimated_with_what_it_unfolds():
     assert cost.bytes(torch.bfloat16, backward=False) < 27 * batch.numel() * 2
 
 
-def test_where_shapes_are_not_enough_the_estimate_runs_the_model():
+def test_the_estimate_runs_the_model_if_shapes_are_not_enough():
     class Looks(nn.Conv2d):
         def forward(self, x):
             return super().forward(x) if float(x.sum()) < 1e9 else x
@@ -767,7 +772,7 @@ def test_where_shapes_are_not_enough_the_estimate_runs_the_model():
     assert estimated(Looks(3, 4, 3), torch.randn(1, 3, 8, 8)).operations > 0
 
 
-def test_shapes_are_enough_for_random_numbers_and_the_estimate_warns_of_nothing():
+def test_the_estimate_needs_only_shapes_and_gives_no_warning():
     kinds = []
 
     def draw(x):
@@ -776,10 +781,10 @@ def test_shapes_are_enough_for_random_numbers_and_the_estimate_warns_of_nothing(
         return x * torch.rand_like(x)
 
     assert estimated(Draws(draw), torch.randn(2, 3, 8, 8)).operations > 0
-    assert [one.__name__ for one in kinds] == ["FakeTensor"]
+    assert [kind.__name__ for kind in kinds] == ["FakeTensor"]
 
 
-def test_a_budget_says_what_a_run_takes():
+def test_a_budget_says_why_a_run_does_not_fit():
     budget = Budget(10.0, 2**20)
     large = Cost(elements=2**20)
     assert "4.0 MiB, the limit is 1.0 MiB" in budget.refuses(large, torch.float32, backward=False)
@@ -788,29 +793,31 @@ def test_a_budget_says_what_a_run_takes():
 
 
 @pytest.mark.parametrize(
-    ("took", "left", "said"), [(1.0, 1.5, ""), (4.0, 3.0, "about 4 s, and 3 of 7 are left")]
+    ("took", "left", "ending"), [(1.0, 1.5, ""), (4.0, 3.0, "about 4 s, but 3 of 7 s are left")]
 )
-def test_what_a_run_took_is_what_the_next_one_is_taken_to_take(monkeypatch, took, left, said):
+def test_the_time_of_a_run_scales_the_next_estimate(monkeypatch, took, left, ending):
     now = [0.0]
     monkeypatch.setattr("prepare.verify.execution.budget.time.monotonic", lambda: now[0])
     budget, cost = Budget(took + left, 2**30), Cost(operations=6 * 10**9)  # by the estimate 2 s
     with budget.timing(cost, torch.float64, backward=False):
         now[0] += took
-    found = budget.refuses(cost, torch.float64, backward=False)
-    assert found.endswith(said)
-    assert bool(found) == bool(said)
+    refusal = budget.refuses(cost, torch.float64, backward=False)
+    assert refusal.endswith(ending)
+    assert bool(refusal) == bool(ending)
     assert budget.refuses(cost, torch.float32, backward=False) == ""
 
 
 def test_a_model_is_not_verified_against_itself():
     model = Pipeline.from_config({"half": {}}).apply(Net())
-    with pytest.raises(RefusedError, match=r"is the reference itself; .*copy\.deepcopy\(model\)"):
+    with pytest.raises(
+        RefusedError, match=r"is the same object as the reference; .*copy\.deepcopy\(model\)"
+    ):
         verify(model, model, torch.randn(1, 3, 8, 8))
 
 
-def test_words_that_are_none_are_refused():
+def test_unknown_levels_and_modes_are_refused():
     for option in ({"level": "long"}, {"mode": "training"}):
-        with pytest.raises(RefusedError, match="is none; "):
+        with pytest.raises(RefusedError, match="is not a (level|mode); "):
             verify(Net(), Net(), torch.randn(1, 3, 8, 8), **option)
     with pytest.raises(RefusedError, match="run one forward first"):
         verify(nn.LazyConv2d(3, 3), nn.LazyConv2d(3, 3), torch.randn(1, 3, 8, 8))
@@ -819,29 +826,30 @@ def test_words_that_are_none_are_refused():
 # ------------------------------------------------------------------------------------- tolerances
 
 
-def excess(exact, plain, ours, scaled="", dtype=torch.float32):
-    plain = [{name: torch.tensor(value) for name, value in run.items()} for run in plain]
-    exact, ours = ({n: torch.tensor(v) for n, v in run.items()} for run in (exact, ours))
-    found = compare(exact, plain, ours, dtype=dtype, depth=1, scaled=scaled)
-    return {one.name: one.exceeds for one in found}
+def exceeding(exact, baseline, actual, **options):
+    """Compare plain lists of numbers; return which tensors exceed their tolerance."""
+    baseline = [{name: torch.tensor(value) for name, value in run.items()} for run in baseline]
+    exact, actual = ({n: torch.tensor(v) for n, v in run.items()} for run in (exact, actual))
+    result = compare(exact, baseline, actual, dtype=torch.float32, depth=1, **options)
+    return {difference.name: difference.exceeds for difference in result}
 
 
 def test_a_bias_whose_true_gradient_is_zero_is_measured_by_its_weight():
     exact = {"conv.weight": [1.0, 2.0], "conv.bias": [0.0]}
-    ours = {"conv.weight": [1.0, 2.0], "conv.bias": [1e-6]}
-    assert excess(exact, [], ours)["conv.bias"]
-    assert not excess(exact, [], ours, scaled="module gradient")["conv.bias"]
+    actual = {"conv.weight": [1.0, 2.0], "conv.bias": [1e-6]}
+    assert exceeding(exact, [], actual)["conv.bias"]
+    assert not exceeding(exact, [], actual, gradients=True, by_module=True)["conv.bias"]
 
 
 def test_a_gradient_that_is_missing_is_the_same_as_zeros():
-    zero, one = {"a": torch.zeros(2)}, {"a": torch.ones(2)}
-    how = {"dtype": torch.float32, "depth": 1, "scaled": "gradient"}
-    assert not compare(zero, [], {"a": None}, **how)[0].exceeds
-    assert compare(one, [], {"a": None}, **how)[0].exceeds
+    zeros, ones = {"a": torch.zeros(2)}, {"a": torch.ones(2)}
+    options = {"dtype": torch.float32, "depth": 1, "gradients": True}
+    assert not compare(zeros, [], {"a": None}, **options)[0].exceeds
+    assert compare(ones, [], {"a": None}, **options)[0].exceeds
 
 
 class Backwards(TorchDispatchMode):
-    """Keeps which convolutions in bfloat16 compute a weight's gradient, and for how many numbers in a row."""
+    """Records the input width of each bfloat16 convolution whose weight gradient is computed."""
 
     def __init__(self):
         super().__init__()
@@ -858,33 +866,33 @@ class Backwards(TorchDispatchMode):
 @pytest.mark.parametrize(
     "repair", [{"repair_layout": {"force": True}}, {}], ids=["repaired", "not"]
 )
-def test_what_may_overwrite_memory_is_not_run_where_the_prepared_model_would_not(kind, repair):
+def test_a_backward_that_may_overwrite_memory_is_not_run(kind, repair):
     torch.manual_seed(0)
     reference = nn.Sequential(kind(8, 8, 3, padding=1))
     steps = {"half": {"dtype": "bfloat16"}, "input_format": {}, **repair}
     pipeline, model = prepared(reference, steps)
     with Backwards() as run:
         mode = "train" if repair else "eval"
-        found = verify(reference, model, torch.randn(2, 8, 2, 2, 2), pipeline=pipeline, mode=mode)
-    assert found.status == "pass"
-    assert min(run.sizes) > 2  # with zeros around: as large as the kernel
-    checks = {check.what: check for check in found.checks if "gradients" in check.what}
+        result = verify(reference, model, torch.randn(2, 8, 2, 2, 2), pipeline=pipeline, mode=mode)
+    assert result.status == "pass"
+    assert min(run.sizes) > 2  # padded with zeros to the size of the kernel
+    checks = {check.what: check for check in result.checks if "gradients" in check.what}
     assert {check.status for check in checks.values()} == {"pass" if repair else "skipped"}
     if not repair:
         assert "overwrite memory in the backward of 0," in checks["parameter gradients"].note
         assert type(reference[0]) is type(model[0]) is kind
 
 
-def test_the_noise_of_the_unprepared_model_is_allowed_several_times_but_garbage_is_not():
-    exact, plain = {"a": [1.0]}, [{"a": [1.01]}]
-    assert not excess(exact, plain, {"a": [1.05]})["a"]
-    assert excess(exact, plain, {"a": [1.07]})["a"]
+def test_noise_of_the_baseline_is_allowed_but_garbage_is_not():
+    exact, baseline = {"a": [1.0]}, [{"a": [1.01]}]
+    assert not exceeding(exact, baseline, {"a": [1.05]})["a"]
+    assert exceeding(exact, baseline, {"a": [1.07]})["a"]
     for garbage in (1e30, float("nan")):
-        assert excess(exact, [{"a": [garbage]}], {"a": [1e20]})["a"]
-        assert not excess(exact, [{"a": [garbage]}], {"a": [1.0]})["a"]
+        assert exceeding(exact, [{"a": [garbage]}], {"a": [1e20]})["a"]
+        assert not exceeding(exact, [{"a": [garbage]}], {"a": [1.0]})["a"]
 
 
-def test_gradients_that_are_all_noise_in_16_bits_cannot_be_judged_and_name_a_way_on():
+def test_gradients_that_are_all_noise_are_cannot_tell():
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 16, 3, padding=1)]
     for _ in range(20):
@@ -892,9 +900,9 @@ def test_gradients_that_are_all_noise_in_16_bits_cannot_be_judged_and_name_a_way
     reference = nn.Sequential(*layers)
     pipeline = Pipeline.from_config({"half": {"dtype": "bfloat16"}, "input_format": {}})
     model = pipeline.apply(copy.deepcopy(reference))
-    found = verify(reference, model, torch.randn(1, 3, 8, 8), pipeline=pipeline, mode="train")
-    checks = {check.what: check for check in found.checks}
-    assert found.status == "cannot tell"
+    result = verify(reference, model, torch.randn(1, 3, 8, 8), pipeline=pipeline, mode="train")
+    checks = {check.what: check for check in result.checks}
+    assert result.status == "cannot tell"
     assert checks["outputs"].status == "pass"
     for what in ("input gradients", "parameter gradients"):
         assert checks[what].status == "cannot tell"
@@ -904,7 +912,7 @@ def test_gradients_that_are_all_noise_in_16_bits_cannot_be_judged_and_name_a_way
 
 
 class SpoilsOnce(nn.Sequential):
-    """Its weight's gradient is off by a factor in the first run in channels-last, and right ever after."""
+    """Scales its weight's gradient in the first channels-last run only."""
 
     def __init__(self, factor):
         super().__init__(nn.Conv2d(3, 8, 3))
@@ -913,26 +921,26 @@ class SpoilsOnce(nn.Sequential):
     def forward(self, x):
         out = super().forward(x)
         if self[0].weight.is_contiguous(memory_format=torch.channels_last) and not next(self.runs):
-            # The same numbers, and other gradients.
+            # The same outputs, but other gradients.
             out = out.detach() + self.factor * (out - out.detach())
         return out
 
 
 @pytest.mark.parametrize(("factor", "status"), [(1e20, "fail"), (1.1, "pass")], ids=["garbage", "noise"])  # fmt: skip
-def test_what_no_noise_could_excuse_is_not_excused_by_a_run_in_which_it_is_away(factor, status):
+def test_garbage_in_one_run_is_not_excused_by_a_right_one(factor, status):
     torch.manual_seed(0)
-    found = check(SpoilsOnce(factor), FLAT, torch.randn(1, 3, 8, 8), mode="train")
-    assert found.status == status
+    result = check(SpoilsOnce(factor), FLAT, torch.randn(1, 3, 8, 8), mode="train")
+    assert result.status == status
 
 
-# ---------------------------------------------------------------------------------- record, report
+# --------------------------------------------------------------------------------- record, report
 
 
 def test_a_verification_round_trips_through_its_file(tmp_path):
     reference, batch = flat_norm(nn.SiLU())
-    found = check(reference, PIPELINES["bfloat16"] | {"repair_layout": None}, batch, mode="train")
-    found.save(tmp_path / "verify.json")
-    assert Verification.load(tmp_path / "verify.json") == found
+    result = check(reference, PIPELINES["bfloat16"] | {"repair_layout": None}, batch, mode="train")
+    result.save(tmp_path / "verify.json")
+    assert Verification.load(tmp_path / "verify.json") == result
     data = json.loads((tmp_path / "verify.json").read_text())
     assert (data["format"], data["version"]) == ("prepare.verify", 1)
 
@@ -941,7 +949,7 @@ def test_a_verification_round_trips_through_its_file(tmp_path):
     "change",
     [{"format": "prepare.flow"}, {"version": 2}, {"status": "fine"}, {"checks": [{}]}, {"lost": 3}, {"more": 1}],
 )  # fmt: skip
-def test_a_file_that_is_no_verification_is_refused(tmp_path, change):
+def test_a_file_that_is_not_a_verification_is_refused(tmp_path, change):
     path = tmp_path / "verify.json"
     check(nn.Conv2d(3, 4, 3), FLAT, torch.randn(1, 3, 8, 8)).save(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -955,15 +963,15 @@ def test_the_record_and_the_report_load_without_torch():
     assert done.stdout.strip() == "False"
 
 
-def shown(found, capsys):
-    show_verify(found, "out/1")
+def shown(result, capsys):
+    show_verify(result, "out/1")
     return capsys.readouterr().out
 
 
 def test_the_terminal_shows_the_verdict_the_culprit_and_the_advice(capsys):
     reference, batch = flat_norm(nn.SiLU())
-    found = check(reference, FLAT, batch, mode="train")
-    text = shown(found, capsys)
+    result = check(reference, FLAT, batch, mode="train")
+    text = shown(result, capsys)
     assert text.startswith("verify (short): fail: ")
     assert "first went wrong in 1" in text
     assert "+steps.repair_layout={}" in text
@@ -971,7 +979,7 @@ def test_the_terminal_shows_the_verdict_the_culprit_and_the_advice(capsys):
     assert "parameter gradients" in text
 
 
-def test_the_terminal_says_what_is_wrong_although_it_passes(capsys):
+def test_the_terminal_reports_wrong_checks_of_a_pass(capsys):
     reference, batch = flat_norm(nn.SiLU())
     assert "pass: 7 checks against float64; wrong, but not failed in mode eval: " in shown(
         check(reference, FLAT, batch), capsys
@@ -988,10 +996,10 @@ def test_names_and_losses_are_shown_on_one_line_each():
         flushed=2,
         rounded=0,
     )
-    one = Check(what="outputs", status="fail", worst="[red]\n", error=0.5, allowed=0.1)
-    found = Verification(
-        status="fail", reason="x\ny", level="short", mode="eval", reference="float64", checks=(one,),
+    check = Check(what="outputs", status="fail", worst="[red]\n", error=0.5, allowed=0.1)
+    result = Verification(
+        status="fail", reason="x\ny", level="short", mode="eval", reference="float64", checks=(check,),
         lost=(lost,), culprit="c\nd", advice="e", seconds=1.0,
     )  # fmt: skip
-    assert verify_sentence(found) == "fail: x\\ny"
-    show_verify(found)
+    assert verify_sentence(result) == "fail: x\\ny"
+    show_verify(result)

@@ -1,4 +1,4 @@
-"""What one run would take in time and memory, estimated from the shapes of a forward, before it is done."""
+"""Estimate the time and memory of a run from the shapes of a forward, and keep runs within a budget."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from prepare.core.forward.nested import tensors_in
 from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
 from prepare.core.forward.torch_state import isolated
 from prepare.core.utils.text import size
-from prepare.verify.execution.determinism import Still, hold_still
+from prepare.verify.execution.determinism import DeterministicMode, make_deterministic
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
 
-# On one thread of a CPU; measured there were 3.6 to 12 for float64, and 11 to 260 for the others.
+# Lower bounds for one thread of a CPU: 3.6e9 to 12e9 were measured for float64, 11e9 to 260e9 for others.
 _OPERATIONS_PER_SECOND = {torch.float64: 3e9}
 _OTHERS_PER_SECOND = 1e10
 _BYTES_PER_SECOND = 1e9
@@ -33,10 +33,10 @@ _SECONDS_PER_CALL = 5e-5
 
 @dataclass
 class Cost:
-    """What one forward does, in numbers of elements and operations, whatever the dtype.
+    """Elements and operations of one forward, independent of the dtype.
 
-    `unfolded` holds how many elements each convolution would unfold its input to, 27 times its input
-    for 3x3x3 kernels; and under True those of them that float32 may unfold as well: 3-d, of one sample.
+    `unfolded` lists the elements of the unfolded input of each convolution, for 3x3x3 kernels 27 times
+    its input. Under the key True are those that float32 may unfold as well: 3-d ones of one sample.
     """
 
     parameters: int = 0
@@ -46,67 +46,68 @@ class Cost:
     unfolded: dict[bool, list[int]] = field(default_factory=dict)
 
     def bytes(self, dtype: torch.dtype, *, backward: bool) -> int:
-        """The memory of a run in `dtype`, from above: nothing is given back before it ends."""
-        kept = self.elements + 2 * max(self._unfolded(dtype), default=0)
-        # Gradients of activations come and go; those of parameters stay.
-        return dtype.itemsize * (kept + 2 * self.parameters + backward * self.elements // 2)
+        """Return an upper bound for the bytes of a run in `dtype`, as if nothing were freed earlier."""
+        forward = self.elements + 2 * max(self._unfolded(dtype), default=0)
+        # Gradients of activations are freed during backward; those of parameters are kept.
+        return dtype.itemsize * (forward + 2 * self.parameters + backward * self.elements // 2)
 
     def seconds(self, dtype: torch.dtype, *, backward: bool) -> float:
-        """The time of a run in `dtype`, from above; a backward costs twice its forward."""
+        """Return an upper bound for the seconds of a run in `dtype`; a backward costs twice its forward."""
         rate = _OPERATIONS_PER_SECOND.get(dtype, _OTHERS_PER_SECOND)
         moved = dtype.itemsize * (
             3 * (self.elements + self.parameters) + sum(self._unfolded(dtype)) // 2
         )
-        once = self.operations / rate + moved / _BYTES_PER_SECOND + self.calls * _SECONDS_PER_CALL
-        return once * (3 if backward else 1)
+        forward = (
+            self.operations / rate + moved / _BYTES_PER_SECOND + self.calls * _SECONDS_PER_CALL
+        )
+        return forward * (3 if backward else 1)
 
     def _unfolded(self, dtype: torch.dtype) -> list[int]:
-        which = {torch.float64: (True, False), torch.float32: (True,)}.get(dtype, ())
-        return [count for key in which for count in self.unfolded.get(key, ())]
+        keys = {torch.float64: (True, False), torch.float32: (True,)}.get(dtype, ())
+        return [count for key in keys for count in self.unfolded.get(key, ())]
 
 
 class Budget:
-    """How much time and memory is left for a verification; asked before each run.
+    """The time and memory that are left for a verification.
 
-    What a run took says more than any estimate: later ones in its dtype are taken to be as slow or
-    quick, for what they do.
+    The estimate for a run is scaled by the slowest ratio of measured to estimated time in its dtype.
     """
 
     def __init__(self, seconds: float, memory: int) -> None:
         self.seconds, self.memory, self._start = seconds, memory, time.monotonic()
-        self._paces: dict[torch.dtype, float] = {}  # the slowest so far, of the estimated time
+        self._paces: dict[torch.dtype, float] = {}  # largest ratio of measured to estimated time
 
     def spent(self) -> float:
-        """Seconds since it was made."""
+        """Return the seconds since the budget was created."""
         return time.monotonic() - self._start
 
     @contextlib.contextmanager
     def timing(self, cost: Cost, dtype: torch.dtype, *, backward: bool) -> Iterator[None]:
-        """Around a run; one that raises tells nothing of others."""
-        began = time.monotonic()
+        """Measure the run inside this context; a run that raises is not counted."""
+        start = time.monotonic()
         yield
         estimated = cost.seconds(dtype, backward=backward)
-        pace = (time.monotonic() - began) / max(estimated, 1e-9)
+        pace = (time.monotonic() - start) / max(estimated, 1e-9)
         self._paces[dtype] = max(pace, self._paces.get(dtype, 0.0))
 
     def refuses(self, cost: Cost, dtype: torch.dtype, *, backward: bool = True) -> str:
-        """Why a run does not fit, in words; empty where it does."""
+        """Say why a run does not fit into the budget; empty if it fits."""
         needed = cost.seconds(dtype, backward=backward) * self._paces.get(dtype, 1.0)
         left = self.seconds - self.spent()
-        taken = cost.bytes(dtype, backward=backward)
+        memory = cost.bytes(dtype, backward=backward)
         name = str(dtype).removeprefix("torch.")
-        if taken > self.memory:
-            return f"a run in {name} takes about {size(taken)}, the limit is {size(self.memory)}"
+        if memory > self.memory:
+            return f"a run in {name} needs about {size(memory)}, the limit is {size(self.memory)}"
         if needed > left:
-            of = f"{max(left, 0):.0f} of {self.seconds:.0f} are left"
-            return f"a run in {name} takes about {needed:.0f} s, and {of}"
+            rest = f"{max(left, 0):.0f} of {self.seconds:.0f} s are left"
+            return f"a run in {name} takes about {needed:.0f} s, but {rest}"
         return ""
 
 
 def estimate(model: nn.Module, call: Call, flags: Mapping[str, bool]) -> Cost:
-    """The cost of one forward, each module in the mode that `flags` says.
+    """Estimate the cost of one forward, with the training flag of each module from `flags`.
 
-    It is found on tensors that have shapes only, and where that fails, on real ones.
+    The forward runs on tensors without data or, if that fails, on real ones.
     """
     cost = Cost(parameters=sum(p.numel() for p in {*model.parameters(), *model.buffers()}))
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -116,7 +117,7 @@ def estimate(model: nn.Module, call: Call, flags: Mapping[str, bool]) -> Cost:
 
     try:
         return _count(model, call.map(stand_in), flags, stand_in=stand_in, mode=fake, cost=cost)
-    except Exception as error:  # the model's own code met tensors without data
+    except Exception as error:  # the model's code may raise anything on tensors without data
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             raise
     cost = Cost(parameters=cost.parameters)
@@ -139,15 +140,15 @@ def _count(
         torch.inference_mode(mode=False),
         warnings.catch_warnings(),
     ):
-        hold_still(model, flags)
-        warnings.simplefilter("ignore")  # a run says what is worth saying, with its gradients
-        with torch.no_grad(), mode, _Counter(cost), Still(numbers=False):
+        make_deterministic(model, flags)
+        warnings.simplefilter("ignore")  # the runs that follow give the same warnings
+        with torch.no_grad(), mode, _CostCounter(cost), DeterministicMode(replace_numbers=False):
             model(*call.args, **call.kwargs)
     return cost
 
 
-class _Counter(TorchDispatchMode):
-    """Adds up what every operation of a forward makes and computes."""
+class _CostCounter(TorchDispatchMode):
+    """Adds the outputs and arithmetic operations of every operator to a Cost."""
 
     def __init__(self, cost: Cost) -> None:
         super().__init__()
@@ -162,14 +163,14 @@ class _Counter(TorchDispatchMode):
             self.cost.operations += int(flop_registry[packet](*args, **kwargs, out_val=output))
         if packet is torch.ops.aten.convolution:
             self._unfold(args[0], args[1], output, transposed=args[6])
-            self.cost.calls += args[8]  # the reference kernels take group by group
+            self.cost.calls += args[8]  # the reference kernels run once for each group
         if not func.is_view:
             self.cost.elements += sum(tensor.numel() for tensor in tensors_in(output))
         return output
 
-    def _unfold(self, given: Tensor, weight: Tensor, output: Tensor, *, transposed: bool) -> None:
-        inside, channels = (given, output.shape[1]) if transposed else (output, given.shape[1])
+    def _unfold(self, source: Tensor, weight: Tensor, output: Tensor, *, transposed: bool) -> None:
+        inner, channels = (source, output.shape[1]) if transposed else (output, source.shape[1])
         kernel = weight[0, 0].numel()
-        count = inside.shape[0] * channels * kernel * inside[0, 0].numel()
-        small = given.dim() == 5 and given.shape[0] == 1
-        self.cost.unfolded.setdefault(small, []).append(count)
+        count = inner.shape[0] * channels * kernel * inner[0, 0].numel()
+        also_float32 = source.dim() == 5 and source.shape[0] == 1
+        self.cost.unfolded.setdefault(also_float32, []).append(count)

@@ -1,8 +1,8 @@
-"""Keeps a model from dropping out, gives all runs the same random numbers, and sets which modules train."""
+"""Disable dropout, give all runs the same random numbers, and set the training mode of each module."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,25 +17,25 @@ _DROPOUTS = frozenset(
 )
 _UNIFORM = frozenset({torch.rand, torch.rand_like})
 _NORMAL = frozenset({torch.randn, torch.randn_like})
-_YES_OR_NO = frozenset({torch.bernoulli, Tensor.bernoulli})
-_INTO_ITSELF = frozenset({Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_})
-_DRAWING = _UNIFORM | _NORMAL | _YES_OR_NO | _INTO_ITSELF
+_BERNOULLI = frozenset({torch.bernoulli, Tensor.bernoulli})
+_IN_PLACE = frozenset({Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_})
+_RANDOM = _UNIFORM | _NORMAL | _BERNOULLI | _IN_PLACE
 
 
-class Still(TorchFunctionMode):
-    """Every call of a dropout gives what it was given, and attention drops nothing.
+class DeterministicMode(TorchFunctionMode):
+    """Makes dropout return its input, and random numbers independent of dtype, memory format and device.
 
-    Other random numbers are the same in every run, whatever the seed, type, format and device: torch's own
-    depend on all of these. Held so is what is drawn in one of the usual ways (stochastic depth, noise,
-    Gumbel's), not what a generator of the model's own gives, and no permutation or sample. Where torch's
-    generator is set back, as for a checkpointed part that a backward computes once more, so are these.
-    Without `numbers` they are torch's own: for tensors without data.
+    torch's own random numbers depend on all of these. Replaced are the usual ways to draw (stochastic
+    depth, noise, Gumbel's); not the numbers of a generator that the model has, nor permutations and samples.
+    If torch's generator is reset, as for a checkpointed segment that runs again in backward, the numbers
+    repeat too. With `replace_numbers=False` only dropout is changed: for tensors without data.
     """
 
-    def __init__(self, *, numbers: bool = True) -> None:
+    def __init__(self, *, replace_numbers: bool = True) -> None:
         super().__init__()
-        self._drawing = _DRAWING if numbers else frozenset()
-        self._numbers = torch.Generator("cpu")
+        self._replaced = _RANDOM if replace_numbers else frozenset()
+        self._generator = torch.Generator("cpu")
+        # A seed for each state of torch's generator, in the order of their first use.
         self._seeds: dict[float, int] = {}
 
     def __torch_function__(
@@ -47,73 +47,80 @@ class Still(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             kwargs = {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
-        if func is torch.autograd.backward and (gradients := _all_given(**kwargs)):
-            return self._backward(*args, gradients)
-        if func not in self._drawing or kwargs.get("generator") is not None:
+        if func is torch.autograd.backward and (gradients := _plain_gradients(**kwargs)):
+            return self._backward(args[0], gradients)
+        if func not in self._replaced or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
-        # This number goes on with torch's generator, and tells where that one is.
-        place = torch.rand((), dtype=torch.float64, device="cpu").item()
-        made = func(*args, **kwargs)
-        if not made.is_complex():
-            self._numbers.manual_seed(self._seeds.setdefault(place, len(self._seeds)))
+        # Drawing this number advances torch's generator, and identifies its state.
+        state = torch.rand((), dtype=torch.float64, device="cpu").item()
+        output = func(*args, **kwargs)
+        if not output.is_complex():
+            self._generator.manual_seed(self._seeds.setdefault(state, len(self._seeds)))
             with torch.no_grad():
-                made.copy_(self._drawn(func, made, args, kwargs))
-        return made
+                output.copy_(self._drawn(func, output, args, kwargs))
+        return output
 
     def _backward(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Torch's own would run without this mode: torch puts a mode aside while it handles a call."""
-        how = {"keep_graph": False, "create_graph": False, "inputs": ()}
-        how |= {"allow_unreachable": True, "accumulate_grad": True}
+        """Run backward under this mode; torch suspends a mode while it handles a function."""
         with self:
             engine = torch.autograd.Variable._execution_engine
-            engine.run_backward(tuple(tensors), gradients, **how)
+            engine.run_backward(
+                tuple(tensors),
+                gradients,
+                keep_graph=False,
+                create_graph=False,
+                inputs=(),
+                allow_unreachable=True,
+                accumulate_grad=True,
+            )
 
-    def _drawn(self, func: Any, made: Tensor, args: tuple, kwargs: dict) -> Tensor:
-        """Such numbers as are in what a function made."""
-        drawn = torch.empty(made.shape, dtype=torch.float64, device="cpu")
+    def _drawn(self, func: Any, output: Tensor, args: tuple, kwargs: dict) -> Tensor:
+        """Draw the numbers of a random function in float64 on the CPU."""
+        drawn = torch.empty(output.shape, dtype=torch.float64, device="cpu")
         if func in _UNIFORM:
-            below_one = 1 - torch.finfo(made.dtype).eps / 2  # a cast may round up to it
-            return drawn.uniform_(generator=self._numbers).clamp_(max=below_one)
+            below_one = 1 - torch.finfo(output.dtype).eps / 2  # a cast may round up to one
+            return drawn.uniform_(generator=self._generator).clamp_(max=below_one)
         if func in _NORMAL:
-            return drawn.normal_(generator=self._numbers)
-        given = (drawn, *args[1:]) if func in _INTO_ITSELF else args
-        named = {name: _exact(value) for name, value in kwargs.items() if name != "out"}
-        return func(*map(_exact, given), **named | {"generator": self._numbers})
+            return drawn.normal_(generator=self._generator)
+        inputs = (drawn, *args[1:]) if func in _IN_PLACE else args
+        options = {name: _to_float64(value) for name, value in kwargs.items() if name != "out"}
+        return func(*map(_to_float64, inputs), **options | {"generator": self._generator})
 
 
-def _all_given(grad_tensors: Any, **others: Any) -> tuple[Tensor, ...]:
-    """The gradients that a backward is given; none where one is missing, or where it keeps something."""
-    given = (grad_tensors,) if isinstance(grad_tensors, Tensor) else tuple(grad_tensors or ())
-    complete = all(isinstance(one, Tensor) for one in given) and not any(others.values())
-    return given if complete else ()
+def _plain_gradients(grad_tensors: Any, **options: Any) -> tuple[Tensor, ...]:
+    """Return the gradients that start a backward; empty if one is missing, or another option is set."""
+    single = isinstance(grad_tensors, Tensor)
+    gradients = (grad_tensors,) if single else tuple(grad_tensors or ())
+    is_plain = all(isinstance(item, Tensor) for item in gradients) and not any(options.values())
+    return gradients if is_plain else ()
 
 
-def _exact(value: Any) -> Any:
-    """A tensor of chances as all runs are to read it."""
+def _to_float64(value: Any) -> Any:
+    """Copy a tensor of probabilities, so that all runs read the same values."""
     if not isinstance(value, Tensor):
         return value
     return torch.empty(value.shape, dtype=torch.float64, device="cpu").copy_(value.detach())
 
 
-def flags_for(model: nn.Module, mode: str) -> dict[str, bool]:
-    """The training mode of every module, by name: as it is, where the model is in that mode already.
+def training_flags(model: nn.Module, mode: str) -> dict[str, bool]:
+    """Return the training flag of every module by name; the present ones if the model is in `mode`.
 
-    So a norm that is frozen in a model in training stays frozen.
+    So a frozen norm in a model in training mode stays frozen.
     """
-    as_it_is = model.training == (mode == "train")
-    return {name: m.training if as_it_is else mode == "train" for name, m in _named(model)}
+    keeps_flags = model.training == (mode == "train")
+    return {name: m.training if keeps_flags else mode == "train" for name, m in _named(model)}
 
 
-def hold_still(model: nn.Module, flags: Mapping[str, bool]) -> None:
-    """Sets the training mode of every module, and dropout off; only for a model that is set back."""
+def make_deterministic(model: nn.Module, flags: Mapping[str, bool]) -> None:
+    """Set training flags, and disable dropout; only for a model that is restored afterwards."""
     for name, module in _named(model):
-        drops = "drop" in type(module).__name__.lower()  # DropPath and StochasticDepth's like
-        training = flags.get(name, model.training) and not drops
+        is_dropout = "drop" in type(module).__name__.lower()  # also DropPath and StochasticDepth
+        training = flags.get(name, model.training) and not is_dropout
         if not isinstance(module, torch.jit.ScriptModule):
             module.training = training
         if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
             module.dropout = 0.0
 
 
-def _named(model: nn.Module) -> Any:
+def _named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return model.named_modules(remove_duplicate=False)

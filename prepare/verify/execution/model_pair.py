@@ -9,50 +9,57 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from prepare.verify.execution import single_run
+from prepare.verify.execution.single_run import cast
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
-    from prepare.verify.static_checks import Pairs
+    from prepare.verify.static_checks import TensorPairs
 
 
 @dataclass(frozen=True)
-class Models:
-    """Both models, and how the stand-ins of the reference are made like the prepared one's tensors."""
+class ModelPair:
+    """The reference and the prepared model, and the dtypes and devices of the prepared model's tensors.
+
+    `rewritten` names the modules whose tensors a structure step replaced. `targets` holds the dtype and
+    device of each prepared tensor, by the id of the reference's tensor. `dtype` is the coarsest dtype of the
+    prepared model, `depth` the number of its modules with parameters.
+    """
 
     reference: nn.Module
     prepared: nn.Module
     pipeline: Pipeline | None
-    free: tuple[str, ...]
-    kinds: Mapping[int, tuple[torch.dtype, torch.device]]
+    rewritten: tuple[str, ...]
+    targets: Mapping[int, tuple[torch.dtype, torch.device]]
     dtype: torch.dtype
     depth: int
 
     @classmethod
     def of(
-        cls, reference: nn.Module, prepared: nn.Module, pairs: Pairs,
-        pipeline: Pipeline | None, free: tuple[str, ...],
-    ) -> Models:  # fmt: skip
-        """The two models; `pairs` are the tensors they have in common, `free` the rewritten modules."""
-        kinds = {id(there): (here.dtype, here.device) for there, here in pairs.values()}
+        cls, reference: nn.Module, prepared: nn.Module, pairs: TensorPairs,
+        pipeline: Pipeline | None, rewritten: tuple[str, ...],
+    ) -> ModelPair:  # fmt: skip
+        """Create the pair; `pairs` are the tensors that both models have in common."""
+        targets = {id(original): (t.dtype, t.device) for original, t in pairs.values()}
         depth = sum(bool(module._parameters) for module in prepared.modules())
-        return cls(reference, prepared, pipeline, free, kinds, coarsest(prepared), depth)
+        return cls(
+            reference, prepared, pipeline, rewritten, targets, coarsest_dtype(prepared), depth
+        )
 
-    def exact(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        """Stand-ins for the reference's tensors, where they are, in `dtype`."""
-        return lambda tensor: single_run.cast(tensor, dtype, tensor.device)
+    def exact_stand_in(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+        """Return a function that casts the reference's tensors to `dtype`, on their own devices."""
+        return lambda tensor: cast(tensor, dtype, tensor.device)
 
-    def plain(self, tensor: Tensor) -> Tensor:
-        """A stand-in for one of the reference's tensors in the prepared one's dtype, contiguous."""
-        return single_run.cast(tensor, *self.kinds.get(id(tensor), (tensor.dtype, tensor.device)))
+    def baseline_stand_in(self, tensor: Tensor) -> Tensor:
+        """Cast one of the reference's tensors to the prepared model's dtype and device, contiguous."""
+        return cast(tensor, *self.targets.get(id(tensor), (tensor.dtype, tensor.device)))
 
-    def rounded(self, tensor: Tensor) -> Tensor:
-        """The same in float32: the values that are left in the prepared one's dtype."""
-        plain = self.plain(tensor)
-        return single_run.cast(plain, torch.float32, plain.device)
+    def rounded_stand_in(self, tensor: Tensor) -> Tensor:
+        """Return the same tensor in float32, with its values rounded to the prepared model's dtype."""
+        rounded = self.baseline_stand_in(tensor)
+        return cast(rounded, torch.float32, rounded.device)
 
 
-def coarsest(model: nn.Module) -> torch.dtype:
-    """The coarsest floating-point dtype among a model's tensors; float32 where it has none."""
-    kinds = {t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()}
-    return max(kinds, key=lambda kind: torch.finfo(kind).eps, default=torch.float32)
+def coarsest_dtype(model: nn.Module) -> torch.dtype:
+    """Return the coarsest floating-point dtype among a model's tensors; float32 if it has none."""
+    dtypes = {t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)

@@ -1,179 +1,224 @@
-"""Runs the exact, the plain and the prepared model on one call."""
+"""Run the exact, the baseline and the prepared model on one call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from prepare.core.forward.explain_error import explained
-from prepare.verify.execution import single_run as runs
-from prepare.verify.execution.perturbation import Noise, Rounded
-from prepare.verify.inputs import as_used, formatted, nudged
+from prepare.verify.execution import single_run
+from prepare.verify.execution.perturbation import Perturbed, Rounded
+from prepare.verify.execution.single_run import RunResult
+from prepare.verify.inputs import format_call, nudged, user_call
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
-    from prepare.verify.cases import Case
+    from prepare.verify.cases import VerificationCase
     from prepare.verify.execution.budget import Budget, Cost
-    from prepare.verify.execution.model_pair import Models
-    from prepare.verify.execution.single_run import Run
+    from prepare.verify.execution.model_pair import ModelPair
+
+# Exact runs by case and training flags, each with its dtype.
+ExactRuns = dict[Any, tuple[torch.dtype, RunResult]]
+_Context = AbstractContextManager | None
 
 
-class UnknownError(Exception):
-    """Why it cannot be told."""
+class CannotTellError(Exception):
+    """The models cannot be compared; the message says why."""
 
 
-class RaisedError(Exception):
-    """What the prepared model raised, in words."""
+class PreparedModelError(Exception):
+    """The prepared model raised; the message explains the error."""
 
 
 @dataclass
-class Three:
-    """What the three models gave for one call.
+class RunResults:
+    """The results of the three models for one call.
 
-    `plain` are runs of the unprepared model in the prepared one's dtypes, or rounded to these where it
-    raises in them.
-    `noisy` are further ones with a forward that is a little off.
+    `baseline`: runs of the reference in the prepared model's dtypes; in float32 with rounded outputs if a
+    kernel is missing. `perturbed`: further baseline runs with a slightly perturbed forward.
     """
 
-    exact: Run
-    plain: list[Run]
-    ours: Run
-    noisy: list[Run] = field(default_factory=list)
+    exact: RunResult
+    baseline: list[RunResult]
+    prepared: RunResult
+    perturbed: list[RunResult] = field(default_factory=list)
 
 
 @dataclass
 class Runner:
-    """Runs the models, each module in the mode that `flags` says; asks the budget before each run.
+    """Runs the models with the training flags `flags`, and checks the budget before each run.
 
-    `exact_dtype` is what the exact run was in, the last time. With `compiled` the prepared model runs
-    with its compiler; unless `backward` all run forward alone, and with `careful` the prepared one, where
-    its backward may go beyond its memory. `kept` holds such exact runs of the call of `case`, which say the
-    same for whatever was prepared; with gradients they would be large.
+    `exact_dtype` is the dtype of the last exact run. With `compiled` the prepared model runs with its
+    compiler. Without `backward` all models run forward only; with `skip_unsafe_backward` the prepared model
+    does so if its backward might overwrite memory. `exact_runs` caches exact runs of the call of `case`,
+    which are the same for every prepared model. Only runs without gradients are cached, to save memory.
     """
 
-    models: Models
+    models: ModelPair
     flags: Mapping[str, bool]
     budget: Budget
     cost: Cost
     exact_dtype: torch.dtype = torch.float64
     compiled: bool = False
     backward: bool = True
-    careful: bool = False
-    case: Case | None = None
-    kept: dict[Any, tuple[torch.dtype, Run]] = field(default_factory=dict)
-    _raised_plain: bool = False
+    skip_unsafe_backward: bool = False
+    case: VerificationCase | None = None
+    exact_runs: ExactRuns = field(default_factory=dict)
+    _baseline_raised: bool = False
 
-    def three(self, call: Call, watching: tuple[Any, Any, Any] = (None, None, None)) -> Three:
-        """One run of each, each under its own context of `watching`.
+    def run_all(
+        self, call: Call, contexts: tuple[_Context, _Context, _Context] = (None, None, None)
+    ) -> RunResults:
+        """Run the exact, the baseline and the prepared model, each in its own context.
 
         Raises:
-            UnknownError: a run does not fit.
-            RaisedError: the prepared model raised. What the reference raises comes as it is.
+            CannotTellError: a run does not fit into the budget.
+            PreparedModelError: the prepared model raised. An error of the reference is not wrapped.
         """
-        exact = self._exact(call, watching[0])
-        plain = self.plain(call, watching=watching[1])
-        return Three(exact, plain, self.ours(call, watching=watching[2]))
+        exact = self._run_exact(call, contexts[0])
+        baseline = self.run_baseline(call, context=contexts[1])
+        return RunResults(exact, baseline, self.run_prepared(call, context=contexts[2]))
 
-    def ours(self, call: Call, *, seed: int = 0, watching: Any = None) -> Run:
-        """One run of the prepared model.
+    def run_prepared(self, call: Call, *, seed: int = 0, context: _Context = None) -> RunResult:
+        """Run the prepared model once.
 
         Raises:
-            RaisedError: it raised.
+            PreparedModelError: it raised.
         """
         prepared = self.models.prepared
-        given = as_used(call, prepared, self.models.pipeline)
-        how = {"flags": self.flags, "seed": seed, "watching": watching, "careful": self.careful}
-        stand_in = runs.its_own if self.compiled else runs.itself
+        call = user_call(call, prepared, self.models.pipeline)
+        compiled = self.compiled
         try:
-            return runs.run(
-                prepared, given, stand_in, backward=self.backward, compiled=self.compiled, **how
+            return single_run.run_model(
+                prepared,
+                call,
+                single_run.compiled_stand_in if compiled else single_run.same_stand_in,
+                flags=self.flags,
+                seed=seed,
+                backward=self.backward,
+                compiled=compiled,
+                skip_unsafe_backward=self.skip_unsafe_backward,
+                context=context,
             )
         except Exception as error:
-            pass_on(error)
-            raise RaisedError(str(explained(prepared, error))) from error
+            raise_if_out_of_memory(error)
+            raise PreparedModelError(str(explained(prepared, error))) from error
 
-    def plain(
-        self, call: Call, *, seed: int = 0, backward: bool = True, watching: Any = None
-    ) -> list[Run]:
-        """One run of the unprepared model in the prepared one's dtypes.
+    def run_baseline(
+        self, call: Call, *, seed: int = 0, backward: bool = True, context: _Context = None
+    ) -> list[RunResult]:
+        """Run the reference in the prepared model's dtypes.
 
-        Where it raises there, as for a kernel that torch lacks in 16 bits, one in float32 with all that
-        modules take and give rounded; none if it raises then, too.
+        If it raises, for example because torch lacks a kernel in 16 bits, run it in float32 with the inputs
+        and outputs of all modules rounded. Return an empty list if that raises too.
 
         Raises:
-            UnknownError: it does not fit.
+            CannotTellError: the run does not fit into the budget.
         """
-        how = {"seed": seed, "backward": backward and self.backward, "watching": watching}
-        if not self._raised_plain:
-            if found := self._plain(call, self.models.dtype, self.models.plain, **how):
-                return found
-            self._raised_plain = True
-        if torch.finfo(self.models.dtype).bits >= torch.finfo(torch.float32).bits:
+        models = self.models
+        run = partial(
+            self._run_reference,
+            call,
+            seed=seed,
+            backward=backward and self.backward,
+            context=context,
+        )
+        if not self._baseline_raised:
+            if results := run(models.dtype, models.baseline_stand_in):
+                return results
+            self._baseline_raised = True
+        if torch.finfo(models.dtype).bits >= torch.finfo(torch.float32).bits:
             return []
-        with Rounded(self.models.reference, self.models.dtype):
-            return self._plain(call, torch.float32, self.models.rounded, **how)
+        with Rounded(models.reference, models.dtype):
+            return run(torch.float32, models.rounded_stand_in)
 
-    def _plain(
-        self, call: Call, dtype: torch.dtype, stand_in: Callable[[Tensor], Tensor], **how: Any
-    ) -> list[Run]:
-        if reason := self.budget.refuses(self.cost, dtype, backward=how["backward"]):
-            raise UnknownError(reason)
-        given = runs.contiguous(formatted(call, self.models.prepared, self.models.pipeline))
-        if dtype != self.models.dtype:
-            given = given.map(lambda tensor: runs.cast(tensor, dtype, tensor.device))
+    def run_perturbed(self, call: Call, fraction: float, seed: int) -> list[RunResult]:
+        """Run the baseline with each module's output perturbed by a fraction of its standard deviation."""
+        return self.run_baseline(call, context=Perturbed(self.models.reference, fraction, seed))
+
+    def _run_reference(
+        self,
+        call: Call,
+        dtype: torch.dtype,
+        stand_in: Callable[[Tensor], Tensor],
+        *,
+        seed: int,
+        backward: bool,
+        context: _Context,
+    ) -> list[RunResult]:
+        if reason := self.budget.refuses(self.cost, dtype, backward=backward):
+            raise CannotTellError(reason)
+        models = self.models
+        call = single_run.contiguous(format_call(call, models.prepared, models.pipeline))
+        if dtype != models.dtype:
+            call = call.map(lambda tensor: single_run.cast(tensor, dtype, tensor.device))
         elif dtype == self.exact_dtype:
-            given = nudged(given)  # else it would be the exact run again, and say nothing of noise
-        how |= {"flags": self.flags, "repaired": dtype == torch.bfloat16}
+            call = nudged(call)  # otherwise it would repeat the exact run, without any noise
         try:
-            with self.budget.timing(self.cost, dtype, backward=how["backward"]):
-                return [runs.run(self.models.reference, given, stand_in, **how)]
+            with self.budget.timing(self.cost, dtype, backward=backward):
+                result = single_run.run_model(
+                    models.reference,
+                    call,
+                    stand_in,
+                    flags=self.flags,
+                    seed=seed,
+                    backward=backward,
+                    repair=dtype == torch.bfloat16,
+                    context=context,
+                )
+                return [result]
         except Exception as error:
-            pass_on(error)
+            raise_if_out_of_memory(error)
             return []
 
-    def noisy(self, call: Call, part: float, seed: int) -> list[Run]:
-        """The same, with what each module gives off by this part of its deviation."""
-        return self.plain(call, watching=Noise(self.models.reference, part, seed))
+    def _run_exact(self, call: Call, context: _Context) -> RunResult:
+        """Return the exact run of the reference; without gradients, that of the case's call is cached."""
+        case = self.case
+        if case is None or context is not None or self.backward or call is not case.call:
+            return self._compute_exact(call, context)
+        key = (case.mode, case.inputs, case.call.batch, tuple(self.flags.items()))
+        if key not in self.exact_runs:
+            result = self._compute_exact(call, context)
+            self.exact_runs[key] = self.exact_dtype, result
+        self.exact_dtype, result = self.exact_runs[key]
+        return result
 
-    def _exact(self, call: Call, watching: Any) -> Run:
-        """In float64, or in float32 where that does not fit, or the model makes a float32 of its own."""
-        case, flags = self.case, tuple(self.flags.items())
-        key = case and (case.mode, case.inputs, case.call.batch, flags)
-        is_kept = watching is None and not self.backward and case and call is case.call
-        if is_kept and key in self.kept:
-            self.exact_dtype, found = self.kept[key]
-            return found
-        found = self._exact_anew(call, watching)
-        if is_kept:
-            self.kept[key] = self.exact_dtype, found
-        return found
-
-    def _exact_anew(self, call: Call, watching: Any) -> Run:
-        for dtype in (torch.float64, torch.float32):
-            is_last = dtype == torch.float32
-            if reason := self.budget.refuses(self.cost, dtype, backward=self.backward):
-                if is_last:
-                    raise UnknownError(reason)
-                continue
-            self.exact_dtype = dtype
-            given = call.map(lambda t, dtype=dtype: runs.cast(t.detach(), dtype, t.device))
-            how = {"flags": self.flags, "dtype": dtype, "watching": watching}
-            how |= {"backward": self.backward}
+    def _compute_exact(self, call: Call, context: _Context) -> RunResult:
+        """Run in float64, or in float32 if that does not fit or the model casts to float32 itself."""
+        if not self._refusal(torch.float64):
             try:
-                with self.budget.timing(self.cost, dtype, backward=self.backward):
-                    return runs.run(self.models.reference, given, self.models.exact(dtype), **how)
+                return self._run_in(torch.float64, call, context)
             except Exception as error:
-                pass_on(error)
-                if is_last:
-                    raise
-        raise AssertionError  # the loop returns or raises
+                raise_if_out_of_memory(error)
+        if reason := self._refusal(torch.float32):
+            raise CannotTellError(reason)
+        return self._run_in(torch.float32, call, context)
+
+    def _refusal(self, dtype: torch.dtype) -> str:
+        return self.budget.refuses(self.cost, dtype, backward=self.backward)
+
+    def _run_in(self, dtype: torch.dtype, call: Call, context: _Context) -> RunResult:
+        self.exact_dtype = dtype
+        call = call.map(lambda tensor: single_run.cast(tensor.detach(), dtype, tensor.device))
+        with self.budget.timing(self.cost, dtype, backward=self.backward):
+            return single_run.run_model(
+                self.models.reference,
+                call,
+                self.models.exact_stand_in(dtype),
+                flags=self.flags,
+                dtype=dtype,
+                backward=self.backward,
+                context=context,
+            )
 
 
-def pass_on(error: Exception) -> None:
-    """Raises an error again that is no matter of the model's code."""
+def raise_if_out_of_memory(error: Exception) -> None:
+    """Raise the error again if it is not caused by the model's code."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         raise error

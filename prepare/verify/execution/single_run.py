@@ -1,4 +1,4 @@
-"""One run of a model on stand-ins for its tensors: outputs, gradients, and buffers afterwards."""
+"""Run a model once on stand-ins for its tensors; return outputs, gradients and the buffers afterwards."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,30 +19,30 @@ from prepare.core.forward.nested import named_tensors_in
 from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.tensors import is_plain
-from prepare.verify.execution.determinism import Still, hold_still
-from prepare.verify.execution.memory_safety import Bounds, repair
+from prepare.verify.execution.determinism import DeterministicMode, make_deterministic
+from prepare.verify.execution.memory_safety import UnsafeBackwardDetector, repair_convolutions
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
 
-Named = dict[str, Tensor | None]
+NamedTensors = dict[str, Tensor | None]
 
 
 @dataclass
-class Run:
-    """What one run gave, each tensor by its name; a None is a gradient that did not arrive.
+class RunResult:
+    """The tensors of one run by name; None for a gradient that did not arrive.
 
-    `beyond` is the first module for which a backward would have gone beyond its memory: there was none.
+    `unsafe_module` is the first module whose backward might overwrite memory; then no backward ran.
     """
 
-    outputs: Named = field(default_factory=dict)
-    inputs: Named = field(default_factory=dict)
-    parameters: Named = field(default_factory=dict)
-    buffers: Named = field(default_factory=dict)
-    beyond: str | None = None
+    outputs: NamedTensors = field(default_factory=dict)
+    inputs: NamedTensors = field(default_factory=dict)
+    parameters: NamedTensors = field(default_factory=dict)
+    buffers: NamedTensors = field(default_factory=dict)
+    unsafe_module: str | None = None
 
 
-def run(
+def run_model(
     model: nn.Module,
     call: Call,
     stand_in: Callable[[Tensor], Tensor],
@@ -51,67 +52,67 @@ def run(
     dtype: torch.dtype | None = None,
     backward: bool = True,
     compiled: bool = False,
-    repaired: bool = False,
-    careful: bool = False,
-    watching: Any = None,
-) -> Run:
-    """Runs `model` forward, and backward from fixed random gradients of all its outputs.
+    repair: bool = False,
+    skip_unsafe_backward: bool = False,
+    context: AbstractContextManager | None = None,
+) -> RunResult:
+    """Run `model` forward, and backward from fixed random gradients of all its outputs.
 
-    The model and everything global is afterwards as before. `flags` holds the training mode of
-    each module; `dtype` is the default one for tensors that the model makes itself; `watching` is
-    a context for the time of both. With `compiled` the model runs as it will be used: without gradients
-    where there is no backward, and with what it draws and drops itself. `repaired` and `careful` are
-    for convolutions whose backward may go beyond its memory, see
-    `prepare.verify.execution.memory_safety`: they run repaired; or there is no backward.
+    The model and all global state are restored afterwards. `flags` holds the training flag of each
+    module; `dtype` is the default dtype of tensors that the model creates; `context` is entered around
+    forward and backward. With `compiled` the model runs as it will be used: in no_grad mode if there is no
+    backward, with its own random numbers and dropout. `repair` and `skip_unsafe_backward` concern
+    convolutions whose backward may overwrite memory, see `prepare.verify.execution.memory_safety`: repair
+    them, or skip the backward.
     """
-    found, bounds = Run(), Bounds(model)
-    with isolated(), _numpy_numbers(), standing_in(model, stand_in):
-        hold_still(model, flags)
-        if repaired:
-            repair(model)
+    result, detector = RunResult(), UnsafeBackwardDetector(model)
+    with isolated(), _numpy_state(), standing_in(model, stand_in):
+        make_deterministic(model, flags)
+        if repair:
+            repair_convolutions(model)
         if dtype is not None:
             torch.set_default_dtype(dtype)
         _seed(seed)
-        graph = backward or not compiled
-        leaves, given = _leaves(call) if graph else ({}, call.map(copy_of))
+        has_graph = backward or not compiled
+        leaves, inputs = _leaves(call) if has_graph else ({}, call.map(copy_of))
         with (
             torch.inference_mode(mode=False),
-            torch.set_grad_enabled(graph),
-            watching or _nothing(),
-            # Of the backward too: in it checkpointed parts of a forward are computed once more.
-            _as_used() if compiled else Still(),
+            torch.set_grad_enabled(has_graph),
+            context or contextlib.nullcontext(),
+            # Also around backward, which runs checkpointed segments of the forward again.
+            _without_leaf_warning() if compiled else DeterministicMode(),
         ):
-            with bounds if careful else _nothing():
-                output = model(*given.args, **given.kwargs)
+            with detector if skip_unsafe_backward else contextlib.nullcontext():
+                output = model(*inputs.args, **inputs.kwargs)
             tensors = dict(named_tensors_in(output))
-            found.beyond = bounds.beyond
-            if backward and found.beyond is None:
+            result.unsafe_module = detector.unsafe_module
+            if backward and result.unsafe_module is None:
                 _backward(tensors, seed)
-        found.outputs = {name: tensor.detach() for name, tensor in tensors.items()}
-        found.inputs = {name: leaf.grad for name, leaf in leaves.items()}
+        result.outputs = {name: tensor.detach() for name, tensor in tensors.items()}
+        result.inputs = {name: leaf.grad for name, leaf in leaves.items()}
         parameters = model.named_parameters()
-        found.parameters = {name: p.grad for name, p in parameters if p.requires_grad}
-        found.buffers = {name: buffer.detach() for name, buffer in model.named_buffers()}
-    return found
+        result.parameters = {name: p.grad for name, p in parameters if p.requires_grad}
+        result.buffers = {name: buffer.detach() for name, buffer in model.named_buffers()}
+    return result
 
 
-def itself(tensor: Tensor) -> Tensor:
-    """A stand-in as the tensor is: the same values and strides, and a Parameter's own hooks."""
+def same_stand_in(tensor: Tensor) -> Tensor:
+    """Return a stand-in with the same values and strides, and the gradient hooks of a Parameter."""
     return _with_hooks(tensor, real_stand_in(tensor))
 
 
-def its_own(tensor: Tensor) -> Tensor:
-    """A Parameter itself, since a compiler may have built its values in; of a buffer a copy."""
+def compiled_stand_in(tensor: Tensor) -> Tensor:
+    """Return a Parameter itself, since a compiler may have inlined its values; copy a buffer."""
     return tensor if isinstance(tensor, nn.Parameter) else copy_of(tensor)
 
 
 def contiguous(call: Call) -> Call:
-    """The call with every tensor copied into the contiguous format."""
+    """Copy every tensor of a call to the contiguous format."""
     return call.map(lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
 def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A contiguous stand-in in another real (or the matching complex) dtype; integers stay."""
+    """Return a contiguous stand-in in another real (or the matching complex) dtype; integers are kept."""
     if not is_plain(tensor):
         return tensor
     with torch.no_grad():
@@ -119,10 +120,10 @@ def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
             dtype = torch.promote_types(dtype, torch.complex32)
         elif not tensor.is_floating_point():
             dtype = tensor.dtype
-        made = torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
+        values = torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
     if not isinstance(tensor, nn.Parameter):
-        return made.requires_grad_(tensor.requires_grad)
-    return _with_hooks(tensor, nn.Parameter(made, tensor.requires_grad))
+        return values.requires_grad_(tensor.requires_grad)
+    return _with_hooks(tensor, nn.Parameter(values, tensor.requires_grad))
 
 
 def _leaves(call: Call) -> tuple[dict[str, Tensor], Call]:
@@ -133,7 +134,7 @@ def _leaves(call: Call) -> tuple[dict[str, Tensor], Call]:
         if not (copy.is_floating_point() or copy.is_complex()):
             return copy
         leaves[f"input {len(leaves)}"] = copy.requires_grad_()
-        # A leaf must not be changed in place, as a model's first ReLU may do; its copy may.
+        # A leaf cannot be changed in place, as a model's first ReLU may do; a copy of it can.
         return copy.clone()
 
     with torch.enable_grad():
@@ -147,24 +148,25 @@ def _backward(outputs: Mapping[str, Tensor], seed: int) -> None:
 
 
 def _gradient(output: Tensor, seed: int) -> Tensor:
-    """Numbers that every dtype holds exactly, laid out as the output; of a mean loss's size.
+    """Draw numbers that every dtype represents exactly, in the output's layout and of a mean loss's size.
 
-    A plain sum would do for none that ends in a norm or a softmax: its gradient there is zero.
+    A plain sum as the loss is useless for a model that ends in a norm or softmax: its gradient is zero.
     """
-    drawn = torch.randint(0, 4, output.shape, generator=torch.Generator().manual_seed(seed))
-    signed = torch.tensor([-1.0, -0.5, 0.5, 1.0])[drawn]
+    indices = torch.randint(0, 4, output.shape, generator=torch.Generator().manual_seed(seed))
+    signed = torch.tensor([-1.0, -0.5, 0.5, 1.0])[indices]
     exponent = round(math.log2(max(output.numel(), 1)) / 2)
     return torch.empty_like(output).copy_(signed * 2.0**-exponent)
 
 
-def _with_hooks(tensor: Tensor, made: Tensor) -> Tensor:
-    """Gradient hooks of a Parameter run for its stand-in too; those after accumulation do not:
-    an optimizer may step in them.
+def _with_hooks(tensor: Tensor, stand_in: Tensor) -> Tensor:
+    """Copy the gradient hooks of a Parameter to its stand-in.
+
+    Hooks after accumulation are not copied: an optimizer may step in them.
     """
-    hooks = getattr(tensor, "_backward_hooks", None) if made is not tensor else None
+    hooks = getattr(tensor, "_backward_hooks", None) if stand_in is not tensor else None
     for hook in (hooks or {}).values():
-        made.register_hook(hook)
-    return made
+        stand_in.register_hook(hook)
+    return stand_in
 
 
 def _seed(seed: int) -> None:
@@ -175,7 +177,8 @@ def _seed(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def _numpy_numbers() -> Iterator[None]:
+def _numpy_state() -> Iterator[None]:
+    """Restore the state of NumPy's random numbers afterwards."""
     numpy = sys.modules.get("numpy")
     state = numpy.random.get_state() if numpy else None
     try:
@@ -186,12 +189,8 @@ def _numpy_numbers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _as_used() -> Iterator[None]:
-    """A compiler asks every input for its gradient, and torch warns of those that are computed."""
+def _without_leaf_warning() -> Iterator[None]:
+    """Suppress a warning: compilers read the gradient of every input, also of those that are not leaves."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf")
         yield
-
-
-def _nothing() -> Any:
-    return contextlib.nullcontext()

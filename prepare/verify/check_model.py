@@ -1,0 +1,110 @@
+"""Run all checks of a verification, and draw the conclusion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from prepare.core.forward.call import call_of
+from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
+from prepare.core.forward.stand_ins import lazy_parameter
+from prepare.core.utils.suggest import choose
+from prepare.errors import RefusedError
+from prepare.verify.cases import VerificationCase, cases_for
+from prepare.verify.compare_case import CaseComparison
+from prepare.verify.execution.budget import Budget
+from prepare.verify.execution.model_pair import ModelPair
+from prepare.verify.static_checks import (
+    cast_losses,
+    check_casts,
+    check_flags,
+    check_layout,
+    check_values,
+    rewritten_modules,
+    tensor_pairs,
+)
+from prepare.verify.verdict import conclude
+
+if TYPE_CHECKING:
+    from prepare.pipeline import Pipeline
+    from prepare.verify import Level, Mode
+    from prepare.verify.execution.runner import ExactRuns
+    from prepare.verify.records import Verification
+
+_SECONDS = {"short": 30.0, "full": 600.0}
+_MEMORY = {"short": 4 * 2**30, "full": 16 * 2**30}
+
+
+def check_model(
+    reference: nn.Module,
+    prepared: nn.Module,
+    batch: Any,
+    *,
+    level: Level = "short",
+    pipeline: Pipeline | None = None,
+    mode: Mode = "eval",
+    gradients: bool = True,
+    seconds: float | None = None,
+    memory: int | None = None,
+    exact_runs: ExactRuns | None = None,
+) -> Verification:
+    """Verify `prepared` against `reference`; the arguments are those of `prepare.verify.verify`.
+
+    `exact_runs` caches exact runs: several verifications of one reference on one batch may share it.
+    """
+    _check_arguments(reference, prepared, level=level, mode=mode, gradients=gradients)
+    budget = Budget(seconds or _SECONDS[level], memory or _MEMORY[level])
+    call, pairs = call_of(batch).map(Tensor.detach), tensor_pairs(reference, prepared)
+    rewritten, mode_changed = rewritten_modules(reference, prepared, pipeline)
+    losses = cast_losses(pairs)
+    checks = [
+        check_values(reference, prepared, pairs, rewritten),
+        check_casts(losses),
+        check_flags(reference, prepared, mode_changed),
+    ]
+    if pipeline is not None:
+        checks.append(check_layout(prepared, pipeline))
+    models = ModelPair.of(reference, prepared, pairs, pipeline, rewritten)
+    cached = {} if exact_runs is None else exact_runs
+
+    def comparison_of(case: VerificationCase, *, compiled: bool = False) -> CaseComparison:
+        return CaseComparison(
+            models,
+            case,
+            budget,
+            mode,
+            compiled=compiled,
+            gradients=gradients,
+            exact_runs=cached,
+        )
+
+    cases = cases_for(level, mode, call)
+    comparisons = [comparison_of(case) for case in cases]
+    with eager_if_compiled(prepared):
+        for comparison in comparisons:
+            checks += comparison.checks()
+    if contains_compiled(prepared):
+        comparisons.append(comparison_of(cases[0], compiled=True))
+        checks += comparisons[-1].checks()
+    with eager_if_compiled(prepared):
+        return conclude(models, checks, comparisons, losses, level=level, mode=mode, budget=budget)
+
+
+def _check_arguments(
+    reference: nn.Module, prepared: nn.Module, *, level: str, mode: str, gradients: bool
+) -> None:
+    for name, word, allowed in (("level", level, _SECONDS), ("mode", mode, ("eval", "train"))):
+        if word not in allowed:
+            raise RefusedError(name, f"{word!r} is not a {name}", choose(word, allowed))
+    if mode == "train" and not gradients:
+        remedy = "remove gradients=False, or set mode='eval'"
+        raise RefusedError("gradients", "mode 'train' requires them", remedy)
+    if prepared is reference:
+        remedy = "apply works in place: pass copy.deepcopy(model), taken before apply, as reference"
+        raise RefusedError("prepared", "is the same object as the reference", remedy)
+    for model in (reference, prepared):
+        if parameter := lazy_parameter(model):
+            raise RefusedError(
+                parameter, "this parameter has no shape yet", "run one forward first"
+            )
