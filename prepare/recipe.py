@@ -1,12 +1,12 @@
 """Recipes: the steps of a pipeline as one plain YAML file, read as data and never as code.
 
 A recipe is `{format: prepare.recipe, version: 1, steps: {name: {option: value}}}` and nothing else;
-`plain_yaml` says what of YAML may stand in it. Which steps and options exist is for the Pipeline to
-say.
+`plain_yaml` defines the YAML that is allowed. The Pipeline checks the names of steps and options.
 """
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 from prepare.core.utils import files, plain_yaml
 from prepare.core.utils.suggest import choose, nearest
@@ -19,9 +19,12 @@ MAX_PROBLEMS = 20
 _KEYS = {"format": FORMAT, "version": VERSION, "steps": "{name: {option: value}}"}
 _BEGINNING = f"a recipe begins with 'format: {FORMAT}'"
 
+_Steps = dict[str, Any]
+_At = Callable[[tuple[str | int, ...]], str]
 
-def load(path: str | os.PathLike) -> dict:
-    """The steps of the recipe at `path`: `{name: {option: value} or None}`; raises RecipeError."""
+
+def load(path: str | os.PathLike[str]) -> _Steps:
+    """Return the steps of the recipe at `path`: `{name: {option: value} or None}`; raise RecipeError."""
     try:
         data = files.read_bytes(path, limit=plain_yaml.MAX_BYTES)
     except FileError as error:
@@ -29,36 +32,36 @@ def load(path: str | os.PathLike) -> dict:
     return loads(data, where=files.printable_path(path))
 
 
-def loads(text: str | bytes, *, where: str = "recipe") -> dict:
-    """The steps of the recipe `text`; raises RecipeError, whose places begin with `where`."""
+def loads(text: str | bytes, *, where: str = "recipe") -> _Steps:
+    """Return the steps of the recipe `text`; raise RecipeError with places in the file `where`."""
     document = plain_yaml.read(text, where, remedy=_BEGINNING)
     steps = _steps(document.value, document.at)
-    # Indentation and escapes can make it longer when it is written, and it has to be readable then.
+    # Indentation and escapes can make the written text longer; it must still be within the limits.
     _text(steps, where)
     return steps
 
 
-def save(path: str | os.PathLike, steps: dict) -> None:
-    """Write `steps` as a recipe, whole or not at all; raises RecipeError and FileError."""
+def save(path: str | os.PathLike[str], steps: _Steps) -> None:
+    """Write `steps` as a recipe, whole or not at all; raise RecipeError or FileError."""
     files.write_text(path, dumps(steps))
 
 
-def dumps(steps: dict) -> str:
-    """The canonical text of a recipe with these steps; `loads` gives exactly them back.
+def dumps(steps: _Steps) -> str:
+    """Return the canonical text of a recipe with these steps; `loads` returns exactly `steps`.
 
-    Raises RecipeError, which names the path of what is not plain data: `steps.half.keep[1]`.
+    Raises RecipeError with the path of a value that is not plain data: `steps.half.keep[1]`.
     """
     if problems := _step_problems(steps, dotted):
         raise RecipeError.of(problems[:MAX_PROBLEMS])
     return _text(steps, "steps")
 
 
-def _text(steps: dict, where: str) -> str:
+def _text(steps: _Steps, where: str) -> str:
     return plain_yaml.write({"format": FORMAT, "version": VERSION, "steps": steps}, where)
 
 
-def _steps(tree: object, at: Callable[[tuple], str]) -> dict:
-    """The steps of a recipe's whole content; all that is wrong around them in one RecipeError."""
+def _steps(tree: object, at: _At) -> _Steps:
+    """Return the steps in the content of a recipe; raise one RecipeError with all its mistakes."""
     if not isinstance(tree, dict):
         raise RecipeError(at(()), f"is {kind_of(tree)}, not a mapping", _BEGINNING)
     version = tree.get("version")
@@ -70,11 +73,12 @@ def _steps(tree: object, at: Callable[[tuple], str]) -> dict:
         problems += _step_problems(tree["steps"], at)
     if problems:
         raise RecipeError.of(problems[:MAX_PROBLEMS])
-    return tree["steps"]
+    steps: _Steps = tree["steps"]
+    return steps
 
 
-def _header_problems(tree: dict, at: Callable[[tuple], str]) -> list[Problem]:
-    """Unknown, missing and wrong top-level keys; a misspelt key is not also a missing one."""
+def _header_problems(tree: dict[str, Any], at: _At) -> list[Problem]:
+    """Return unknown, missing and wrong top-level keys; a misspelt key is not also reported as missing."""
     unknown = [key for key in tree if key not in _KEYS][:MAX_PROBLEMS]
     missing = [key for key in _KEYS if key not in tree]
     guesses = [guess for key in unknown for guess in nearest(key, missing)[:1]]
@@ -87,14 +91,14 @@ def _header_problems(tree: dict, at: Callable[[tuple], str]) -> list[Problem]:
         if key not in guesses
     ]
     for key, right in (("format", FORMAT), ("version", VERSION)):
-        # 1.0 and True equal 1, and are no version.
+        # 1.0 and True equal 1, but are not a version.
         if key in tree and (tree[key] != right or type(tree[key]) is not type(right)):
             wrong = f"the {key} is {short_repr(tree[key])}, not {short_repr(right)}"
             problems.append(Problem(at((key,)), wrong, f"write '{key}: {right}'"))
     return problems
 
 
-def _step_problems(steps: object, at: Callable[[tuple], str]) -> list[Problem]:
+def _step_problems(steps: object, at: _At) -> list[Problem]:
     if type(steps) is not dict:
         remedy = "write 'steps: {name: {option: value}}'"
         return [Problem(at(("steps",)), f"'steps' is {kind_of(steps)}, not a mapping", remedy)]

@@ -105,7 +105,9 @@ def test_an_entry_point_with_a_taken_name_is_an_error_naming_both_owners(monkeyp
 
 def test_what_is_no_step_cannot_be_registered():
     for wrong in (nn.Linear, Step, 3):
-        with pytest.raises(StepError, match="is no step; subclass one of TensorStep, ModuleStep"):
+        with pytest.raises(
+            StepError, match="is not a step; subclass one of TensorStep, ModuleStep"
+        ):
             register("wrong")(wrong)
     assert "wrong" not in STEPS
 

@@ -1,4 +1,4 @@
-"""Find the folder of the configurations, in a checkout and in an installed package."""
+"""Find the folder of configurations, in a checkout and in an installed package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def conf_dir() -> Path:
-    """The folder of our configurations: inside the package in a wheel, beside it in a checkout."""
+    """Return the folder of configurations: inside the package in a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parents[2]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"

@@ -1,4 +1,4 @@
-"""CSV as every reader can take it, whatever the names in it hold."""
+"""Write CSV that every reader accepts, whatever characters the names contain."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    r"""The rows as CSV, each ended by `\n`; None is an empty cell.
+    r"""Return the rows as CSV, each ended by `\n`; None is an empty cell.
 
-    Half of a pair of surrogates, which no UTF-8 can hold, is written as `\udc80`: JSON has it as it was.
+    A lone surrogate, which UTF-8 cannot encode, is written as `\udc80`.
     """
     lines = _Lines()
-    # The writer quotes what its line end holds, and no more: with "\n" alone, a "\r" would break a row.
+    # The csv writer quotes only the characters of its line end: with "\n" alone, "\r" would break a row.
     csv.writer(lines, lineterminator="\r\n").writerows(rows)
     return "".join(lines).encode("utf-8", "backslashreplace").decode()
 

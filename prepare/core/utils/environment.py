@@ -1,4 +1,4 @@
-"""Where a run took place: versions, the machine, its devices, and the commit of the current folder."""
+"""Describe where a job runs: versions, the machine, its devices, the commit of the current folder."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("torch-prepare", "hydra-core", "omegaconf", "numpy")
-# Where Linux names the sets of instructions that torch's kernels choose between, on x86 and on ARM.
+# The fields of /proc/cpuinfo with the instruction sets that torch's kernels use, on x86 and on ARM.
 _INSTRUCTIONS = {
     "flags": ("avx", "amx", "f16c", "fma"),
     "Features": ("asimd", "bf16", "i8mm", "sve", "sme"),
@@ -17,10 +17,10 @@ _INSTRUCTIONS = {
 
 
 def environment() -> dict[str, Any]:
-    """All of it as plain data; what cannot be found out is None."""
+    """Return the environment as plain data; None for anything unknown."""
     import torch
 
-    described = _cpuinfo()
+    cpuinfo = _cpuinfo()
     return {
         "format": "prepare.environment",
         "version": 1,
@@ -29,9 +29,9 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "packages": {name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),
-        "cpu": described.get("model name") or platform.processor() or None,
-        # Machines of one name may differ in these, and so in how fast 16 bits are.
-        "instructions": _instructions(described),
+        "cpu": cpuinfo.get("model name") or platform.processor() or None,
+        # CPUs of the same name may differ in these, and so in the speed of 16-bit types.
+        "instructions": _instructions(cpuinfo),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "devices": _devices(),
@@ -47,7 +47,7 @@ def _version(package: str) -> str | None:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """What Linux says of the first processor; nothing where there is no Linux."""
+    """Return the fields of the first processor in /proc/cpuinfo; an empty dict outside Linux."""
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
@@ -56,11 +56,11 @@ def _cpuinfo() -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in lines}
 
 
-def _instructions(described: dict[str, str]) -> list[str]:
+def _instructions(cpuinfo: dict[str, str]) -> list[str]:
     return sorted(
         name
         for field, prefixes in _INSTRUCTIONS.items()
-        for name in described.get(field, "").split()
+        for name in cpuinfo.get(field, "").split()
         if name.startswith(prefixes)
     )
 

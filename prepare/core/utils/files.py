@@ -1,4 +1,4 @@
-"""Reading files and writing them whole or not at all, with errors that a user can act on.
+"""Read files, and write them whole or not at all, with errors that a user can act on.
 
 A write goes to a temporary file in the same folder, which is flushed to the disk and then takes
 the place of the old file in one operation. A failure, an interrupt or a kill at any moment leaves
@@ -35,7 +35,7 @@ REMEDIES = {
 
 
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
-    """Make `data` the whole content of the file at `path`, or change nothing.
+    """Replace the content of the file at `path` by `data`, or change nothing.
 
     The file gets the permissions that `open(path, "w")` would give: those of the file it replaces,
     else what the umask leaves. A symbolic link is followed. Raises FileError.
@@ -47,19 +47,19 @@ def write_bytes(path: str | os.PathLike, data: bytes) -> None:
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    r"""Make `text`, in UTF-8 and with its line ends as they are, the whole content of `path`.
+    r"""Replace the content of the file at `path` by `text` in UTF-8, without translating line ends.
 
-    A module may be named by any string, so lone surrogates are let through ("surrogatepass") and
-    `read_text` gives them back. Strict readers refuse such bytes: formats that can escape (JSON,
-    recipes, pages) do so before they come here. Raises FileError.
+    A module may be named by any string, so lone surrogates are written ("surrogatepass"), and
+    `read_text` returns them. Strict readers refuse such bytes: formats that can escape them (JSON,
+    recipes, pages) do so before. Raises FileError.
     """
     write_bytes(path, text.encode("utf-8", "surrogatepass"))
 
 
 def read_bytes(path: str | os.PathLike, *, limit: int | None = None) -> bytes:
-    """The content of the file at `path`; raises FileError, also if it has more than `limit` bytes.
+    """Return the content of the file at `path`; raise FileError, also if it exceeds `limit` bytes.
 
-    No more than `limit` bytes and one are ever read, so a huge or endless file does no harm.
+    At most `limit` + 1 bytes are read, so a huge or endless file does no harm.
     """
     try:
         with open(path, "rb") as file:
@@ -74,7 +74,7 @@ def read_bytes(path: str | os.PathLike, *, limit: int | None = None) -> bytes:
 
 
 def read_text(path: str | os.PathLike, *, limit: int | None = None) -> str:
-    """The text of the UTF-8 file at `path`, as `write_text` wrote it; raises FileError."""
+    """Return the text of the UTF-8 file at `path`, as `write_text` wrote it; raise FileError."""
     data = read_bytes(path, limit=limit)
     try:
         return data.decode("utf-8", "surrogatepass")
@@ -84,47 +84,47 @@ def read_text(path: str | os.PathLike, *, limit: int | None = None) -> str:
 
 
 class NewFile:
-    """A file that is written beside another, and takes its place in one operation."""
+    """A temporary file in the folder of `target`, which replaces `target` in one operation."""
 
     def __init__(self, target: str) -> None:
         self._target = target
         self._mode = _mode(target)
         folder = os.path.dirname(target) or os.curdir
-        # The name is known before the file exists, so an interrupt at any moment can remove it.
+        # The name is set before the file exists, so it can be removed after an interrupt at any moment.
         self._temporary = os.path.join(folder, f".{secrets.token_hex(8)}{TEMPORARY}")
         self._handle = -1
 
     def open(self) -> None:
-        """Makes the file."""
-        # os.open and not tempfile: mkstemp makes files that nobody but their owner can read.
+        """Create the file."""
+        # os.open and not tempfile: mkstemp makes files that only their owner can read.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         self._handle = os.open(self._temporary, flags, 0o666)
 
     def write(self, data: bytes | memoryview) -> int:
-        """Writes all of `data`; how many bytes that is."""
+        """Write all of `data` and return its number of bytes."""
         rest = memoryview(data).cast("B")
         while rest:
             rest = rest[os.write(self._handle, rest) :]
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back; torch.save asks for it."""
+        """Do nothing, as writes are not buffered; torch.save calls this."""
 
     def close(self) -> None:
-        """Flushes it to the disk, and closes it."""
+        """Flush the file to the disk and close it."""
         try:
             os.fsync(self._handle)
         finally:
             self._close()
 
     def commit(self) -> None:
-        """Puts it into the place of the other."""
+        """Replace the target by this file."""
         if self._mode is not None:
             os.chmod(self._temporary, self._mode)
         os.replace(self._temporary, self._target)
 
     def discard(self) -> None:
-        """Removes it, unless it has taken its place."""
+        """Remove the file, unless it has replaced its target."""
         with contextlib.suppress(OSError):
             self._close()
         with contextlib.suppress(OSError):
@@ -138,44 +138,43 @@ class NewFile:
 
 @contextlib.contextmanager
 def both(path: str | os.PathLike, beside: str | os.PathLike) -> Iterator[tuple[NewFile, NewFile]]:
-    """Two new files for the block to write, which take their places together when it ends well.
+    """Yield two new files to write, which replace `path` and `beside` together if the block succeeds.
 
-    `beside` is the small one, of which the old content is kept for the way back: on any failure
-    both are as they were. A kill between the two renames leaves the new `beside` and the old `path`.
-    Raises FileError.
+    `beside` is the small one: its old content is kept, so that both are restored on any failure.
+    A kill between the two renames leaves the new `beside` and the old `path`. Raises FileError.
     """
-    made: list[NewFile] = []
+    new_files: list[NewFile] = []
     try:
         old = read_bytes(beside) if os.path.isfile(beside) else None
-        made += [NewFile(_target(each)) for each in (path, beside)]
-        for file in made:
+        new_files += [NewFile(_target(each)) for each in (path, beside)]
+        for file in new_files:
             file.open()
-        yield made[0], made[1]
-        for file in made:
+        yield new_files[0], new_files[1]
+        for file in new_files:
             file.close()
         with held_interrupts():
-            made[1].commit()
+            new_files[1].commit()
             try:
-                made[0].commit()
+                new_files[0].commit()
             except BaseException:
                 _restore(beside, old)
                 raise
     except OSError as error:
         raise _file_error(path, "written", error) from error
     finally:
-        for file in made:
+        for file in new_files:
             file.discard()
     _sync_folder(os.path.dirname(path) or os.curdir)
 
 
 def printable_path(path: str | os.PathLike) -> str:
-    """A path as it can be printed on one line of any terminal."""
+    """Return a path as it can be printed on one line of any terminal."""
     text = os.fsdecode(path)
     return text if text.isprintable() and text else ascii(text)
 
 
 def _target(path: str | os.PathLike) -> str:
-    """The file itself where `path` is a link to it: replacing the link would strand the file."""
+    """Resolve a symbolic link: replacing the link would leave the file itself as it is."""
     target = os.fsdecode(path)
     if os.path.islink(target):
         target = os.path.realpath(target)
@@ -205,25 +204,25 @@ def _put(target: str, data: bytes) -> None:
 
 
 def _mode(target: str) -> int | None:
-    """The permissions of the file to be replaced; an OSError where open() would refuse it."""
+    """Return the permissions of the file to replace, or None; raise OSError where open() would."""
     try:
-        found = os.stat(target)
+        status = os.stat(target)
     except FileNotFoundError:
         return None
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-    # To replace a device (/dev/null) or a pipe by a file would break it for everyone.
-    if not stat.S_ISREG(found.st_mode):
+    # Replacing a device (/dev/null) or a pipe by a file would break it for other programs.
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "Not a regular file")
-    # rename asks only the folder; a file that its owner has locked is to stay.
+    # rename checks only the folder; a write-protected file must stay.
     if not os.access(target, os.W_OK):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-    return stat.S_IMODE(found.st_mode)
+    return stat.S_IMODE(status.st_mode)
 
 
 def _sync_folder(folder: str) -> None:
-    # The file is in place by now. A platform or file system that cannot sync a folder only loses
-    # the promise that the new name outlives a power cut, which is no reason to report a failure.
+    # The file is in place by now. Where a folder cannot be synced, the new name may not survive a
+    # power cut, which is not a reason to report a failure.
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
@@ -239,7 +238,7 @@ def _file_error(path: str | os.PathLike, done: str, error: OSError | ValueError)
 
 
 def _remedy(path: str, error: OSError | ValueError) -> str:
-    code = getattr(error, "errno", None)
+    code = getattr(error, "errno", None) or 0
     folder, name = os.path.split(path)
     if code == errno.ENOENT and not os.path.isdir(folder or os.curdir):
         return f"there is no folder {printable_path(folder)}"
@@ -250,7 +249,7 @@ def _remedy(path: str, error: OSError | ValueError) -> str:
 
 
 def _names(folder: str) -> list[str]:
-    """Some names in the folder; a limit, because a close match is looked for among all of them."""
+    """Return up to 1,000 names in the folder: the search for a close match takes time for each."""
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry in islice(entries, 1000)]

@@ -1,4 +1,4 @@
-"""Python's garbage collector, held back while a large table is built."""
+"""Pause Python's garbage collector while a large table is built."""
 
 import gc
 from collections.abc import Iterator
@@ -7,11 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """No collection inside the block.
+    """Disable garbage collection inside the block.
 
-    A table of 20,000 modules is some hundred thousand small objects, none of them garbage. The
-    collector would look through all of them, and through all of torch, dozens of times: half of
-    the time spent.
+    A table of 20,000 modules has some hundred thousand small objects, and none of them is garbage.
+    The collector would scan all of them, and all of torch, dozens of times: half of the total time.
     """
     enabled = gc.isenabled()
     gc.disable()

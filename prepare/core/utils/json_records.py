@@ -29,10 +29,10 @@ _Parser = Callable[[Any], Any]
 
 
 def write_json(path: str | os.PathLike, data: dict[str, Any], *, lines: bool = False) -> None:
-    """Write `data` as ASCII JSON, keys in the order given; NaN and infinities are a ValueError.
+    """Write `data` as ASCII JSON with its order of keys; raise ValueError for NaN and infinities.
 
-    With `lines`, `data` is a dict, and each of its keys and each item of a list right under a key
-    is on one line of its own: for tables, where that is faster and compares well. Raises FileError.
+    With `lines`, each key of `data` and each item of a list right under a key is on a separate
+    line: this is faster, and a text diff shows which rows of a table differ. Raises FileError.
     """
     text = json_lines(data) if lines else json.dumps(data, indent=1, allow_nan=False)
     write_text(path, text + "\n")
@@ -159,7 +159,7 @@ def _parse_dict(key: type, parse: _Parser | None, value: Any) -> Any:
 
 
 def json_lines(data: dict) -> str:
-    """ASCII JSON with each key, and each item of a list right under a key, on one line of its own."""
+    """Return ASCII JSON with each key, and each item of a list right under a key, on a separate line."""
     members = []
     for key, value in data.items():
         if isinstance(value, (list, tuple)) and value:

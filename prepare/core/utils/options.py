@@ -1,4 +1,4 @@
-"""From the plain values of a configuration to the fields of a step, with every mistake named."""
+"""Convert the plain values of a configuration to the fields of a dataclass, and report every mistake."""
 
 import dataclasses
 import json
@@ -12,11 +12,11 @@ from prepare.errors import ConfigError, Problem
 
 
 class _CheckError(ValueError):
-    """A value of the right type that its own check refused."""
+    """A value has the right type, and a check in its annotation refused it."""
 
 
 def plain(value: Any) -> Any:
-    """The same value as dicts, lists and scalars only; torch's dtypes, devices and formats by their name."""
+    """Return `value` as dicts, lists and scalars; torch's dtypes, devices and formats as their names."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -27,7 +27,7 @@ def plain(value: Any) -> Any:
 
 
 def read_options(cls: type, options: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """Keyword arguments for the dataclass `cls`, checked against the types of its fields.
+    """Return keyword arguments for the dataclass `cls`, checked against the types of its fields.
 
     Raises:
         ConfigError: with one problem for every unknown, missing or ill-typed option.
@@ -55,7 +55,7 @@ def read_options(cls: type, options: Mapping[str, Any], *, where: str) -> dict[s
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """`value` as the type `hint` says; ValueError(what is wrong, what to do) where it cannot be."""
+    """Convert `value` to the type `hint`; raise ValueError(problem, remedy) if that is not possible."""
     origin = typing.get_origin(hint)
     if origin is Annotated:
         return _convert_checked(value, hint)
@@ -80,16 +80,16 @@ def convert(value: Any, hint: Any) -> Any:
 
 
 def no_options(name: str, value: Any) -> Problem:
-    """The problem of a step that is given something else than its options."""
+    """Return the problem of a step whose options are not a mapping."""
     remedy = "give them as {OPTION:value}, or null to drop the step"
     return Problem(f"steps.{name}", f"{as_written(value)} is not a mapping of options", remedy)
 
 
 def describe(hint: Any) -> str:
-    """A type in a user's words."""
+    """Describe a type in words: `a whole number`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        # A text among the annotations says what the value is in one's own words.
+        # A string among the annotations describes the value.
         return next((word for word in args[1:] if isinstance(word, str)), describe(args[0]))
     if origin in (Union, types.UnionType):
         return " or ".join("null" if arg is type(None) else describe(arg) for arg in args)
@@ -112,7 +112,7 @@ def describe(hint: Any) -> str:
 
 
 def as_written(value: Any) -> str:
-    """A value as its user wrote it: `null` and `true`, not None and True."""
+    """Return a value as the user wrote it: `null` and `true`, not None and True."""
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
@@ -125,7 +125,7 @@ def _convert_checked(value: Any, hint: Any) -> Any:
     try:
         result = convert(value, inner)
     except ValueError:
-        # The words of the annotation say more than those of the type.
+        # The description in the annotation says more than that of the type.
         raise _misfit(value, hint) from None
     try:
         for check in filter(callable, checks):
@@ -139,17 +139,17 @@ def _convert_union(value: Any, hint: Any) -> Any:
     args = typing.get_args(hint)
     if value is None and type(None) in args:
         return None
-    problems = []
+    errors: list[ValueError] = []
     for arg in args:
         if arg is not type(None):
             try:
                 return convert(value, arg)
             except ValueError as error:
-                problems.append(error)
-    # The type was right and the value was not: that says more than the list of types.
-    for error in problems:
-        if isinstance(error, _CheckError) or len(problems) == 1:
-            raise error
+                errors.append(error)
+    # If the type was right and the value was not, that error says more than a list of types.
+    for failure in errors:
+        if isinstance(failure, _CheckError) or len(errors) == 1:
+            raise failure
     raise _misfit(value, hint)
 
 

@@ -1,16 +1,15 @@
-"""YAML as plain data: a document is read from its events and written line by line, and nothing in it runs.
+"""Read and write YAML as plain data: no value of a document constructs, imports or opens anything.
 
-Nothing that a document names is constructed, imported, opened or looked up. Tags, anchors, aliases,
-directives, merge keys, `${`, keys that begin with `_`, a key given twice and a second document are
-refused, each with its line. `scalars` says what single values mean.
+Tags, anchors, aliases, directives, merge keys, `${`, keys that begin with `_`, duplicate keys and a
+second document are errors, each with its line. `yaml_scalars` defines the meaning of single values.
 
-Limits: 1 MiB, 32 levels, 5,000 keys and values. PyYAML's own parser is slow, so 64 KiB where it
-has to be used: where libyaml is missing, and for escaped surrogates, which libyaml does not take.
+Limits: 1 MiB, 32 levels, 5,000 keys and values. PyYAML's own parser is slow, so the limit is 64 KiB
+where it is needed: without libyaml, and for escaped surrogates, which libyaml rejects.
 """
 
 import re
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
@@ -24,7 +23,7 @@ MAX_DEPTH = 32
 MAX_VALUES = 5_000
 SHORTER = "use patterns in place of lists of names"
 
-# Loaders are only asked for their events here; none of their constructors ever runs.
+# Only the events of these loaders are used; their constructors never run.
 _FAST, _SLOW = getattr(yaml, "CSafeLoader", None), yaml.SafeLoader
 _SURROGATE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
 _DIRECTIVE = re.compile(r"(?:\A|[\r\n])%")
@@ -32,14 +31,14 @@ _MAX_SIMPLE_KEY = 1000
 
 
 class Document(NamedTuple):
-    """The value of a YAML document, and a function that says where the key at a path of keys stands."""
+    """The value of a YAML document, and a function from a path of keys to `file:line`."""
 
     value: object
     at: Callable[[tuple], str]
 
 
 def read(text: str | bytes, where: str, *, remedy: str) -> Document:
-    """What `text` holds; raises RecipeError, whose places begin with `where`, `remedy` for an empty one."""
+    """Read `text`; raise RecipeError with places in the file `where`, and `remedy` if it is empty."""
     if len(text) > MAX_BYTES:
         raise RecipeError(where, f"is larger than {MAX_BYTES:,} bytes", SHORTER)
     text = _decoded(text, where).removeprefix("\ufeff")
@@ -48,10 +47,10 @@ def read(text: str | bytes, where: str, *, remedy: str) -> Document:
 
 
 def write(value: object, where: str) -> str:
-    """The text in block style, which `read` gives exactly back; raises RecipeError.
+    """Return `value` in block style, so that `read` returns exactly `value`; raise RecipeError.
 
-    The error names the path of what is not plain data (`steps.half.keep[1]`), and `where` if it is
-    all too large.
+    The error names the path of a value that is not plain data (`steps.half.keep[1]`), or `where`
+    if the whole text is too large.
     """
     writer = _Writer()
     writer.value(value, (), head="", pad="")
@@ -61,7 +60,7 @@ def write(value: object, where: str) -> str:
 
 
 class _Reader:
-    """Builds the value of one YAML document from its events and refuses all that is not data."""
+    """Build the value of one YAML document from its events; raise RecipeError for all but data."""
 
     def __init__(self, events: Iterator[yaml.Event], text: str, where: str) -> None:
         self.events, self.text, self.where = events, text, where
@@ -69,7 +68,7 @@ class _Reader:
         self.lines: dict[tuple, int] = {}
 
     def at(self, keys: tuple) -> str:
-        """Where a key of the document, or of a mapping right under one, stands."""
+        """Return `file:line` of a key at the top level or one below; the file alone for others."""
         return f"{self.where}:{self.lines[keys]}" if keys in self.lines else self.where
 
     def refuse(self, event: yaml.Event, wrong: str, remedy: str) -> NoReturn:
@@ -83,7 +82,7 @@ class _Reader:
             where = f"{self.where}:{mark.line + 1}" if mark else self.where
             problem = " ".join(str(getattr(error, "problem", None) or error).split())
             raise RecipeError(where, f"is not YAML: {problem}", "correct it there") from error
-        # PyYAML's own parser lets chr() and int() raise on wild escapes and version numbers.
+        # PyYAML's own parser lets chr() and int() raise for escapes and versions out of range.
         except (ValueError, OverflowError) as error:
             wrong = "is not YAML: an escape or a version is out of range"
             raise RecipeError(self.where, wrong, "correct it") from error
@@ -109,14 +108,15 @@ class _Reader:
             self.refuse(event, f"is more than {MAX_DEPTH} levels deep", "nest less")
         return self.items(path) if isinstance(event, yaml.SequenceStartEvent) else self.pairs(path)
 
-    def items(self, path: tuple) -> list:
-        result = []
+    def items(self, path: tuple) -> list[object]:
+        result: list[object] = []
         while not isinstance(event := self.next(), yaml.SequenceEndEvent):
             result.append(self.value(event, (*path, len(result))))
         return result
 
-    def pairs(self, path: tuple) -> dict:
-        result, lines = {}, {}
+    def pairs(self, path: tuple) -> dict[str, object]:
+        result: dict[str, object] = {}
+        lines: dict[str, int] = {}
         while not isinstance(event := self.next(), yaml.MappingEndEvent):
             key = self.key(event)
             if key in result:
@@ -141,7 +141,7 @@ class _Reader:
         return key
 
     def inspect(self, event: yaml.Event) -> None:
-        """Refuse what stands for something else than itself, and too much of anything."""
+        """Raise RecipeError for aliases, anchors, tags, and more than MAX_VALUES keys and values."""
         if isinstance(event, yaml.AliasEvent):
             self.refuse(
                 event, f"holds the alias {short_repr('*' + event.anchor)}", "repeat the value"
@@ -167,10 +167,10 @@ class _Reader:
 
 
 class _Writer:
-    """Writes a value as lines of block-style YAML, one key or item on each.
+    """Write a value as lines of block-style YAML, one key or item on each.
 
-    Not by `yaml.dump`: PyYAML's own emitter takes up to two seconds for 1 MiB, libyaml's takes no
-    surrogates, and they write different bytes: a recipe would depend on where it was written.
+    Not by `yaml.dump`: PyYAML's own emitter is forty times as slow, libyaml's rejects surrogates,
+    and the two write different bytes, so a recipe would depend on the machine that wrote it.
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class _Writer:
                 _unfit(path, wrong, "rename it")
             self.count += 1
             name = _scalar(key, (*path, key))
-            # The key of "key: value" may have 1,024 characters; "? " lifts that.
+            # The key of "key: value" may have at most 1,024 characters; "? key" has no such limit.
             head += f"{name}:" if len(name) <= _MAX_SIMPLE_KEY else f"? {name}\n{pad}:"
             inner = {"head": f"{pad}  ", "pad": f"{pad}  "}
             if type(item) in (dict, list) and item:
@@ -225,12 +225,13 @@ def _unfit(path: tuple, wrong: str, remedy: str) -> NoReturn:
 
 
 def _decoded(text: str | bytes, where: str) -> str:
-    """The characters of a recipe; only printable ones."""
+    """Decode a recipe; raise RecipeError for bytes that are not UTF-8 and unprintable characters."""
     if isinstance(text, bytes):
+        data = text
         try:
-            text = text.decode()
+            text = data.decode()
         except UnicodeDecodeError as error:
-            line = text.count(b"\n", 0, error.start) + 1
+            line = data.count(b"\n", 0, error.start) + 1
             raise RecipeError(f"{where}:{line}", "is not UTF-8", "save it as UTF-8") from error
     if bad := UNPRINTABLE.search(text, text.startswith("\ufeff")):
         line = text.count("\n", 0, bad.start()) + 1
@@ -239,10 +240,10 @@ def _decoded(text: str | bytes, where: str) -> str:
     return text
 
 
-def _checked_size(text: str, where: str, *, verb: str = "is") -> type:
-    """The parser for this text; RecipeError if it has more bytes than that one may be given."""
+def _checked_size(text: str, where: str, *, verb: str = "is") -> Any:
+    """Return the parser for this text; raise RecipeError if the text exceeds the limit of that parser."""
     loader, limit, remedy = _FAST, MAX_BYTES, SHORTER
-    # An escaped backslash escapes nothing; without those, every backslash that is left does.
+    # Without escaped backslashes, every backslash that is left begins an escape.
     if _FAST is None or _SURROGATE.search(text.replace(r"\\", "")):
         loader, limit = _SLOW, MAX_BYTES_SLOW
         remedy = "remove the escaped surrogates" if _FAST else "install PyYAML with libyaml"

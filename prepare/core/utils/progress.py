@@ -1,4 +1,4 @@
-"""Report progress: a callable that names what is going on, as a context manager."""
+"""Report progress: the type of a callable that announces a stage of a job."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-# Called with what begins; the context that it returns lasts as long as that.
+# Called with the name of the stage that begins; returns a context that lasts as long as the stage.
 Stage = Callable[[str], AbstractContextManager[Any]]

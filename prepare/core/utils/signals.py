@@ -1,4 +1,4 @@
-"""Ctrl-C and its kin: held back while something must not be cut in two, and one way out for all of them."""
+"""Defer SIGINT and SIGTERM during critical sections, and handle SIGTERM like Ctrl-C."""
 
 import signal
 import threading
@@ -10,12 +10,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
-    """As Ctrl-C, and says who stopped it."""
+    """A KeyboardInterrupt whose text names the signal."""
 
 
 @contextmanager
 def stopped_by_sigterm() -> Iterator[None]:
-    """Makes SIGTERM, which a cluster or a shell sends, end what runs within as Ctrl-C does."""
+    """Raise `Stopped` inside the block on SIGTERM, which a cluster or a shell sends."""
 
     def stop(*_: Any) -> None:
         raise Stopped("stopped by SIGTERM")
@@ -32,21 +32,21 @@ def stopped_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def held_interrupts() -> Iterator[None]:
-    """Holds Ctrl-C and SIGTERM back until the block ends; only the main thread ever receives one."""
+    """Defer SIGINT and SIGTERM until the block ends; only the main thread receives signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held: list[tuple[int, Any]] = []
+    deferred: list[tuple[int, Any]] = []
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number in _SIGNALS:
-        signal.signal(number, lambda *received: held.append(received))
+        signal.signal(number, lambda *received: deferred.append(received))
     try:
         yield
     finally:
         for number in _SIGNALS:
             signal.signal(number, before[number])
-        for number, frame in held[:1]:
-            if callable(handler := before[number]):
-                handler(number, frame)
+        for received, frame in deferred[:1]:
+            if callable(handler := before[signal.Signals(received)]):
+                handler(received, frame)
             elif handler == signal.SIG_DFL:
-                signal.raise_signal(number)
+                signal.raise_signal(received)

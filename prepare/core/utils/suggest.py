@@ -1,11 +1,11 @@
-"""Suggest what a wrong word may have been meant to be."""
+"""Suggest allowed words for a wrong one."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-# Other words that people use for the same thing; accepted wherever the word on the right is allowed.
+# Common synonyms; accepted wherever the word on the right is allowed.
 ALIASES = {
     "half": "float16",
     "fp16": "float16",
@@ -29,23 +29,23 @@ ALIASES = {
 
 
 def nearest(word: str, allowed: Iterable[str], *, cutoff: float = 0.55) -> list[str]:
-    """Up to three of `allowed` that `word` may have been meant to be, best first.
+    """Return up to three of `allowed` that are close to `word`, best first.
 
-    Another word for the same thing comes first, then what is spelt most alike; case does not count.
+    Synonyms come first, then the most similar spellings; case is ignored.
     """
     low = str(word).lower()
     spelt: dict[str, list[str]] = {}
     for choice in dict.fromkeys(map(str, allowed)):
         spelt.setdefault(choice.lower(), []).append(choice)
-    same = [name for name in spelt if ALIASES.get(name, name) == ALIASES.get(low, low)]
+    synonyms = [name for name in spelt if ALIASES.get(name, name) == ALIASES.get(low, low)]
     close = difflib.get_close_matches(low, spelt, n=3, cutoff=cutoff)
-    # Letters that only changed places tell une2td from unet3d; difflib alone does not.
+    # Transposed letters rank first: une2td means unet2d, and difflib ranks unet3d as high.
     close.sort(key=lambda name: sorted(name) != sorted(low))
-    return [choice for name in dict.fromkeys([*same, *close]) for choice in spelt[name]][:3]
+    return [choice for name in dict.fromkeys([*synonyms, *close]) for choice in spelt[name]][:3]
 
 
 def choose(word: str, allowed: Iterable[str], *, noun: str = "allowed") -> str:
-    """The remedy for a wrong word: the nearest match, then all that is allowed."""
+    """Return the remedy for a wrong word: the nearest match, then all allowed words."""
     allowed = list(allowed)
     close = nearest(word, allowed)
     everything = f"{noun}: {', '.join(allowed)}" if allowed else f"{noun}: none"

@@ -1,4 +1,4 @@
-"""Words for a terminal: sizes, counts, and names that can hold anything."""
+"""Format sizes, counts and arbitrary names for a terminal."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -8,12 +8,12 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def line(text: str, *, errors: bool = False) -> None:
-    """One line on stdout or stderr, never folded: paths are to be copied from it."""
+    """Print one line on stdout or stderr, not wrapped, so that paths can be copied from it."""
     print(text, file=sys.stderr if errors else sys.stdout, flush=True)
 
 
 def size(count: int) -> str:
-    """A number of bytes as a person says it: `5.4 MiB`."""
+    """Return a number of bytes with a binary unit: `5.4 MiB`."""
     value, unit = float(count), 0
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
@@ -21,7 +21,7 @@ def size(count: int) -> str:
 
 
 def printable(text: Any) -> str:
-    """One line that any terminal can show; what is not printable is escaped."""
+    """Return `text` as one line for any terminal, with unprintable characters escaped."""
     text = str(text)
     return (
         text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode()
@@ -34,17 +34,17 @@ def first_line(message: object) -> str:
 
 
 def one_line(text: str | None) -> str:
-    """The first line, and how many more there are."""
+    """Return the first line, and the number of further lines."""
     first, *rest = (text or "").splitlines() or [""]
     more = f" (and {len(rest)} more {'line' if len(rest) == 1 else 'lines'})" if rest else ""
     return printable(first) + more
 
 
-def counts(found: Mapping[str, int], words: Iterable[str]) -> str:
-    """`18 converted, 0 already`: every word with its count."""
-    return ", ".join(f"{found.get(word, 0)} {word}" for word in words)
+def counts(numbers: Mapping[str, int], words: Iterable[str]) -> str:
+    """Return every word with its count: `18 converted, 0 already`."""
+    return ", ".join(f"{numbers.get(word, 0)} {word}" for word in words)
 
 
 def plural(count: int, word: str) -> str:
-    """`1 tensor`, `2 tensors`."""
+    """Return a count with its noun: `1 tensor`, `2 tensors`."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

@@ -1,9 +1,8 @@
-"""The values of plain data that hold no others: read from text, written as text, and named in messages.
+"""Read and write YAML scalars, and describe values in messages.
 
-Values without quotes mean what YAML 1.2's core schema says: `on`, `yes` and `1:30` are strings. Any
-that the command line would take for another type (`010`, `1_000`, `nan`, `nUll`) is refused; only
-`0x1f` and `0o17` are integers here and text there. Numbers are finite, integers have at most 64
-bits.
+Unquoted values have the meaning of YAML 1.2's core schema: `on`, `yes` and `1:30` are strings. A value
+that has another type on the command line (`010`, `1_000`, `nan`, `nUll`) is an error; only `0x1f` and
+`0o17` are integers here and strings there. Numbers are finite, integers have at most 64 bits.
 """
 
 import json
@@ -13,12 +12,12 @@ import re
 INTEGERS = range(-(1 << 63), 1 << 64)
 AMBIGUOUS = "means one thing in YAML and another on the command line"
 
-# The breaks of YAML 1.1 that are none in 1.2 (U+0085, U+2028, U+2029) count as unprintable.
+# Line breaks of YAML 1.1 only (U+0085, U+2028, U+2029) count as unprintable.
 UNPRINTABLE = re.compile(
     "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
 
-_WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
+_WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _OTHER_WORDS = re.compile(r"null|true|false|[-+]?\.?(?:inf|nan)", re.IGNORECASE)
 _BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
@@ -26,13 +25,13 @@ _DIGITS = r"[0-9]+(?:_[0-9]+)*"
 _NUMBER = re.compile(rf"[-+]?(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:[eE][-+]?{_DIGITS})?")
 _ODD_NUMBER = re.compile(r"[-+]?0[0-9]|.*_", re.DOTALL)
 
-# What is written without quotes: only what every version of YAML reads as a string.
+# Strings that are written without quotes: every version of YAML reads them as strings.
 _PLAIN = re.compile(r"[A-Za-z][\w.*/-]*(?::[\w.*/-]+)*", re.ASCII)
 _QUOTED = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "inf", "nan"}
 
 
 def read(text: str) -> object:
-    """The value of a scalar without quotes; a ValueError says why it has none that is certain."""
+    """Return the value of an unquoted scalar; raise ValueError if its meaning is ambiguous."""
     if text in _WORDS:
         return _WORDS[text]
     if _OTHER_WORDS.fullmatch(text):
@@ -51,33 +50,32 @@ def read(text: str) -> object:
 
 
 def write(value: object) -> str:
-    """The text of a value, on one line; a ValueError says why there is none.
+    """Return the text of a value on one line; raise ValueError if it is not plain data.
 
-    Of dicts and lists only the empty ones have such a text.
+    Dicts and lists must be empty.
     """
-    kind = type(value)
-    if value is None or kind in (bool, dict, list):
+    if value is None or type(value) in (bool, dict, list):
         return json.dumps(value)
-    if kind is str and "${" not in value:
+    if type(value) is str and "${" not in value:
         plain = _PLAIN.fullmatch(value) and value.lower() not in _QUOTED
         return value if plain else _quoted(value)
-    if kind is int and value in INTEGERS:
+    if type(value) is int and value in INTEGERS:
         return str(value)
-    if kind is float and math.isfinite(value):
+    if type(value) is float and math.isfinite(value):
         # YAML 1.1 reads 1e-05 as a string.
         return repr(value) if "." in repr(value) else repr(value).replace("e", ".0e")
     raise ValueError(_why_unfit(value))
 
 
 def key_trouble(key: str) -> str:
-    """Why no key of a recipe may be `key`: what other readers of YAML or Hydra would act on."""
+    """Return the reason why `key` is not allowed, as Hydra or another YAML reader acts on it; or ""."""
     if key.startswith("_"):
         return f"holds the key {short_repr(key)}: no key of a recipe begins with '_'"
     return "holds the merge key '<<'" if key == "<<" else ""
 
 
 def dotted(path: tuple) -> str:
-    """`("steps", "half", "keep", 1)` as `steps.half.keep[1]`; odd keys in quotes."""
+    """Return `("steps", "half", "keep", 1)` as `steps.half.keep[1]`, with unusual keys in quotes."""
     text = ""
     for key in path:
         if isinstance(key, int):
@@ -89,14 +87,14 @@ def dotted(path: tuple) -> str:
 
 
 def short_repr(value: object) -> str:
-    """A value as one short line; a cut string shows that it is one."""
+    """Return a value as one short line; a cut string ends in `...`."""
     if isinstance(value, str):
         return ascii(value) if len(value) <= 60 else ascii(value[:60]) + "..."
     return kind_of(value) if isinstance(value, dict | list | tuple) else ascii(value)[:60]
 
 
 def kind_of(value: object) -> str:
-    """What a value is, in a word or two: `null`, `a list`, `of type set`."""
+    """Return the kind of a value in words: `null`, `a list`, `of type set`."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -106,7 +104,7 @@ def kind_of(value: object) -> str:
 
 
 def _integer(text: str) -> int:
-    # Python refuses to convert more than 4,300 decimal digits, with a ValueError of its own.
+    # Python raises its own ValueError for more than 4,300 decimal digits.
     digits = text[2:].lstrip("0") if text[1:2] in ("o", "x") else text
     if len(digits) > 22 or (number := int(text, 0)) not in INTEGERS:
         raise ValueError("has more than 64 bits")
@@ -122,6 +120,6 @@ def _why_unfit(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """In double quotes; JSON's escapes mean the same in YAML, but for pairs of surrogates."""
+    """Return `text` in double quotes; JSON's escapes mean the same in YAML, except for surrogate pairs."""
     escaped = json.dumps(text, ensure_ascii=False)
     return UNPRINTABLE.sub(lambda bad: f"\\u{ord(bad[0]):04x}", escaped)
