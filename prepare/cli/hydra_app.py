@@ -40,7 +40,7 @@ from prepare.job.spec import JobSpec
 from prepare.report.pages.write_pages import write_pages
 from prepare.report.terminal.console import stage
 from prepare.report.terminal.run import show_outcome, show_problems, shown_folder
-from prepare.report.terminal.sweep_progress import Progress
+from prepare.report.terminal.sweep_progress import SweepProgress
 from prepare.sweep.coordinator import Lead
 from prepare.sweep.identity import identity, told_apart
 from prepare.sweep.launchers import GOES_ON, shares_cores
@@ -57,7 +57,7 @@ class Session:
 
     began: bool = False
     lead: Lead | None = None
-    progress: Progress | None = None
+    progress: SweepProgress | None = None
 
 
 SESSION: ContextVar[Session | None] = ContextVar("SESSION", default=None)
@@ -148,7 +148,7 @@ class Checks(Callback):
             what = plural(len(rows), "run") if rows else "a sweep"
             line(f"{what} in {shown_folder(folder)}", errors=True)
             if (session := SESSION.get()) is not None:
-                session.progress = Progress(folder, lead.planned)
+                session.progress = SweepProgress(folder, lead.planned)
                 session.lead = lead
                 session.progress.start()
 

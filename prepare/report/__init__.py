@@ -1,1 +1,1 @@
-"""Tables and pages, made from records and plain data alone; nothing here imports torch."""
+"""Terminal output, pages and charts, made from records without torch."""

@@ -1,4 +1,4 @@
-"""What differs between two runs, two audits or two recipes: read from their files, as text."""
+"""Compare two jobs, two audits or two recipes by their files, and describe the differences."""
 
 from __future__ import annotations
 
@@ -20,34 +20,37 @@ from prepare.report.sentences import time_text, verified_text
 if TYPE_CHECKING:
     from prepare.job.results import SavedResults
 
-# What a path on the command line may be, and how that is said.
-_KINDS = {"run": "the folder of a run", "audit": "an audit", "recipe": "a recipe"}
-_SAME_KIND = "give two folders of runs, two audit.json or two recipe.yaml"
-# Of an environment; the date differs always.
-_PLACE = ("python", "torch", "platform", "cpu", "cores", "threads", "devices", "git_commit")
+# Each kind of path on the command line, as messages name it.
+_KINDS = {"job": "the record of a job", "audit": "an audit", "recipe": "a recipe"}
+_SAME_KIND = "give two folders of jobs, two audit.json or two recipe.yaml"
+# Fields of an environment; the date always differs.
+_ENVIRONMENT = (
+    *("python", "torch", "platform", "cpu", "cores", "threads", "devices", "git_commit"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that differs: how it is in the first and in the second, empty where it is not there.
+    """One difference: the value of the first side and of the second, empty if it is absent.
 
-    `text` is another way to say so in a line, `note` what to bear in mind.
+    `text` replaces the default line for the terminal; `note` is a remark.
     """
 
-    what: str
-    ours: str
-    theirs: str
+    name: str
+    first: str
+    second: str
     text: str = ""
     note: str = ""
 
     def __str__(self) -> str:
-        text = self.text or f"{self.what}: {self.ours or 'nothing'} -> {self.theirs or 'nothing'}"
+        sides = f"{self.first or 'absent'} -> {self.second or 'absent'}"
+        text = self.text or f"{self.name}: {sides}"
         return f"{text}; {self.note}" if self.note else text
 
 
 @dataclass(frozen=True, slots=True)
-class Differing:
-    """One part of what was compared, and what differs in it."""
+class Part:
+    """One compared part, and its differences."""
 
     title: str
     changes: tuple[Change, ...]
@@ -55,36 +58,37 @@ class Differing:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """Two things of one kind; `parts` are those that differ, `figures` those of both, side by side."""
+    """The parts in which two paths of one kind differ; `figures` compares the results of two jobs."""
 
     kind: str
-    ours: str
-    theirs: str
-    parts: tuple[Differing, ...]
+    first: str
+    second: str
+    parts: tuple[Part, ...]
     figures: tuple[Change, ...] = ()
 
     @property
     def total(self) -> int:
-        """How many things differ."""
+        """Return the number of differences."""
         return sum(len(part.changes) for part in self.parts)
 
 
-def read_differences(ours: Path, theirs: Path) -> Differences:
-    """Compares two folders of runs, two audits or two recipes.
+def read_differences(first: Path, second: Path) -> Differences:
+    """Compare the records of two jobs, two audits or two recipes.
 
     Raises:
-        ConfigError: they are of different kinds.
-        PrepareError: one of them cannot be read, or is not what it looks like.
+        ConfigError: The paths are of different kinds.
+        PrepareError: A path cannot be read, or has another format.
     """
-    kind, other = _kind(ours), _kind(theirs)
-    if kind != other:
-        said = (
-            f"{files.printable_path(p)} is {_KINDS[k]}" for p, k in ((ours, kind), (theirs, other))
+    kind, second_kind = _kind(first), _kind(second)
+    if kind != second_kind:
+        sides = ((first, kind), (second, second_kind))
+        wrong = " and ".join(
+            f"{files.printable_path(path)} is {_KINDS[name]}" for path, name in sides
         )
-        raise ConfigError("diff", " and ".join(said), _SAME_KIND)
-    parts, figures = _COMPARE[kind](ours, theirs)
-    found = tuple(Differing(title, tuple(changes)) for title, changes in parts if changes)
-    return Differences(kind, str(ours), str(theirs), found, tuple(figures))
+        raise ConfigError("diff", wrong, _SAME_KIND)
+    compared, figures = _COMPARE[kind](first, second)
+    parts = tuple(Part(title, tuple(changes)) for title, changes in compared if changes)
+    return Differences(kind, str(first), str(second), parts, tuple(figures))
 
 
 _Parts = Iterable[tuple[str, list[Change]]]
@@ -93,157 +97,160 @@ _Parts = Iterable[tuple[str, list[Change]]]
 def _kind(path: Path) -> str:
     if path.is_dir():
         if (path / "sweep.json").is_file():
-            raise FileError(
-                files.printable_path(path), "is the folder of a sweep", "give that of a row"
-            )
-        return "run"
+            remedy = "give the folder of one of its rows"
+            raise FileError(files.printable_path(path), "is the folder of a sweep", remedy)
+        return "job"
     return "recipe" if path.suffix in (".yaml", ".yml") else "audit"
 
 
-def _audits(ours: Path, theirs: Path) -> tuple[_Parts, list[Change]]:
-    return [("audit", _audit_changes(Audit.load(ours), Audit.load(theirs)))], []
+def _compare_audits(first: Path, second: Path) -> tuple[_Parts, list[Change]]:
+    return [("audit", _audit_changes(Audit.load(first), Audit.load(second)))], []
 
 
-def _recipes(ours: Path, theirs: Path) -> tuple[_Parts, list[Change]]:
-    return [("recipe", _recipe_changes(recipe.load(ours), recipe.load(theirs)))], []
+def _compare_recipes(first: Path, second: Path) -> tuple[_Parts, list[Change]]:
+    return [("recipe", _recipe_changes(recipe.load(first), recipe.load(second)))], []
 
 
-def _runs(ours: Path, theirs: Path) -> tuple[_Parts, list[Change]]:
-    runs, found = [_run(path) for path in (ours, theirs)], [headline(p) for p in (ours, theirs)]
-    known = [_figures(run, one) for run, one in zip(runs, found, strict=True)]
-    figures = [*_side_by_side(*known), *_times(*found)]
-    steps = [recipe.loads(run.recipe) if run.recipe is not None else {} for run in runs]
-    audits = [run.audit or Audit([], {}) for run in runs]
-    asked = _changes(*(_asked(run) for run in runs))
-    places = _changes(*(_place(run) for run in runs))
+def _compare_jobs(first: Path, second: Path) -> tuple[_Parts, list[Change]]:
+    records = [_read_record(path) for path in (first, second)]
+    headlines = [headline(path) for path in (first, second)]
+    results = [_results(*pair) for pair in zip(records, headlines, strict=True)]
+    figures = [*_side_by_side(*results), *_times(*headlines)]
+    recipes = [
+        recipe.loads(record.recipe) if record.recipe is not None else {} for record in records
+    ]
+    audits = [record.audit or Audit([], {}) for record in records]
     return [
-        ("recipe", _recipe_changes(*steps)),
-        ("command line", asked),
-        ("results", [change for change in figures if change.ours != change.theirs]),
+        ("recipe", _recipe_changes(*recipes)),
+        ("command line", _changes(*map(_choices, records))),
+        ("results", [change for change in figures if change.first != change.second]),
         ("audit", _audit_changes(*audits)),
-        ("environment", places),
+        ("environment", _changes(*map(_environment, records))),
     ], figures
 
 
 _COMPARE: dict[str, Callable[[Path, Path], tuple[_Parts, list[Change]]]] = {
-    "run": _runs,
-    "audit": _audits,
-    "recipe": _recipes,
+    "job": _compare_jobs,
+    "audit": _compare_audits,
+    "recipe": _compare_recipes,
 }
 
 
-def _run(folder: Path) -> SavedResults:
-    """What a run left; an error where any of it cannot be read, for then the answer would be wrong."""
-    run = read_results(folder)
-    if run.problems:
-        raise FileError(files.printable_path(folder), run.problems[0])
-    return run
+def _read_record(folder: Path) -> SavedResults:
+    """Read the record of a job; raise FileError if any file is unreadable, as the result would be wrong."""
+    record = read_results(folder)
+    if record.problems:
+        raise FileError(files.printable_path(folder), record.problems[0])
+    return record
 
 
-def _audit_changes(ours: Audit, theirs: Audit) -> list[Change]:
-    found = []
-    for one in ours.diff(theirs):
-        sides = [
-            "; ".join(f"{name} {_word(pair[side])}" for name, pair in one.fields.items())
+def _audit_changes(first: Audit, second: Audit) -> list[Change]:
+    changes = []
+    for difference in first.diff(second):
+        values = [
+            "; ".join(f"{name} {_text(pair[side])}" for name, pair in difference.fields.items())
             for side in (0, 1)
         ]
-        if one.only_in:
-            sides = ["is there" if one.only_in == side else "" for side in ("ours", "theirs")]
-        found.append(Change(one.tensor, *sides, text=str(one)))
-    return found
+        if difference.only_in:
+            values = ["present" if difference.only_in == s else "" for s in ("ours", "theirs")]
+        changes.append(Change(difference.tensor, values[0], values[1], text=str(difference)))
+    return changes
 
 
-def _recipe_changes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Change]:
-    found = []
-    for name in dict.fromkeys([*ours, *theirs]):
-        one, other = ours.get(name), theirs.get(name)
-        if one and other:
-            found += _changes(*(_options(name, options) for options in (one, other)))
-        elif (name in ours) != (name in theirs) or one != other:
-            sides = (_step(name, steps) for steps in (ours, theirs))
-            found.append(Change(f"steps.{name}", *sides))
-    common = [
-        [name for name in steps if name in ours and name in theirs] for steps in (ours, theirs)
+def _recipe_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change]:
+    changes = []
+    for name in dict.fromkeys([*first, *second]):
+        options = [steps.get(name) for steps in (first, second)]
+        if all(options):
+            changes += _changes(*(_options(name, values) for values in options))
+        elif (name in first) != (name in second) or options[0] != options[1]:
+            changes.append(Change(f"steps.{name}", _step(name, first), _step(name, second)))
+    orders = [
+        [name for name in steps if name in first and name in second] for steps in (first, second)
     ]
-    if common[0] != common[1]:
-        found.append(Change("the order of the steps", *(", ".join(names) for names in common)))
-    return found
+    if orders[0] != orders[1]:
+        changes.append(Change("the order of the steps", *map(", ".join, orders)))
+    return changes
 
 
-def _options(name: str, options: Mapping[str, Any]) -> dict[str, str]:
-    return {f"steps.{name}.{key}": _word(value) for key, value in options.items()}
+def _options(name: str, options: Mapping[str, Any] | None) -> dict[str, str]:
+    return {f"steps.{name}.{key}": _text(value) for key, value in (options or {}).items()}
 
 
 def _step(name: str, steps: Mapping[str, Any]) -> str:
-    """A step that only one of them has, or that one of them drops or leaves as it comes."""
+    """Return the options of a step as text: `dropped` for null, empty without the step."""
     if name not in steps:
         return ""
     options = steps[name]
-    return "dropped" if options is None else _word(options)
+    return "dropped" if options is None else _text(options)
 
 
-def _asked(run: SavedResults) -> dict[str, str]:
-    """The overrides of the command line by key, and the options chosen in each group."""
-    if run.job is None:
+def _choices(record: SavedResults) -> dict[str, str]:
+    """Return the overrides by key, and the choices of the groups."""
+    if record.job is None:
         return {}
-    pairs = (str(word).partition("=") for word in run.job.overrides)
-    given = {key: value for key, _, value in pairs if not key.startswith("hydra")}
-    return {str(k): str(v) for k, v in run.job.choices.items() if v is not None} | given
+    pairs = (str(override).partition("=") for override in record.job.overrides)
+    overrides = {key: value for key, _, value in pairs if not key.startswith("hydra")}
+    groups = {str(k): str(v) for k, v in record.job.choices.items() if v is not None}
+    return groups | overrides
 
 
-def _place(run: SavedResults) -> dict[str, str]:
-    found = run.environment or {}
-    packages = {f"packages.{key}": value for key, value in (found.get("packages") or {}).items()}
-    known = {key: found.get(key) for key in _PLACE} | packages
-    return {key: _word(value) for key, value in known.items() if value not in (None, [])}
+def _environment(record: SavedResults) -> dict[str, str]:
+    environment = record.environment or {}
+    versions = environment.get("packages") or {}
+    values = {key: environment.get(key) for key in _ENVIRONMENT}
+    values |= {f"packages.{name}": version for name, version in versions.items()}
+    return {key: _text(value) for key, value in values.items() if value not in (None, [])}
 
 
-def _figures(run: SavedResults, found: Headline) -> dict[str, str]:
-    """What the run came to, in words: result, convolutions, memory, flow, verification, times."""
-    known = {"status": run.result.status if run.result else "not ended"}
-    if run.result and run.result.error:
-        known["why"] = run.result.error
-    if found.convolutions:
-        known["convolutions"] = counts(found.convolutions, CONVOLUTIONS)
-    if found.bytes_before is not None and found.bytes_after is not None:
-        before, after = size(found.bytes_before), size(found.bytes_after)
-        known["memory of the tensors"] = f"{before} before, {after} after"
-    if found.lost and found.lost.status != "ok":
-        known["layout lost"] = found.lost.status
-    elif found.lost:
-        lost = found.lost
-        known["layout lost"] = plural(lost.breaks, "time")
-        known["copied for layouts"] = size(lost.copied_bytes)
-        known["convolutions in the layout"] = f"{lost.in_layout} of {lost.convolutions}"
-    known["verified"] = verified_text(found.verified)
-    return known
+def _results(record: SavedResults, figures: Headline) -> dict[str, str]:
+    """Return the results of a job as texts; the times are apart, in `_times`."""
+    result, lost = record.result, figures.lost
+    texts = {"status": result.status if result else "not finished"}
+    if result and result.error:
+        texts["error"] = result.error
+    if figures.convolutions:
+        texts["convolutions"] = counts(figures.convolutions, CONVOLUTIONS)
+    if figures.bytes_before is not None and figures.bytes_after is not None:
+        before, after = size(figures.bytes_before), size(figures.bytes_after)
+        texts["memory of the tensors"] = f"{before} before, {after} after"
+    if lost and lost.status != "ok":
+        texts["layout lost"] = lost.status
+    elif lost:
+        texts["layout lost"] = plural(lost.breaks, "time")
+        texts["copied for layouts"] = size(lost.copied_bytes)
+        texts["convolutions in the layout"] = f"{lost.in_layout} of {lost.convolutions}"
+    texts["verified"] = verified_text(figures.verified)
+    return texts
 
 
-def _times(ours: Headline, theirs: Headline) -> Iterator[Change]:
-    """The times of both; where their intervals meet, one is not told to be faster than the other."""
-    known = [{one.what: one for one in each.timed} for each in (ours, theirs)]
-    for what in dict.fromkeys([*known[0], *known[1]]):
-        one, other = (each.get(what) for each in known)
-        sides = [_time(each) if each else "" for each in (one, other)]
-        meet = one is not None and other is not None and one.meets(other)
-        yield Change(f"time of one {what}", *sides, note="the intervals meet" if meet else "")
+def _times(first: Headline, second: Headline) -> Iterator[Change]:
+    """Yield the times of both; if their intervals overlap, neither is known to be faster."""
+    timed = [{entry.what: entry for entry in side.timed} for side in (first, second)]
+    for what in dict.fromkeys([*timed[0], *timed[1]]):
+        one, other = timed[0].get(what), timed[1].get(what)
+        overlap = one is not None and other is not None and one.meets(other)
+        note = "the intervals overlap" if overlap else ""
+        yield Change(f"time of one {what}", _time(one), _time(other), note=note)
 
 
-def _time(found: Timed) -> str:
-    return time_text(found) + (f": {found.reason}" if found.reason else "")
+def _time(timed: Timed | None) -> str:
+    if timed is None:
+        return ""
+    return time_text(timed) + (f": {timed.reason}" if timed.reason else "")
 
 
-def _side_by_side(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[Change]:
-    for key in dict.fromkeys([*ours, *theirs]):
-        if ours.get(key) or theirs.get(key):
-            yield Change(key, ours.get(key, ""), theirs.get(key, ""))
+def _side_by_side(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[Change]:
+    for key in dict.fromkeys([*first, *second]):
+        if first.get(key) or second.get(key):
+            yield Change(key, first.get(key, ""), second.get(key, ""))
 
 
-def _changes(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[Change]:
-    return [one for one in _side_by_side(ours, theirs) if one.ours != one.theirs]
+def _changes(first: Mapping[str, str], second: Mapping[str, str]) -> list[Change]:
+    return [change for change in _side_by_side(first, second) if change.first != change.second]
 
 
-def _word(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, default=str, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Templates to text: everything put into one is escaped, and is text that any reader can take."""
+"""Render templates; escape all values and keep only printable text."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _FOLDER = Path(__file__).parent / "templates"
 
 
 def render(template: str, **context: Any) -> str:
-    """One template of this package; whatever stands in `context` cannot break out of its place."""
+    """Render one template of this package; values of `context` are escaped."""
     return _environment().get_template(template).render(context)
 
 
 def load_templates() -> None:
-    """Compiles every template, so that a copy of this process need not."""
+    """Compile every template, for processes that are forked from this one."""
     for name in _environment().list_templates(["html"]):
         _environment().get_template(name)
 
 
 def template_text(name: str) -> str:
-    """A file beside the templates, as it is."""
+    """Return the text of a file of the template folder."""
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
-def shown(value: Any) -> Any:
-    """What a template shows of a value: nothing for None, and only what is printable of a text.
+def printable_value(value: Any) -> Any:
+    """Return what a template prints of a value: nothing for None, only printable letters of a text.
 
-    Control characters and halves of surrogate pairs are in no XML and no UTF-8; line ends stay.
+    XML and UTF-8 cannot hold control characters and lone surrogates. Line ends stay.
     """
     if isinstance(value, Markup):
         return value
@@ -43,7 +43,7 @@ def shown(value: Any) -> Any:
 
 
 def short(value: Any, limit: int = 120) -> str:
-    """A name or a text in no more than `limit` letters, its middle left out."""
+    """Return a text of at most `limit` letters; leave its middle out if it is longer."""
     text = printable(str(value)[: 4 * limit] + str(value)[4 * limit :][-limit:])
     head = limit * 2 // 3
     return text if len(text) <= limit else f"{text[:head]}…{text[head + 1 - limit :]}"
@@ -54,7 +54,7 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
-        finalize=shown,
+        finalize=printable_value,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -31,8 +31,8 @@ def flow_sentence(flow: Flow) -> str:
     if flow.status != "ok":
         return f"{flow.status}: {printable(flow.reason)}"
     summary = flow.summary
-    parts = [_breaks(flow.events, "forward")]
-    parts.append(f"{size(summary['copied_bytes'])} copied per forward")
+    copied = f"{size(summary['copied_bytes'])} copied per forward"
+    parts = [_breaks(flow.events, "forward"), copied]
     backward = summary["backward"]
     if backward["breaks"] or backward["copied_bytes"]:
         parts.append(f"{_breaks(flow.events, 'backward')} in backward")
@@ -49,7 +49,7 @@ def verify_sentence(verification: Verification) -> str:
     reference = f" against {verification.reference}" if verification.reference else ""
     text = f"pass: {plural(len(checks), 'check')}{reference}"
     if verification.reason:
-        wrong = f"wrong, but not failed in mode {verification.mode}: {verification.reason}"
+        wrong = f"wrong, but not a failure in mode {verification.mode}: {verification.reason}"
         text += printable(f"; {wrong}")
     return text
 
@@ -62,19 +62,19 @@ def tune_sentence(tuning: Tuning) -> str:
 
 
 def case_sentence(case: Case) -> str:
-    """Return one sentence: `inference: faster, 0.82 of the time (0.80 to 0.85): 38 ms in place of 46 ms`."""
+    """Return one sentence: `inference: faster, 0.82 of the time (0.80 to 0.85): 38 ms instead of 46 ms`."""
     row = case.row
     if case.comparison is None or row.ratio is None:
         name = "" if row.verdict == "not compared" else f"{row.name} "
         return printable(f"{case.what}: {name}{row.verdict}: {row.reason}")
     baseline = case.comparison.row(case.comparison.baseline)
-    times = " in place of ".join(
+    times = " instead of ".join(
         seconds(variant.seconds) for variant in (row, baseline) if variant.seconds is not None
     )
     ratio = f"{factor(row.ratio)} of the time"
     if row.ratio_interval is None:
         rounds = plural(case.comparison.repeats, "round")
-        return printable(f"{case.what}: about {ratio}, {rounds} are too few to be sure: {times}")
+        return printable(f"{case.what}: about {ratio}, no interval after {rounds}: {times}")
     ratio += f" ({span(row.ratio_interval, factor)})"
     low, high = row.ratio_interval
     # An interval without 1 beside "no significant difference" would look like a mistake.
@@ -86,9 +86,17 @@ def case_sentence(case: Case) -> str:
 def control_text(control: Control | None) -> str:
     """Return the clause on the baseline against itself, which follows the number of rounds."""
     if control is None:
-        return "; the baseline failed, so there is nothing to compare to"
+        return "; the baseline failed, so nothing was compared"
     interval = f" ({span(control.interval, '{:.3f}'.format)})" if control.interval else ""
     return f"; the baseline against itself: {control.ratio:.3f}{interval}{_noise(control, ', so ')}"
+
+
+def outputs_sentence(*, format: str, gave: int, of: int, ambiguous: int) -> str:  # noqa: A002
+    """Return one sentence on the outputs of convolutions: `8 of 8 convolutions returned channels_last`."""
+    text = f"{gave} of {plural(of, 'convolution')} returned {format}"
+    return (
+        f"{text} ({ambiguous} of these also satisfy another memory format)" if ambiguous else text
+    )
 
 
 def memory_text(figures: Headline) -> str:
@@ -165,7 +173,7 @@ def _breaks(events: tuple[Event, ...], phase: str) -> str:
             types[event.type] += event.count
     total = types.total()
     if not total:
-        return "no break"
+        return "no breaks"
     ranked = sorted(types.items(), key=lambda item: (-item[1], item[0]))
     if len(ranked) == 1:
         return f"{plural(total, 'break')}, {'all ' if total > 1 else ''}{printable(ranked[0][0])}"
@@ -178,4 +186,4 @@ def _breaks(events: tuple[Event, ...], phase: str) -> str:
 def _noise(control: Control | None, conjunction: str) -> str:
     if control is None or control.noise is None:
         return ""
-    return f"{conjunction}less than {control.noise - 1:.1%} is noise"
+    return f"{conjunction}differences below {control.noise - 1:.1%} are noise"

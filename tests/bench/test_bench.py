@@ -820,7 +820,7 @@ def test_an_unknown_verdict_is_no_bench(found, tmp_path):
 def test_the_control_names_the_ratio_and_the_noise(found):
     assert re.fullmatch(
         r"; the baseline against itself: [01]\.\d{3} \([01]\.\d{3} to [01]\.\d{3}\), "
-        r"so less than \d+\.\d% is noise",
+        r"so differences below \d+\.\d% are noise",
         control_text(found.aa),
     )
 
@@ -829,7 +829,7 @@ def test_a_failed_baseline_has_no_control():
     clock = Clock()
     broken = {"a": clock.takes(0.1, breaks_at=0), "b": clock.takes(0.1)}
     comparison = compare(broken, BATCH, train=False, _clock=clock)
-    assert control_text(comparison.aa) == "; the baseline failed, so there is nothing to compare to"
+    assert control_text(comparison.aa) == "; the baseline failed, so nothing was compared"
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_a_model_that_takes_several_inputs_gets_them(go):
 def test_without_an_example_the_job_says_that_none_was_run(go):
     ran = go(NET)
     assert ran.code == 0
-    assert "none was run; give one with input.shape=[...]" in ran.out
+    assert "not run; give one with input.shape=[...]" in ran.out
 
 
 def test_the_example_follows_the_precision_of_the_weights(go):

@@ -748,7 +748,7 @@ def test_the_sentence_gives_breaks_cost_and_remedy():
         "2 breaks, all InstanceNorm2d, 8.0 KiB copied per forward: try +steps.repair_layout={}"
     )
     assert flow_sentence(predict(Net(lambda net, x: x), cl(2, 4, 8, 8))) == (
-        "no break, 0 bytes copied per forward"
+        "no breaks, 0 bytes copied per forward"
     )
 
 
@@ -758,8 +758,8 @@ def test_the_table_names_call_sites_lines_and_the_file(capsys, monkeypatch):
     show_flow(observe(net, cl(2, 4, 8, 8)), "runs/flow.json")
     text = capsys.readouterr().out
     for part in ("2 breaks (1 InstanceNorm2d, 1 Net)", "wanted: channels_last for 4-d tensors",
-                 "2 of 2 convolutions gave it (Mkldnn 2)", "instance_norm", "self decides",
-                 "all of it is in runs/flow.json"):  # fmt: skip
+                 "2 of 2 convolutions returned it (Mkldnn 2)", "instance_norm", "self decides",
+                 "details are in runs/flow.json"):  # fmt: skip
         assert part in text
 
 

@@ -58,8 +58,8 @@ def told(capsys, *argv):
 def test_two_runs_differ_in_recipe_command_results_and_place(swept):
     assert changes(swept / "0-row", swept / "4-row") == {
         "recipe": [
-            'steps.half: nothing -> {"dtype":"bfloat16"}',
-            'steps.conv3d_memory_format: nothing -> {"memory_format":"channels_last_3d"}',
+            'steps.half: absent -> {"dtype":"bfloat16"}',
+            'steps.conv3d_memory_format: absent -> {"memory_format":"channels_last_3d"}',
         ],
         "command line": ["memfmt: contiguous -> channels_last_3d", "precision: float32 -> bfloat16"],
         "results": [
@@ -75,7 +75,7 @@ def test_two_runs_differ_in_recipe_command_results_and_place(swept):
 
 def test_two_runs_that_are_the_same_do_not_differ(same, capsys):
     assert told(capsys, *same) == (0, "no difference\n", "")
-    assert "The two runs are the same" in Reader(diff_page(read_differences(*same))).text
+    assert "The two jobs do not differ" in Reader(diff_page(read_differences(*same))).text
 
 
 def test_the_date_and_the_seconds_of_a_run_are_no_difference(same):
@@ -91,8 +91,8 @@ def test_two_machines_are_told_apart(same):
         "environment": [
             "torch: 2.13.0 -> 2.14.0",
             "packages.numpy: 2.0 -> 2.1",
-            'devices: nothing -> ["a GPU"]',
-            "packages.hydra-core: nothing -> 1.3",
+            'devices: absent -> ["a GPU"]',
+            "packages.hydra-core: absent -> 1.3",
         ]
     }
 
@@ -100,9 +100,9 @@ def test_two_machines_are_told_apart(same):
 def test_times_whose_intervals_meet_are_said_to(same):
     made.bench(0.42).save(same[1] / "bench.json")
     (said,) = changes(*same)["results"]
-    assert said == "time of one inference: 0.410 (0.398 to 0.422), faster -> 0.420 (0.407 to 0.433), faster; the intervals meet"  # fmt: skip
+    assert said == "time of one inference: 0.410 (0.398 to 0.422), faster -> 0.420 (0.407 to 0.433), faster; the intervals overlap"  # fmt: skip
     made.bench(0.9).save(same[1] / "bench.json")
-    assert "meet" not in changes(*same)["results"][0]
+    assert "overlap" not in changes(*same)["results"][0]
 
 
 def test_what_only_one_run_has_is_told(same):
@@ -110,22 +110,22 @@ def test_what_only_one_run_has_is_told(same):
         (same[1] / name).unlink()
     found = changes(*same)
     assert found["audit"] == ["conv.weight: only in ours"]
-    assert "verified: pass 0.004 -> nothing" in found["results"]
-    assert "time of one inference: 0.410 (0.398 to 0.422), faster -> nothing" in found["results"]
-    assert "torch: 2.13.0 -> nothing" in found["environment"]
-    assert "model: unet3d -> nothing" in found["command line"]
+    assert "verified: pass 0.004 -> absent" in found["results"]
+    assert "time of one inference: 0.410 (0.398 to 0.422), faster -> absent" in found["results"]
+    assert "torch: 2.13.0 -> absent" in found["environment"]
+    assert "model: unet3d -> absent" in found["command line"]
 
 
 def test_a_run_that_failed_is_told_by_its_reason(same):
     Record(same[1]).write_result(Result("failed", "oom", "out of memory"))
-    assert changes(*same) == {"results": ["status: ok -> failed", "why: nothing -> out of memory"]}
+    assert changes(*same) == {"results": ["status: ok -> failed", "error: absent -> out of memory"]}
     (same[1] / "result.json").unlink()
-    assert changes(*same) == {"results": ["status: ok -> not ended"]}
+    assert changes(*same) == {"results": ["status: ok -> not finished"]}
 
 
 def test_choices_of_groups_count_and_where_a_run_wrote_does_not(same):
     Record(same[1]).write_job(Job(4, "one", ["model=unet3d", "memfmt=channels_last_3d", "precision=bfloat16", "hydra.run.dir=x"], {"device": "auto", "input": None}))  # fmt: skip
-    assert changes(*same) == {"command line": ["device: nothing -> auto"]}
+    assert changes(*same) == {"command line": ["device: absent -> auto"]}
 
 
 # ------------------------------------------------------------------------------------- audits and recipes
@@ -150,13 +150,13 @@ def test_two_audits_differ_tensor_by_tensor(tmp_path, capsys):
     ("ours", "theirs", "said"),
     [
         ({}, {}, []),
-        ({"a": {"x": 1}}, {"a": {"x": 1, "y": None}}, ["steps.a.y: nothing -> null"]),
+        ({"a": {"x": 1}}, {"a": {"x": 1, "y": None}}, ["steps.a.y: absent -> null"]),
         ({"a": {"x": [1, "é"]}}, {"a": {"x": [1]}}, ['steps.a.x: [1,"\\u00e9"] -> [1]']),
         ({"a": {"x": "1"}}, {"a": {"x": "2"}}, ["steps.a.x: 1 -> 2"]),
-        ({"a": {}}, {}, ["steps.a: {} -> nothing"]),
-        ({"a": None}, {}, ["steps.a: dropped -> nothing"]),
+        ({"a": {}}, {}, ["steps.a: {} -> absent"]),
+        ({"a": None}, {}, ["steps.a: dropped -> absent"]),
         ({"a": None}, {"a": {"x": 1}}, ['steps.a: dropped -> {"x":1}']),
-        ({"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1}}, {"b": {"x": 1}, "a": {"x": 1}}, ['steps.c: {"x":1} -> nothing', "the order of the steps: a, b -> b, a"]),
+        ({"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1}}, {"b": {"x": 1}, "a": {"x": 1}}, ['steps.c: {"x":1} -> absent', "the order of the steps: a, b -> b, a"]),
     ],
 )  # fmt: skip
 def test_two_recipes_differ_option_by_option(tmp_path, ours, theirs, said):
@@ -179,9 +179,9 @@ def test_options_that_are_written_otherwise_and_mean_the_same_do_not_differ(tmp_
 @pytest.mark.parametrize(
     ("pair", "line"),
     [
-        (("4-row", "4-row/audit.json"), "diff: 4-row is the folder of a run and 4-row/audit.json is an audit; give two folders of runs, two audit.json or two recipe.yaml"),
+        (("4-row", "4-row/audit.json"), "diff: 4-row is the record of a job and 4-row/audit.json is an audit; give two folders of jobs, two audit.json or two recipe.yaml"),
         (("4-row/audit.json", "4-row/recipe.yaml"), "diff: 4-row/audit.json is an audit and 4-row/recipe.yaml is a recipe; give two folders"),
-        (("4-row", "."), ".: is the folder of a sweep; give that of a row"),
+        (("4-row", "."), ".: is the folder of a sweep; give the folder of one of its rows"),
         (("4-row", "empty"), "empty: holds nothing of a run; give the folder that a run left behind"),
         (("4-row/audit.json", "4-row/flow.json"), "4-row/flow.json: this is a prepare.flow, not a prepare.audit"),
         (("4-row/audit.json", "none.json"), "none.json: cannot be read: No such file or directory"),
@@ -219,7 +219,7 @@ def test_the_page_has_both_sides_and_every_difference(swept, tmp_path, capsys):
     found = Reader((tmp_path / "x.html").read_text())
     for said in (
         "10 differences",
-        "two runs compared",
+        "comparison of two jobs",
         f"A {swept / '0-row'}",
         "Recipe: 2 differences",
         "status ok ok same",

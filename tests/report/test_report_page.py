@@ -24,8 +24,8 @@ from prepare.report.charts.flow_picture import LIMIT, flow_svg, write_flow_svg
 from prepare.report.charts.flow_text import cut, wide
 from prepare.report.charts.module_rows import SMALL, rows
 from prepare.report.pages.long_table import LIMIT as ROWS_SHOWN
-from prepare.report.pages.long_table import grid
-from prepare.report.pages.page import Part, page, run_page, write_page
+from prepare.report.pages.long_table import long_table
+from prepare.report.pages.page import PageSection, page, run_page, write_page
 from prepare.report.pages.run_sections import SECTIONS
 from prepare.report.render import short
 from small_nets import small_3d
@@ -138,7 +138,7 @@ def test_the_page_says_what_the_run_left(ran):
     for said in (
         "python run.py model=small_3d memfmt=channels_last_3d '+model.x=[1, 2]'",
         f"{summary['convolutions']['converted']} converted",
-        "2 of 3 convolutions gave channels_last_3d; 1 of them can be read as another",
+        "2 of 3 convolutions returned channels_last_3d (1 of these also satisfy another memory format)",
         "3 breaks, all InstanceNorm3d, 12.0 KiB copied per forward",
         "InstanceNorm3d: copies; add a step",
         "half: keep: norms",
@@ -257,7 +257,7 @@ def test_a_page_is_made_of_whatever_is_there(ran, tmp_path):
         less = tmp_path / f"without {path.name}"
         shutil.copytree(ran, less)
         (less / path.name).unlink()
-        assert "What cannot be shown" not in Reader(run_page(less)).text
+        assert "Unreadable files" not in Reader(run_page(less)).text
 
 
 @pytest.mark.parametrize("name", ["result.json", "job.json", "plan.json", "audit.json", "environment.json", "flow.json"])  # fmt: skip
@@ -265,7 +265,7 @@ def test_a_page_is_made_of_whatever_is_there(ran, tmp_path):
 def test_a_file_that_is_none_is_named_and_the_rest_is_shown(ran, name, content):
     (ran / name).write_bytes(content)
     text = Reader(run_page(ran)).text
-    assert "What cannot be shown" in text
+    assert "Unreadable files" in text
     assert name in text
     assert 'Pipeline.load("recipe.yaml")' in text
 
@@ -274,11 +274,11 @@ def test_a_file_that_is_none_is_named_and_the_rest_is_shown(ran, name, content):
     ("name", "key", "value", "title"),
     [
         ("plan.json", "warnings", 3, "Known issues and warnings"),
-        ("audit.json", "summary", {}, "What happened"),
-        ("environment.json", "packages", None, "Where it ran"),
+        ("audit.json", "summary", {}, "Result"),
+        ("environment.json", "packages", None, "Environment"),
         ("flow.json", "wanted", {"5": None}, None),
         ("flow.json", "events", [{}], "flow.json"),
-        ("job.json", "overrides", [1], "What was declared"),
+        ("job.json", "overrides", [1], "Declaration"),
     ],
 )
 def test_a_section_whose_file_is_odd_is_left_out_and_named(ran, name, key, value, title):
@@ -286,7 +286,7 @@ def test_a_section_whose_file_is_odd_is_left_out_and_named(ran, name, key, value
     (ran / name).write_text(json.dumps(data))
     text = Reader(run_page(ran)).text
     assert title is None or f"{title}:" in text
-    assert "Do it again" in text or name == "job.json"
+    assert "Reproduce" in text or name == "job.json"
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path):
@@ -310,7 +310,7 @@ def test_a_long_table_is_cut_and_says_where_all_of_it_is(ran):
     total = f"{len(flow.events):,}"
     assert f"The first {ROWS_SHOWN:,} of {total} rows; flow.json has them all." in text
     assert f"The first {ROWS_SHOWN:,} of {len(flow.copies):,} rows; flow.json has them all." in text
-    whole = grid([("A", "name")], ((n,) for n in range(ROWS_SHOWN)), "x")
+    whole = long_table([("A", "name")], ((n,) for n in range(ROWS_SHOWN)), "x")
     assert (len(whole.rows), whole.total, whole.rest) == (ROWS_SHOWN, ROWS_SHOWN, None)
 
 
@@ -320,12 +320,14 @@ def test_a_run_that_failed_shows_its_error(tmp_path):
         Result("failed", "oom", "RuntimeError: no memory", "Traceback: line 1", 2.0)
     )
     text = Reader(run_page(tmp_path)).text
-    for said in ("failed", "oom", "RuntimeError: no memory", "The traceback", "Traceback: line 1"):
+    for said in ("failed", "oom", "RuntimeError: no memory", "Traceback", "Traceback: line 1"):
         assert said in text
 
 
 def test_other_pages_are_made_by_the_same_template():
-    text = page("A sweep", [Part("rows", "Rows", html_text("<p>one</p>"))], problems=["none"])
+    text = page(
+        "A sweep", [PageSection("rows", "Rows", html_text("<p>one</p>"))], problems=["none"]
+    )
     found = Reader(text)
     assert [attrs["id"] for attrs in found.all("section") if "id" in attrs] == ["rows"]
     assert "<p>one</p>" in text
@@ -365,13 +367,13 @@ def test_the_picture_shows_where_the_layout_is_lost():
     said = texts(ET.fromstring(svg))
     assert "3 breaks, all InstanceNorm3d" in said
     assert "Lost first in body.0.norm (InstanceNorm3d), by aten.clone (instance_norm)." in said
-    assert "lost 3 times, regained 3 times; 3 of 3 convolutions gave it" in said
+    assert "lost 3 times, regained 3 times; 3 of 3 convolutions returned it" in said
 
 
 def test_a_flow_without_a_break_says_so():
     svg = flow_svg(blocks(3, broken=0))
     assert marked(svg, "break") == []
-    assert "channels_last_3d is never lost; 3 of 3 convolutions gave it." in texts(ET.fromstring(svg))  # fmt: skip
+    assert "channels_last_3d is never lost; 3 of 3 convolutions returned it." in texts(ET.fromstring(svg))  # fmt: skip
     assert "Lost first" not in svg
 
 
@@ -529,7 +531,7 @@ class TestInABrowser:
     def test_every_one_of_20000_modules_is_found_by_a_search(self, tmp_path):
         text = run_page(large(tmp_path / "run"))
         script = """
-          const details = [...page.querySelectorAll("details")].find((one) => one.textContent.includes("Every tensor"));
+          const details = [...page.querySelectorAll("details")].find((one) => one.textContent.includes("All tensors"));
           details.open = true; await pause();
           const rows = () => [...details.querySelectorAll("tbody tr")], said = () => details.querySelector("[role=status]").textContent;
           const type = async (text) => { search.value = text; search.dispatchEvent(new Event("input")); await pause(); };
@@ -574,7 +576,7 @@ class TestInABrowser:
           const before = page.querySelectorAll("script").length;
           for (const one of page.querySelectorAll("details")) one.open = true;
           await pause();
-          const frame = [...page.querySelectorAll(".grid")].find((one) => one.ariaLabel.includes("Every tensor"));
+          const frame = [...page.querySelectorAll(".grid")].find((one) => one.ariaLabel.includes("All tensors"));
           const search = frame.previousElementSibling.querySelector("input");
           const select = frame.previousElementSibling.querySelector("select");
           select.value = "untouched"; select.dispatchEvent(new Event("change")); await pause();

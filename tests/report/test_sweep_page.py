@@ -16,7 +16,7 @@ from page_reader import HOSTILE, READABLE, TEMPLATES, Reader, contrast
 from prepare.job.record import Job, Record, Result
 from prepare.report.pages.long_table import LIMIT
 from prepare.report.pages.page import write_page
-from prepare.report.pages.sweep_matrix import heat
+from prepare.report.pages.sweep_matrix import matrix_of
 from prepare.report.pages.sweep_page import SECTIONS, sweep_page, write_sweep_page
 from prepare.sweep.locks import Lock
 from prepare.sweep.manifest import Planned, job_lock, write_planned
@@ -54,7 +54,7 @@ def cells(text):
 def test_the_page_says_what_to_take_and_why(swept):
     found = Reader(page_of(swept))
     for said in (
-        "unet3d: 6 runs",
+        "unet3d: 6 jobs",
         "Rows that are ok 4 of 6 1 failed, 1 interrupted",
         "Best: #4 memfmt=channels_last_3d precision=bfloat16: 0.410 of the time of the unprepared model (0.398 to 0.422).",
         "python run.py model=unet3d memfmt=channels_last_3d precision=bfloat16",
@@ -86,15 +86,15 @@ def test_of_rows_that_share_a_cell_the_first_by_rank_is_shown(tmp_path):
     for number, row in enumerate(rows):
         made.add_row(tmp_path, number, row, benched=made.bench(0.9 - number / 10))
     summary = read_summary(tmp_path)
-    found = heat(summary, rank(summary))
+    found = matrix_of(summary, rank(summary))
     assert (found.down, found.across) == ("seed", "a")
     summary = replace(summary, varying=["a", "b"])
-    found = heat(summary, rank(summary))
+    found = matrix_of(summary, rank(summary))
     assert (found.titles, [title for title, _ in found.lines]) == (["x", "y"], ["1", "2"])
     (shared, nothing), (other, alone) = (line for _, line in found.lines)
     assert (shared.row.number, shared.more, shared.figure) == (2, 2, "0.700")
     assert (nothing, other, alone.more) == (None, None, 0)
-    assert "the first of 3" in Reader(sweep_page(summary, tmp_path)).text
+    assert "the best of 3" in Reader(sweep_page(summary, tmp_path)).text
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_of_rows_that_share_a_cell_the_first_by_rank_is_shown(tmp_path):
 def test_the_matrix_takes_the_choices_with_the_most_values(tmp_path, rows, down, shape):
     made.plan(tmp_path, rows)
     summary = read_summary(tmp_path)
-    found = heat(summary, rank(summary))
+    found = matrix_of(summary, rank(summary))
     assert (found and found.down) == down
     assert found is None or (len(found.lines), len(found.titles)) == shape
-    assert ("The matrix" in Reader(page_of(tmp_path)).text) == bool(down)
+    assert ("Matrix" in Reader(page_of(tmp_path)).text) == bool(down)
 
 
 @pytest.mark.parametrize(
@@ -140,14 +140,14 @@ def test_a_sweep_in_which_all_went_well_has_no_section_of_failures(tmp_path):
     made.add_row(tmp_path, 0, ["a=1"])
     made.add_row(tmp_path, 1, ["a=2"])
     text = Reader(page_of(tmp_path)).text
-    assert "What failed" not in text
+    assert "Failures" not in text
     assert "Speed against error" not in text
-    assert "Nothing was timed, so no row is better than another." in text
+    assert "No row was timed, so there is no best row." in text
 
 
 def test_a_sweep_in_which_nothing_went_well_says_so(tmp_path):
     made.plan(tmp_path, [["a=1"], ["a=2"]])
-    assert "No row ended well." in Reader(page_of(tmp_path)).text
+    assert "No row succeeded." in Reader(page_of(tmp_path)).text
 
 
 def test_a_row_that_runs_is_shown_as_running_and_has_not_failed(tmp_path):
@@ -166,7 +166,7 @@ def test_a_row_that_runs_is_shown_as_running_and_has_not_failed(tmp_path):
     assert (
         "#0"
         not in Reader(
-            text[text.index('<section id="failed"') : text.index('<section id="every"')]
+            text[text.index('<section id="failures"') : text.index('<section id="rows"')]
         ).text
     )
 
@@ -189,26 +189,26 @@ def test_each_field_has_its_plane_and_its_best(tmp_path):
     assert len(found.all("svg")) == 2
     assert "#1 model=one a=2" in found.text
     assert "#3 model=two a=2" in found.text
-    assert "4 runs" in found.text
+    assert "4 jobs" in found.text
 
 
 def test_every_row_is_in_the_table(swept):
     text = page_of(swept)
-    table = text[text.index('<section id="every"') :]
+    table = text[text.index('<section id="rows"') :]
     rows = re.findall(r'<tr><th scope="row">.*?</tr>', table)
     assert [re.sub("<[^>]*>", "|", row).strip("|").split("|")[0] for row in rows] == ["4*", "1", "0", "3", "2", "5"]  # fmt: skip
     assert [re.search(r'class="word (\w+)"', row)[1] for row in rows] == ["ok"] * 4 + ["failed", "interrupted"]  # fmt: skip
 
 
 def test_a_star_is_spoken_of_where_there_is_one(swept, tmp_path):
-    assert "The best bears a star. Rows are in the order of their measured time" in page_of(swept)
+    assert "The best row has a star. Rows are ordered by measured time" in page_of(swept)
     folder = tmp_path / "untimed"
     made.plan(folder, [["a=1"], ["a=2"]])
     for number in (0, 1):
         made.add_row(folder, number, [f"a={number + 1}"], steps={})
     text = page_of(folder)
     assert "star" not in Reader(text).text
-    assert "Rows are in the order of their number." in Reader(text).text
+    assert "Rows are ordered by number." in Reader(text).text
 
 
 def test_more_rows_than_a_page_shows_lie_beside_the_table(tmp_path):
@@ -216,7 +216,7 @@ def test_more_rows_than_a_page_shows_lie_beside_the_table(tmp_path):
     rows = [replace(summary.rows[4], number=n) for n in range(LIMIT + 5)]
     text = sweep_page(replace(summary, rows=rows), tmp_path)
     assert f"The first {LIMIT:,} of {LIMIT + 5:,} rows; <code>summary.csv</code> has them all." in text  # fmt: skip
-    assert f"The fastest; {LIMIT + 5 - 200:,} rows more are in the table" in text
+    assert f"the table of all rows has {LIMIT + 5 - 200:,} rows more" in text
 
 
 def test_links_lead_to_the_pages_that_are_there_and_to_nothing_else(swept):

@@ -85,7 +85,7 @@ def test_the_best_is_faster_beyond_doubt_or_there_is_none(sweep):
     )
     assert rank(summary).best == set()
     (said,) = conclusions(summary, rank(summary))
-    assert said.startswith("no row is faster than the unprepared model beyond doubt: ")
+    assert said.startswith("no row is significantly faster than the unprepared model; ")
 
 
 def test_a_row_whose_interval_meets_that_of_the_best_is_named(sweep):
@@ -93,7 +93,7 @@ def test_a_row_whose_interval_meets_that_of_the_best_is_named(sweep):
     (said,) = conclusions(summary, rank(summary))
     assert said == (
         "best: #0 memfmt=a: 0.500 of the time of the unprepared model (0.485 to 0.515); "
-        "not told apart from #1"
+        "not significantly different from #1"
     )
 
 
@@ -107,7 +107,7 @@ def test_what_was_found_right_is_preferred_to_what_nobody_could_tell(sweep):
 def test_a_best_row_that_was_not_verified_is_said_to_be_so(sweep):
     summary = sweep({**timed("a", 0.4), "verified": None}, timed("b", 2.0, verdict="slower"))
     (said,) = conclusions(summary, rank(summary))
-    assert said.endswith("; whether it is right: not verified")
+    assert said.endswith("; correctness: not verified")
 
 
 def test_a_row_that_failed_verification_is_never_the_best(sweep):
@@ -122,7 +122,7 @@ def test_what_was_timed_on_shared_cores_is_marked_and_ranked_against_nothing(swe
     assert (ranking.best, numbers(ranking.rows)) == ({2}, [2, 1, 0])
     out = out_of(capsys, summary)
     assert "on shared cores" in next(line for line in out.splitlines() if line.startswith(" 0"))
-    assert "while others ran on the same cores, and so compared with nothing: #0" in out
+    assert "not compared, as other jobs ran on the same cores: #0" in out
     everything_shared = replace(summary, rows=[replace(one, shared=True) for one in summary.rows])
     assert rank(everything_shared).fields == ()
 
@@ -161,7 +161,7 @@ def test_the_terminal_has_every_figure_and_a_star_for_the_best(swept, capsys):
 @pytest.mark.parametrize("width", [20, 60, 80, 100, 140])
 def test_a_narrow_terminal_leaves_columns_out_and_says_which(swept, capsys, width):
     lines = out_of(capsys, read_summary(swept), width).splitlines()
-    left = next(line for line in lines if line.startswith("left out"))
+    left = next(line for line in lines if line.startswith("columns left out"))
     assert "copied" in left
     if width >= 80:
         table = lines[: lines.index(left)]

@@ -973,15 +973,15 @@ def test_the_terminal_shows_the_verdict_the_culprit_and_the_advice(capsys):
     result = check(reference, FLAT, batch, mode="train")
     text = shown(result, capsys)
     assert text.startswith("verify (short): fail: ")
-    assert "first went wrong in 1" in text
+    assert "the first difference is in 1" in text
     assert "+steps.repair_layout={}" in text
-    assert "all of it is in out/1" in text
+    assert "details are in out/1" in text
     assert "parameter gradients" in text
 
 
 def test_the_terminal_reports_wrong_checks_of_a_pass(capsys):
     reference, batch = flat_norm(nn.SiLU())
-    assert "pass: 7 checks against float64; wrong, but not failed in mode eval: " in shown(
+    assert "pass: 7 checks against float64; wrong, but not a failure in mode eval: " in shown(
         check(reference, FLAT, batch), capsys
     )
 

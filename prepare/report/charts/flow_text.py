@@ -51,7 +51,7 @@ def details(flow: Flow, shown: list[Row]) -> Iterable[str]:
     regained = f", regained {times(found['regains'])}" if found["regains"] else ""
     lost = f"lost {times(found['breaks'])}" if found["breaks"] else "never lost"
     lost = f"{_wanted(flow)} is {lost}{regained}"
-    gave = f"{found['in_layout']:,} of {plural(found['convolutions'], 'convolution')} gave it"
+    gave = f"{found['in_layout']:,} of {plural(found['convolutions'], 'convolution')} returned it"
     yield f"Forward: {lost}; {gave}."
     hidden = len(flow.modules) - sum(not row.folded for row in shown)
     if hidden:

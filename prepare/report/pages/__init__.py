@@ -1,1 +1,1 @@
-"""HTML pages made from records."""
+"""HTML pages, made from records."""

@@ -1,4 +1,4 @@
-"""What a run timed, in its page: the figures in a table, and the charts that show them."""
+"""The timing section of a job's page: sentences, charts and a table."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MARKS = {"baseline": "baseline", "faster": "better", "slower": "worse"}
 
 
 def timed(run: SavedResults) -> dict[str, Any] | None:
-    """How fast the prepared model is beside the unprepared one, and how exact."""
+    """Return the time of the prepared model relative to the unprepared one, and its error."""
     if run.bench is None:
         return None
     charts = bench_charts(run.bench, run.verification)
     return {
         "sentences": [case_sentence(case) for case in run.bench.cases],
-        "differs": differs(run.verification),
+        "wrong": is_wrong(run.verification),
         "rows": [row for case in run.bench.cases for row in _rows(case)],
         "figures": [
             (chart.title, figure(chart, name=f"bench-{n}")) for n, chart in enumerate(charts)
@@ -35,10 +35,10 @@ def timed(run: SavedResults) -> dict[str, Any] | None:
     }
 
 
-def bench_charts(found: Bench, checked: Verification | None) -> list[Chart]:
-    """Times and peak memory of each case as bars; time against error, where both are known."""
-    wrong = differs(checked)
-    cases = [case for case in found.cases if case.comparison]
+def bench_charts(bench: Bench, verification: Verification | None) -> list[Chart]:
+    """Return bars of times and peak memory, and a plane of time against error if both are known."""
+    wrong = is_wrong(verification)
+    cases = [case for case in bench.cases if case.comparison]
     several = len(cases) > 1
     charts: list[Chart] = [
         Bars(title=f"Time of one {case.what}", rows=tuple(_times(case, wrong=wrong)))
@@ -47,16 +47,16 @@ def bench_charts(found: Bench, checked: Verification | None) -> list[Chart]:
     memory = [bar for case in cases for bar in _memory(case, several=several)]
     if memory:
         charts.append(Bars(title="Peak memory beyond the model", rows=tuple(memory)))
-    check = _largest(checked)
-    row = found.headline
+    check = _largest(verification)
+    row = bench.headline
     if check and check.error is not None and row.ratio is not None:
-        charts.append(_against(found.cases[0], row, check, wrong=wrong))
+        charts.append(_speed_against_error(bench.cases[0], row, check, wrong=wrong))
     return charts
 
 
-def differs(checked: Verification | None) -> bool:
-    """Whether the prepared model is known to give other answers."""
-    return checked is not None and checked.status == "fail"
+def is_wrong(verification: Verification | None) -> bool:
+    """Return true if verification found wrong outputs."""
+    return verification is not None and verification.status == "fail"
 
 
 def _times(case: Case, *, wrong: bool) -> Iterator[Bar]:
@@ -78,10 +78,10 @@ def _memory(case: Case, *, several: bool) -> Iterator[Bar]:
             yield Bar(label=label, value=row.peak_bytes, text=size(row.peak_bytes), mark=mark)
 
 
-def _against(case: Case, row: Row, check: Check, *, wrong: bool) -> Plane:
+def _speed_against_error(case: Case, row: Row, check: Check, *, wrong: bool) -> Plane:
     error, ratio = float(check.error or 0.0), float(row.ratio or 0.0)
     allowed = check.allowed
-    baseline = Point(label="unprepared", x=1.0, y=0.0, text="itself", mark="baseline")
+    baseline = Point(label="unprepared", x=1.0, y=0.0, text="the reference", mark="baseline")
     prepared = Point(
         label=row.name,
         x=ratio,
@@ -99,11 +99,11 @@ def _against(case: Case, row: Row, check: Check, *, wrong: bool) -> Plane:
     )
 
 
-def _largest(checked: Verification | None) -> Check | None:
-    """The check of outputs with the largest error."""
-    checks = checked.checks if checked else ()
-    found = [c for c in checks if c.what == "outputs" and c.error is not None]
-    return max(found, key=lambda check: check.error or 0.0, default=None)
+def _largest(verification: Verification | None) -> Check | None:
+    """Return the check of outputs with the largest error."""
+    checks = verification.checks if verification else ()
+    outputs = [c for c in checks if c.what == "outputs" and c.error is not None]
+    return max(outputs, key=lambda check: check.error or 0.0, default=None)
 
 
 def _mark(row: Row, *, wrong: bool) -> str:
@@ -127,13 +127,13 @@ def _rows(case: Case) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _confidence(found: Bench) -> str:
-    known = (case.comparison.settings["confidence"] for case in found.cases if case.comparison)
-    return f"{100 * float(next(known, 0.95)):g} % confidence"
+def _confidence(bench: Bench) -> str:
+    levels = (case.comparison.settings["confidence"] for case in bench.cases if case.comparison)
+    return f"{100 * float(next(levels, 0.95)):g}% confidence"
 
 
-def _notes(found: Bench) -> Iterable[str]:
-    for case in found.cases:
+def _notes(bench: Bench) -> Iterable[str]:
+    for case in bench.cases:
         comparison = case.comparison
         if comparison is None:
             continue

@@ -1,4 +1,4 @@
-"""The page of what differs: both sides beside each other, then a table for each part that differs."""
+"""The page of two compared jobs, audits or recipes: both sides, then a table for each part."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from prepare.core.utils import files
 from prepare.core.utils.text import plural
-from prepare.report.pages.long_table import grid
-from prepare.report.pages.page import Part, page
+from prepare.report.pages.long_table import long_table
+from prepare.report.pages.page import PageSection, page
 from prepare.report.render import render
 
 if TYPE_CHECKING:
@@ -20,47 +20,49 @@ if TYPE_CHECKING:
 
 _TITLES = {
     "recipe": "Recipe",
-    "command line": "What was asked",
+    "command line": "Command line",
     "audit": "Audit",
-    "environment": "Where it ran",
+    "environment": "Environment",
 }
 
 
-def write_diff_page(found: Differences, path: Path) -> None:
-    """Writes the page. Raises FileError."""
-    files.write_text(path, diff_page(found))
+def write_diff_page(differences: Differences, path: Path) -> None:
+    """Write the page. Raises FileError."""
+    files.write_text(path, diff_page(differences))
 
 
-def diff_page(found: Differences) -> str:
-    """The page; the same differences give the same bytes."""
-    parts = []
-    if found.figures:
-        parts.append(_part("figures", "Side by side", found.figures))
-    for part in found.parts:
-        # What the runs came to stands side by side.
+def diff_page(differences: Differences) -> str:
+    """Return the page; the same differences give the same bytes."""
+    sections = []
+    if differences.figures:
+        sections.append(_section("figures", "Side by side", differences.figures))
+    for part in differences.parts:
+        # The table side by side shows the results.
         if part.title != "results":
             title = f"{_TITLES[part.title]}: {plural(len(part.changes), 'difference')}"
-            parts.append(_part(part.title.replace(" ", "-"), title, part.changes))
-    if not found.total:
-        nothing = render("diff/nothing.html", kind=found.kind)
-        parts.insert(0, Part("nothing", "No difference", Markup(nothing)))  # noqa: S704
-    title = plural(found.total, "difference") if found.total else "no difference"
-    said = render("diff/sides.html", ours=found.ours, theirs=found.theirs)
-    sides = Part("sides", "What was compared", Markup(said))  # noqa: S704  rendered with escaping
-    return page(title, [sides, *parts], kind=f"two {found.kind}s compared")
+            sections.append(_section(part.title.replace(" ", "-"), title, part.changes))
+    if not differences.total:
+        text = render("diff/nothing.html", kind=differences.kind)
+        sections.insert(0, PageSection("nothing", "No difference", Markup(text)))  # noqa: S704
+    title = plural(differences.total, "difference") if differences.total else "no difference"
+    text = render("diff/sides.html", first=differences.first, second=differences.second)
+    sides = PageSection("sides", "Compared", Markup(text))  # noqa: S704  rendered with escaping
+    return page(title, [sides, *sections], kind=f"comparison of two {differences.kind}s")
 
 
-def _part(name: str, title: str, changes: Iterable[Change]) -> Part:
+def _section(name: str, title: str, changes: Iterable[Change]) -> PageSection:
     side: list[tuple[str, str]] = [("A", "prose"), ("B", "prose")]
     rows: Iterable[tuple[Any, ...]] = (
-        (c.what, c.ours, c.theirs, _same(c), c.note) for c in changes
+        (c.name, c.first, c.second, _comparison(c), c.note) for c in changes
     )
-    table = grid([("What", "name"), *side, ("Which", "word"), ("Note", "prose")], rows, "")
+    table = long_table(
+        [("Item", "name"), *side, ("Difference", "word"), ("Note", "prose")], rows, ""
+    )
     text = render("diff/part.html", title=title, table=table)
-    return Part(name, title, Markup(text))  # noqa: S704  rendered with escaping
+    return PageSection(name, title, Markup(text))  # noqa: S704  rendered with escaping
 
 
-def _same(change: Change) -> str:
-    if change.ours == change.theirs:
+def _comparison(change: Change) -> str:
+    if change.first == change.second:
         return "same"
-    return "only in B" if not change.ours else "only in A" if not change.theirs else "differs"
+    return "only in B" if not change.first else "only in A" if not change.second else "differs"

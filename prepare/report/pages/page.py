@@ -1,4 +1,4 @@
-"""One HTML page for a run: a file that needs no network and no script, made from the run's folder."""
+"""Write HTML pages as single files without network access; make the page of a job from its record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateError
 from markupsafe import Markup
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from prepare.job.record import Result
 
 NAME = "report.html"
-# What the template of a long table begins with.
+T = TypeVar("T")
+# The attribute that starts the template of a long table.
 _LONG = 'class="frame grid"'
-# What a file of another version or by another hand can do to code that expects ours.
-_ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError)
+# Errors that a file of another version or of another program can raise in a section.
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError)
 
 
 @dataclass(frozen=True)
-class Part:
-    """A section as it stands in the page."""
+class PageSection:
+    """A rendered section: its anchor, title and HTML."""
 
     name: str
     title: str
@@ -39,9 +40,9 @@ class Part:
 
 
 def write_page(folder: str | Path, *, result: Result | None = None) -> Path:
-    """Writes `report.html` into the folder of a run, from the files that are there; gives its path.
+    """Write `report.html` into the folder of a job, from the files in it; return its path.
 
-    The same files give the same bytes. `result` is that of a run which has not written its own yet.
+    The same files give the same bytes. `result` is used if the job has not written its result yet.
     Raises FileError.
     """
     path = Path(folder) / NAME
@@ -50,75 +51,77 @@ def write_page(folder: str | Path, *, result: Result | None = None) -> Path:
 
 
 def run_page(folder: str | Path, *, result: Result | None = None) -> str:
-    """The page of the run in `folder`.
+    """Return the page of the job in `folder`.
 
     Raises:
-        FileError: there is no such folder, or nothing of a run in it.
+        FileError: The folder does not exist, or holds no file of a job.
     """
     run = read_results(folder)
     run = replace(run, result=run.result or result)
     problems = list(run.problems)
-    parts = list(parts_of(run, SECTIONS, problems))
+    sections = list(rendered(run, SECTIONS, problems))
     try:
         figures = tiles(run)
-    except _ODD:  # the section that shows them says so
+    except _MALFORMED:  # the section of that file reports it
         figures = []
-    return page(run.model, parts, tiles=figures, result=run.result, problems=problems, of=run.name)
+    return page(
+        run.model, sections, tiles=figures, result=run.result, problems=problems, folder=run.name
+    )
 
 
 def page(
     title: str,
-    parts: Iterable[Part],
+    sections: Iterable[PageSection],
     *,
     tiles: Iterable[tuple[str, str, str]] = (),
     result: Any = None,
     problems: Iterable[str] = (),
-    of: str = "",
-    kind: str = "report of a run",
+    folder: str = "",
+    kind: str = "report of a job",
 ) -> str:
-    """Any page of ours: a head with figures, a list of the sections, the sections.
+    """Return a page: a header with figures, a list of the sections, and the sections.
 
-    `problems` are sentences on what could not be read; `of` names the folder it is made from. A page
-    with long tables bears one script, to search them, and lets no other run.
+    `problems` are sentences on unreadable files; `folder` names the record. A page with long tables
+    has one script, which searches them, and forbids every other script.
     """
-    parts = list(parts)
-    long = any(_LONG in part.body for part in parts)
+    sections = list(sections)
+    long = any(_LONG in section.body for section in sections)
     return render(
         "page.html",
         title=title,
-        parts=parts,
+        sections=sections,
         tiles=list(tiles),
         result=result,
         problems=list(problems),
-        of=of,
+        folder=folder,
         kind=kind,
         script=_script() if long else None,
     )
 
 
-def parts_of(
-    found: Any, sections: Iterable[Section], problems: list[str], *, folder: str = "sections"
-) -> Iterable[Part]:
-    """The sections that have something to say of what was found, by their templates in `folder`.
+def rendered(
+    record: T, sections: Iterable[Section[T]], problems: list[str], *, folder: str = "sections"
+) -> Iterable[PageSection]:
+    """Yield the sections that are not empty, rendered by their templates in `folder`.
 
-    One that stumbles over an odd file is left out, and says so in `problems`.
+    Leave out a section whose file is malformed, and add a sentence to `problems`.
     """
     for section in sections:
         try:
-            context = section.context(found)
+            context = section.context(record)
             if context is None:
                 continue
             text = render(f"{folder}/{section.name}.html", **context)
-        except _ODD as error:
-            said = f"{type(error).__name__}: {error}"
-            problems.append(f"{section.title}: a file does not hold what it should ({said})")
+        except _MALFORMED as error:
+            reason = f"{type(error).__name__}: {error}"
+            problems.append(f"{section.title}: a file has unexpected content ({reason})")
             continue
-        yield Part(section.name, section.title, Markup(text))  # noqa: S704  rendered with escaping
+        yield PageSection(section.name, section.title, Markup(text))  # noqa: S704  rendered with escaping
 
 
 @cache
 def _script() -> dict[str, Any]:
-    """The script that searches long tables, and its digest, by which a browser knows it as ours."""
+    """Return the script that searches long tables, and its digest for the security policy."""
     text = template_text("page.js")
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return {"text": Markup(text), "digest": digest}  # noqa: S704  a file of this package

@@ -1,4 +1,4 @@
-"""The matrix of a sweep: its two choices with the most values against each other, a cell for each pair."""
+"""The matrix of a sweep: the two choices with the most values, with a cell for each pair of values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prepare.sweep.ranking import Ranking, ratio, timed
 if TYPE_CHECKING:
     from prepare.sweep.summary import Row, Summary
 
-# From a ratio of so much on, a cell has the colour of that depth; the words beside it say the same.
+# The limits of the ratio for each depth of colour; the texts of a cell say the same.
 _FASTER = ((0.5, "fast-3"), (0.8, "fast-2"), (1.0, "fast-1"))
 _SLOWER = ((2.0, "slow-3"), (1.25, "slow-2"), (1.0, "slow-1"))
 _STYLES = {"ok": "same", "no_effect": "odd", "skipped": "odd", "running": "odd", "waiting": "odd"}
@@ -20,20 +20,20 @@ _STYLES = {"ok": "same", "no_effect": "odd", "skipped": "odd", "running": "odd",
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The rows of one pair of values: the first of them by rank, and how many more there are."""
+    """The best row of one pair of values, and the number of its other rows."""
 
     row: Row
     more: int
     style: str
     figure: str
-    words: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
-    """`down` and `across` are the two choices; a line is a value of `down`, and its cell for each `across`.
+class Matrix:
+    """`down` and `across` are the two choices; a line is a value of `down` and a cell per value of `across`.
 
-    With a single varying choice `across` is empty, and so are the titles of the one column.
+    If only one choice varies, `across` and the title of the single column are empty.
     """
 
     down: str
@@ -42,19 +42,19 @@ class Heat:
     lines: list[tuple[str, list[Cell | None]]]
 
 
-def heat(summary: Summary, ranking: Ranking) -> Heat | None:
-    """The matrix; None where no choice varies."""
+def matrix_of(summary: Summary, ranking: Ranking) -> Matrix | None:
+    """Return the matrix; None if no choice varies."""
     values = {key: _values(summary, key) for key in summary.varying}
-    # Stable: of choices with as many values the first that was given.
+    # Stable: of two choices with the same number of values, take the first.
     down, across, *_ = *sorted(values, key=lambda key: -len(values[key])), "", ""
     if not down:
         return None
-    found: dict[tuple[str, str], list[Row]] = {}
+    cells: dict[tuple[str, str], list[Row]] = {}
     for row in ranking.rows:
-        found.setdefault((row.choices.get(down, ""), row.choices.get(across, "")), []).append(row)
+        cells.setdefault((row.choices.get(down, ""), row.choices.get(across, "")), []).append(row)
     titles = values.get(across, [""])
-    lines = [(one, [_cell(found.get((one, other))) for other in titles]) for one in values[down]]
-    return Heat(down, across, titles, lines)
+    lines = [(value, [_cell(cells.get((value, t))) for t in titles]) for value in values[down]]
+    return Matrix(down, across, titles, lines)
 
 
 def _values(summary: Summary, key: str) -> list[str]:
@@ -64,24 +64,24 @@ def _values(summary: Summary, key: str) -> list[str]:
 def _cell(rows: list[Row] | None) -> Cell | None:
     if not rows:
         return None
-    row, found = rows[0], timed(rows[0])
+    row, comparison = rows[0], timed(rows[0])
     known = ratio(row) if row.status in ("ok", "verification_failed") else None
     figure = row.status.replace("_", " ") if known is None else f"{known:.3f}"
-    words = [row.status.replace("_", " ")] if known is not None and row.status != "ok" else []
-    if found and row.status == "ok":
-        words.append(SHARED if row.shared else found.verdict)
-    words.append(verified_text(row.found.verified))
-    return Cell(row, len(rows) - 1, _style(row, known), figure, "; ".join(filter(None, words)))
+    texts = [row.status.replace("_", " ")] if known is not None and row.status != "ok" else []
+    if comparison and row.status == "ok":
+        texts.append(SHARED if row.shared else comparison.verdict)
+    texts.append(verified_text(row.found.verified))
+    return Cell(row, len(rows) - 1, _style(row, known), figure, "; ".join(filter(None, texts)))
 
 
 def _style(row: Row, known: float | None) -> str:
     if row.status not in _STYLES:
         return "bad"
-    found = timed(row)
-    if known is None or found is None or row.shared:
+    comparison = timed(row)
+    if known is None or comparison is None or row.shared:
         return _STYLES[row.status]
-    if found.verdict == "faster":
+    if comparison.verdict == "faster":
         return next((style for most, style in _FASTER if known <= most), "same")
-    if found.verdict == "slower":
+    if comparison.verdict == "slower":
         return next((style for least, style in _SLOWER if known >= least), "same")
     return "same"

@@ -1,4 +1,4 @@
-"""What a tuning found, in the page of its run: every candidate in a table, and the charts that show them."""
+"""The tuning section of a job's page: a sentence, charts and a table of all recipes."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ _MARKS = {"winner": "better", "slower": "worse", "wrong": "wrong"}
 
 
 def tuned(run: SavedResults) -> dict[str, Any] | None:
-    """Which recipe won, and why each of the others did not."""
-    found = run.tuning
-    if found is None:
+    """Return the winning recipe, and why each other one lost."""
+    tuning = run.tuning
+    if tuning is None:
         return None
-    charts = tune_charts(found)
+    charts = tune_charts(tuning)
     return {
-        "sentence": tune_sentence(found),
+        "sentence": tune_sentence(tuning),
         "figures": [
             (chart.title, figure(chart, name=f"tune-{n}")) for n, chart in enumerate(charts)
         ],
-        "rows": [_cells(row) for row in found.rows],
-        "notes": [_measured(found), *found.notes],
+        "rows": [_cells(row) for row in tuning.rows],
+        "notes": [_measured(tuning), *tuning.notes],
     }
 
 
-def tune_charts(found: Tuning) -> list[Chart]:
-    """The time of each candidate to that of the unprepared model, as bars; that against the error."""
-    timed = [row for row in found.rows if row.ratio is not None]
-    step = "training step" if found.mode == "train" else "inference"
+def tune_charts(tuning: Tuning) -> list[Chart]:
+    """Return bars of the time ratios, and a plane of time against error for verified recipes."""
+    timed = [row for row in tuning.rows if row.ratio is not None]
+    step = "training step" if tuning.mode == "train" else "inference"
     if not timed:
         return []
     charts: list[Chart] = [
         Bars(title=f"Time of one {step}, unprepared = 1", rows=tuple(map(_bar, timed)))
     ]
-    known = [row for row in timed if row.error is not None]
-    if len(known) > 1:
-        allowed = {row.allowed for row in known} - {None}
+    verified = [row for row in timed if row.error is not None]
+    if len(verified) > 1:
+        allowed = {row.allowed for row in verified if row.allowed is not None}
         lines = tuple((value, "allowed") for value in allowed) if len(allowed) == 1 else ()
         plane = Plane(
-            title="Speed against error, of those that were verified",
-            points=tuple(map(_point, known)),
+            title="Speed against error of verified recipes",
+            points=tuple(map(_point, verified)),
             x=Axis(label=f"time of one {step}, unprepared = 1"),
             y=Axis(label="largest error of the outputs", log=True, lines=lines),
         )
@@ -96,6 +96,6 @@ def _cells(row: Row) -> dict[str, str]:
     }
 
 
-def _measured(found: Tuning) -> str:
-    noise = "" if found.noise is None else f"; less than {found.noise - 1:.1%} is noise"
-    return f"{plural(found.rounds, 'round')} in {seconds(found.seconds)}{noise}"
+def _measured(tuning: Tuning) -> str:
+    noise = "" if tuning.noise is None else f"; differences below {tuning.noise - 1:.1%} are noise"
+    return f"{plural(tuning.rounds, 'round')} in {seconds(tuning.seconds)}{noise}"

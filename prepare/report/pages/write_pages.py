@@ -1,4 +1,4 @@
-"""What is written for people when a run has ended: its page, and the pictures beside it."""
+"""Write the page and the pictures of a job that has ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def get_ready() -> None:
-    """Loads what `write_pages` needs: for a process that is copied for every run of a sweep."""
+    """Import what `write_pages` needs, in a process that is forked for every job of a sweep."""
     from prepare.report import render
     from prepare.report.charts import flow_picture  # noqa: F401
     from prepare.report.pages import bench_section, page, tune_section  # noqa: F401
@@ -19,13 +19,13 @@ def get_ready() -> None:
 
 
 def write_pages(outcome: Outcome, folder: Path) -> None:
-    """Writes `flow.svg`, `bench.svg`, `tune.svg` and `report.html` of a run that went well. Raises FileError.
+    """Write `flow.svg`, `bench.svg`, `tune.svg` and `report.html` of a job that succeeded.
 
-    That is before its result.
+    Call it before the job writes its result. Raises FileError.
     """
     if outcome.results is None:
         return
-    # None of them is needed where a run fails, and Jinja takes a moment to load.
+    # A job that fails does not need these, and Jinja is slow to import.
     from prepare.report.charts.chart import write_charts
     from prepare.report.charts.flow_picture import write_flow_svg
     from prepare.report.pages.bench_section import bench_charts

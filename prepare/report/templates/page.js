@@ -1,7 +1,7 @@
 "use strict";
-// Search and filter for long tables. Without it every table is there, with its first rows.
+// Search and filter for long tables. Without this script each table shows its first rows.
 const SHOWN = 500;
-// A table of fewer rows is seen at a glance.
+// Smaller tables need no search.
 const FEW = 12;
 
 function add(parent, tag, attributes, text) {
@@ -11,13 +11,13 @@ function add(parent, tag, attributes, text) {
   return parent.appendChild(element);
 }
 
-function holder(cell) {
+function content(cell) {
   return cell.firstElementChild ?? cell;
 }
 
 function fill(row, texts) {
   texts.forEach((text, at) => {
-    const place = holder(row.cells[at]);
+    const place = content(row.cells[at]);
     place.textContent = place.localName === "code" && text.length > 90 ? text.slice(0, 60) + "…" + text.slice(-29) : text;
     place.removeAttribute("title");
     place.removeAttribute("href");
@@ -29,7 +29,7 @@ function fill(row, texts) {
 
 function rowsOf(frame) {
   const rows = [...frame.querySelector("tbody").rows].map((row) => {
-    const texts = [...row.cells].map((cell) => holder(cell).title || holder(cell).textContent);
+    const texts = [...row.cells].map((cell) => content(cell).title || content(cell).textContent);
     return { row, texts };
   });
   const rest = frame.nextElementSibling;
@@ -45,12 +45,12 @@ function setUp(frame) {
   const table = frame.querySelector("table"), body = table.tBodies[0], pattern = body.rows[0].cloneNode(true);
   const all = rowsOf(frame), label = frame.getAttribute("aria-label");
   if (all.length < FEW) return;
-  const wordAt = [...pattern.cells].findIndex((cell) => holder(cell).classList.contains("word"));
+  const wordAt = [...pattern.cells].findIndex((cell) => content(cell).classList.contains("word"));
   const bar = document.createElement("div");
   bar.className = "filter";
   const search = add(bar, "input", { type: "search", placeholder: "Search", "aria-label": "Search in: " + label });
   const select = wordAt < 0 ? null : add(bar, "select", { "aria-label": "Show only, in: " + label });
-  const said = add(bar, "span", { role: "status" });
+  const status = add(bar, "span", { role: "status" });
   const more = document.createElement("button");
   more.type = "button";
   if (select) {
@@ -62,15 +62,15 @@ function setUp(frame) {
   let room = SHOWN;
   function show() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const found = all.filter((one) => {
-      if (select?.value && one.texts[wordAt] !== select.value) return false;
-      one.text ??= one.texts.join("\n").toLowerCase();
-      return words.every((word) => one.text.includes(word));
+    const found = all.filter((entry) => {
+      if (select?.value && entry.texts[wordAt] !== select.value) return false;
+      entry.text ??= entry.texts.join("\n").toLowerCase();
+      return words.every((word) => entry.text.includes(word));
     });
     const shown = found.slice(0, room);
-    body.replaceChildren(...shown.map((one) => (one.row ??= fill(pattern.cloneNode(true), one.texts))));
+    body.replaceChildren(...shown.map((entry) => (entry.row ??= fill(pattern.cloneNode(true), entry.texts))));
     const part = shown.length < found.length ? `, the first ${shown.length.toLocaleString("en")} shown` : "";
-    said.textContent = `${found.length.toLocaleString("en")} of ${all.length.toLocaleString("en")} rows${part}`;
+    status.textContent = `${found.length.toLocaleString("en")} of ${all.length.toLocaleString("en")} rows${part}`;
     more.hidden = !part;
     more.textContent = `Show ${Math.min(SHOWN, found.length - shown.length).toLocaleString("en")} more`;
   }

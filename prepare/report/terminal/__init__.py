@@ -1,1 +1,1 @@
-"""What the terminal shows of records."""
+"""Terminal output made from records."""

@@ -1,4 +1,4 @@
-"""The terminal itself: a console that takes names as they are, progress, and a table's lines."""
+"""The console, a spinner for slow stages, and tables."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 def console(*, errors: bool = False) -> Console:
-    """A console that takes names as they are: `[red]` in one is text, and no colour."""
+    """Return a console that prints `[red]` in a name as text, not as a colour."""
     file = sys.stderr if errors else sys.stdout
-    wide = None if file.isatty() or os.environ.get("COLUMNS") else 100
-    return Console(file=file, markup=False, highlight=False, emoji=False, width=wide)
+    width = None if file.isatty() or os.environ.get("COLUMNS") else 100
+    return Console(file=file, markup=False, highlight=False, emoji=False, width=width)
 
 
 @contextmanager
 def stage(what: str, *, after: float = 1.0) -> Iterator[Callable[[str], None]]:
-    """Shows what is going on: a spinner in a terminal, else a line once it has taken `after` seconds.
+    """Show a spinner in a terminal; elsewhere print one line after `after` seconds.
 
-    Gives a function that says more of it, where there is a spinner to say it beside.
+    Yield a function that replaces the text beside the spinner.
     """
     if sys.stderr.isatty():
         # The spinner `line` is plain ASCII; others cannot be shown everywhere.
         with console(errors=True).status(printable(what), spinner="line") as status:
-            yield lambda more: status.update(printable(more))
+            yield lambda text: status.update(printable(text))
         return
     timer = threading.Timer(after, line, [f"{printable(what)} ..."], {"errors": True})
     timer.daemon = True
@@ -45,8 +45,8 @@ def stage(what: str, *, after: float = 1.0) -> Iterator[Callable[[str], None]]:
 
 
 def show_table(table: Table) -> None:
-    """A table, without the spaces that would fill its last column up."""
-    out = console()
-    with out.capture() as captured:
-        out.print(table)
+    """Print a table without trailing spaces."""
+    terminal = console()
+    with terminal.capture() as captured:
+        terminal.print(table)
     line("\n".join(row.rstrip() for row in captured.get().splitlines()))

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from prepare.report.compare_runs import Differences
 
 
-def show_differences(found: Differences) -> None:
-    """Prints one line for each difference, under its part where there are several parts."""
-    headed = found.kind == "run"
-    for part in found.parts:
-        if headed:
+def show_differences(differences: Differences) -> None:
+    """Print one line for each difference; for jobs, under the title of its part."""
+    indented = differences.kind == "job"
+    for part in differences.parts:
+        if indented:
             line(f"{part.title}: {plural(len(part.changes), 'difference')}")
         for change in part.changes:
-            line(f"{'  ' * headed}{printable(change)}")
-    line(plural(found.total, "difference") if found.total else "no difference")
+            line(f"{'  ' * indented}{printable(change)}")
+    line(plural(differences.total, "difference") if differences.total else "no difference")

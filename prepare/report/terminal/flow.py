@@ -1,4 +1,4 @@
-"""The layout flow in the terminal: one sentence, and a short table; made from its records alone."""
+"""Terminal output of a layout flow: one sentence and a short table."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SHOWN = 10
 
 
 def show_flow(flow: Flow, folder: str = "") -> None:
-    """Prints the sentence, the places where most is lost, and where all of it is."""
+    """Print the sentence, the largest breaks, the notes and the path of the record."""
     line(f"layout flow ({flow.mode}): {flow_sentence(flow)}")
-    found = flow.summary
+    summary = flow.summary
     wanted = ", ".join(f"{name} for {rank}-d tensors" for rank, name in flow.wanted.items())
     line(f"  wanted: {wanted}")
-    if found["convolutions"]:
+    if summary["convolutions"]:
         kinds = Counter(row.backend for row in flow.convolutions if row.backend)
         backends = ", ".join(f"{name} {count}" for name, count in sorted(kinds.items()))
-        text = f"{found['in_layout']} of {plural(found['convolutions'], 'convolution')} gave it"
+        text = f"{summary['in_layout']} of {plural(summary['convolutions'], 'convolution')} returned it"
         line(f"  {text} ({backends})")
     breaks = [event for event in flow.events if event.kind == "break"]
     if breaks:
@@ -34,14 +34,14 @@ def show_flow(flow: Flow, folder: str = "") -> None:
     for note in flow.notes:
         line(f"  note: {printable(note)}")
     if folder:
-        line(f"  all of it is in {printable(folder)}")
+        line(f"  details are in {printable(folder)}")
 
 
 def _show_breaks(breaks: list[Event]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for title in ("lost in", "type", "by", "at", "times", "size"):
         table.add_column(title, overflow="fold", justify="right" if title == "times" else "left")
-    ranked = sorted(breaks, key=lambda event: -event.bytes)  # stable: the first seen comes first
+    ranked = sorted(breaks, key=lambda event: -event.bytes)  # stable: keeps the order of calls
     for event in ranked[:_SHOWN]:
         table.add_row(*map(printable, _cells(event)))
     show_table(table)
@@ -50,8 +50,8 @@ def _show_breaks(breaks: list[Event]) -> None:
 
 
 def _cells(event: Event) -> tuple[Any, ...]:
-    by = event.cause if event.phase == "forward" else f"{event.cause} (backward)"
-    where = event.module or "the model itself"
-    why = event.operand.rpartition("; ")[2] if "; " in event.operand else ""
-    which = ", ".join(filter(None, (event.source, why)))
-    return where, event.type, by, which, event.count, size(event.bytes)
+    cause = event.cause if event.phase == "forward" else f"{event.cause} (backward)"
+    module = event.module or "the model itself"
+    operand = event.operand.rpartition("; ")[2] if "; " in event.operand else ""
+    place = ", ".join(filter(None, (event.source, operand)))
+    return module, event.type, cause, place, event.count, size(event.bytes)

@@ -1,4 +1,4 @@
-"""What a single run shows in the terminal: a short table, and errors, one line each."""
+"""Terminal output of a single job: a short table, or one line for each error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from rich.table import Table
 from prepare.core.model.memory_format import satisfied
 from prepare.core.utils.text import counts, line, plural, printable, size
 from prepare.job.headline import CONVOLUTIONS
-from prepare.report.sentences import case_sentence, flow_sentence, verify_sentence
+from prepare.report.sentences import (
+    case_sentence,
+    flow_sentence,
+    outputs_sentence,
+    verify_sentence,
+)
 from prepare.report.terminal.console import show_table
 from prepare.report.terminal.flow import show_flow
 from prepare.report.terminal.tune import show_tune
@@ -31,48 +36,46 @@ _SHOWN = 10
 
 
 def show_outcome(outcome: Outcome, folder: Path) -> None:
-    """What became of a single run: its table, or its mistakes."""
-    shown = shown_folder(folder)
-    results = outcome.results
-    if results is not None:
-        for warning in results.warnings:
-            line(printable(f"warning: {warning}"), errors=True)
-        if results.tuning is not None:
-            show_tune(results.tuning, os.path.join(shown, "tune.json"))  # noqa: PTH118
-        if results.audit is not None:
-            show_prepared(results, results.audit, shown)
-        elif results.flow is not None:
-            show_look(results, results.flow, shown)
-        else:
-            show_plan(results, shown)
-        verification = results.verification
-        if verification is not None and verification.status == "fail":
-            show_verify(verification, os.path.join(shown, "verify.json"))  # noqa: PTH118
+    """Print the result of a single job: its table, or its errors."""
+    record, results = shown_folder(folder), outcome.results
+    if results is None:
+        show_problems((outcome.result.error or "").splitlines())
+        if outcome.result.traceback:
+            line(f"the traceback is in {_file(record, 'result.json')}", errors=True)
         return
-    show_problems((outcome.result.error or "").splitlines())
-    if outcome.result.traceback:
-        path = os.path.join(shown, "result.json")  # noqa: PTH118
-        line(f"the traceback is in {printable(path)}", errors=True)
+    for warning in results.warnings:
+        line(printable(f"warning: {warning}"), errors=True)
+    if results.tuning is not None:
+        show_tune(results.tuning, _file(record, "tune.json"))
+    if results.audit is not None:
+        show_prepared(results, results.audit, record)
+    elif results.flow is not None:
+        show_unprepared(results, results.flow, record)
+    else:
+        show_plan(results, record)
+    verification = results.verification
+    if verification is not None and verification.status == "fail":
+        show_verify(verification, _file(record, "verify.json"))
 
 
 def shown_folder(folder: Path) -> str:
-    """A folder as it can be copied: from the current one where it lies below that."""
-    below = os.path.relpath(folder)
-    return printable(folder if below.startswith("..") else below)
+    """Return a path that can be copied; relative if it is below the current folder."""
+    relative = os.path.relpath(folder)
+    return printable(folder if relative.startswith("..") else relative)
 
 
 def show_prepared(results: Results, audit: Audit, folder: str) -> None:
-    """The table of a finished run."""
+    """Print the table of a prepared model."""
     summary = audit.summary
     rows = [("convolutions", counts(summary["convolutions"], CONVOLUTIONS))]
     rows.append(("tensors", _tensors(summary)))
     before, after = summary["bytes_before"], summary["bytes_after"]
     rows.append(("memory", f"{size(before)} before, {size(after)} after"))
     if results.example is None:
-        rows.append(("example", "none was run; give one with input.shape=[...]"))
+        rows.append(("example", "not run; give one with input.shape=[...]"))
     else:
         rows.append(("example", f"{results.example.inputs} -> {results.example.outputs}"))
-        rows += [("seen in it", _seen(seen)) for seen in results.example.convolutions]
+        rows += [("outputs", _outputs(count)) for count in results.example.convolutions]
     if results.flow:
         rows.append(("layout flow", flow_sentence(results.flow)))
     if results.verification:
@@ -82,36 +85,40 @@ def show_prepared(results: Results, audit: Audit, folder: str) -> None:
     rows += [("note", note) for note in _notes(audit.rows)]
     rows.append(("files", folder))
     line(f"{printable(results.model)} is prepared: {_steps(results.pipeline.to_config())}")
-    _show(rows)
+    _show_rows(rows)
 
 
 def show_plan(results: Results, folder: str) -> None:
-    """What a pipeline would do, and the first of the tensors it would do it to."""
+    """Print the plan of a pipeline and the first tensors that it would change."""
     plan, steps = results.plan.summary(), _steps(results.pipeline.to_config())
     rows = [("to change", f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')}")]
     rows += [("wanted by", f"{name}: {count}") for name, count in plan["by_step"].items()]
-    rows.append(("memory", f"{size(plan['bytes_before'])} now, {size(plan['bytes_after'])} then"))
+    rows.append(("memory", f"{size(plan['bytes_before'])} now, {size(plan['bytes_after'])} after"))
     rows.append(("written", size(plan["bytes_written"])))
     rows += [("note", problem) for problem in results.notes]
     rows.append(("files", folder))
-    line(f"{printable(results.model)} would be prepared: {steps}; nothing was touched")
-    _show(rows)
+    line(f"{printable(results.model)} would be prepared: {steps}; nothing was changed")
+    _show_rows(rows)
     if changing := [tensor for tensor in results.plan.tensors if tensor.changes]:
         _show_changes(changing)
 
 
-def show_look(results: Results, flow: Flow, folder: str) -> None:
-    """The layout flow of a model as it is."""
-    line(f"{printable(results.model)} as it is, nothing prepared")
+def show_unprepared(results: Results, flow: Flow, folder: str) -> None:
+    """Print the layout flow of a model that is not prepared."""
+    line(f"{printable(results.model)} is not prepared")
     for problem in results.notes:
         line(printable(problem))
     show_flow(flow, folder)
 
 
 def show_problems(problems: Iterable[Any]) -> None:
-    """One line for each mistake, on stderr."""
+    """Print one line for each problem on stderr."""
     for problem in problems:
         line(printable(problem), errors=True)
+
+
+def _file(folder: str, name: str) -> str:
+    return os.path.join(folder, name)  # noqa: PTH118  a path for reading, not for use
 
 
 def _show_changes(changing: list[TensorPlan]) -> None:
@@ -136,17 +143,17 @@ def _show_changes(changing: list[TensorPlan]) -> None:
         line(f"... and {plural(len(changing) - _SHOWN, 'tensor')} more; plan.json has them all")
 
 
-def _show(rows: list[tuple[str, str]]) -> None:
-    width = max(len(name) for name, _ in rows)
+def _show_rows(rows: list[tuple[str, str]]) -> None:
+    width = max(len(label) for label, _ in rows)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(no_wrap=True, min_width=width + 2)
     table.add_column(overflow="fold")
     last = ""
-    for name, text in rows[:-1]:
-        table.add_row("  " + ("" if name == last else name), printable(text))
-        last = name
+    for label, text in rows[:-1]:
+        table.add_row("  " + ("" if label == last else label), printable(text))
+        last = label
     show_table(table)
-    # The folder is to be copied, so it is never folded.
+    # Users copy the folder, so do not wrap it.
     line(f"  {rows[-1][0].ljust(width)}  {printable(rows[-1][1])}")
 
 
@@ -158,18 +165,18 @@ def _tensors(audit: Mapping[str, Any]) -> str:
 def _timed(results: Results) -> list[str]:
     cases = results.bench.cases if results.bench else ()
     wrong = results.verification is not None and results.verification.status == "fail"
-    but = "; but its answers are wrong, see verified" if wrong else ""
-    return [case_sentence(case) + (but if case.comparison else "") for case in cases]
+    warning = "; but its outputs are wrong, see verified" if wrong else ""
+    return [case_sentence(case) + (warning if case.comparison else "") for case in cases]
 
 
-def _seen(seen: LayoutCount) -> str:
-    text = f"{seen.gave} of {plural(seen.of, 'convolution')} gave {seen.format}"
-    also = seen.ambiguous
-    return f"{text} ({also} of them can be read as another format as well)" if also else text
+def _outputs(count: LayoutCount) -> str:
+    return outputs_sentence(
+        format=count.format, gave=count.gave, of=count.of, ambiguous=count.ambiguous
+    )
 
 
 def _steps(steps: Mapping[str, Mapping[str, Any]]) -> str:
-    """Each step in a word or two: its first option says what it does."""
+    """Return each step with the value of its first option."""
     if not steps:
         return "no step"
     return ", ".join(f"{name} {_first(options)}".strip() for name, options in steps.items())
@@ -181,7 +188,7 @@ def _first(options: Mapping[str, Any]) -> str:
 
 
 def _notes(rows: Iterable[Row]) -> list[str]:
-    """The rows that did not take part, one line for each reason; the ineffective ones first."""
+    """Return one line for each reason of unconverted tensors, `ineffective` first."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     missed = [row for row in rows if row.status in ("ineffective", "skipped")]
     for row in sorted(missed, key=lambda row: row.status):
@@ -199,7 +206,7 @@ def _notes(rows: Iterable[Row]) -> list[str]:
 
 
 def _side(side: str, old: Any, new: Any, *, shape: Any) -> str:
-    """One change in words; formats in the place of strides, where they tell the two apart."""
+    """Describe one change; name memory formats instead of strides if these differ."""
     if side == "stride" and old is not None and new is not None:
         names = [" or ".join(satisfied(shape, stride)) or "no format" for stride in (old, new)]
         if names[0] != names[1]:

@@ -1,4 +1,4 @@
-"""The list of every registered step: its phase, its options with their defaults, and its card."""
+"""The list of registered steps: phase, options with defaults, and card of each."""
 
 import dataclasses
 import inspect
@@ -13,7 +13,7 @@ from prepare.step import Step
 
 
 def steps_text(width: int) -> str:
-    """All steps, in a form for a terminal of `width` columns."""
+    """Return the text of all steps for a terminal of `width` columns."""
     return "\n\n".join("\n".join(_step(name, width)) for name in STEPS)
 
 
@@ -36,22 +36,22 @@ def _step(name: str, width: int) -> Iterator[str]:
 
 
 def _card(cls: type[Step]) -> list[str]:
-    """The paragraphs of the docstring: its first sentence, when it helps, when it hurts, its source."""
+    """Return the paragraphs of the docstring: summary, `Helps`, `Hurts`, `Source`."""
     text = inspect.getdoc(cls) or ""
     if text.startswith(f"{cls.__name__}("):
-        return []  # what dataclass writes where there is no docstring
+        return []  # the docstring that dataclass generates
     paragraphs: list[str] = []
-    for row in text.splitlines():
-        starts = row.partition(":")[0] in ("Helps", "Hurts", "Source")
-        if starts or not row.strip() or not paragraphs:
-            paragraphs.append(row.strip())
+    for text_line in text.splitlines():
+        starts = text_line.partition(":")[0] in ("Helps", "Hurts", "Source")
+        if starts or not text_line.strip() or not paragraphs:
+            paragraphs.append(text_line.strip())
         else:
-            paragraphs[-1] = f"{paragraphs[-1]} {row.strip()}".strip()
+            paragraphs[-1] = f"{paragraphs[-1]} {text_line.strip()}".strip()
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
 def _default(field: dataclasses.Field) -> str:
-    """The default as it is written on the command line."""
+    """Return the default as the command line writes it."""
     if field.default is not dataclasses.MISSING:
         value = plain(field.default)
     elif field.default_factory is not dataclasses.MISSING:

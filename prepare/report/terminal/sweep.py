@@ -1,4 +1,4 @@
-"""The table of a sweep: in the terminal, and as JSON, CSV and Markdown."""
+"""The table of a sweep in the terminal, and as JSON, CSV and Markdown."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from prepare.report.sweep_table import (
     columns,
     conclusions,
     numbered,
+    reason_text,
     reasons,
     timing,
     timings,
-    why,
 )
 from prepare.report.terminal.console import console, show_table
 from prepare.report.terminal.run import shown_folder
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from prepare.sweep.summary import Row, Summary
 
 FORMAT, VERSION = "prepare.summary", 1
-# Between two columns of the terminal's table.
+# Spaces between two columns in the terminal.
 _GAP = 2
 _SHORTER = {"no significant difference": "no difference"}
 
 
 def write_summary(summary: Summary, folder: Path) -> None:
-    """Writes `summary.json`, `summary.csv` and `summary.md` into the folder of the sweep."""
+    """Write `summary.json`, `summary.csv` and `summary.md` into the folder of the sweep."""
     ranking = rank(summary)
     rows = [_data(row, ranking) for row in summary.rows]
     data = {"format": FORMAT, "version": VERSION, "rows": rows}
@@ -48,43 +48,44 @@ def write_summary(summary: Summary, folder: Path) -> None:
 
 
 def show_summary(summary: Summary) -> None:
-    """Prints the table, each reason, and what may be concluded."""
+    """Print the table, each reason and the conclusions."""
     ranking = rank(summary)
     _show_table(columns(summary, ranking), ranking.rows, console().width)
     for numbers, reason in reasons(summary.rows):
         line(f"{numbered(numbers)}: {one_line(reason)}")
-    for said in conclusions(summary, ranking):
-        line(printable(said))
+    for conclusion in conclusions(summary, ranking):
+        line(printable(conclusion))
 
 
 def show_where(summary: Summary, folder: Path) -> None:
-    """Prints how many rows are ok, and where the files of the summary are."""
+    """Print the number of rows that are ok, and the paths of table and page."""
     ok = sum(row.status == "ok" for row in summary.rows)
     text = f"{ok} of {plural(len(summary.rows), 'row')} ok"
     line(f"{text}; the table is in {shown_folder(folder / 'summary.md')}")
     line(f"the page is in {shown_folder(folder / 'report.html')}")
 
 
-def _show_table(shown: Sequence[Column], rows: Sequence[Row], room: int) -> None:
-    """The table with the columns that there is room for, and which were left out."""
-    texts = {column: [_cell(column.text(row)) for row in rows] for column in shown}
-    widths = {c: max(map(len, (c.title, *texts[c]))) + _GAP for c in shown}
-    kept = list(shown)
-    while sum(widths[column] for column in kept) - _GAP > room:
-        spare = max(kept, key=lambda column: column.spare)
-        if not spare.spare:
+def _show_table(available: Sequence[Column], rows: Sequence[Row], width: int) -> None:
+    """Print the columns that fit into `width` letters, and the titles of the others."""
+    texts = {column: [_cell(column.text(row)) for row in rows] for column in available}
+    widths = {c: max(map(len, (c.title, *texts[c]))) + _GAP for c in available}
+    shown = list(available)
+    while sum(widths[column] for column in shown) - _GAP > width:
+        least = max(shown, key=lambda column: column.spare)
+        if not least.spare:
             break
-        kept.remove(spare)
+        shown.remove(least)
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
-    for column in kept:
-        side = "right" if column.number else "left"
-        table.add_column(printable(column.title), overflow="fold", justify=side)
-    for cells in zip(*(texts[column] for column in kept), strict=True):
+    for column in shown:
+        table.add_column(
+            printable(column.title), overflow="fold", justify="right" if column.number else "left"
+        )
+    for cells in zip(*(texts[column] for column in shown), strict=True):
         table.add_row(*cells)
     show_table(table)
-    if len(kept) < len(shown):
-        left = ", ".join(column.title for column in shown if column not in kept)
-        line(f"left out, for the terminal is too narrow: {printable(left)}")
+    if len(shown) < len(available):
+        hidden = ", ".join(column.title for column in available if column not in shown)
+        line(f"columns left out, as the terminal is too narrow: {printable(hidden)}")
 
 
 def _cell(text: str) -> str:
@@ -92,53 +93,55 @@ def _cell(text: str) -> str:
 
 
 def _data(row: Row, ranking: Ranking) -> dict[str, Any]:
-    found = asdict(row.found)
+    figures = asdict(row.found)
     own = {key: value for key, value in asdict(row).items() if key != "found"}
-    return own | {"best": row.number in ranking.best} | found
+    return own | {"best": row.number in ranking.best} | figures
 
 
 def _csv(summary: Summary, ranking: Ranking) -> Iterator[list[Any]]:
-    seen = timings(summary)
+    timed = timings(summary)
     parts = ("ratio", "low", "high", "verdict")
     yield [
         *("number", *summary.varying, "status", "best", *CONVOLUTIONS, "bytes_before"),
         *("bytes_after", "verified", "error", "allowed", "error_of", "layout_lost", "copied_bytes"),
-        *(f"{what.replace(' ', '_')}_{part}" for what in seen for part in parts),
+        *(f"{what.replace(' ', '_')}_{part}" for what in timed for part in parts),
         *("shared", "seconds", "reason", "folder"),
     ]
     for row in summary.rows:
-        found, counted = row.found, row.found.convolutions or {}
-        lost = found.lost
+        figures, counted = row.found, row.found.convolutions or {}
+        lost = figures.lost
         yield [
             *(row.number, *map(row.choices.get, summary.varying), row.status),
             *(row.number in ranking.best, *map(counted.get, CONVOLUTIONS)),
-            *(found.bytes_before, found.bytes_after),
-            *_checked(found.verified),
+            *(figures.bytes_before, figures.bytes_after),
+            *_checked(figures.verified),
             *((lost.breaks, lost.copied_bytes) if lost else (None,) * 2),
-            *(cell for what in seen for cell in _timed(row, what)),
+            *(cell for what in timed for cell in _timed(row, what)),
             *(row.shared, row.seconds, row.reason, row.folder),
         ]
 
 
-def _checked(found: Verified | None) -> tuple[Any, ...]:
-    return (found.status, found.error, found.allowed, found.what) if found else (None,) * 4
+def _checked(verified: Verified | None) -> tuple[Any, ...]:
+    if verified is None:
+        return (None,) * 4
+    return verified.status, verified.error, verified.allowed, verified.what
 
 
 def _timed(row: Row, what: str) -> list[Any]:
-    found = timing(row, what)
-    if found is None:
+    timed = timing(row, what)
+    if timed is None:
         return [None] * 4
-    return [found.ratio, *(found.interval or (None, None)), found.verdict]
+    return [timed.ratio, *(timed.interval or (None, None)), timed.verdict]
 
 
 def _markdown(summary: Summary, ranking: Ranking) -> Iterator[str]:
-    shown = [*columns(summary, ranking), Column("reason", why)]
+    shown = [*columns(summary, ranking), Column("reason", reason_text)]
     lines = [[column.title for column in shown], ["---"] * len(shown)]
     yield _line(map(_escaped, lines[0])) + _line(lines[1])
     for row in ranking.rows:
         yield _line(_escaped(column.text(row)) for column in shown)
-    for said in conclusions(summary, ranking):
-        yield f"\n{_escaped(said)}\n"
+    for conclusion in conclusions(summary, ranking):
+        yield f"\n{_escaped(conclusion)}\n"
 
 
 def _line(cells: Any) -> str:

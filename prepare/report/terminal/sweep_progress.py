@@ -1,4 +1,4 @@
-"""What a sweep says while it runs: a line for every job that has ended, and how far it is."""
+"""Progress of a running sweep: a line for each job that has ended, and counts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from prepare.job.record import KEPT, Job, Record, Result
 from prepare.report.terminal.console import console
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.status import Status
 
     from prepare.sweep.manifest import Planned
 
 _FAILED = ("failed", "crashed", "interrupted")
-# Looking costs time that the jobs could use: it is done this often, and for less than a 50th of it.
-_EVERY, _SHARE = 1.0, 50
+# Scanning the folder takes time from the jobs: scan once a second, for at most a 50th of the time.
+_SECONDS, _SHARE = 1.0, 50
 
 
-class Progress:
-    """Watches the folder of a sweep, whoever runs its jobs, from `start` to `stop`."""
+class SweepProgress:
+    """Watch the folder of a sweep from `start` to `stop`, independent of the launcher of its jobs."""
 
     def __init__(self, folder: Path, planned: Planned) -> None:
         self._folder, self._planned = folder, planned
@@ -37,49 +36,50 @@ class Progress:
         self._began = time.monotonic()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._shown, self._status = ExitStack(), None
+        self._spinner = ExitStack()
+        self._status: Status | None = None
 
     def start(self) -> None:
-        """Begins to watch; says what is done already."""
+        """Start to watch; print how many jobs an earlier sweep finished."""
         for number, _, result in self._new():
             if result.status in KEPT:
                 self._statuses[number] = result.status
-        if kept := len(self._statuses):
-            line(f"{plural(kept, 'run')} of before kept", errors=True)
         self._kept = len(self._statuses)
-        self._status = self._shown.enter_context(_live()) if sys.stderr.isatty() else None
+        if self._kept:
+            line(f"kept {plural(self._kept, 'finished job')}", errors=True)
+        self._status = self._spinner.enter_context(_live()) if sys.stderr.isatty() else None
         self._thread.start()
 
     def stop(self) -> None:
-        """Says what has ended by now, and watches no more."""
+        """Print the jobs that have ended by now, and stop to watch."""
         self._end.set()
-        if self._thread.ident is not None:  # else an interrupt came before it was started
+        if self._thread.ident is not None:  # None if an interrupt came before `start`
             self._thread.join()
-        self._look()
-        self._shown.close()
+        self._scan()
+        self._spinner.close()
 
     def _watch(self) -> None:
         pause = 0.0
-        while not self._end.wait(max(_EVERY, pause)):
+        while not self._end.wait(max(_SECONDS, pause)):
             start = time.monotonic()
-            self._look()
+            self._scan()
             pause = _SHARE * (time.monotonic() - start)
 
-    def _look(self) -> None:
-        for number, job, result in sorted(self._new(), key=lambda row: row[0]):
+    def _scan(self) -> None:
+        for number, job, result in sorted(self._new(), key=lambda ended: ended[0]):
             self._statuses[number] = result.status
             text = f"#{number} {' '.join(job.overrides)}: {result.status}, {result.seconds:.1f} s"
-            self._say(printable(text) + ("" if self._status else f" ({self._far()})"))
+            self._print(printable(text) + ("" if self._status else f" ({self._counts()})"))
         if self._status:
-            self._status.update(self._far())
+            self._status.update(self._counts())
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._status:
             self._status.console.print(text, soft_wrap=True)
         else:
             line(text, errors=True)
 
-    def _far(self) -> str:
+    def _counts(self) -> str:
         done, rows = len(self._statuses), self._planned.rows
         failed = sum(status in _FAILED for status in self._statuses.values())
         parts = [f"{done} of {len(rows)} done" if rows else f"{done} done"]
@@ -94,8 +94,9 @@ class Progress:
         return ", ".join(parts)
 
     def _new(self) -> list[tuple[int, Job, Result]]:
-        """The rows that have ended since the last time."""
-        found, self._running = [], 0
+        """Return (number, job, result) of each row that has ended since the last scan."""
+        self._running = 0
+        ended: list[tuple[int, Job, Result]] = []
         for root, folders, names in os.walk(self._folder):
             if "job.json" not in names:
                 continue
@@ -106,21 +107,20 @@ class Progress:
                     job = record.job()
                     self._running += bool(job and self._planned.number(job) is not None)
                     continue
-                # A new file, even of the same name, is another one.
+                # A repeated job writes a new file of the same name.
                 stamp = os.stat(record.folder / "result.json").st_mtime_ns  # noqa: PTH116
                 if self._seen.get(record.folder) == stamp:
                     continue
                 job, result = record.job(), record.result()
                 self._seen[record.folder] = stamp
-                number = job and self._planned.number(job)
-                if result and number is not None:
-                    found.append((number, job, result))
-        return found
+                number = self._planned.number(job) if job else None
+                if job and result and number is not None:
+                    ended.append((number, job, result))
+        return ended
 
 
 def _live() -> Status:
-    out: Console = console(errors=True)
-    return out.status("", spinner="line")
+    return console(errors=True).status("", spinner="line")
 
 
 def _time(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""A tuning in the terminal: one sentence, and a table of all candidates; made from its record alone."""
+"""Terminal output of a tuning: one sentence and a table of the timed recipes."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from prepare.report.terminal.console import show_table
 if TYPE_CHECKING:
     from prepare.tune.records import Row, Tuning
 
-_TITLES = ("recipe", "of the unprepared's", "interval", "error", "")
+_TITLES = ("recipe", "time ratio", "interval", "error", "")
 # Statuses that the figures in the table do not explain.
 _EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
 
 
-def show_tune(found: Tuning, file: str = "") -> None:
-    """Prints the sentence, the candidates that were timed, why others were not or are out, and notes."""
-    step = "training step" if found.mode == "train" else "inference"
-    line(f"tune ({step}): {printable(tune_sentence(found))}")
+def show_tune(tuning: Tuning, file: str = "") -> None:
+    """Print the sentence, the timed recipes, the reasons of the others, and the notes."""
+    step = "training step" if tuning.mode == "train" else "inference"
+    line(f"tune ({step}): {printable(tune_sentence(tuning))}")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for title in _TITLES:
-        right = title in ("of the unprepared's", "error")
+        right = title in ("time ratio", "error")
         table.add_column(title, overflow="fold", justify="right" if right else "left")
-    for row in found.rows:
+    for row in tuning.rows:
         if row.ratio is not None:
             table.add_row(*map(printable, _cells(row)))
     if table.row_count:
         show_table(table)
     reasons: dict[str, list[str]] = {}
-    for row in found.rows:
+    for row in tuning.rows:
         if row.status in _EXPLAINED:
             reasons.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
     for reason, names in reasons.items():
         line(printable(f"  {', '.join(names)}: {reason}"))
-    noise = "" if found.noise is None else f"; less than {found.noise - 1:.1%} is noise"
-    line(f"  {plural(found.rounds, 'round')} in {seconds(found.seconds)}{noise}")
-    for note in found.notes:
+    noise = "" if tuning.noise is None else f"; differences below {tuning.noise - 1:.1%} are noise"
+    line(f"  {plural(tuning.rounds, 'round')} in {seconds(tuning.seconds)}{noise}")
+    for note in tuning.notes:
         line(f"  note: {printable(note)}")
     if file:
-        line(f"  all of it is in {printable(file)}")
+        line(f"  details are in {printable(file)}")
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A verification in the terminal: one sentence, what is wrong, and what to do; from its record alone."""
+"""Terminal output of a verification: one sentence, the failed checks and a remedy."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _SHOWN = 10
 _SERIOUS = ("fail", "wrong", "cannot tell")
 
 
-def show_verify(found: Verification, folder: str = "") -> None:
-    """Prints the sentence, each check that did not pass, the culprit, the advice, and what casts lost."""
-    line(f"verify ({found.level}): {verify_sentence(found)}")
-    serious = [check for check in found.checks if check.status in _SERIOUS]
+def show_verify(verification: Verification, folder: str = "") -> None:
+    """Print the sentence, the checks that did not pass, the culprit, the advice and the casts' losses."""
+    line(f"verify ({verification.level}): {verify_sentence(verification)}")
+    serious = [check for check in verification.checks if check.status in _SERIOUS]
     if serious:
         _show_checks(serious)
-    if found.culprit:
-        line(f"  first went wrong in {printable(found.culprit)}")
-    if found.advice:
-        line(f"  {printable(found.advice)}")
-    if found.lost:
-        line(f"  {_lost(found.lost)}")
+    if verification.culprit:
+        line(f"  the first difference is in {printable(verification.culprit)}")
+    if verification.advice:
+        line(f"  {printable(verification.advice)}")
+    if verification.lost:
+        line(f"  {_lost(verification.lost)}")
     if folder:
-        line(f"  all of it is in {printable(folder)}")
+        line(f"  details are in {printable(folder)}")
 
 
 def _show_checks(checks: list[Check]) -> None:
@@ -49,22 +49,23 @@ def _show_checks(checks: list[Check]) -> None:
 def _cells(check: Check) -> tuple[Any, ...]:
     batch = f"batch {check.batch}" if check.batch else ""
     case = ", ".join(filter(None, (check.mode, batch, check.inputs)))
-    numbers = (_number(check.error), _number(check.allowed))
-    return check.status, check.what, case, check.worst, *numbers
+    errors = (_number(check.error), _number(check.allowed))
+    return check.status, check.what, case, check.worst, *errors
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}"
 
 
-def _lost(lost: tuple[Lost, ...]) -> str:
+def _lost(losses: tuple[Lost, ...]) -> str:
     total: Counter[str] = Counter()
-    for one in lost:
-        total.update(overflowed=one.overflowed, flushed=one.flushed, rounded=one.rounded)
-    words = {
+    for loss in losses:
+        total.update(overflowed=loss.overflowed, flushed=loss.flushed, rounded=loss.rounded)
+    effects = {
         "overflowed": "became infinite",
         "flushed": "became zero",
         "rounded": "whole numbers were rounded",
     }
-    said = ", ".join(f"{total[key]:,} {text}" for key, text in words.items() if total[key])
-    return f"the casts: {said}, in {plural(len(lost), 'tensor')}, most of all {printable(lost[0].tensor)}"
+    counts = ", ".join(f"{total[key]:,} {text}" for key, text in effects.items() if total[key])
+    worst = printable(losses[0].tensor)
+    return f"casts: {counts}, in {plural(len(losses), 'tensor')}, most in {worst}"
