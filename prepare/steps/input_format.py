@@ -51,7 +51,7 @@ class InputFormat(InputStep):
 
     def bind(self, steps: Iterable[Step]) -> Self:
         tensor_steps = [step for step in steps if step.phase == "tensors"]
-        formats = {getattr(step, "memory_format", None) for step in tensor_steps} - {None}
+        formats: set[Any] = {getattr(step, "memory_format", None) for step in tensor_steps} - {None}
         if {"channels_last", "channels_last_3d"} <= formats:
             followed: Any = "by_rank"
         else:

@@ -151,7 +151,7 @@ CHANGED_IN_PLACE = [name for name in EXAMPLES if "oftm" not in name]
 def test_what_a_repaired_module_gives_may_be_changed_in_place(name, large, monkeypatch):
     # As the activations of most networks do it: LeakyReLU(inplace=True).
     if large:  # norms go another way where it is worth it
-        monkeypatch.setattr("prepare.steps.repairs._norm_autograd._SMALL", 0)
+        monkeypatch.setattr("prepare.steps.repairs._norm_autograd._MIN_ELEMENTS", 0)
     module, _, x = example(name)
     found = []
     for each, given in ((fixed(name), channels_last(x)), (module, x)):

@@ -58,8 +58,8 @@ def example(name, batch=1):
 
 def products(monkeypatch):
     """A list that gets an item for each product from now on."""
-    made, product = [], _conv_as_matmul.product
-    monkeypatch.setattr(_conv_as_matmul, "product", lambda *args: made.append(1) or product(*args))
+    made, product = [], _conv_as_matmul.convolve
+    monkeypatch.setattr(_conv_as_matmul, "convolve", lambda *args: made.append(1) or product(*args))
     return made
 
 
@@ -75,7 +75,7 @@ def test_a_product_is_as_right_and_keeps_the_layout_forward_and_backward(
     exact = results(module, x, torch.float64)
     assert not made
     if batch == 2:  # twice as many pixels
-        monkeypatch.setattr(_conv_as_matmul, "_FEW", 4)
+        monkeypatch.setattr(_conv_as_matmul, "_MIN_CHANNELS_PER_PIXEL", 4)
     found = results(ours, x, dtype)
     assert made == [1]
     for error, limit in zip(errors(found, exact), limits(module, x, dtype, exact), strict=True):

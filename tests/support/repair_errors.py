@@ -7,7 +7,7 @@ import copy
 import torch
 
 from prepare.steps.repairs.base import FORMATS
-from prepare.steps.repairs.conv3d import goes_beyond
+from prepare.steps.repairs.conv3d import backward_exceeds_memory
 
 
 def laid_out(x):
@@ -38,7 +38,7 @@ def limits(module, x, dtype, exact):
     if hasattr(module, "weight"):  # oneDNN's too, which torch takes for more samples than one
         twice = laid_out(torch.cat([x, x]))
         runs.append((twice, results(module, twice, torch.float64)))
-    if any(goes_beyond(module, each.to(dtype), right[0]) for each, right in runs):
+    if any(backward_exceeds_memory(module, each.to(dtype), right[0]) for each, right in runs):
         runs = []
     try:
         known = [errors(results(module, each, dtype), right) for each, right in runs]

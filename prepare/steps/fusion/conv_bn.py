@@ -88,9 +88,9 @@ def fuse(convolution: Any, norm: Any) -> None:
     """
     old = convolution.weight
     dtype = torch.promote_types(old.dtype, torch.float32)
-    tensors = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
-    mean, variance, scale, shift = (None if each is None else each.to(dtype) for each in tensors)
-    bias = None if convolution.bias is None else convolution.bias.to(dtype)
+    mean, variance = norm.running_mean.to(dtype), norm.running_var.to(dtype)
+    optional = (norm.weight, norm.bias, convolution.bias)
+    scale, shift, bias = (None if tensor is None else tensor.to(dtype) for tensor in optional)
     with torch.no_grad():
         weight, bias = fuse_conv_bn_weights(
             old.to(dtype), bias, mean, variance, norm.eps, scale, shift,

@@ -1,4 +1,4 @@
-"""The repairs of the step repair_layout: one file for each, which holds its `REPAIR`."""
+"""The repairs of the step repair_layout: one file for each kind of module, with its `REPAIR`."""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -6,11 +6,11 @@ from typing import Any
 
 
 def repair_names() -> list[str]:
-    """Every repair there is, by its file's name."""
-    files = (found.name for found in iter_modules(__path__))
+    """Return the names of all repairs, which are the names of their files."""
+    files = (module.name for module in iter_modules(__path__))
     return sorted(name for name in files if name != "base" and not name.startswith("_"))
 
 
 def find_repair(name: str) -> Any:
-    """The repair of that name."""
+    """Return the repair of that name."""
     return import_module(f"{__name__}.{name}").REPAIR

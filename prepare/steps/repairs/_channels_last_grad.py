@@ -1,4 +1,4 @@
-"""Lays the gradient of an activation out in channels-last, where torch would not."""
+"""Give the gradient of an activation channels-last strides, where torch would not."""
 
 from typing import Any
 
@@ -8,24 +8,24 @@ from torch import Tensor
 from prepare.steps.repairs import _norm_kernels
 
 
-def gradient_laid_out(x: Tensor) -> Tensor:
-    """`x` as it is; its gradient will have channels-last's exact strides.
+def with_channels_last_grad(x: Tensor) -> Tensor:
+    """Return `x` itself; its gradient will have the exact strides of channels-last.
 
-    Compilers and torch.func lay gradients out as they like.
+    Compilers and torch.func choose the layout of gradients themselves.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return x
-    return _LaidOut.apply(x)
+    return _ChannelsLastGrad.apply(x)
 
 
-class _LaidOut(torch.autograd.Function):
+class _ChannelsLastGrad(torch.autograd.Function):
     @staticmethod
     def forward(_: Any, x: Tensor) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
     def backward(_: Any, grad: Tensor) -> Tensor:
-        return _norm_kernels.exact(grad)
+        return _norm_kernels.with_exact_strides(grad)
 
     @staticmethod
     def jvp(_: Any, tangent: Tensor) -> Tensor:

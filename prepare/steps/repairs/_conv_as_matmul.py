@@ -1,35 +1,36 @@
-"""A convolution that gives few pixels, as one matrix product with the channels-last weight as it lies.
+"""Compute a convolution with few output pixels as one matrix product with the channels-last weight.
 
-oneDNN lays a weight out anew in each call, and torch its gradient once more: where the pixels are few,
-that is a large part of the time.
+oneDNN reorders a weight in every call, and torch its gradient once more: with few pixels, that is a
+large part of the time.
 """
 
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.steps.repairs._channels_last_grad import gradient_laid_out
+from prepare.steps.repairs._channels_last_grad import with_channels_last_grad
 from prepare.steps.repairs.base import is_channels_last
 
-# Elements: to lay a smaller weight out costs little.
-_LARGE = 1 << 18
-# So many channels for each pixel that comes out; with fewer, oneDNN's kernels gain more than that.
-_FEW = 8
+# Weights with fewer elements than this are cheap to reorder.
+_MIN_WEIGHT_ELEMENTS = 1 << 18
+# With fewer output channels per output pixel than this, oneDNN's kernels gain more than the reordering costs.
+_MIN_CHANNELS_PER_PIXEL = 8
 
 
-def may_help(module: nn.Conv2d | nn.Conv3d) -> bool:
-    """Whether a convolution has a weight so large that a product may be faster, and pads with zeros."""
+def is_candidate(module: nn.Conv2d | nn.Conv3d) -> bool:
+    """Whether a convolution has so large a weight that a product may be faster, and pads with zeros."""
     size = module.in_channels * module.out_channels * prod(module.kernel_size)
     plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    return plain and module.groups == 1 and size >= _LARGE
+    return plain and module.groups == 1 and size >= _MIN_WEIGHT_ELEMENTS
 
 
-def helps(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool:
-    """Whether for this `x` it is; a compiler is to see torch's own."""
+def applies(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool:
+    """Whether a product is faster for this `x`; never while compiling: a compiler sees torch's code."""
     return (
-        may_help(module)
+        is_candidate(module)
         and not torch.compiler.is_compiling()
         and x.dim() == weight.dim()
         and x.device.type == "cpu"
@@ -37,21 +38,22 @@ def helps(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool:
         and x.dtype in (torch.float32, torch.bfloat16)
         and not torch.is_autocast_enabled("cpu")
         and x.shape[1] == module.in_channels
-        and 0 < _FEW * _pixels(module, x) <= module.out_channels
+        and 0 < _MIN_CHANNELS_PER_PIXEL * _output_pixels(module, x) <= module.out_channels
         and is_channels_last(x)
         and (prod(module.kernel_size) == 1 or is_channels_last(weight))
     )
 
 
-def product(
+def convolve(
     module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """What the convolution gives for `x` (N, C, *spatial), in channels-last."""
-    if any(module.padding):  # of what was padded, the gradient is a part with strides of the whole
-        x = gradient_laid_out(x)
+    """Return the output of the convolution for `x` (N, C, *spatial), in channels-last."""
+    padding: Any = module.padding  # not a string: see `is_candidate`
+    if any(padding):  # the gradient of a padded tensor is a slice, with the strides of the whole
+        x = with_channels_last_grad(x)
     x = x.movedim(1, -1)
-    if any(module.padding):
-        x = F.pad(x, [0, 0, *(n for n in reversed(module.padding) for _ in range(2))])
+    if any(padding):
+        x = F.pad(x, [0, 0, *(n for n in reversed(padding) for _ in range(2))])
     channels = x.dim() - 1
     for dim, (size, stride, step) in enumerate(
         zip(module.kernel_size, module.stride, module.dilation, strict=True), start=1
@@ -61,15 +63,16 @@ def product(
     return F.linear(rows, weight.movedim(1, -1).flatten(1), bias).movedim(-1, 1)
 
 
-def _pixels(module: nn.Conv2d | nn.Conv3d, x: Tensor) -> int:
-    """How many come out, of all samples."""
-    each = zip(
+def _output_pixels(module: nn.Conv2d | nn.Conv3d, x: Tensor) -> int:
+    """Return the number of output pixels of all samples."""
+    padding: Any = module.padding
+    dimensions = zip(
         x.shape[2:],
         module.kernel_size,
         module.stride,
-        module.padding,
+        padding,
         module.dilation,
         strict=True,
     )
-    sizes = ((n + 2 * pad - (k - 1) * step - 1) // by + 1 for n, k, by, pad, step in each)
+    sizes = ((n + 2 * pad - (k - 1) * step - 1) // by + 1 for n, k, by, pad, step in dimensions)
     return len(x) * prod(max(0, size) for size in sizes)

@@ -1,4 +1,8 @@
-"""What a repair is: one kind of module made to keep its input's layout, in place, and the way back."""
+"""The base classes of repairs, which make a module keep the layout of its input, in place.
+
+A repaired module has a class named `Keeping...` (`KeepingGroupNorm`): a subclass of its original class
+that keeps a channels-last layout through forward and backward.
+"""
 
 from collections.abc import Mapping
 
@@ -11,14 +15,14 @@ FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether `x` lies in the channels-last format of its rank, and not in the contiguous one as well.
+    """Whether `x` is in the channels-last format of its rank, and not also in the contiguous format.
 
-    With one channel, or one element in space, strides may satisfy both; then those of the channels
-    and of the last dimension tell which was meant.
+    With one channel, or one spatial element, the strides may satisfy both; then the strides of the
+    channels and of the last dimension decide.
     """
     if x.dim() not in FORMATS:
         return False
-    # Not `is_contiguous`, which `vmap` does not answer for these formats.
+    # Not `is_contiguous`, which `vmap` does not support for these formats.
     last, step, sizes, strides = x.dim() - 1, 1, x.shape, x.stride()
     for dim in (1, *range(last, 1, -1), 0):
         if strides[dim] != step and (sizes[dim] != 1 or dim in (1, last)):
@@ -28,47 +32,47 @@ def is_channels_last(x: Tensor) -> bool:
 
 
 class Repair:
-    """Makes modules of one kind keep the layout of a channels-last input, and as right as before.
+    """Make modules of one kind keep the layout of a channels-last input, at torch's accuracy or better.
 
-    Each file beside this one holds one, named `REPAIR`. A repair writes into no tensor and adds no
-    Parameter or buffer: `state_dict`, optimizers and references to the module stay as they are.
+    Each file in this folder holds one, named `REPAIR`. A repair writes into no tensor and adds no
+    Parameter or buffer: `state_dict`, optimizers and references to the module stay valid.
     """
 
     name: str
 
     def fits(self, module: nn.Module) -> bool:
-        """Whether this is a module of a kind that it repairs, and not repaired yet. Pure."""
+        """Whether this module is of a kind that this repair handles, and not repaired yet. Pure."""
         raise NotImplementedError
 
     def ranks(self, module: nn.Module) -> tuple[int, ...]:
-        """How many dimensions the inputs may have for which it repairs this module: by its class's name."""
+        """Return the input ranks for which this module is repaired, derived from its class name."""
         return {"2d": (4,), "3d": (5,)}.get(type(module).__name__[-2:], (4, 5))
 
     def repair(self, module: nn.Module, formats: Mapping[int, str]) -> None:
-        """Repairs `module` in place, for inputs of these ranks: `{5: "channels_last_3d"}`."""
+        """Repair `module` in place, for inputs of these ranks: `{5: "channels_last_3d"}`."""
         raise NotImplementedError
 
     def is_repaired(self, module: nn.Module) -> bool:
-        """Whether it is as this repair leaves it."""
+        """Whether `module` has this repair."""
         raise NotImplementedError
 
     def undo(self, module: nn.Module) -> None:
-        """Makes a repaired `module` what it was."""
+        """Remove the repair from `module`."""
         raise NotImplementedError
 
 
 class SwapClass(Repair):
-    """Repairs by giving a module a subclass of its own class: it is the same object, with its hooks.
+    """Repair a module by changing its class to a subclass: the same object, with its hooks.
 
-    `swaps` is `{torch's class: the subclass}`. Only modules of exactly such a class fit; a subclass
-    with a forward of its own may do anything, and is left alone. The subclasses stand at the top of
-    a file, so that models are pickled and copied as ever, and take what they need from the input.
+    `swaps` is `{torch's class: the subclass}`. Only modules of exactly such a class fit; a user's subclass
+    may do anything in its forward, and is not repaired. The subclasses are defined at module level, so that
+    models can be pickled and copied, and read all settings from the module.
     """
 
     def __init__(self, name: str, swaps: Mapping[type[nn.Module], type[nn.Module]]) -> None:
         self.name = name
-        self.swaps = {original: mark_repair(repair) for original, repair in swaps.items()}
-        self._back = {swapped: original for original, swapped in swaps.items()}
+        self.swaps = {original: mark_repair(keeping) for original, keeping in swaps.items()}
+        self._originals = {keeping: original for original, keeping in swaps.items()}
 
     def fits(self, module: nn.Module) -> bool:
         return type(module) in self.swaps
@@ -77,7 +81,7 @@ class SwapClass(Repair):
         module.__class__ = self.swaps[type(module)]
 
     def is_repaired(self, module: nn.Module) -> bool:
-        return type(module) in self._back
+        return type(module) in self._originals
 
     def undo(self, module: nn.Module) -> None:
-        module.__class__ = self._back[type(module)]
+        module.__class__ = self._originals[type(module)]

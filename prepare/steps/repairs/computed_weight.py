@@ -1,4 +1,4 @@
-"""The repair of convolutions whose weight is computed before each forward: it comes out channels-last."""
+"""The repair of convolutions whose weight is computed before each forward: make it channels-last."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,66 +17,68 @@ _CONVOLUTIONS = {
 
 
 class LaidOut(nn.Module):
-    """A parametrization, the last of a convolution's weight, that lays out what those before it computed.
+    """The last parametrization of a convolution's weight: it makes the computed weight channels-last.
 
-    Helps: weight_norm, spectral_norm and others give a contiguous weight, however its originals lie.
+    Helps: weight_norm, spectral_norm and others return a contiguous weight, whatever their source tensors.
     Hurts: the weight is copied in each forward, or once in `parametrize.cached()`.
     Source: a parametrization without state; the keys of `state_dict` are the same.
     """
 
     def forward(self, weight: Tensor) -> Tensor:
-        return _laid_out(weight)
+        return _channels_last(weight)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """What is assigned to the weight goes to those before as it is."""
+        """Pass an assigned weight on unchanged to the parametrizations before this one."""
         return weight
 
 
 @mark_repair
 class LaysOut:
-    """A hook before forward that lays out what torch's older hooks (weight_norm, pruning) computed.
+    """A forward pre-hook that makes the weight of torch's older hooks (weight_norm, pruning) channels-last.
 
-    Helps and hurts: as `LaidOut`. Once the others are removed it does nothing.
+    Helps and hurts: as `LaidOut`. Does nothing once the other hooks are removed.
     """
 
     name = "weight"
 
-    def __call__(self, module: nn.Module, args: Any) -> None:
+    def __call__(self, module: Any, args: Any) -> None:
         if self.name not in module._parameters:
-            module.weight = _laid_out(module.weight)
+            module.weight = _channels_last(module.weight)
 
 
 class _ComputedWeight(Repair):
-    """Adds one parametrization, or one hook, after those that compute a convolution's weight."""
+    """Add one parametrization, or one hook, after those that compute a convolution's weight."""
 
     name = "computed_weight"
 
     def fits(self, module: nn.Module) -> bool:
-        convolution = bool(self.ranks(module))
-        return convolution and "weight" in computed_names(module) and not self.is_repaired(module)
+        is_convolution = bool(self.ranks(module))
+        return (
+            is_convolution and "weight" in computed_names(module) and not self.is_repaired(module)
+        )
 
     def ranks(self, module: nn.Module) -> tuple[int, ...]:
         return tuple(rank for rank, classes in _CONVOLUTIONS.items() if isinstance(module, classes))
 
     def repair(self, module: nn.Module, formats: Mapping[int, str]) -> None:
-        self.undo(module)  # where others were added since
+        self.undo(module)  # others may have been added after ours
         if parametrize.is_parametrized(module, "weight"):
-            module.parametrizations.weight.append(LaidOut().train(module.training))
+            _parametrizations(module).append(LaidOut().train(module.training))
         else:
             module.register_forward_pre_hook(LaysOut())
 
     def is_repaired(self, module: nn.Module) -> bool:
         if parametrize.is_parametrized(module, "weight"):
-            return type(module.parametrizations.weight[-1]) is LaidOut
+            return type(_parametrizations(module)[-1]) is LaidOut
         hooks = [hook for hook, name in weight_hooks(module) if name == "weight"]
         return bool(hooks) and type(hooks[-1]) is LaysOut
 
     def undo(self, module: nn.Module) -> None:
         if parametrize.is_parametrized(module, "weight"):
-            steps = module.parametrizations.weight
-            for place in reversed(range(len(steps))):
-                if type(steps[place]) is LaidOut:
-                    del steps[place]
+            parametrizations = _parametrizations(module)
+            for index in reversed(range(len(parametrizations))):
+                if type(parametrizations[index]) is LaidOut:
+                    del parametrizations[index]
         hooks = module._forward_pre_hooks
         for key in [key for key, hook in hooks.items() if type(hook) is LaysOut]:
             del hooks[key]
@@ -85,5 +87,9 @@ class _ComputedWeight(Repair):
 REPAIR = _ComputedWeight()
 
 
-def _laid_out(weight: Tensor) -> Tensor:
+def _channels_last(weight: Tensor) -> Tensor:
     return weight.to(memory_format=FORMATS[weight.dim()])
+
+
+def _parametrizations(module: Any) -> Any:
+    return module.parametrizations.weight

@@ -1,7 +1,8 @@
-"""The repair of 3-d convolutions on a CPU: the kernels that are quick, and those that are right."""
+"""The repair of 3-d convolutions on a CPU: choose fast kernels, and kernels that compute correctly."""
 
 from collections.abc import Sequence
 from math import prod
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,41 +12,42 @@ from prepare.steps.repairs import _conv_as_matmul
 from prepare.steps.repairs._norm_autograd import contiguous_copy, through_contiguous
 from prepare.steps.repairs.base import SwapClass, is_channels_last
 
-# The limits of `use_mkldnn` in torch's aten/src/ATen/native/Convolution.cpp: at batch 1 and without
-# groups no more than so many elements in C * D * H; and the batch from which 1x1x1 kernels take oneDNN.
-_SMALL = 20480
-_MANY = 16
+# The limits of `use_mkldnn` in torch's aten/src/ATen/native/Convolution.cpp: at batch 1 and without groups,
+# at most this many elements in C * D * H; and the batch size from which 1x1x1 kernels use oneDNN.
+_MAX_ELEMENTS = 20480
+_MIN_BATCH = 16
 
 
 class KeepingConv3d(nn.Conv3d):
     """torch's Conv3d, but a small convolution of one channels-last sample runs in groups of its outputs.
 
-    One with a large weight that gives few pixels runs as one matrix product, as `KeepingConv2d` does. One
-    in bfloat16 that is trained gets its zeros beforehand where they make the input as large as the
-    kernel: for the weight's gradient of a smaller one oneDNN gives garbage.
-    Helps: in float32, torch's own takes reference kernels there, several times slower, which give contiguous
-    activations; with groups it takes oneDNN. A 1x1x1 kernel runs as a matrix product.
-    Hurts: the input is kept twice for the backward pass. Numbers are rounded as at batch 2 and above: over
+    With a large weight and few output pixels it runs as one matrix product, as `KeepingConv2d` does. In
+    bfloat16 training, an input that only its padding makes as large as the kernel is padded beforehand:
+    oneDNN computes garbage for the weight gradient of an input smaller than the kernel.
+    Helps: in float32, torch uses slow reference kernels here, several times slower, which return contiguous
+    activations; with groups it uses oneDNN. A 1x1x1 kernel runs as a matrix product.
+    Hurts: the input is stored twice for the backward pass. Numbers are rounded as at batch 2 and above: over
     several thousand products up to 10 times the reference kernels' error (1e-5 of a deviation).
-    Source: `torch._C._select_conv_backend` says Slow3d at batch 1 and Mkldnn at batch 2; the known issue
+    Source: `torch._C._select_conv_backend` returns Slow3d at batch 1 and Mkldnn at batch 2; the known issue
     conv3d_bfloat16_small_cpu.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
-        if _conv_as_matmul.helps(self, input, weight):
-            return _conv_as_matmul.product(self, input, weight, bias)
-        if _is_trained(self, input) and _reads_beyond(self, input, input.shape[-3:]):
-            x = F.pad(input, _zeros(self))
+        if _conv_as_matmul.applies(self, input, weight):
+            return _conv_as_matmul.convolve(self, input, weight, bias)
+        if _trains_weight(self, input) and _kernel_exceeds(self, input, input.shape[-3:]):
+            x = F.pad(input, _zero_padding(self))
             return F.conv3d(x, weight, bias, self.stride, 0, self.dilation, self.groups)
-        if not _fits(self, input, weight):
+        if not _can_use_onednn(self, input, weight):
             return super()._conv_forward(input, weight, bias)
-        x, padding = input, self.padding
+        x = input
+        padding: str | int | tuple[int, ...] = self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
             x = x.contiguous(memory_format=torch.channels_last_3d)
         small = _is_small(x, weight)
-        alone = len(x) < _MANY and torch.get_num_threads() == 1
-        if (small or alone) and _is_product(self, padding):
+        single_thread = len(x) < _MIN_BATCH and torch.get_num_threads() == 1
+        if (small or single_thread) and _is_matrix_product(self, padding):
             return F.linear(x.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
         if not small:
             return F.conv3d(x, weight, bias, self.stride, padding, self.dilation)
@@ -53,33 +55,36 @@ class KeepingConv3d(nn.Conv3d):
             if len(weight) % groups == 0:
                 x = torch.cat([x] * groups, 1)
                 return F.conv3d(x, weight, bias, self.stride, padding, self.dilation, groups)
-        # A prime number of outputs, or one: of two samples, which even so is faster.
+        # No such divisor: run two samples, which is still faster.
         return F.conv3d(torch.cat([x, x]), weight, bias, self.stride, padding, self.dilation)[:1]
 
 
 class KeepingConvTranspose3d(nn.ConvTranspose3d):
     """torch's ConvTranspose3d, but a small one of one channels-last sample runs in two groups of its outputs.
 
-    A depthwise one whose weight is trained runs on contiguous copies of input and weight, since
-    oneDNN's channels-last kernel gives garbage for the weight's gradient. So it does in bfloat16 for
-    outputs smaller than the kernel: those are cut out of larger ones.
-    Helps and hurts: as `KeepingConv3d`; the weight is copied as well. Where the outputs are no multiple
-    of 16 oneDNN is not faster: then the reference kernel runs, on contiguous copies. A depthwise one of
-    many pixels takes longer contiguously.
+    A depthwise convolution whose weight is trained runs on contiguous copies of input and weight, because
+    oneDNN's channels-last kernel computes garbage for the weight gradient. The same happens in bfloat16 for
+    outputs smaller than the kernel: those are cut out of larger outputs.
+    Helps and hurts: as `KeepingConv3d`; the weight is copied as well. If the number of outputs is not a
+    multiple of 16, oneDNN is not faster: then the reference kernel runs, on contiguous copies. A depthwise
+    convolution of many pixels takes longer contiguously.
     Source: as `KeepingConv3d`; the known issue depthwise_transposed_conv3d_cpu.
     """
 
+    if TYPE_CHECKING:
+        padding: tuple[int, ...]  # never a string in a transposed convolution
+
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002
-        if _is_trained(self, input):
-            added = self._added(input, output_size)
-            if _reads_beyond(self, input, self._sizes(input, added)):
-                how = (self.stride, 0, added, self.groups, self.dilation)
-                whole = F.conv_transpose3d(input, self.weight, self.bias, *how)
-                return F.pad(whole, [-number for number in _zeros(self)])
-            if _gives_garbage(self, input):
-                return self._contiguously(input, added)
-        fits = _fits(self, input, self.weight) and self.padding_mode == "zeros"
-        if not fits or not _is_small(input, self.weight):
+        if _trains_weight(self, input):
+            output_padding = self._output_padding_for(input, output_size)
+            if _kernel_exceeds(self, input, self._output_sizes(input, output_padding)):
+                options = (self.stride, 0, output_padding, self.groups, self.dilation)
+                uncropped = F.conv_transpose3d(input, self.weight, self.bias, *options)
+                return F.pad(uncropped, [-number for number in _zero_padding(self)])
+            if _has_wrong_weight_gradient(self, input):
+                return self._run_contiguously(input, output_padding)
+        onednn = _can_use_onednn(self, input, self.weight) and self.padding_mode == "zeros"
+        if not onednn or not _is_small(input, self.weight):
             return super().forward(input, output_size)
         if self.out_channels % 16:
             return through_contiguous(
@@ -87,56 +92,54 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
             )
         x = torch.cat([input, input], 1)
         weight = torch.cat(self.weight.chunk(2, 1))
-        added = self._added(input, output_size)
+        output_padding = self._output_padding_for(input, output_size)
         return F.conv_transpose3d(
-            x, weight, self.bias, self.stride, self.padding, added, 2, self.dilation
+            x, weight, self.bias, self.stride, self.padding, output_padding, 2, self.dilation
         )
 
-    def _contiguously(self, x: Tensor, added: list[int]) -> Tensor:
-        # With one channel in each group its strides may mean either format: those of a copy do not.
+    def _run_contiguously(self, x: Tensor, output_padding: list[int]) -> Tensor:
+        # With one channel in each group, the weight's strides fit both formats: a copy's fit only one.
         weight = contiguous_copy(self.weight)
-        how = (self.bias, self.stride, self.padding, added, self.groups, self.dilation)
+        options = (self.stride, self.padding, output_padding, self.groups, self.dilation)
         if x.dim() == 4 or not is_channels_last(x):  # 4: a sample without a batch
-            return F.conv_transpose3d(contiguous_copy(x), weight, *how)
-        return through_contiguous(lambda x: F.conv_transpose3d(x, weight, *how), x)
+            return F.conv_transpose3d(contiguous_copy(x), weight, self.bias, *options)
+        return through_contiguous(lambda x: F.conv_transpose3d(x, weight, self.bias, *options), x)
 
-    def _added(self, x: Tensor, output_size: list[int] | None) -> list[int]:
-        """Its output padding, for the size that is asked for."""
-        return self._output_padding(
-            x, output_size, self.stride, self.padding, self.kernel_size, 3, self.dilation
-        )
+    def _output_padding_for(self, x: Tensor, output_size: list[int] | None) -> list[int]:
+        """Return the output padding for the requested size."""
+        geometry: Any = (self.stride, self.padding, self.kernel_size, 3, self.dilation)
+        return self._output_padding(x, output_size, *geometry)
 
-    def _sizes(self, x: Tensor, added: list[int]) -> list[int]:
-        """Its output's in space."""
-        each = zip(
+    def _output_sizes(self, x: Tensor, output_padding: list[int]) -> list[int]:
+        """Return the spatial sizes of the output."""
+        dimensions = zip(
             x.shape[-3:],
             self.stride,
             self.padding,
             self.kernel_size,
             self.dilation,
-            added,
+            output_padding,
             strict=True,
         )
         return [
-            (size - 1) * stride - 2 * cut + (kernel - 1) * step + more + 1
-            for size, stride, cut, kernel, step, more in each
+            (size - 1) * stride - 2 * cut + (kernel - 1) * step + added + 1
+            for size, stride, cut, kernel, step, added in dimensions
         ]
 
 
 REPAIR = SwapClass("conv3d", {nn.Conv3d: KeepingConv3d, nn.ConvTranspose3d: KeepingConvTranspose3d})
 
 
-def goes_beyond(module: nn.Module, given: Tensor, output: Tensor) -> bool:
-    """Whether torch's backward of a module that is not repaired may read and write beyond its memory."""
-    transposed = isinstance(module, nn.ConvTranspose3d)
-    if not (transposed or isinstance(module, nn.Conv3d)) or REPAIR.is_repaired(module):
+def backward_exceeds_memory(module: nn.Module, x: Tensor, output: Tensor) -> bool:
+    """Whether torch's backward of an unrepaired module may read and write outside its tensors."""
+    if not isinstance(module, nn.Conv3d | nn.ConvTranspose3d) or REPAIR.is_repaired(module):
         return False
-    sizes = (output if transposed else given).shape[-3:]
-    return _reads_beyond(module, given, sizes) and _is_trained(module, given)
+    sizes = (output if isinstance(module, nn.ConvTranspose3d) else x).shape[-3:]
+    return _kernel_exceeds(module, x, sizes) and _trains_weight(module, x)
 
 
-def _fits(module: nn.Module, x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN could replace a kernel that torch takes here. A compiler is to see torch's own."""
+def _can_use_onednn(module: nn.Conv3d | nn.ConvTranspose3d, x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN could replace torch's kernel; never while compiling: a compiler sees torch's code."""
     return (
         not torch.compiler.is_compiling()
         and module.groups == 1
@@ -151,8 +154,8 @@ def _fits(module: nn.Module, x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _is_trained(module: nn.Module, x: Tensor) -> bool:
-    """Whether a gradient of its weight may be asked for, on a CPU."""
+def _trains_weight(module: nn.Conv3d | nn.ConvTranspose3d, x: Tensor) -> bool:
+    """Whether a backward on a CPU may compute the gradient of the weight."""
     return (
         module.weight.requires_grad
         and torch.is_grad_enabled()
@@ -161,10 +164,13 @@ def _is_trained(module: nn.Module, x: Tensor) -> bool:
     )
 
 
-def _reads_beyond(module: nn.Conv3d | nn.ConvTranspose3d, x: Tensor, sizes: Sequence[int]) -> bool:
-    """Whether the weight's gradient may be wrong: in bfloat16, also where autocast casts to it.
+def _kernel_exceeds(
+    module: nn.Conv3d | nn.ConvTranspose3d, x: Tensor, sizes: Sequence[int]
+) -> bool:
+    """Whether the kernel is larger than `sizes`, in bfloat16: then the weight gradient may be wrong.
 
-    `sizes` are those that the kernel is moved over: of the input, or of a transposed one's output.
+    Also true if autocast casts to bfloat16. `sizes` are the spatial sizes over which the kernel moves: of
+    the input, or for a transposed convolution of the output.
     """
     extents = zip(sizes, module.kernel_size, module.dilation, strict=True)
     return (
@@ -174,24 +180,24 @@ def _reads_beyond(module: nn.Conv3d | nn.ConvTranspose3d, x: Tensor, sizes: Sequ
     )
 
 
-def _zeros(module: nn.Conv3d | nn.ConvTranspose3d) -> list[int]:
-    """How many it adds before and after each dimension, of the last one first."""
+def _zero_padding(module: nn.Conv3d | nn.ConvTranspose3d) -> list[int]:
+    """Return the padding before and after each dimension, last dimension first, as F.pad takes it."""
     if isinstance(module.padding, str):
         return module._reversed_padding_repeated_twice
     return [number for number in reversed(module.padding) for _ in range(2)]
 
 
-def _gives_garbage(module: nn.ConvTranspose3d, x: Tensor) -> bool:
-    """Whether the weight's gradient may be wrong, whatever the layout of `x`: the weight's is enough."""
+def _has_wrong_weight_gradient(module: nn.ConvTranspose3d, x: Tensor) -> bool:
+    """Whether the weight gradient may be wrong; a channels-last weight suffices, whatever the input."""
     return module.groups == module.in_channels > 1 and x.dtype == torch.float32
 
 
 def _is_small(x: Tensor, weight: Tensor) -> bool:
     *_, height, width = weight.shape
-    return len(x) == 1 and prod(x.shape[1:4]) <= _SMALL and not (height > 3 and width > 3)
+    return len(x) == 1 and prod(x.shape[1:4]) <= _MAX_ELEMENTS and not (height > 3 and width > 3)
 
 
-def _is_product(module: nn.Conv3d, padding: str | int | tuple[int, ...]) -> bool:
-    # Of a single number neither "same" nor "valid" leaves anything to pad.
+def _is_matrix_product(module: nn.Conv3d, padding: str | int | tuple[int, ...]) -> bool:
+    # For a kernel of size 1, neither "same" nor "valid" pads anything.
     padded = any(padding) if isinstance(padding, tuple) else padding not in (0, "same", "valid")
     return prod(module.kernel_size) == prod(module.stride) == 1 and not padded

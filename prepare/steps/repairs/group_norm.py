@@ -1,4 +1,4 @@
-"""The repair of group norms: on a CPU torch's own is inaccurate for a channels-last input."""
+"""The repair of group norms: on a CPU, torch's kernel is inaccurate for a channels-last input."""
 
 from torch import Tensor, nn
 
@@ -11,15 +11,15 @@ class KeepingGroupNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         if (
-            not (is_channels_last(x) and _norm_autograd.fits(x, self.weight))
+            not (is_channels_last(x) and _norm_autograd.supports(x, self.weight))
             or x.shape[1] != self.num_channels
             or x[0, 0].numel() * x.shape[1] == self.num_groups
-            or _norm_autograd.is_widened(x)
+            or _norm_autograd.autocasts_to_float32(x)
         ):
             return super().forward(x)
-        if _norm_autograd.is_odd(x):
+        if _norm_autograd.needs_contiguous_copy(x):
             return _norm_autograd.through_contiguous(super().forward, x)
-        return _norm_autograd.normalise(x, self.num_groups, self.weight, self.bias, self.eps)[0]
+        return _norm_autograd.normalize(x, self.num_groups, self.weight, self.bias, self.eps)[0]
 
 
 REPAIR = SwapClass("group_norm", {nn.GroupNorm: KeepingGroupNorm})

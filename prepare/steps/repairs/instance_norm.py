@@ -1,38 +1,41 @@
-"""The repair of instance norms: they keep a channels-last input's layout, forward and backward."""
+"""The repair of instance norms: they keep the layout of a channels-last input, forward and backward."""
 
 from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from prepare.steps.repairs import _norm_autograd
 from prepare.steps.repairs.base import SwapClass, is_channels_last
 
 
-class _KeepsLayout:
-    """Instance norm over a channels-last batch without the copy that torch makes; else as torch does."""
+class _KeepingInstanceNorm(_InstanceNorm):
+    """Instance norm without torch's copy of a channels-last batch; other inputs run torch's code."""
 
     def forward(self, x: Tensor) -> Tensor:
         batched = x.dim() == self._get_no_batch_dim() + 1
-        of_input = self.training or not self.track_running_stats
+        uses_input_statistics = self.training or not self.track_running_stats
         if (
-            not (batched and is_channels_last(x) and _norm_autograd.fits(x, self.weight))
+            not (batched and is_channels_last(x) and _norm_autograd.supports(x, self.weight))
             or x.shape[1] != self.num_features
-            or (of_input and prod(x.shape[2:]) == 1)
+            or (uses_input_statistics and prod(x.shape[2:]) == 1)
         ):
             return super().forward(x)
-        if _norm_autograd.is_odd(x):
+        if _norm_autograd.needs_contiguous_copy(x):
             return _norm_autograd.through_contiguous(super().forward, x)
-        if not of_input:
-            return self._by_running_statistics(x)
-        y, mean, var = _norm_autograd.normalise(x, x.shape[1], self.weight, self.bias, self.eps)
-        if self.running_mean is not None:
+        if not uses_input_statistics:
+            return self._normalize_by_running_statistics(x)
+        y, mean, var = _norm_autograd.normalize(x, x.shape[1], self.weight, self.bias, self.eps)
+        if self.running_mean is not None and self.running_var is not None:
             size = prod(x.shape[2:])
             self._track(self.running_mean, mean)
             self._track(self.running_var, var * (size / (size - 1)))
         return y
 
-    def _by_running_statistics(self, x: Tensor) -> Tensor:
+    def _normalize_by_running_statistics(self, x: Tensor) -> Tensor:
+        assert self.running_mean is not None
+        assert self.running_var is not None
         scale = (self.running_var + self.eps).rsqrt()
         if self.weight is not None:
             scale = scale * self.weight
@@ -43,16 +46,16 @@ class _KeepsLayout:
         return (x * scale.view(-1, *ones) + shift.view(-1, *ones)).to(x.dtype)
 
     @torch.no_grad()
-    def _track(self, running: Tensor, found: Tensor) -> None:
-        momentum = self.momentum or 0.0  # None is 0 here: instance norm keeps no cumulative average
-        running.copy_((1 - momentum) * running + momentum * found.view(-1, len(running)).mean(0))
+    def _track(self, running: Tensor, current: Tensor) -> None:
+        momentum = self.momentum or 0.0  # None means 0: instance norm has no cumulative average
+        running.copy_((1 - momentum) * running + momentum * current.view(-1, len(running)).mean(0))
 
 
-class KeepingInstanceNorm2d(_KeepsLayout, nn.InstanceNorm2d):
+class KeepingInstanceNorm2d(_KeepingInstanceNorm, nn.InstanceNorm2d):
     """torch's InstanceNorm2d that keeps a channels-last layout."""
 
 
-class KeepingInstanceNorm3d(_KeepsLayout, nn.InstanceNorm3d):
+class KeepingInstanceNorm3d(_KeepingInstanceNorm, nn.InstanceNorm3d):
     """torch's InstanceNorm3d that keeps a channels-last layout."""
 
 

@@ -1,25 +1,28 @@
 """The repair of layer norms over (C, H, W) and (C, D, H, W): they keep a channels-last input's layout."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
-from prepare.steps.repairs import _norm_autograd
+from prepare.steps.repairs import _norm_autograd, _norm_kernels
 from prepare.steps.repairs.base import FORMATS, SwapClass, is_channels_last
 
 
 class KeepingLayerNorm(nn.LayerNorm):
-    """torch's LayerNorm over all but the batch, which keeps a channels-last layout."""
+    """torch's LayerNorm over all dimensions but the batch, keeping a channels-last layout."""
 
     def forward(self, x: Tensor) -> Tensor:
         if (
-            not (is_channels_last(x) and _norm_autograd.fits(x, self.weight))
+            not (is_channels_last(x) and _norm_autograd.supports(x, self.weight))
             or tuple(x.shape[1:]) != self.normalized_shape
-            or _norm_autograd.is_widened(x)
+            or _norm_autograd.autocasts_to_float32(x)
         ):
             return super().forward(x)
-        if _norm_autograd.is_odd(x):
+        if _norm_autograd.needs_contiguous_copy(x):
             return _norm_autograd.through_contiguous(super().forward, x)
-        # In float32, so that 16 bits are rounded to once.
-        y, _, _ = _norm_autograd.normalise(x.to(_norm_autograd.wide(x)), 1, None, None, self.eps)
+        # In float32, so that a 16-bit result is rounded only once.
+        x_wide = x.to(_norm_kernels.compute_dtype(x))
+        y, _, _ = _norm_autograd.normalize(x_wide, 1, None, None, self.eps)
         if self.weight is not None:
             y = y * self.weight
         if self.bias is not None:
@@ -27,12 +30,18 @@ class KeepingLayerNorm(nn.LayerNorm):
         return y.to(x.dtype, memory_format=FORMATS[x.dim()])
 
 
-class _LayerNorms(SwapClass):
+class _LayerNormRepair(SwapClass):
+    """Repair only norms over (C, H, W) or (C, D, H, W)."""
+
     def fits(self, module: nn.Module) -> bool:
-        return super().fits(module) and len(module.normalized_shape) in (3, 4)
+        return super().fits(module) and _rank(module) in (4, 5)
 
     def ranks(self, module: nn.Module) -> tuple[int, ...]:
-        return (len(module.normalized_shape) + 1,)
+        return (_rank(module),)
 
 
-REPAIR = _LayerNorms("layer_norm", {nn.LayerNorm: KeepingLayerNorm})
+REPAIR = _LayerNormRepair("layer_norm", {nn.LayerNorm: KeepingLayerNorm})
+
+
+def _rank(module: Any) -> int:
+    return len(module.normalized_shape) + 1

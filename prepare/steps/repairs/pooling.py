@@ -1,4 +1,4 @@
-"""The repair of average and adaptive pooling: outputs and gradients keep a channels-last input's layout."""
+"""The repair of average and adaptive pooling: outputs and gradients keep a channels-last layout."""
 
 from collections.abc import Sequence
 from math import isinf
@@ -12,19 +12,19 @@ from prepare.steps.repairs.base import SwapClass, is_channels_last
 
 
 class KeepingAvgPool3d(nn.AvgPool3d):
-    """torch's AvgPool3d that keeps a channels-last layout: two 2-d poolings, which have such kernels.
+    """torch's AvgPool3d that keeps a channels-last layout, as two 2-d poolings, which have such kernels.
 
-    Helps: on a CPU torch's own copies a channels-last input and gives contiguous activations; this is
-    also 2 to 10 times as fast as the contiguous kernel. Works for bfloat16 and float16, as torch's does not.
+    Helps: on a CPU torch's kernel copies a channels-last input and returns contiguous activations; this is
+    also 2 to 10 times as fast as the contiguous kernel. Supports bfloat16 and float16, which torch does not.
     Hurts: in bfloat16 and float16 the numbers are rounded once more, between the two.
-    Source: averages over a box are averages over its depth of averages over its planes.
+    Source: the average over a box is the average over its depth of the averages over its planes.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
         if not _fits(input, 5):
             return super().forward(input)
         return _average(
-            _cast(input),
+            _autocast(input),
             self,
             padding=self.padding,
             count=self.count_include_pad,
@@ -36,12 +36,12 @@ class KeepingLPPool3d(nn.LPPool3d):
     """torch's LPPool3d that keeps a channels-last layout: `KeepingAvgPool3d` between two powers."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        # Of infinite power it is torch's max_pool3d, which keeps the layout.
+        # With infinite power it is torch's max_pool3d, which keeps the layout.
         if not _fits(input, 5) or isinf(self.norm_type):
             return super().forward(input)
         kernel, power = _three(self.kernel_size), float(self.norm_type)
-        mean = _average(_cast(input.pow(power)), self)
-        # As torch writes it: odd powers may leave negative sums.
+        mean = _average(_autocast(input.pow(power)), self)
+        # As in torch: odd powers may leave negative sums.
         total = mean.sign() * mean.abs().relu() * (kernel[0] * kernel[1] * kernel[2])
         return total.pow(1.0 / power)
 
@@ -49,43 +49,44 @@ class KeepingLPPool3d(nn.LPPool3d):
 class KeepingAdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
     """torch's AdaptiveAvgPool3d that keeps a channels-last layout, forward and backward.
 
-    Helps: on a CPU torch's own copies a channels-last input, and gives contiguous activations and gradients.
-    Hurts: as `KeepingAvgPool3d`; to one element there is a single mean, as right as torch's.
+    Helps: on a CPU torch's kernel copies a channels-last input, and returns contiguous activations and
+    gradients.
+    Hurts: as `KeepingAvgPool3d`; pooling to one element is a single mean, as accurate as torch's.
     Source: as `KeepingAvgPool3d`; the windows of each dimension depend on that dimension alone.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         if not _fits(input, 5) or 0 in (size := _sizes(self.output_size, input.shape[2:])):
             return super().forward(input)
-        x = _cast(input)
+        x = _autocast(input)
         if size == (1, 1, 1):
             return _mean(x)
-        planes = F.adaptive_avg_pool2d(_planes(x), size[1:])
+        planes = F.adaptive_avg_pool2d(_planes(x), (size[1], size[2]))
         return _volumes(F.adaptive_avg_pool2d(_depths(planes, x), (size[0], 1)), planes)
 
 
 class KeepingAdaptiveMaxPool3d(nn.AdaptiveMaxPool3d):
     """torch's AdaptiveMaxPool3d that keeps a channels-last layout; indices are the same numbers.
 
-    Helps: on a CPU torch's own copies a channels-last input and gives contiguous activations.
+    Helps: on a CPU torch's kernel copies a channels-last input and returns contiguous activations.
     Hurts: nothing known.
-    Source: where the sizes divide, it is max_pool3d, which has a channels-last kernel; elsewhere a
-    maximum over depth of maxima over planes.
+    Source: if the sizes divide evenly, it is max_pool3d, which has a channels-last kernel; otherwise the
+    maximum over depth of the maxima over planes.
     """
 
     def forward(self, input: Tensor) -> Any:  # noqa: A002
         if not _fits(input, 5) or 0 in (size := _sizes(self.output_size, input.shape[2:])):
             return super().forward(input)
-        values, indices = _maxima(_cast(input), size)
+        values, indices = _maxima(_autocast(input), size)
         return (values, indices) if self.return_indices else values
 
 
 class KeepingAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
-    """torch's AdaptiveAvgPool2d whose gradient keeps a channels-last layout when pooling to one element too.
+    """torch's AdaptiveAvgPool2d whose gradient keeps a channels-last layout also when pooling to one element.
 
-    Helps: squeeze-and-excitation and classification heads, whose gradient torch lays out contiguous.
-    Hurts: nothing known. To more elements torch's own keeps the layout, and is used.
-    Source: a mean over the rows that a channels-last tensor is in memory.
+    Helps: squeeze-and-excitation and classification heads, whose gradient torch makes contiguous.
+    Hurts: nothing known. For more elements, torch's kernel keeps the layout, and runs.
+    Source: a mean over the rows of a channels-last tensor in memory.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
@@ -107,20 +108,20 @@ REPAIR = SwapClass(
 
 
 def _fits(x: Tensor, rank: int) -> bool:
-    """Whether this is a batch whose layout torch's CPU kernels lose; whole numbers would be rounded twice."""
-    known = x.dim() == rank and x.device.type == "cpu" and x.is_floating_point()
-    return known and x.numel() > 0 and is_channels_last(x)
+    """Whether torch's CPU kernels lose the layout of this batch; integers would be rounded twice."""
+    on_cpu = x.dim() == rank and x.device.type == "cpu" and x.is_floating_point()
+    return on_cpu and x.numel() > 0 and is_channels_last(x)
 
 
-def _cast(x: Tensor) -> Tensor:
-    """As autocast does for 3-d pooling on a CPU, though not for 2-d."""
+def _autocast(x: Tensor) -> Tensor:
+    """Cast as autocast does for 3-d pooling on a CPU, but not for 2-d pooling."""
     low = x.dtype in (torch.bfloat16, torch.float16)
     return x.float() if low and torch.is_autocast_enabled("cpu") else x
 
 
 def _average(
     x: Tensor,
-    module: nn.Module,
+    module: nn.AvgPool3d | nn.LPPool3d,
     *,
     padding: Any = 0,
     count: bool = True,
@@ -128,9 +129,9 @@ def _average(
 ) -> Tensor:
     kernel, stride, ceil = module.kernel_size, module.stride, module.ceil_mode
     k, s, p = _three(kernel), _three(kernel if stride is None else stride), _three(padding)
-    # The divisor of a box is the product of those of its sides, at the borders as well.
-    once = None if divisor is None else 1
-    planes = F.avg_pool2d(_planes(x), k[1:], s[1:], p[1:], ceil, count, once)
+    # The divisor of a box is the product of the divisors of its sides, also at the borders.
+    planes_divisor = None if divisor is None else 1
+    planes = F.avg_pool2d(_planes(x), k[1:], s[1:], p[1:], ceil, count, planes_divisor)
     depths = _depths(planes, x)
     pooled = F.avg_pool2d(depths, (k[0], 1), (s[0], 1), (p[0], 0), ceil, count, divisor)
     return _volumes(pooled, planes)
@@ -138,14 +139,14 @@ def _average(
 
 def _mean(x: Tensor) -> Tensor:
     n, c, *spatial = x.shape
-    # Over rows, since the gradient of a mean over the last dimensions comes out contiguous.
+    # Over rows, because the gradient of a mean over the last dimensions is contiguous.
     mean = x.movedim(1, -1).flatten(1, -2).mean(1)
     return mean.view(n, *(1 for _ in spatial), c).movedim(-1, 1)
 
 
 def _maxima(x: Tensor, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    if all(have % want == 0 for have, want in zip(x.shape[2:], size, strict=True)):
-        kernel = [have // want for have, want in zip(x.shape[2:], size, strict=True)]
+    if all(old % new == 0 for old, new in zip(x.shape[2:], size, strict=True)):
+        kernel = [old // new for old, new in zip(x.shape[2:], size, strict=True)]
         return F.max_pool3d(x, kernel, return_indices=True)
     planes, in_plane = F.adaptive_max_pool2d(_planes(x), size[1:], return_indices=True)
     depths = _depths(planes, x)
@@ -156,18 +157,18 @@ def _maxima(x: Tensor, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _planes(x: Tensor) -> Tensor:
-    """(N, C, D, H, W) as the images (N * D, C, H, W) that it is in memory."""
+    """View (N, C, D, H, W) as images (N * D, C, H, W), its order in memory."""
     return x.movedim(1, -1).flatten(0, 1).movedim(-1, 1)
 
 
 def _depths(planes: Tensor, x: Tensor) -> Tensor:
-    """(N * D, C, h, w) as images (N, h * w * C, D, 1), of which D is the height."""
+    """View (N * D, C, h, w) as images (N, h * w * C, D, 1) with height D."""
     rows = planes.movedim(1, -1).reshape(x.shape[0], x.shape[2], 1, -1)
     return rows.movedim(-1, 1)
 
 
 def _volumes(depths: Tensor, planes: Tensor) -> Tensor:
-    """(N, h * w * C, d, 1) as (N, C, d, h, w)."""
+    """View (N, h * w * C, d, 1) as (N, C, d, h, w)."""
     _, c, h, w = planes.shape
     n, _, d, _ = depths.shape
     return depths.movedim(1, -1).reshape(n, d, h, w, c).movedim(-1, 1)
@@ -178,8 +179,9 @@ def _three(value: int | Sequence[int]) -> tuple[int, ...]:
     return values * 3 if len(values) == 1 else values
 
 
-def _sizes(wanted: Any, have: Sequence[int]) -> tuple[int, ...]:
-    """The output's size; None, for the whole or one side, is the input's."""
-    if not isinstance(wanted, tuple | list):
-        wanted = [wanted] * len(have)
-    return tuple(h if w is None else w for w, h in zip(wanted, have, strict=True))
+def _sizes(output_size: Any, input_size: Sequence[int]) -> tuple[int, ...]:
+    """Return the output's size; None, for the whole or one side, is the input's."""
+    if not isinstance(output_size, tuple | list):
+        output_size = [output_size] * len(input_size)
+    sizes = zip(output_size, input_size, strict=True)
+    return tuple(old if new is None else new for new, old in sizes)

@@ -10,7 +10,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from prepare.steps.repairs.conv3d import REPAIR, goes_beyond
+from prepare.steps.repairs.conv3d import REPAIR, backward_exceeds_memory
 
 
 def repair_convolutions(model: nn.Module) -> None:
@@ -38,5 +38,5 @@ class UnsafeBackwardDetector:
         if self.unsafe_module is not None or id(module) not in self._names:
             return
         is_tensor_call = args and isinstance(args[0], Tensor) and isinstance(output, Tensor)
-        if is_tensor_call and goes_beyond(module, args[0], output):
+        if is_tensor_call and backward_exceeds_memory(module, args[0], output):
             self.unsafe_module = self._names[id(module)]
