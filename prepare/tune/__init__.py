@@ -1,12 +1,12 @@
-"""Finds the fastest recipe for this model, input, device and torch whose outputs are still right.
+"""Find the fastest recipe for a model, input, device and torch version whose results are still correct.
 
 Examples:
     >>> from torch import nn, randn
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
-    >>> found = tune(model, randn(1, 3, 32, 32), budget=2.0, cache=False)
-    >>> found.winner in {row.name for row in found.rows}
+    >>> tuning = tune(model, randn(1, 3, 32, 32), budget=2.0, cache=False)
+    >>> tuning.winner in {row.name for row in tuning.rows}
     True
-    >>> prepared = found.pipeline.apply(model)
+    >>> prepared = tuning.pipeline.apply(model)
 """
 
 from __future__ import annotations
@@ -43,42 +43,46 @@ def tune(
     progress: Stage = lambda _: nullcontext(),
     _clock: Clock = time.perf_counter,
 ) -> Tuning:
-    """Tries recipes against each other on copies of the model, and gives the best; `model` stays as it is.
+    """Time recipes against each other on copies of `model`, and return the best; `model` is not changed.
 
-    All candidates run in turn, in every round in another order, and are compared by the ratios of
-    their times within rounds (see `prepare.bench`). One that is probably slower than the best is out,
-    the unprepared model only where one is faster beyond doubt, until it is clear who is left or the
-    budget is spent. Before one takes out the unprepared model, and before it wins, it is verified (see
-    `prepare.verify`) and has to pass; else those that it took out come back. Of those within 2 % of the
-    fastest the simplest wins (see `prepare.tune.candidates`); that may be the unprepared model.
+    All candidates run in every round, in random order, and are compared by the ratios of their times
+    within rounds (see `prepare.bench`). A recipe that is probably slower than the best one is eliminated;
+    the unprepared model only if a recipe is significantly faster. The race ends when the ratios of the
+    remaining candidates are precise, or when the budget is spent.
+
+    A recipe can only win if its results are correct. It is verified against the unprepared model (see
+    `prepare.verify`) before it eliminates that model, and before it wins; if it fails, it is dropped, and
+    the recipes that it had eliminated are timed again. Of the recipes within 2 % of the fastest the
+    simplest wins (see `prepare.tune.candidates`). The winner may be the unprepared model.
 
     Args:
-        model: on the device where it is to run, before it is compiled or wrapped (DDP).
-        batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
-        allow: what may be tried beyond float32 without a compiler: `bfloat16`, `half`, `compile`
-            (inductor; in `eval` frozen as well), `openvino`.
-        mode: `eval` times forward, and outputs count; `train` times forward and backward, and
-            gradients count too.
-        budget: seconds. A compilation or a verification that has begun is finished, and the winner
-            is verified in any case.
-        declared: a pipeline of your own, one more candidate; its `device` holds for all of them.
-        cache: whether, or in which folder, the answer is kept. One that was kept is verified again.
-        seed: of the order and of the inputs.
-        progress: called with what is going on, in words; what it gives is entered meanwhile.
+        model: on the device where it will run, not compiled and not wrapped (DDP).
+        batch: a tensor, a tuple of positional arguments, a mapping of named arguments, or an Example.
+        allow: what may be tried besides float32 without a compiler: `bfloat16`, `half`, `compile`
+            (inductor; in `eval` also with freezing), `openvino`.
+        mode: `eval` times the forward and verifies outputs; `train` times forward and backward, and
+            verifies gradients as well.
+        budget: seconds. A compilation or verification that has begun is finished, and the winner is
+            always verified.
+        declared: a pipeline of your own, as one more candidate; all candidates run on its `device`.
+        cache: whether the result is cached, or the folder for it. A cached winner is verified again.
+        seed: seed of the order and of the inputs.
+        progress: called with a description of each stage; the context manager that it returns is
+            entered for the duration of the stage.
 
-    With torch.distributed initialised, rank 0 decides, and every rank is given the same answer.
+    If torch.distributed is initialised, rank 0 tunes, and every rank returns its result.
 
     Raises:
-        ConfigError: an argument is wrong; one problem for each.
-        RefusedError: the model cannot be copied or prepared as it is now.
+        ConfigError: an argument is invalid; one problem for each.
+        RefusedError: the model cannot be copied or prepared in its present state.
         ModelError: the unprepared model itself does not run.
     """
     from prepare.tune.options import read_tune
-    from prepare.tune.rank_zero import decided_by_rank_0
-    from prepare.tune.session import Question
+    from prepare.tune.rank_zero import run_on_rank_zero
+    from prepare.tune.session import TuningSession
 
     if mode not in ("eval", "train"):
-        raise RefusedError("mode", f"{mode!r} is none", choose(mode, ("eval", "train")))
+        raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
     options = read_tune(
         {
             "allow": allow if isinstance(allow, str) else list(allow),
@@ -87,7 +91,7 @@ def tune(
         },
         mode=mode,
     )
-    question = Question(
+    session = TuningSession(
         model=model,
         batch=batch,
         options=options,
@@ -97,4 +101,4 @@ def tune(
         progress=progress,
         clock=_clock,
     )
-    return decided_by_rank_0(question.answer)
+    return run_on_rank_zero(session.run)

@@ -1,4 +1,4 @@
-"""Runs one candidate on a copy of the model: prepared, called, timed and verified."""
+"""One candidate on a copy of the model: prepare it, time it, and verify it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from prepare.bench.variant import Variant
 from prepare.core.utils.text import first_line
 from prepare.errors import PrepareError, RefusedError
 from prepare.pipeline import Pipeline
-from prepare.tune.contestants import Checked, OutError
+from prepare.tune.contestants import CandidateError, CheckResult
 from prepare.verify.check_model import check_model
 from prepare.verify.inputs import user_formatter
 
@@ -26,28 +26,32 @@ if TYPE_CHECKING:
     from prepare.bench.variant import Clock
     from prepare.tune.candidates import Candidate
 
+Mode = Literal["eval", "train"]
 # Seconds: shorter calls are timed several in a row, as in a bench.
-_TURN, _MOST_CALLS = 0.005, 1000
-# Longer calls are timed without another one before: what they find in the caches matters less.
-_SETTLED = 0.05
-# A verification that is part of a tuning may take as much memory as is there, but for the models, and as
-# long as all of the tuning may: bytes and seconds that it may take in any case.
-_LEAST_MEMORY, _LEAST_SECONDS, _PART = 4 * 2**30, 30.0, 0.5
-_MEMORY = Path("/proc/meminfo")
+_MIN_TIMING, _MAX_CALLS = 0.005, 1000
+# Longer calls need no untimed call first: the state of the caches matters less.
+_WARM_BELOW = 0.05
+# A verification may use half of the free memory and as many seconds as the tuning, but at least these.
+_MIN_CHECK_MEMORY, _MIN_CHECK_SECONDS, _MEMORY_PART = 4 * 2**30, 30.0, 0.5
+_MEMINFO = Path("/proc/meminfo")
 
 
-class Manner(NamedTuple):
-    """How a turn goes: so many calls in a row; short ones after one that is not timed.
+class TurnPlan(NamedTuple):
+    """The number of calls that a turn times in a row, and whether an untimed call comes first.
 
-    The same for all: the first call in a row finds colder caches than the next.
+    It is the same for all candidates, as the first call in a row finds colder caches than the next.
     """
 
     calls: int
-    settled: bool
+    warm: bool
 
 
-class Running:
-    """A copy of `model`, prepared as a candidate says; `turn` times it on one of the inputs in `pool`."""
+class PreparedCandidate:
+    """A copy of `model`, prepared by a candidate; `turn` times it on one of the inputs in `pool`.
+
+    Raises:
+        CandidateError: the candidate cannot be prepared, or does not run.
+    """
 
     def __init__(
         self,
@@ -55,124 +59,132 @@ class Running:
         candidate: Candidate,
         pool: list[Any],
         *,
-        mode: str,
+        mode: Mode,
         clock: Clock,
-        manner: Manner | None = None,
+        plan: TurnPlan | None = None,
     ) -> None:
         self._mode, self._pool, self._clock = mode, pool, clock
-        with _explained(None), _quiet():
+        with _as_candidate_error(None), _without_warnings():
             self.pipeline = Pipeline.from_config(candidate.steps)
-            self.model = copied(model, mode)
-            known = "error" if mode == "train" else "ignore"
-            self.pipeline.apply(self.model, known_issues=known)
-        self._buffers = [(held, held.detach().clone()) for held in self.model.buffers()]
-        train = mode == "train"
-        self._variant = Variant(
-            candidate.name, self.model, formatter=user_formatter(self.pipeline), train=train
-        )
-        with _explained(self._variant), _quiet():
-            self._warm_up(manner)
+            self.model = copy_model(model, mode)
+            # In training a known issue would make wrong gradients.
+            self.pipeline.apply(self.model, known_issues="error" if mode == "train" else "ignore")
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        formatter, train = user_formatter(self.pipeline), mode == "train"
+        self._variant = Variant(candidate.name, self.model, formatter=formatter, train=train)
+        with _as_candidate_error(self._variant), _without_warnings():
+            self._warm_up(plan)
 
     def turn(self, number: int) -> float:
-        """Seconds of one call."""
-        with _explained(self._variant):
-            return self._timed(self._pool[number % len(self._pool)], self.manner)
+        """Return the seconds of one call."""
+        with _as_candidate_error(self._variant):
+            return self._timed(self._pool[number % len(self._pool)], self.plan)
 
     def check(
         self, reference: nn.Module, batch: Any, exact: dict[Any, Any], *, budget: float
-    ) -> Checked:
-        """Verifies it as it is, with its buffers as they were before it was timed.
+    ) -> CheckResult:
+        """Verify the prepared copy, with its buffers as they were before it was timed.
 
-        `exact` keeps what the reference gives, for the next candidate. `budget` is that of the tuning.
+        `exact` caches results of the reference for the next candidate. `budget` is that of the tuning.
         """
         with torch.no_grad():
-            for held, values in self._buffers:
-                held.copy_(values)
+            for buffer, values in self._buffers:
+                buffer.copy_(values)
         free = free_memory(torch.device("cpu")) or 0
-        how = {"mode": self._mode, "memory": max(_LEAST_MEMORY, int(_PART * free))}
-        how |= {"gradients": self._mode == "train", "exact_runs": exact}
-        how |= {"seconds": max(_LEAST_SECONDS, budget)}
         try:
-            with _quiet():
-                found = check_model(reference, self.model, batch, pipeline=self.pipeline, **how)
-        except Exception as error:  # memory ran out, or a candidate that nobody thought of
-            return Checked("cannot tell", f"it raised {type(error).__name__}: {first_line(error)}")
-        outputs = [check for check in found.checks if check.what == "outputs"]
+            with _without_warnings():
+                verification = check_model(
+                    reference,
+                    self.model,
+                    batch,
+                    pipeline=self.pipeline,
+                    mode=self._mode,
+                    gradients=self._mode == "train",
+                    seconds=max(_MIN_CHECK_SECONDS, budget),
+                    memory=max(_MIN_CHECK_MEMORY, int(_MEMORY_PART * free)),
+                    exact_runs=exact,
+                )
+        except Exception as error:  # out of memory, or a candidate that no check anticipates
+            reason = f"it raised {type(error).__name__}: {first_line(error)}"
+            return CheckResult("cannot tell", reason)
+        outputs = [check for check in verification.checks if check.what == "outputs"]
         worst = max(outputs, key=lambda check: check.error or 0.0, default=None)
-        return Checked(found.status, found.reason, worst and worst.error, worst and worst.allowed)
+        if worst is None:
+            return CheckResult(verification.status, verification.reason)
+        return CheckResult(verification.status, verification.reason, worst.error, worst.allowed)
 
-    def _warm_up(self, manner: Manner | None) -> None:
-        once, first = Manner(1, settled=False), self._pool[0]
+    def _warm_up(self, plan: TurnPlan | None) -> None:
+        once, first = TurnPlan(1, warm=False), self._pool[0]
         self._device = self._variant.device(first)
-        self._timed(first, once)  # compilers are done by then
+        self._timed(first, once)  # compiles, if anything has to be compiled
         self.peak, _ = self._variant.peak(first, self._device)
         seconds = self._timed(first, once)
-        calls = math.ceil(_TURN / max(seconds, _TURN / _MOST_CALLS))
-        self.manner = manner or Manner(calls, settled=seconds < _SETTLED)
-        self.seconds = seconds * sum(self.manner)
+        calls = math.ceil(_MIN_TIMING / max(seconds, _MIN_TIMING / _MAX_CALLS))
+        self.plan = plan or TurnPlan(calls, warm=seconds < _WARM_BELOW)
+        self.seconds = seconds * sum(self.plan)
 
-    def _timed(self, batch: Any, manner: Manner) -> float:
-        calls, settle = manner
+    def _timed(self, batch: Any, plan: TurnPlan) -> float:
         return self._variant.timed(
-            batch, calls=calls, warm=settle, device=self._device, clock=self._clock
+            batch, calls=plan.calls, warm=plan.warm, device=self._device, clock=self._clock
         )
 
 
-def copied(model: nn.Module, mode: str) -> nn.Module:
-    """A copy without gradients, in that mode; one that is in training keeps the mode of each part.
+def copy_model(model: nn.Module, mode: str) -> nn.Module:
+    """Return a copy without gradients, in the given mode.
+
+    In `train`, a model that is in training mode keeps the mode of each submodule.
 
     Raises:
-        RefusedError: it cannot be copied.
+        RefusedError: the model cannot be copied.
     """
     try:
-        made = copy.deepcopy(model)
+        duplicate = copy.deepcopy(model)
     except Exception as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         remedy = "tune a model that copy.deepcopy can copy, before hooks and handles are added"
-        raise RefusedError("the model", f"cannot be copied: {said}", remedy) from error
-    for parameter in made.parameters():
+        raise RefusedError("the model", f"cannot be copied: {reason}", remedy) from error
+    for parameter in duplicate.parameters():
         parameter.grad = None
     train = mode == "train"
-    return made if train and made.training else made.train(train)
+    return duplicate if train and duplicate.training else duplicate.train(train)
 
 
 def capacity(model: nn.Module, device: torch.device) -> int:
-    """How many copies may run at a time: as many as fit into half of the memory, each with gradients."""
-    held = sum(t.nbytes for each in (model.parameters(), model.buffers()) for t in each)
+    """Return how many copies, each with gradients, fit into half of the free memory."""
+    size = sum(t.nbytes for each in (model.parameters(), model.buffers()) for t in each)
     free = free_memory(device)
-    return 1000 if free is None else int(_PART * free / max(1, 2 * held))
+    return 1000 if free is None else int(_MEMORY_PART * free / max(1, 2 * size))
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that may still be taken; None where that cannot be found out."""
+    """Return the bytes of free memory, or None where the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = _MEMORY.read_text().splitlines()
-        return 1024 * int(
-            next(line for line in lines if line.startswith("MemAvailable")).split()[1]
-        )
+        lines = _MEMINFO.read_text().splitlines()
+        available = next(line for line in lines if line.startswith("MemAvailable"))
+        return 1024 * int(available.split()[1])
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     return None
 
 
 @contextlib.contextmanager
-def _explained(variant: Variant | None) -> Iterator[None]:
-    """Whatever is raised is this candidate's own affair, said in a sentence."""
+def _as_candidate_error(variant: Variant | None) -> Iterator[None]:
+    """Turn any exception into a CandidateError with a one-line reason."""
     try:
         yield
     except Exception as error:
         if isinstance(error, PrepareError) or variant is None:
-            said = first_line(error) or type(error).__name__
+            reason = first_line(error) or type(error).__name__
         else:
-            said = variant.explain(error)
-        raise OutError(said) from None
+            reason = variant.explain(error)
+        raise CandidateError(reason) from None
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """What compilers and known issues warn of is told again when the winner is applied."""
+def _without_warnings() -> Iterator[None]:
+    """Suppress warnings of compilers and known issues: applying the winner repeats them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,17 +1,18 @@
-"""Which recipes are worth a try for a model: pipelines as plain data, the unprepared model first.
+"""The candidates of a tuning: recipes that may be faster, the unprepared model first.
 
-What counts as simple: a recipe costs what its steps cost, and the one that costs less is the simpler
-one. Formats and formatted inputs change no value (1 each); repairs change a module's class (2);
-fusing makes new parameters (3); 16 bits round every number (4); a compiler comes along at run time
-(6), and freezing or another backend than inductor ties the model to its weights (1 more).
+The cost of a recipe is its complexity: the sum of the costs of its steps. Of two recipes the one with
+the lower cost is the simpler one. Formats and formatted inputs change no value (1 each); repairs change
+a module's class (2); fusing makes new parameters (3); 16 bits round every value (4); a compiler is
+needed at run time (6), and freezing or another backend than inductor ties the model to its weights (1
+more).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -35,105 +36,115 @@ _COSTS = {
 }
 _UNKNOWN_COST = 3
 _RANKS = {2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
-_INPUT = {"input_format": {"attach": True}}
-_REPAIR = {"repair_layout": {}}
-_REPAIR_ALL = {"repair_layout": {"force": True}}
-_FUSE = {"eval_mode": {}, "fuse_conv_bn": {}}
+_INPUT: Steps = {"input_format": {"attach": True}}
+_REPAIR: Steps = {"repair_layout": {}}
+_REPAIR_ALL: Steps = {"repair_layout": {"force": True}}
+_FUSE: Steps = {"eval_mode": {}, "fuse_conv_bn": {}}
 
-Choice = tuple[str, Mapping[str, Any]]
+
+class Choice(NamedTuple):
+    """A part of a recipe: its name in the recipe's name, and its steps; both empty for no change."""
+
+    name: str
+    steps: Mapping[str, Any]
+
+
+_NO_CHANGE = Choice("", {})
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pipeline under a name, every option spelt out."""
+    """A named pipeline as plain data, with every option."""
 
     name: str
     steps: Steps
 
     @property
     def cost(self) -> int:
-        """How far it is from simple."""
+        """The complexity of the recipe; see the module."""
         compiler = self.steps.get("compile", {})
-        more = compiler.get("freezing", False) or compiler.get("backend", "inductor") != "inductor"
-        return sum(_COSTS.get(name, _UNKNOWN_COST) for name in self.steps) + bool(more)
+        tied = compiler.get("freezing", False) or compiler.get("backend", "inductor") != "inductor"
+        return sum(_COSTS.get(name, _UNKNOWN_COST) for name in self.steps) + bool(tied)
 
     @property
     def compiles(self) -> bool:
-        """Whether its first call takes long."""
+        """Whether it uses a compiler, so that its first call takes long."""
         return "compile" in self.steps
 
     @property
     def precision(self) -> str | None:
-        """The dtype it casts to; None where it casts nothing."""
+        """The dtype that it casts to, or None."""
         return self.steps.get("half", {}).get("dtype")
 
     @property
     def compiler(self) -> str:
-        """The same for the candidates that differ in all but the compiler."""
+        """A key of its compiler and options."""
         return json.dumps(self.steps.get("compile"))
 
     @property
     def eager(self) -> str:
-        """The same for the candidates that differ in the compiler alone."""
+        """A key of its other steps: the same for candidates that differ only in the compiler."""
         return json.dumps({k: v for k, v in self.steps.items() if k != "compile"}, sort_keys=True)
 
 
 def candidates(
     model: nn.Module, *, declared: Mapping[str, Any], allow: tuple[str, ...], mode: str
 ) -> list[Candidate]:
-    """The unprepared model, what was declared, and what may be faster; the most promising first.
+    """Return the unprepared model, the declared pipeline, and recipes, the most promising first.
 
-    The `device` step of `declared` is part of all of them. `model` is looked at in the mode that it
-    is in, and nothing of it is touched.
+    The `device` step of `declared` is part of all of them. `model` is inspected in its present mode and
+    not changed.
     """
     base = {name: options for name, options in declared.items() if name == "device"}
-    found = [Candidate(UNPREPARED, _resolved(base))]
+    recipes = [Candidate(UNPREPARED, _resolved(base))]
     if any(options is not None for name, options in declared.items() if name != "device"):
-        found.append(Candidate(AS_DECLARED, _resolved(declared)))
-    layouts, fusing = list(_layouts(model)), mode == "eval" and _acts(model, _FUSE)
+        recipes.append(Candidate(AS_DECLARED, _resolved(declared)))
+    layouts, fusible = list(_layouts(model)), mode == "eval" and _has_effect(model, _FUSE)
     device = next((p.device.type for p in model.parameters()), "cpu")
-    device = found[0].steps.get("device", {}).get("device", device)
-    risky = _risky(model, device) if mode == "train" else set()
+    device = recipes[0].steps.get("device", {}).get("device", device)
+    risky = _risky_dtypes(model, device) if mode == "train" else set()
     for precision in _precisions(allow, device):
-        for layout in _repaired(layouts, precision, risky):
-            for fuse in (True, False) if fusing else (False,):
-                found += _made(base, precision, layout, fuse=fuse)
+        for layout in _safe_layouts(layouts, precision, risky):
+            for fuse in (True, False) if fusible else (False,):
+                recipes += _combined(base, precision, layout, fuse=fuse)
     for precision in _precisions(allow, device):
         for compiler in _compilers(precision, allow, mode):
-            # Frozen, and by OpenVINO, norms are fused anyway.
-            fuse = fusing and compiler[0] == "compile"
-            repaired = _repaired(layouts, precision, risky)
-            for layout in _compiled_layouts(repaired, compiler[0], mode):
-                found += _made(base, precision, layout, fuse=fuse, compiler=compiler)
-    return list({json.dumps(each.steps): each for each in reversed(found)}.values())[::-1]
+            # With freezing, and by OpenVINO, norms are fused anyway.
+            fuse = fusible and compiler.name == "compile"
+            safe = _safe_layouts(layouts, precision, risky)
+            for layout in _compiled_layouts(safe, compiler, mode):
+                recipes += _combined(base, precision, layout, fuse=fuse, compiler=compiler)
+    # The first of equal recipes stays.
+    distinct = {json.dumps(recipe.steps): recipe for recipe in reversed(recipes)}
+    return list(distinct.values())[::-1]
 
 
 def _layouts(model: nn.Module) -> Iterator[Choice]:
-    """Names and steps: the formats by rank, each with inputs formatted and repairs or without; none."""
+    """Yield memory formats, each with and without repairs and formatted inputs; then no change."""
     for word, formats in _formats(model):
-        repair = _acts(model, {**formats, **_REPAIR}, "repair_layout")
-        for repairs in (_REPAIR, {}) if repair else ({},):
+        repairable = _has_effect(model, {**formats, **_REPAIR}, "repair_layout")
+        for repairs in (_REPAIR, {}) if repairable else ({},):
             for inputs in (_INPUT, {}):
                 words = [word, "input" if inputs else "", "repair" if repairs else ""]
-                yield " + ".join(filter(None, words)), {**repairs, **formats, **inputs}
-    yield "", {}
+                yield Choice(_joined(words), {**repairs, **formats, **inputs})
+    yield _NO_CHANGE
 
 
 def _formats(model: nn.Module) -> Iterator[Choice]:
-    """Channels-last of the ranks that are there; contiguous where something lies otherwise."""
-    there = [r for r, kinds in _RANKS.items() if any(isinstance(m, kinds) for m in model.modules())]
-    last = {rank: {f"conv{rank}d_memory_format": {}} for rank in there}
-    if len(there) == 2:
-        yield "by_rank", {**last[2], **last[3]}
-    for rank in there:
-        yield "channels_last" if rank == 2 else "channels_last_3d", last[rank]
-    flat = {name: {"memory_format": "contiguous"} for step in last.values() for name in step}
+    """Yield channels-last for the ranks of convolutions in the model; contiguous if that changes it."""
+    ranks = [r for r, kinds in _RANKS.items() if any(isinstance(m, kinds) for m in model.modules())]
+    last: dict[int, Steps] = {rank: {f"conv{rank}d_memory_format": {}} for rank in ranks}
+    if len(ranks) == 2:
+        yield Choice("by_rank", {**last[2], **last[3]})
+    for rank in ranks:
+        yield Choice("channels_last" if rank == 2 else "channels_last_3d", last[rank])
+    flat = {name: {"memory_format": "contiguous"} for steps in last.values() for name in steps}
     if flat and Pipeline.from_config(flat).plan(model, known_issues="ignore"):
-        yield "contiguous", flat
+        yield Choice("contiguous", flat)
 
 
-def _risky(model: nn.Module, device: str) -> set[str]:
-    """The dtypes in which this model's gradients may be garbage, and memory overwritten, without a repair."""
+def _risky_dtypes(model: nn.Module, device: str) -> set[str]:
+    """Return dtypes in which known issues may corrupt gradients or memory unless modules are repaired."""
     kinds = {type(module).__name__ for module in model.modules()}
     return {
         dtype
@@ -143,78 +154,84 @@ def _risky(model: nn.Module, device: str) -> set[str]:
     }
 
 
-def _repaired(layouts: list[Choice], precision: Choice, risky: set[str]) -> list[Choice]:
-    """The layouts to try in a precision: where that is risky, all with repairs, and with inputs that fit."""
-    if precision[1].get("half", {}).get("dtype") not in risky:
+def _safe_layouts(layouts: list[Choice], precision: Choice, risky: set[str]) -> list[Choice]:
+    """Return the layouts to try in a precision; if it is risky, all with repairs and formatted inputs."""
+    if precision.steps.get("half", {}).get("dtype") not in risky:
         return layouts
-    found = {}
+    repaired = {}
     for name, steps in layouts:
         words = [name, "" if "repair_layout" in steps else "repair"]
-        found[" + ".join(filter(None, words))] = {**steps, **_INPUT, **_REPAIR_ALL}
-    return list(found.items())
+        repaired[_joined(words)] = {**steps, **_INPUT, **_REPAIR_ALL}
+    return [Choice(name, steps) for name, steps in repaired.items()]
 
 
 def _precisions(allow: tuple[str, ...], device: str) -> list[Choice]:
-    """The likely fastest first: float16 is for accelerators, on a CPU it is very slow."""
+    """Return the allowed precisions, the fastest first: float16 is very slow on a CPU."""
     words = {"bfloat16": "bfloat16", "half": "float16"}
-    low = [(w, {"half": {"dtype": words[w]}}) for w in sorted(words) if w in allow]
+    low = [Choice(w, {"half": {"dtype": words[w]}}) for w in sorted(words) if w in allow]
     if device == "cpu":
-        low.sort(key=lambda choice: choice[0] == "half")
-    return [*low[:1], ("", {}), *low[1:]]
+        low.sort(key=lambda choice: choice.name == "half")
+    return [*low[:1], _NO_CHANGE, *low[1:]]
 
 
 def _compilers(precision: Choice, allow: tuple[str, ...], mode: str) -> Iterator[Choice]:
-    """The one that is likely the fastest first: OpenVINO in float32, and last in 16 bits."""
-    openvino = [("openvino", {"compile": {"backend": "openvino"}})] if "openvino" in allow else []
-    if not precision[0]:
+    """Yield the allowed compilers, the fastest first: OpenVINO in float32, but last in 16 bits."""
+    steps = {"compile": {"backend": "openvino"}}
+    openvino = [Choice("openvino", steps)] if "openvino" in allow else []
+    if not precision.name:
         yield from openvino
     if "compile" in allow and mode == "eval":
-        yield "frozen compile", {"compile": {"freezing": True}}
+        yield Choice("frozen compile", {"compile": {"freezing": True}})
     if "compile" in allow:
-        yield "compile", {"compile": {}}
-    if precision[0]:
+        yield Choice("compile", {"compile": {}})
+    if precision.name:
         yield from openvino
 
 
-def _compiled_layouts(layouts: list[Choice], compiler: str, mode: str) -> list[Choice]:
-    """A compiler chooses layouts of its own: so it is given the plain model, and the first format.
+def _compiled_layouts(layouts: list[Choice], compiler: Choice, mode: str) -> list[Choice]:
+    """Return the layouts to compile: no change, and the first format.
 
-    OpenVINO only the plain one, as it lays all weights out anew. In training with its repairs, as eager
-    gradients, which are known to be wrong, stop it else.
+    A compiler chooses layouts itself, and OpenVINO converts all weights, so it gets no format. In eval
+    mode repairs are left out; in training they stay, as known issues of eager gradients would otherwise
+    refuse the recipe.
     """
-    *formats, none = layouts
-    if compiler == "openvino":
-        return [none]
-    plain = [each for each in formats if mode == "train" or "repair_layout" not in each[1]]
-    return [none, *plain[:1]]
+    *formats, unchanged = layouts
+    if compiler.name == "openvino":
+        return [unchanged]
+    plain = [each for each in formats if mode == "train" or "repair_layout" not in each.steps]
+    return [unchanged, *plain[:1]]
 
 
-def _made(
+def _combined(
     base: Mapping[str, Any],
     precision: Choice,
     layout: Choice,
     *,
     fuse: bool,
-    compiler: Choice = ("", {}),
+    compiler: Choice = _NO_CHANGE,
 ) -> Iterator[Candidate]:
-    """The candidate of these choices; none where there is nothing in it, or it lacks what 16 bits need."""
-    inputs = {}
-    name = layout[0]
-    if precision[0]:
-        if layout[0] and "input_format" not in layout[1]:
-            return  # an input has to be cast anyway
+    """Yield the recipe of these choices, unless it is empty or the same as another one."""
+    inputs: Steps = {}
+    name = layout.name
+    if precision.name:
+        if layout.name and "input_format" not in layout.steps:
+            return  # 16 bits need a cast of the input: the same as the layout with formatted inputs
         inputs, name = _INPUT, name.replace(" + input", "")
-    words = [precision[0], name, "fuse" if fuse else "", compiler[0]]
+    words = [precision.name, name, "fuse" if fuse else "", compiler.name]
     if any(words):
-        steps = (_FUSE if fuse else {}, base, precision[1], layout[1], compiler[1], inputs)
-        merged = {name: options for each in steps for name, options in each.items()}
-        yield Candidate(" + ".join(filter(None, words)), _resolved(merged))
+        parts = (_FUSE if fuse else {}, base, precision.steps, layout.steps, compiler.steps, inputs)
+        merged = {step: options for part in parts for step, options in part.items()}
+        yield Candidate(_joined(words), _resolved(merged))
 
 
-def _acts(model: nn.Module, steps: Mapping[str, Any], name: str = "") -> bool:
-    """Whether that step, or else the last one, finds something to do."""
+def _joined(words: Iterable[str]) -> str:
+    return " + ".join(filter(None, words))
+
+
+def _has_effect(model: nn.Module, steps: Mapping[str, Any], name: str = "") -> bool:
+    """Return whether the step `name`, by default the last one, would change the model."""
     name = name or list(steps)[-1]
-    if not all(each in STEPS for each in steps):
+    if not all(step in STEPS for step in steps):
         return False
     try:
         plan = Pipeline.from_config(steps).plan(model, known_issues="ignore")
@@ -224,4 +241,5 @@ def _acts(model: nn.Module, steps: Mapping[str, Any], name: str = "") -> bool:
 
 
 def _resolved(steps: Mapping[str, Any]) -> Steps:
+    """Return the steps with every option."""
     return Pipeline.from_config(steps).to_config()

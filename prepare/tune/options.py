@@ -1,4 +1,4 @@
-"""What a tuning may do: the words of `allow`, the budget and the cache, checked without torch."""
+"""The options of a tuning: `allow`, the budget and the cache, checked without torch."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ _INFERENCE_ONLY = {
 
 def _check_budget(budget: float) -> None:
     if not 0 < budget < math.inf:
-        raise ValueError(f"{budget} is no time", "give seconds, as in 60")
+        raise ValueError(f"{budget} is not a time", "give seconds, as in 60")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions:
-    """The group `tune` of the command line, and what `tune()` takes."""
+    """The group `tune` of the command line, and the options of `tune()`."""
 
     allow: tuple[Allowed, ...] = ()
-    """What may be tried beyond float32 without a compiler."""
+    """The precisions and compilers that may be tried besides float32 without a compiler."""
     budget: Annotated[float, "seconds, as in 60", _check_budget] = 60.0
-    """Seconds to build, time and verify candidates in."""
+    """Seconds for preparing, timing and verifying candidates."""
     cache: Annotated[bool | str, "true, false, or a folder"] = True
-    """Whether, or in which folder, what was found is kept for the next time."""
+    """Whether the result is cached, or the folder for it."""
 
 
 def read_tune(options: Mapping[str, Any], *, mode: str) -> TuneOptions:
-    """The checked options.
+    """Check the options and return them.
 
     Raises:
-        ConfigError: with one problem for every mistake in them.
+        ConfigError: one problem for each mistake.
     """
     read = TuneOptions(**read_options(TuneOptions, options, where="tune"))
-    if problems := list(_unfit(read.allow, mode)):
+    if problems := list(_mode_problems(read.allow, mode)):
         raise ConfigError.of(problems)
     return read
 
 
-def _unfit(allow: Iterable[str], mode: str) -> Iterable[Problem]:
+def _mode_problems(allow: Iterable[str], mode: str) -> Iterable[Problem]:
+    """Yield a problem for each allowed word that is for inference only."""
     if mode == "train":
-        yield from (
-            Problem("tune.allow", *_INFERENCE_ONLY[w]) for w in allow if w in _INFERENCE_ONLY
-        )
+        for word in allow:
+            if word in _INFERENCE_ONLY:
+                yield Problem("tune.allow", *_INFERENCE_ONLY[word])

@@ -1,54 +1,37 @@
-"""Lets candidates run against each other, and takes out those that are slower, until it is clear who won."""
+"""The race: time candidates in rounds, eliminate the slower ones, and verify the leaders."""
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from prepare.bench import statistics
-from prepare.tune.contestants import (
-    CONFIDENCE,
-    ENOUGH,
-    LOOKS,
-    Checked,
-    Entrant,
-    OutError,
-    Runner,
-    between,
-    ratio,
-    ratios,
-)
+from prepare.tune.admission import Admission
+from prepare.tune.contestants import CandidateError, CheckResult, Contestant, Runner
+from prepare.tune.standings import Standings, interval_text
 
 if TYPE_CHECKING:
-    from prepare.bench.statistics import Estimate, Scatter
     from prepare.bench.variant import Clock
     from prepare.core.utils.progress import Stage
     from prepare.tune.candidates import Candidate
 
-PRECISION = 0.02
-# The confidence with which one recipe is slower than another. To take the wrong one of two that are
-# faster than the unprepared model costs little, and who is out leaves time for the others.
-RIVALS = 0.8
-# Rounds between two looks: to look after each one would favour those that are quick by chance.
-BLOCK = 3
-# Rounds that there has to be time for before another one is let in.
-WORTH = 3
-# Of the budget; what needs no compiler has to make do with the rest, while something waits for it:
-# all but the first in each precision.
-TO_COMPILE = 0.6
-# Of the budget: as long may verifications take that are not counted, of those that do not pass.
-UNCOUNTED = 0.5
+# Rounds between two eliminations: to test after each round would favour recipes that are fast by chance.
+_ROUNDS_PER_BLOCK = 3
+# The fraction of the budget that is reserved for recipes with a compiler, while one waits.
+_COMPILE_PART = 0.6
+# Verifications that do not pass are given back to the budget, up to this fraction of it.
+_REFUND_PART = 0.5
 
 
 class Race:
-    """One race. `run` gives the winner, and is called once; then all is in `entrants`.
+    """One race; call `run` once.
 
-    The first candidate is the unprepared model: it runs to the end, twice, for the others to be
-    compared with, and is right by definition. `start` prepares a candidate and makes its first
-    calls. `check` verifies one that runs. At most `capacity` run at a time, and no fewer than three.
+    The first candidate is the unprepared model. It runs twice in every round, as the reference of the
+    others and as their control, and needs no verification. `start` prepares a candidate and makes its
+    first calls; `check` verifies one that runs. At most `capacity` candidates run at a time, but at
+    least three.
     """
 
     def __init__(
@@ -56,336 +39,211 @@ class Race:
         candidates: Sequence[Candidate],
         *,
         start: Callable[[Candidate], Runner],
-        check: Callable[[Candidate, Runner], Checked],
+        check: Callable[[Candidate, Runner], CheckResult],
         budget: float,
         clock: Clock,
         capacity: int = 1000,
         seed: int = 0,
         progress: Stage = lambda _: nullcontext(),
     ) -> None:
-        self.entrants = [Entrant(candidate) for candidate in candidates]
+        self.contestants = [Contestant(candidate) for candidate in candidates]
+        self.standings = Standings(self.contestants, Contestant(candidates[0]))
         self.rounds = 0
         self._start, self._check, self._capacity = start, check, max(capacity, 3)
         self._budget, self._clock, self._began = budget, clock, clock()
         self._order, self._progress = random.Random(seed), progress  # noqa: S311
-        self.confidence = statistics.bonferroni(CONFIDENCE, LOOKS * (len(candidates) - 1))
-        self._base, self._again = self.entrants[0], Entrant(candidates[0])
-        self._to_compile, self._uncounted = budget * TO_COMPILE, budget * UNCOUNTED
-        self._longest = 0.0  # of those that compile, until they ran
+        self._admission = Admission(self.standings, budget * _COMPILE_PART)
+        self._refundable = budget * _REFUND_PART
 
-    def run(self) -> Entrant:
-        """Lets them run. The winner passed its verification, or is the unprepared model.
+    def run(self) -> Contestant:
+        """Run the race and return the winner: a recipe that passed its verification, or the unprepared model.
 
         Raises:
-            OutError: the unprepared model itself does not run.
+            CandidateError: the unprepared model itself does not run.
         """
-        self._enter(self._base)
-        if self._base.status:
-            raise OutError(self._base.reason)
-        self._again.runner, self._again.seconds = self._base.runner, self._base.seconds
+        base, control = self.standings.base, self.standings.control
+        self._enter(base)
+        if base.status:
+            raise CandidateError(base.reason)
+        control.runner, control.seconds = base.runner, base.seconds
         while self._left() > 0:
             self._admit()
-            if not self._is_clear():
-                self._go()
-                self._take_slower_out()
-            elif self._next():
+            if not self.standings.is_clear():
+                self._run_block()
+                self._eliminate_slower()
+            elif self._admission.next(self._left()):
                 self._settle()  # makes room
-            elif self._passes(self._simplest()):
+            elif self._passes(self.standings.simplest()):
                 break
         return self._conclude()
-
-    def control(self) -> Estimate | None:
-        """The unprepared model against itself; None without a round."""
-        return ratio(self._again, self._base, CONFIDENCE, self._scatter())
-
-    def ratio(self, entrant: Entrant) -> Estimate | None:
-        """An entrant's time to that of the unprepared model; None where it was not timed."""
-        return ratio(entrant, self._base, self.confidence, self._scatter())
-
-    def ratio_by(self, winner: Entrant, entrant: Entrant) -> Estimate | None:
-        """The same, of one that was out before the winner was done, by way of the winner's.
-
-        The few rounds of a start may be unlike all others: what was out after them had its time
-        compared with that of the others in the same ones.
-        """
-        to_winner = ratio(entrant, winner, self.confidence, self._scatter())
-        early = entrant.times and len(entrant.times) < len(winner.times)
-        if winner is self._base or entrant is self._base or not early or to_winner is None:
-            return self.ratio(entrant)
-        value, interval = self.ratio(winner).value, to_winner.interval
-        scaled = interval and (interval[0] * value, interval[1] * value)
-        return statistics.Estimate(to_winner.value * value, scaled)
-
-    # Who takes part.
-
-    def _admit(self) -> None:
-        """Lets in whom there is room and time for; of those that compile one at a time."""
-        while len(self._running()) - 1 < self._capacity and (entrant := self._next()):
-            self._enter(entrant)
-            if entrant.candidate.compiles and not entrant.status:
-                return
-
-    def _next(self) -> Entrant | None:
-        """Who is to be let in, if there is room."""
-        light = [each for each in self._waiting() if not each.candidate.compiles]
-        heavy = [each for each in self._waiting() if each.candidate.compiles]
-        kept = self._to_compile if heavy else 0.0
-        new = self._new_in_precision(light)
-        if light and (len(self._running()) == 2 or self._has_time(self._left() - kept)):
-            return new or light[0]
-        if new and self._has_time(self._left()):
-            return new
-        if heavy and (self._is_clear() or self._left() <= kept):
-            return (
-                min(heavy, key=self._promise) if self._has_time(self._left(), heavy=True) else None
-            )
-        return None
-
-    def _new_in_precision(self, light: list[Entrant]) -> Entrant | None:
-        """One in a precision that none was tried in without a compiler."""
-        tried = [
-            e for e in self.entrants[1:] if not e.candidate.compiles and (e.runner or e.status)
-        ]
-        known = {each.candidate.precision for each in tried}
-        return next((each for each in light if each.candidate.precision not in known), None)
-
-    def _has_time(self, left: float, *, heavy: bool = False) -> bool:
-        """Whether enough rounds with one more would end in time, and before them a compilation."""
-        turns = self._a_round() + self._base.seconds
-        return WORTH * turns + heavy * self._longest < left
-
-    def _a_round(self) -> float:
-        """Seconds that a round takes, about."""
-        return sum(each.seconds for each in self._running())
-
-    def _enter(self, entrant: Entrant) -> None:
-        began = self._clock()
-        with self._progress(f"trying {entrant.name}; {self._standing()}"):
-            try:
-                entrant.runner = self._start(entrant.candidate)
-                entrant.seconds, entrant.peak = entrant.runner.seconds, entrant.runner.peak
-            except OutError as error:
-                self._out(entrant, "failed", str(error))
-        if entrant.candidate.compiles:
-            self._longest = max(self._longest, self._clock() - began)
-            self._keep_time_for(entrant)
-
-    def _keep_time_for(self, entrant: Entrant) -> None:
-        """What has been waited for, compiled or verified, is not to be lost for the want of a few rounds."""
-        rounds = statistics.min_values(self.confidence) + 1 - len(entrant.times)
-        self._budget = max(self._budget, self._budget - self._left() + rounds * self._a_round())
-
-    def _out(
-        self, entrant: Entrant, status: str, reason: str, faster: Entrant | None = None
-    ) -> None:
-        entrant.status, entrant.reason, entrant.faster = status, reason, faster
-        if entrant is not self._base:
-            entrant.runner = None  # and with it goes its copy of the model
-
-    def _disqualify(self, entrant: Entrant, status: str, reason: str) -> None:
-        """Takes one out that does not count; those that were out because of it try again.
-
-        So does the unprepared model, unless who took it out still runs, or whoever took that one out.
-        """
-        self._out(entrant, status, reason)
-        for each in self.entrants:
-            if each.faster is entrant:
-                self._out(each, "", "")
-        proof = self._base
-        while proof.faster:
-            proof = proof.faster
-        if proof not in self._live():
-            self._out(self._base, "", "")
-
-    def _waiting(self) -> list[Entrant]:
-        return [each for each in self.entrants if not each.runner and not each.status]
-
-    def _live(self) -> list[Entrant]:
-        """Those that may still win."""
-        return [each for each in self.entrants if each.runner and not each.status]
-
-    def _running(self) -> list[Entrant]:
-        rest = [each for each in self._live() if each is not self._base]
-        return [self._base, self._again, *rest]
-
-    # Rounds.
-
-    def _go(self) -> None:
-        with self._progress(f"timing {len(self._live())} recipes; {self._standing()}"):
-            for _ in range(BLOCK):
-                began, running = self._clock(), self._running()
-                for entrant in self._order.sample(running, len(running)):
-                    self._turn(entrant)
-                self.rounds += 1
-                if self._left() < self._clock() - began:
-                    return
-
-    def _turn(self, entrant: Entrant) -> None:
-        began = self._clock()
-        try:
-            entrant.times[self.rounds] = entrant.runner.turn(self.rounds)
-            entrant.seconds = min(entrant.seconds, self._clock() - began)
-        except OutError as error:
-            if entrant.candidate is self._base.candidate:
-                raise
-            self._disqualify(entrant, "failed", str(error))
 
     def _left(self) -> float:
         return self._budget - (self._clock() - self._began)
 
-    # Who is out.
+    def _admit(self) -> None:
+        """Start candidates while there is room and time; with a compiler, one at a time."""
+        while len(self.standings.running()) - 1 < self._capacity:
+            contestant = self._admission.next(self._left())
+            if contestant is None:
+                return
+            self._enter(contestant)
+            if contestant.candidate.compiles and not contestant.status:
+                return
 
-    def _take_slower_out(self) -> None:
-        """Who takes out the unprepared model, or one that is verified, is verified before.
-
-        Whom one takes out that is not, comes back if that turns out to be wrong.
-        """
-        while True:
-            live = self._live()
-            best = min(live, key=self._speed)
-            losers = {each: best for each in live if self._is_slower(each, best)}
-            better = [each for each in live if self._is_better(each)]
-            if self._base in live and better:
-                losers[self._base] = min(better, key=self._speed)
-            asked = (
-                faster for each, faster in losers.items() if each is self._base or each.checked
+    def _enter(self, contestant: Contestant) -> None:
+        began = self._clock()
+        with self._progress(f"trying {contestant.name}; {self._state()}"):
+            try:
+                runner = self._start(contestant.candidate)
+            except CandidateError as error:
+                self._eliminate(contestant, "failed", str(error))
+            else:
+                contestant.runner = runner
+                contestant.seconds, contestant.peak = runner.seconds, runner.peak
+        if contestant.candidate.compiles:
+            admission = self._admission
+            admission.longest_compilation = max(
+                admission.longest_compilation, self._clock() - began
             )
-            fresh = [each for each in asked if each is not self._base and each.checked is None]
-            if not fresh:
-                break
-            self._passes(min(fresh, key=self._speed))
-        for each, faster in losers.items():
-            found = self._compared(each, faster)
-            times = f"takes {found.value:.2f} times as long as {faster.name}"
-            self._out(each, "slower", f"{times} {between(found)}".rstrip(), faster)
+            self._extend_budget_for(contestant)
 
-    def _is_better(self, entrant: Entrant) -> bool:
-        """Than the unprepared model, beyond doubt and beyond the noise: only then is that one out."""
-        found, control = self.ratio(entrant), self.control()
-        return bool(found and control and statistics.verdict(found, control) == "faster")
+    def _extend_budget_for(self, contestant: Contestant) -> None:
+        """Leave enough rounds to a contestant whose compilation or verification took long."""
+        needed = statistics.min_values(self.standings.confidence) + 1 - len(contestant.times)
+        seconds = needed * self._admission.round_seconds()
+        self._budget = max(self._budget, self._budget - self._left() + seconds)
 
-    def _is_slower(self, one: Entrant, best: Entrant) -> bool:
-        """Probably; and by more than a little, where it is the simpler of two recipes."""
-        found = self._compared(one, best)
-        if one in (best, self._base) or found is None or found.interval is None:
-            return False
-        simpler = best is not self._base and one.candidate.cost < best.candidate.cost
-        return found.interval[0] > 1 and (found.value > 1 + PRECISION or not simpler)
+    def _run_block(self) -> None:
+        live = len(self.standings.live())
+        with self._progress(f"timing {live} recipes; {self._state()}"):
+            for _ in range(_ROUNDS_PER_BLOCK):
+                began, running = self._clock(), self.standings.running()
+                for contestant in self._order.sample(running, len(running)):
+                    self._turn(contestant)
+                self.rounds += 1
+                if self._left() < self._clock() - began:
+                    return
 
-    def _passes(self, entrant: Entrant) -> bool:
-        """Verifies it, if nobody has yet; one that does not pass is out."""
-        if entrant is self._base:
-            return True
-        if entrant.checked is None:
-            began = self._clock()
-            with self._progress(f"verifying {entrant.name}; {self._standing()}"):
-                entrant.checked = self._check(entrant.candidate, entrant.runner)
-            if entrant.candidate.compiles:
-                self._keep_time_for(entrant)
-            if entrant.checked.status != "pass":
-                self._give_back(self._clock() - began)
-        found = entrant.checked
-        if found.status == "fail":
-            self._disqualify(entrant, "wrong", f"its verification failed: {found.reason}")
-        elif found.status != "pass":
-            self._disqualify(entrant, "cannot tell", f"it could not be verified: {found.reason}")
-        return found.status == "pass"
+    def _turn(self, contestant: Contestant) -> None:
+        began, runner = self._clock(), contestant.runner
+        assert runner is not None
+        try:
+            contestant.times[self.rounds] = runner.turn(self.rounds)
+            contestant.seconds = min(contestant.seconds, self._clock() - began)
+        except CandidateError as error:
+            if contestant.candidate is self.standings.base.candidate:
+                raise
+            self._disqualify(contestant, "failed", str(error))
 
-    def _give_back(self, seconds: float) -> None:
-        """Time that one took who is wrong, to those who come back since it had taken them out."""
-        given = min(seconds, self._uncounted)
-        self._budget, self._uncounted = self._budget + given, self._uncounted - given
+    def _eliminate_slower(self) -> None:
+        """Eliminate the contestants that are slower than the best.
 
-    def _settle(self) -> Entrant:
-        """The simplest of those that are about as fast as the fastest; the others are out."""
-        self._take_slower_out()
-        while not self._passes(winner := self._simplest()):
-            pass
-        for each in self._live():
-            if each is not winner:
-                value = self._compared(each, winner).value
-                why = "simpler" if each.candidate.cost > winner.candidate.cost else "faster so far"
-                times = f"takes {value:.2f} times as long as {winner.name}"
-                self._out(each, "not faster", f"{times}, which is {why}: no significant difference")
-        return winner
-
-    def _simplest(self) -> Entrant:
-        """The unprepared model, while it is not out; then of those within 2 % of the fastest."""
-        live = self._live()
-        if self._base in live or not live:
-            return self._base
-        fastest = min(map(self._speed, live))
-        near = [each for each in live if self._speed(each) <= fastest * (1 + PRECISION)]
-        return min(near, key=lambda each: (each.candidate.cost, self._speed(each)))
-
-    def _is_clear(self) -> bool:
-        """Whether it is known how those that are left compare, so that more rounds would tell no more."""
-        live = self._live()
-        best = min(live, key=self._speed)
-        others = [each for each in {*live, self._base} if each is not best]
-        if any(len(ratios(each, best)) < ENOUGH for each in others):
-            return False
-        return all(self._compared(each, best).precision <= PRECISION for each in others)
-
-    # What is known of them.
-
-    def _compared(self, one: Entrant, other: Entrant) -> Estimate | None:
-        """How long one takes to the other's time: surer where that is to take the unprepared model out."""
-        sure = self.confidence if one is self._base else RIVALS
-        return ratio(one, other, sure, self._scatter())
-
-    def _scatter(self) -> Scatter | None:
-        """How ratios to the unprepared model scatter from round to round, over all that were timed."""
-        timed = [ratios(each, self._base) for each in (self._again, *self.entrants[1:])]
-        return statistics.scatter(timed)
-
-    def _speed(self, entrant: Entrant) -> float:
-        found = self.ratio(entrant)
-        return found.value if found else math.inf
-
-    def _promise(self, entrant: Entrant) -> tuple[float, int, float]:
-        """How soon it is tried, of those that compile: the lowest first.
-
-        Each compiler once, on what is fastest without it, in the order of these candidates; then the
-        fastest compiler on the rest.
+        A recipe is verified before it eliminates the unprepared model or a verified recipe. It may
+        eliminate an unverified recipe at once; that comes back if the winner later fails its verification.
         """
-        same = [e for e in self.entrants if e.candidate.compiler == entrant.candidate.compiler]
-        tried = [self._speed(each) for each in same if each.runner or each.status]
-        place = self.entrants.index(min(same, key=self._eager_speed))
-        return min(tried, default=0.0), place, self._eager_speed(entrant)
+        standings, base = self.standings, self.standings.base
+        while True:
+            live = standings.live()
+            best = min(live, key=standings.speed)
+            losers = {each: best for each in live if standings.is_slower(each, best)}
+            better = [each for each in live if standings.is_better(each)]
+            if base in live and better:
+                losers[base] = min(better, key=standings.speed)
+            need_proof = [by for each, by in losers.items() if each is base or each.checked]
+            unverified = [by for by in need_proof if by is not base and by.checked is None]
+            if not unverified:
+                break
+            self._passes(min(unverified, key=standings.speed))
+        for each, faster in losers.items():
+            ratio = standings.compared(each, faster)
+            reason = f"takes {ratio.value:.2f} times as long as {faster.name}"
+            self._eliminate(each, "slower", f"{reason} {interval_text(ratio)}".rstrip(), faster)
 
-    def _eager_speed(self, entrant: Entrant) -> float:
-        """Of the same without a compiler."""
-        eager = [e for e in self.entrants if e.candidate.eager == entrant.candidate.eager]
-        plain = (e for e in eager if e.times and not e.candidate.compiles)
-        return next(map(self._speed, plain), 1.0)
+    def _eliminate(
+        self, contestant: Contestant, status: str, reason: str, by: Contestant | None = None
+    ) -> None:
+        contestant.status, contestant.reason, contestant.eliminated_by = status, reason, by
+        if contestant is not self.standings.base:
+            contestant.runner = None  # releases its copy of the model
 
-    def _standing(self) -> str:
-        """Who is ahead, and how much time is left, in words."""
-        left = f"{max(self._left(), 0):.0f} s left"
-        timed = [each for each in self._live() if each.times]
-        if not timed:
-            return left
-        best = min(timed, key=self._speed)
-        return f"best so far {best.name} ({self._speed(best):.2f} of the unprepared time), {left}"
+    def _restore(self, contestant: Contestant) -> None:
+        contestant.status, contestant.reason, contestant.eliminated_by = "", "", None
 
-    # The end.
+    def _disqualify(self, contestant: Contestant, status: str, reason: str) -> None:
+        """Drop a contestant that cannot win, and restore those that it had eliminated.
 
-    def _conclude(self) -> Entrant:
-        for each in self._live():
-            if each is not self._base and not each.times:
-                self._out(each, "not measured", "there was no time left to time it")
-        winner = self._settle()
-        for each in self._waiting():
-            again = " again, after who took it out did not count" if each.times else ""
-            self._out(each, "not measured", f"there was no time left to try it{again}")
-        winner.status, winner.reason = "winner", self._praise(winner)
+        Restore the unprepared model as well, unless its elimination still holds: the recipe that
+        eliminated it is live, or the one that eliminated that recipe, and so on.
+        """
+        self._eliminate(contestant, status, reason)
+        for each in self.contestants:
+            if each.eliminated_by is contestant:
+                self._restore(each)
+        proof = self.standings.base
+        while proof.eliminated_by:
+            proof = proof.eliminated_by
+        if proof not in self.standings.live():
+            self._restore(self.standings.base)
+
+    def _passes(self, contestant: Contestant) -> bool:
+        """Return whether it passes its verification, which runs once; disqualify it if not."""
+        if contestant is self.standings.base:
+            return True
+        if contestant.checked is None:
+            assert contestant.runner is not None
+            began = self._clock()
+            with self._progress(f"verifying {contestant.name}; {self._state()}"):
+                contestant.checked = self._check(contestant.candidate, contestant.runner)
+            if contestant.candidate.compiles:
+                self._extend_budget_for(contestant)
+            if contestant.checked.status != "pass":
+                self._refund(self._clock() - began)
+        checked = contestant.checked
+        if checked.status == "fail":
+            self._disqualify(contestant, "wrong", f"its verification failed: {checked.reason}")
+        elif checked.status != "pass":
+            reason = f"it could not be verified: {checked.reason}"
+            self._disqualify(contestant, "cannot tell", reason)
+        return checked.status == "pass"
+
+    def _refund(self, seconds: float) -> None:
+        """Give the time of a failed verification to the recipes that come back because of it."""
+        refund = min(seconds, self._refundable)
+        self._budget, self._refundable = self._budget + refund, self._refundable - refund
+
+    def _settle(self) -> Contestant:
+        """Keep the simplest of the contestants that are about as fast as the fastest."""
+        self._eliminate_slower()
+        while not self._passes(winner := self.standings.simplest()):
+            pass
+        for each in self.standings.live():
+            if each is not winner:
+                value = self.standings.compared(each, winner).value
+                why = "simpler" if each.candidate.cost > winner.candidate.cost else "faster so far"
+                reason = f"takes {value:.2f} times as long as {winner.name}, which is {why}"
+                self._eliminate(each, "not faster", f"{reason}: no significant difference")
         return winner
 
-    def _praise(self, winner: Entrant) -> str:
-        if winner is self._base:
-            return "no recipe that was verified is faster beyond doubt"
-        found = self.ratio(winner)
-        return (
-            f"takes {found.value:.2f} of the time of the unprepared model {between(found)}".rstrip()
-        )
+    def _conclude(self) -> Contestant:
+        for each in self.standings.live():
+            if each is not self.standings.base and not each.times:
+                self._eliminate(each, "not measured", "no time was left to time it")
+        winner = self._settle()
+        for each in self.standings.waiting():
+            # A contestant that has times was eliminated once, and then restored.
+            again = " again, after the recipe that had eliminated it was dropped"
+            reason = f"no time was left to try it{again if each.times else ''}"
+            self._eliminate(each, "not measured", reason)
+        winner.status, winner.reason = "winner", self._win_reason(winner)
+        return winner
+
+    def _win_reason(self, winner: Contestant) -> str:
+        if winner is self.standings.base:
+            return "no verified recipe is significantly faster"
+        ratio = self.standings.ratio(winner)
+        reason = f"takes {ratio.value:.2f} of the time of the unprepared model"
+        return f"{reason} {interval_text(ratio)}".rstrip()
+
+    def _state(self) -> str:
+        """Say which contestant is ahead and how much time is left."""
+        return f"{self.standings.summary()}{max(self._left(), 0):.0f} s left"

@@ -1,4 +1,4 @@
-"""What a tuning found, as plain data: saved to and loaded from `tune.json` without torch."""
+"""The result of a tuning as plain data; `tune.json` is written and read without torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KIND = json_records.Kind("prepare.tune", 1, "a tuning", "a tune.json", TuneErro
 UNPREPARED = "unprepared"
 STATUSES = (
     "winner",
-    "not faster",  # than the winner, by much or beyond doubt
+    "not faster",  # than the winner, by more than 2 % or significantly
     "slower",
     "wrong",  # its verification failed
     "cannot tell",  # its verification came to no conclusion
@@ -29,14 +29,14 @@ Interval = tuple[float, float] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One candidate. What was not found out is None.
+    """The result for one candidate; unknown values are None.
 
-    `steps` is its pipeline with every option, `cost` how far it is from simple (see
-    `prepare.tune.candidates`). `ratio` is the median of its time's ratios to that of the unprepared
-    model in the `rounds` that it took part in, with its interval; below 1 is faster; of one that was
-    out before the winner was done, its time to the winner's, times the winner's ratio. `verified` is
-    the status of its verification, empty where there was none; `error` is that of the outputs, as a
-    part of their scale, and `allowed` what is tolerated. `reason` says in a sentence why it lost.
+    `steps` is its pipeline with every option, and `cost` its complexity (see
+    `prepare.tune.candidates`). `ratio` is the median ratio of its time to the unprepared model's, over
+    the `rounds` in which it ran, with its interval; below 1 is faster. The ratio of an eliminated recipe is
+    computed through the winner, because its own few early rounds may not be representative. `verified`
+    is the status of its verification, empty if it was not verified; `error` is the largest error of the
+    outputs relative to their scale, and `allowed` the tolerance. `reason` says why it won or lost.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Which recipe is the fastest here, and how the others fared; the winner's row comes first.
+    """The winner of a tuning and the result for each candidate; the row of the winner comes first.
 
-    `noise` 1.03 says that ratios between 1/1.03 and 1.03 tell nothing; None where there were too few
-    rounds. `conditions` is all that the answer depends on; `made` is when it was measured, and
-    `from_cache` says that this was an earlier time. `notes` say what to bear in mind.
+    A `noise` of 1.03 means that ratios between 1/1.03 and 1.03 are not significant; it is None if there
+    were too few rounds. `conditions` are all that the result depends on; `made` is the time of the
+    measurement, and `from_cache` says that it was an earlier call. `notes` say what limits the result.
     """
 
     rows: tuple[Row, ...]
@@ -78,12 +78,12 @@ class Tuning:
     notes: tuple[str, ...] = ()
 
     def row(self, name: str) -> Row:
-        """The row of that candidate; KeyError where there is none."""
+        """Return the row of a candidate; raise KeyError if there is no such candidate."""
         return {row.name: row for row in self.rows}[name]
 
     @property
     def recipe(self) -> Steps:
-        """The winner's pipeline as plain data: what `recipe.yaml` holds under `steps`."""
+        """The winner's pipeline as plain data, as in `recipe.yaml` under `steps`."""
         return self.row(self.winner).steps
 
     @property
@@ -95,7 +95,7 @@ class Tuning:
 
     @property
     def table(self) -> str:
-        """All candidates in lines of text: name, ratio to the unprepared model, and what became of it."""
+        """All candidates as text, one per line: name, ratio to the unprepared model, status and reason."""
         width = max(len(row.name) for row in self.rows)
         return "\n".join(
             f"{row.name.ljust(width)}  {'' if row.ratio is None else format(row.ratio, '.3f'):>6}  "
@@ -104,15 +104,15 @@ class Tuning:
         )
 
     def save(self, path: str | Path) -> None:
-        """Writes `tune.json`, whole or not at all. Raises FileError."""
+        """Write `tune.json` atomically. Raise FileError on failure."""
         json_records.write_json(path, _KIND.head | asdict(self), lines=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Tuning:
-        """Read a tuning from its JSON; torch is not needed.
+        """Read a `tune.json`, without torch.
 
         Raises:
-            TuneError: the file is not a tuning, or one of another version.
+            TuneError: the file is not a tuning, or has another version.
         """
         return json_records.load(cls, path, _KIND, check=_check)
 

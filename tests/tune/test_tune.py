@@ -25,12 +25,11 @@ from prepare.registry import STEPS
 from prepare.report.sentences import tune_sentence
 from prepare.report.terminal.tune import show_tune
 from prepare.step import ModuleStep
-from prepare.tune import Row, Tuning, session, tune
+from prepare.tune import Row, Tuning, candidate_run, session, tune
 from prepare.tune import cache as caching
-from prepare.tune import candidate_run as running
-from prepare.tune.candidate_run import Running
+from prepare.tune.candidate_run import PreparedCandidate
 from prepare.tune.candidates import AS_DECLARED, Candidate, candidates
-from prepare.tune.contestants import Checked, OutError
+from prepare.tune.contestants import CandidateError, CheckResult
 from prepare.tune.race import Race
 from prepare.tune.records import UNPREPARED
 from sample_nets import wrong_in_training
@@ -59,7 +58,7 @@ class Scripted:
     def turn(self, number):
         self._left -= 1
         if self._left < 0:
-            raise OutError("no more")
+            raise CandidateError("no more")
         taken = self._spent()
         self._clock.now += taken
         return taken
@@ -86,9 +85,9 @@ class Told:
     def start(self, candidate):
         took = self._starts.get(candidate.name, 0.0)
         if isinstance(took, str):
-            raise OutError(took)
+            raise CandidateError(took)
         self.clock.now += took
-        live = [each.name for each in self.race._live()]
+        live = [each.name for each in self.race.standings.live()]
         self.most = max(self.most, len({UNPREPARED, *live, candidate.name}))
         order = random.Random(f"{self._seed} {candidate.name}")
         spent = noisy(self._means[candidate.name], self._spread, order.random())
@@ -97,15 +96,15 @@ class Told:
     def check(self, candidate, runner):
         self.checked.append(candidate.name)
         self.clock.now += self._checking
-        return self._checks.get(candidate.name, Checked("pass", error=1e-6, allowed=1e-5))
+        return self._checks.get(candidate.name, CheckResult("pass", error=1e-6, allowed=1e-5))
 
     def run(self):
         self.winner = self.race.run()
-        self.by_name = {each.name: each for each in self.race.entrants}
+        self.by_name = {each.name: each for each in self.race.contestants}
         return self
 
 
-FAIL, UNSURE = Checked("fail", "outputs: off"), Checked("cannot tell", "there is no time")
+FAIL, UNSURE = CheckResult("fail", "outputs: off"), CheckResult("cannot tell", "there is no time")
 
 
 def test_the_fastest_wins_and_every_loser_is_told_why():
@@ -169,36 +168,36 @@ def test_among_recipes_the_faster_one_needs_no_proof_and_against_the_unprepared_
 
 def test_who_is_surely_faster_than_the_unprepared_model_takes_it_out_where_another_may_be_faster_still():
     told = Told({UNPREPARED: 1.0, "sure": 0.9, "wild": 0.8})
-    base, sure, wild = told.race.entrants
+    base, sure, wild = told.race.contestants
     for each in (base, sure, wild):
         each.runner = Scripted(told.clock, lambda: 1.0)
     for number in range(20):
-        base.times[number] = told.race._again.times[number] = 1.0
+        base.times[number] = told.race.standings.control.times[number] = 1.0
         sure.times[number] = 0.9
         wild.times[number] = 0.8 if number % 10 < 7 else 1.5
-    assert not told.race._is_better(wild)
-    told.race._take_slower_out()
-    assert [(each.name, each.status) for each in told.race.entrants] == [
+    assert not told.race.standings.is_better(wild)
+    told.race._eliminate_slower()
+    assert [(each.name, each.status) for each in told.race.contestants] == [
         (UNPREPARED, "slower"), ("sure", "slower"), ("wild", "")]  # fmt: skip
     assert base.reason.startswith("takes 1.11 times as long as sure")
     assert told.checked == ["sure", "wild"]
     told.race._disqualify(wild, "failed", "no more")  # nobody that runs is proven now
-    assert [(each.name, each.status) for each in told.race.entrants] == [
+    assert [(each.name, each.status) for each in told.race.contestants] == [
         (UNPREPARED, ""), ("sure", ""), ("wild", "failed")]  # fmt: skip
-    assert told.race._live() == [base]
+    assert told.race.standings.live() == [base]
 
 
 def test_the_ratio_of_one_that_was_out_early_is_told_by_way_of_the_winner():
     told = Told({UNPREPARED: 1.0, "winner": 0.8, "early": 0.9})
-    base, winner, early = told.race.entrants
+    base, winner, early = told.race.contestants
     for number in range(30):
-        base.times[number] = told.race._again.times[number] = 2.0 if number < 3 else 1.0
+        base.times[number] = told.race.standings.control.times[number] = 2.0 if number < 3 else 1.0
         winner.times[number] = 0.8
     early.times.update(dict.fromkeys(range(3), 0.9))
-    assert told.race.ratio(early).value == pytest.approx(0.45)
-    assert told.race.ratio_by(winner, early).value == pytest.approx(0.9)
-    assert told.race.ratio_by(winner, winner) == told.race.ratio(winner)
-    assert told.race.ratio_by(base, early) == told.race.ratio(early)
+    assert told.race.standings.ratio(early).value == pytest.approx(0.45)
+    assert told.race.standings.final_ratio(early, winner).value == pytest.approx(0.9)
+    assert told.race.standings.final_ratio(winner, winner) == told.race.standings.ratio(winner)
+    assert told.race.standings.final_ratio(early, base) == told.race.standings.ratio(early)
 
 
 def test_nobody_loses_to_one_that_is_wrong():
@@ -237,21 +236,21 @@ def test_verifications_that_take_long_leave_enough_rounds(checks, good, races):
 
 def test_who_comes_back_too_late_says_so():
     told = Told({UNPREPARED: 1.0, "wrong": 0.5, "right": 0.6}, checks={"wrong": FAIL})
-    race, (base, wrong, right) = told.race, told.race.entrants
-    for each, seconds in ((base, 1.0), (race._again, 1.0), (wrong, 0.5), (right, 0.6)):
+    race, (base, wrong, right) = told.race, told.race.contestants
+    for each, seconds in ((base, 1.0), (race.standings.control, 1.0), (wrong, 0.5), (right, 0.6)):
         each.runner = Scripted(told.clock, lambda: 1.0)
         each.times.update(dict.fromkeys(range(3), seconds))
-    race._out(right, "slower", "takes 1.20 times as long as wrong", wrong)
+    race._eliminate(right, "slower", "takes 1.20 times as long as wrong", wrong)
     assert race._conclude() is base
-    assert [each.status for each in race.entrants] == ["winner", "wrong", "not measured"]
-    late = "there was no time left to try it again, after who took it out did not count"
+    assert [each.status for each in race.contestants] == ["winner", "wrong", "not measured"]
+    late = "no time was left to try it again, after the recipe that had eliminated it was dropped"
     assert right.reason == late
 
 
 def test_where_none_is_right_the_unprepared_model_wins():
     told = Told({UNPREPARED: 0.1, "a": 0.05, "b": 0.06}, checks={"a": FAIL, "b": FAIL}).run()
     assert told.winner.name == UNPREPARED
-    assert told.winner.reason == "no recipe that was verified is faster beyond doubt"
+    assert told.winner.reason == "no verified recipe is significantly faster"
 
 
 def test_one_that_cannot_start_or_breaks_later_is_out_and_the_others_go_on():
@@ -274,7 +273,7 @@ def test_the_best_that_breaks_late_does_not_leave_the_race_without_a_winner():
 @pytest.mark.parametrize("how", ["starts", "breaks"])
 def test_where_the_unprepared_model_does_not_run_there_is_no_race(how):
     told = Told({UNPREPARED: 0.1, "a": 0.1}, **{how: {UNPREPARED: "no" if how == "starts" else 4}})
-    with pytest.raises(OutError, match="no"):
+    with pytest.raises(CandidateError, match="no"):
         told.run()
 
 
@@ -313,9 +312,9 @@ def test_it_stops_when_it_is_clear_and_else_when_the_budget_is_spent():
 def test_who_finds_no_time_is_not_measured_and_says_so():
     times = {UNPREPARED: 2.0} | {f"recipe {n}": 2.0 for n in range(9)}
     told = Told(times, budget=60.0).run()
-    late = [each for each in told.race.entrants if each.status == "not measured"]
+    late = [each for each in told.race.contestants if each.status == "not measured"]
     assert 0 < len(late) < 9
-    assert late[0].reason == "there was no time left to try it"
+    assert late[0].reason == "no time was left to try it"
     assert told.clock.now <= 80
 
 
@@ -403,7 +402,7 @@ def test_where_there_is_time_for_two_recipes_each_precision_has_one():
 def test_what_takes_as_long_to_compile_as_the_last_one_is_not_begun_when_that_does_not_fit():
     times = {UNPREPARED: 0.1, "plain": 0.05, "quick one": 0.05}
     told = Told(times, steps=COMPILING, starts=dict.fromkeys(COMPILING, 40.0), budget=60.0).run()
-    assert sorted(each.status for each in told.race.entrants) == [
+    assert sorted(each.status for each in told.race.contestants) == [
         "not measured",
         "slower",
         "winner",
@@ -428,7 +427,9 @@ def test_what_was_compiled_beyond_the_budget_is_timed_as_long_when_its_verificat
 def test_the_same_seed_gives_the_same_race():
     times = {UNPREPARED: 0.1, "a": 0.1, "b": 0.095}
     one, same = (Told(times, spread=0.1, seed=3).run() for _ in "ab")
-    assert [each.times for each in one.race.entrants] == [each.times for each in same.race.entrants]
+    assert [each.times for each in one.race.contestants] == [
+        each.times for each in same.race.contestants
+    ]
 
 
 def any_race(seed):
@@ -460,7 +461,7 @@ def test_every_race_has_one_winner_that_is_right_and_says_what_became_of_all(see
     won = Counter()
     for seed in seeds:
         told = any_race(seed).run()
-        statuses = [each.status for each in told.race.entrants]
+        statuses = [each.status for each in told.race.contestants]
         assert statuses.count("winner") == 1, seed
         assert all(statuses), seed
         is_base = told.winner.name == UNPREPARED
@@ -557,15 +558,15 @@ def test_compilers_are_tried_where_they_are_allowed_and_frozen_in_inference_alon
 
 @pytest.mark.parametrize(("budget", "seconds"), [(2.0, 30.0), (90.0, 90.0)])
 def test_a_verification_may_take_as_long_as_the_tuning(monkeypatch, budget, seconds):
-    given, check_model = [], running.check_model
+    given, check_model = [], candidate_run.check_model
 
     def told(*args, **how):
         given.append(how["seconds"])
         return check_model(*args, **how)
 
-    monkeypatch.setattr(running, "check_model", told)
+    monkeypatch.setattr(candidate_run, "check_model", told)
     candidate, model = Candidate("flat", {"conv2d_memory_format": {}}), small().eval()
-    runner = Running(model, candidate, [BATCH], mode="eval", clock=time.perf_counter)
+    runner = PreparedCandidate(model, candidate, [BATCH], mode="eval", clock=time.perf_counter)
     assert runner.check(model, BATCH, {}, budget=budget).status == "pass"
     assert given == [seconds]
 
@@ -606,7 +607,7 @@ def timed(monkeypatch):
     """Says how long a call of each candidate takes, in the place of the clock; all else is real."""
     means = {}
 
-    class Timed(Running):
+    class Timed(PreparedCandidate):
         def __init__(self, model, candidate, pool, **how):
             super().__init__(model, candidate, pool, **how)
             self._mean = means.get(candidate.name, 0.1)
@@ -615,7 +616,7 @@ def timed(monkeypatch):
         def turn(self, number):
             return self._mean * math.exp(self._order.gauss(0, 0.002))
 
-    monkeypatch.setattr(session, "Running", Timed)
+    monkeypatch.setattr(session, "PreparedCandidate", Timed)
     return means
 
 
@@ -659,7 +660,7 @@ def test_the_model_and_everything_global_stay_as_they_were(timed, mode):
 def test_an_interrupt_leaves_nothing_behind(timed, monkeypatch, at, tmp_path):
     model, calls = wrong_in_training(), []
     before, kinds = bits(model), [type(module) for module in model.modules()]
-    plain = session.Running.turn
+    plain = session.PreparedCandidate.turn
 
     def interrupted(self, number):
         calls.append(number)
@@ -667,7 +668,7 @@ def test_an_interrupt_leaves_nothing_behind(timed, monkeypatch, at, tmp_path):
             raise KeyboardInterrupt
         return plain(self, number)
 
-    monkeypatch.setattr(session.Running, "turn", interrupted)
+    monkeypatch.setattr(session.PreparedCandidate, "turn", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tune(model, BATCH, cache=tmp_path / "cache", budget=2.0)
     assert (bits(model), [type(m) for m in model.modules()]) == (before, kinds)
@@ -746,11 +747,11 @@ def test_progress_says_what_is_going_on_who_is_ahead_and_how_much_time_is_left(t
     [
         ({"allow": ["fp16"]}, "tune.allow: 'fp16' is not allowed; did you mean 'half'? allowed: bfloat16, half, compile, openvino"),
         ({"allow": "bfloat"}, "tune.allow: 'bfloat' is not allowed; did you mean 'bfloat16'? allowed: bfloat16, half, compile, openvino"),
-        ({"budget": 0}, "tune.budget: 0.0 is no time; give seconds, as in 60"),
-        ({"budget": math.inf}, "tune.budget: inf is no time; give seconds, as in 60"),
+        ({"budget": 0}, "tune.budget: 0.0 is not a time; give seconds, as in 60"),
+        ({"budget": math.inf}, "tune.budget: inf is not a time; give seconds, as in 60"),
         ({"allow": ["half"], "mode": "train"}, "tune.allow: parameters in float16 cannot be trained (mode=train); allow bfloat16, or nothing and use torch.autocast around the forward"),
         ({"allow": ["openvino"], "mode": "train"}, "tune.allow: OpenVINO is for inference, and this is mode=train; allow compile"),
-        ({"mode": "test"}, "mode: 'test' is none; allowed: eval, train"),
+        ({"mode": "test"}, "mode: 'test' is not a mode; allowed: eval, train"),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_told_with_the_way_out(how, message):
@@ -775,16 +776,16 @@ def test_a_model_that_cannot_be_tuned_is_refused():
 
 
 def test_all_take_their_turns_as_the_unprepared_model_does(monkeypatch):
-    manners = []
-    plain = Running._timed
+    plans = []
+    plain = PreparedCandidate._timed
 
-    def timed(self, batch, manner):
-        manners.append(manner)
-        return plain(self, batch, manner)
+    def timed(self, batch, plan):
+        plans.append(plan)
+        return plain(self, batch, plan)
 
-    monkeypatch.setattr(Running, "_timed", timed)
+    monkeypatch.setattr(PreparedCandidate, "_timed", timed)
     tune(small(), BATCH, budget=0.5, cache=False)
-    assert len({manner for manner in manners if manner.settled}) == 1
+    assert len({plan for plan in plans if plan.warm}) == 1
 
 
 # ------------------------------------------------------------------------------ the cache
@@ -846,10 +847,12 @@ def test_it_holds_for_the_machine_and_the_structure_it_was_measured_with(monkeyp
 def test_what_won_before_and_is_wrong_now_is_measured_anew(timed, tmp_path, monkeypatch):
     how = {"cache": tmp_path}
     found_with(timed, {"channels_last": 0.05}, small().eval(), **how)
-    monkeypatch.setattr(session.Running, "check", lambda *_, **__: Checked("fail", "outputs: off"))
+    monkeypatch.setattr(
+        session.PreparedCandidate, "check", lambda *_, **__: CheckResult("fail", "outputs: off")
+    )
     again = found_with(timed, {}, small().eval(), **how)
     assert (again.from_cache, again.winner) == (False, UNPREPARED)
-    assert "channels_last won before, but not now: outputs: off" in again.notes
+    assert "the cached winner channels_last was not used: outputs: off" in again.notes
 
 
 def test_a_cache_that_cannot_be_used_is_no_error(timed, tmp_path):
@@ -863,7 +866,7 @@ def test_a_cache_that_cannot_be_used_is_no_error(timed, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     found = found_with(timed, {}, small().eval(), **(how | {"cache": blocked / "folder"}))
-    assert found.notes[-1].startswith("not kept for the next time: ")
+    assert found.notes[-1].startswith("the result was not cached: ")
     assert (
         found_with(timed, {}, small().eval(), **(how | {"cache": False})).notes == found.notes[:-1]
     )
@@ -1021,14 +1024,14 @@ import torch
 import torch.distributed as dist
 from prepare import tune as module
 from prepare.errors import RefusedError
-from prepare.tune import session as deciding
+from prepare.tune.session import TuningSession
 from test_tune import BATCH, small
 
 rank, file, wrong = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "wrong"
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
 if rank:
-    deciding.Question.answer = None  # whoever measures here fails
+    TuningSession.run = None  # only rank 0 may measure
 torch.manual_seed(rank)
 try:
     found = module.tune(small(), BATCH[:, :2] if wrong else BATCH, budget=0.5, cache=False)

@@ -1,0 +1,159 @@
+"""The standings of a race: how the contestants compare, from their times in the same rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prepare.bench import statistics
+from prepare.bench.statistics import Estimate, Scatter
+
+if TYPE_CHECKING:
+    from prepare.tune.contestants import Contestant
+
+CONFIDENCE = 0.95
+# Ratios that are closer than this count as equal, and the simpler recipe wins.
+PRECISION = 0.02
+# The confidence with which one recipe is slower than another. To keep the wrong one of two recipes that
+# are both faster than the unprepared model costs little, and an elimination leaves time for the others.
+_RIVAL_CONFIDENCE = 0.8
+# The standings are evaluated repeatedly: so many evaluations hold together with CONFIDENCE.
+_LOOKS = 6
+# From so many rounds on, an interval may rest on the scatter of all ratios; an exact one needs more.
+_FEW_ROUNDS, _EXACT_ROUNDS = 3, 20
+# Avoids a division by zero if the clock stands still.
+_SHORTEST = 1e-9
+_UNKNOWN = Estimate(math.inf, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Standings:
+    """All contestants, the unprepared model first; `control` is its second run in each round (A/A)."""
+
+    contestants: list[Contestant]
+    control: Contestant
+
+    @property
+    def base(self) -> Contestant:
+        """The unprepared model."""
+        return self.contestants[0]
+
+    @property
+    def confidence(self) -> float:
+        """The confidence of each interval against the unprepared model, so that all hold together."""
+        return statistics.bonferroni(CONFIDENCE, _LOOKS * (len(self.contestants) - 1))
+
+    def live(self) -> list[Contestant]:
+        """Return the contestants that run and can still win."""
+        return [each for each in self.contestants if each.runner and not each.status]
+
+    def waiting(self) -> list[Contestant]:
+        """Return the contestants that have not been started, or were brought back."""
+        return [each for each in self.contestants if not each.runner and not each.status]
+
+    def running(self) -> list[Contestant]:
+        """Return all that take a turn in a round: the unprepared model twice, and the live recipes."""
+        return [self.base, self.control, *(each for each in self.live() if each is not self.base)]
+
+    def control_ratio(self) -> Estimate:
+        """Estimate the ratio of the unprepared model to itself."""
+        return self._ratio(self.control, self.base, CONFIDENCE)
+
+    def ratio(self, contestant: Contestant) -> Estimate:
+        """Estimate the ratio of a contestant's time to the unprepared model's; inf if it was not timed."""
+        return self._ratio(contestant, self.base, self.confidence)
+
+    def final_ratio(self, contestant: Contestant, winner: Contestant) -> Estimate:
+        """Estimate the same ratio at the end of the race.
+
+        For a recipe that was eliminated early, this is its ratio to the winner times the winner's ratio:
+        its own few early rounds may not be representative, but in these it was compared with others.
+        """
+        to_winner = self._ratio(contestant, winner, self.confidence)
+        early = contestant.times and len(contestant.times) < len(winner.times)
+        if self.base in (winner, contestant) or not early or to_winner == _UNKNOWN:
+            return self.ratio(contestant)
+        value, interval = self.ratio(winner).value, to_winner.interval
+        scaled = interval and (interval[0] * value, interval[1] * value)
+        return Estimate(to_winner.value * value, scaled)
+
+    def compared(self, contestant: Contestant, other: Contestant) -> Estimate:
+        """Estimate the ratio of two times, with more confidence if it can eliminate the unprepared model."""
+        confidence = self.confidence if contestant is self.base else _RIVAL_CONFIDENCE
+        return self._ratio(contestant, other, confidence)
+
+    def speed(self, contestant: Contestant) -> float:
+        """Return the median ratio to the unprepared model's time: the lower, the faster."""
+        return self.ratio(contestant).value
+
+    def is_better(self, contestant: Contestant) -> bool:
+        """Return whether it is significantly faster than the unprepared model."""
+        return statistics.verdict(self.ratio(contestant), self.control_ratio()) == "faster"
+
+    def is_slower(self, contestant: Contestant, best: Contestant) -> bool:
+        """Return whether it is probably slower; if it is the simpler recipe, by more than 2 %."""
+        if contestant in (best, self.base):
+            return False
+        ratio = self.compared(contestant, best)
+        simpler = best is not self.base and contestant.candidate.cost < best.candidate.cost
+        slower = ratio.interval is not None and ratio.interval[0] > 1
+        return slower and (ratio.value > 1 + PRECISION or not simpler)
+
+    def is_clear(self) -> bool:
+        """Return whether all live contestants are compared so precisely that more rounds add nothing."""
+        live = self.live()
+        best = min(live, key=self.speed)
+        others = [each for each in {*live, self.base} if each is not best]
+        if any(len(_ratios(each, best)) < _EXACT_ROUNDS for each in others):
+            return False
+        return all(self.compared(each, best).precision <= PRECISION for each in others)
+
+    def simplest(self) -> Contestant:
+        """Return the unprepared model while it is live, else the simplest within 2 % of the fastest."""
+        live = self.live()
+        if self.base in live or not live:
+            return self.base
+        fastest = min(map(self.speed, live))
+        near = [each for each in live if self.speed(each) <= fastest * (1 + PRECISION)]
+        return min(near, key=lambda each: (each.candidate.cost, self.speed(each)))
+
+    def summary(self) -> str:
+        """Say which live contestant is ahead; empty before the first round."""
+        timed = [each for each in self.live() if each.times]
+        if not timed:
+            return ""
+        best = min(timed, key=self.speed)
+        return f"best so far {best.name} ({self.speed(best):.2f} of the unprepared time), "
+
+    def _ratio(self, contestant: Contestant, other: Contestant, confidence: float) -> Estimate:
+        """Estimate the median ratio of their times; from few rounds, with the scatter of all ratios."""
+        if contestant is other and contestant.times:
+            return Estimate(1.0, None)
+        ratios = _ratios(contestant, other)
+        if not ratios:
+            return _UNKNOWN
+        if _FEW_ROUNDS <= len(ratios) < _EXACT_ROUNDS and (scatter := self._scatter()):
+            return statistics.estimate_of_few(ratios, confidence, scatter)
+        return statistics.estimate(ratios, confidence)
+
+    def _scatter(self) -> Scatter | None:
+        """Return how ratios to the unprepared model scatter between rounds, over all contestants."""
+        others = (self.control, *self.contestants[1:])
+        return statistics.scatter([_ratios(each, self.base) for each in others])
+
+
+def interval_text(estimate: Estimate) -> str:
+    """Return the interval as text, `(0.95 to 1.02)`; empty if there is no interval."""
+    interval = estimate.interval
+    return f"({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+
+
+def _ratios(contestant: Contestant, other: Contestant) -> list[float]:
+    """Return the ratio in each round that both ran in: what slows a round down cancels out."""
+    times, others = contestant.times, other.times
+    return [
+        max(times[number], _SHORTEST) / max(others[number], _SHORTEST)
+        for number in times
+        if number in others
+    ]
