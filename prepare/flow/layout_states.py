@@ -15,78 +15,19 @@ a break only when a layout-sensitive operator (a convolution, a norm, a pool) co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from prepare.flow.layouts import (
-    describe_layout,
-    has_odd_strides,
-    is_in_layout,
-    is_in_other_layout,
-)
-from prepare.flow.torch_operators import (
-    cause_of,
-    is_layout_sensitive,
-    returns_parameter_gradient,
-)
+from prepare.flow.layouts import describe_layout, has_odd_strides, is_in_layout, is_in_other_layout
+from prepare.flow.operations import Operand, Operation, StorageState
+from prepare.flow.torch_operators import is_layout_sensitive, returns_parameter_gradient
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from prepare.flow.aggregate import FlowBuilder
     from prepare.flow.call_sites import CallSite
-
-
-@dataclass(slots=True)
-class StorageState:
-    """The state of one storage. `weak` keeps the storage's address from being reused.
-
-    `source` is the operation that wrote it. `left_at` is the call site where the data left a temporary
-    reshape in another layout.
-    """
-
-    weak: StorageWeakRef
-    state: str = "unknown"
-    backward: bool = False
-    source: str = ""
-    left_at: CallSite | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """A tensor argument of an operation, the name of the argument, and the state of its storage."""
-
-    label: str
-    tensor: Tensor
-    storage: StorageState | None
-
-    @property
-    def state(self) -> str:
-        return self.storage.state if self.storage else "unknown"
-
-    @property
-    def left_at(self) -> CallSite | None:
-        return self.storage.left_at if self.storage else None
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One operation that ran.
-
-    `phase` is `forward`, `backward`, or `again` (a checkpointed segment that runs a second time).
-    """
-
-    name: str
-    site: CallSite
-    phase: str = "forward"
-    backend: str = ""
-    is_view: bool = False
-
-    @property
-    def cause(self) -> str:
-        return cause_of(self.name, self.site.function, self.site.type, self.backend)
 
 
 class LayoutStates:
@@ -109,7 +50,7 @@ class LayoutStates:
             self._storages[key] = StorageState(weak, state, backward, source)
 
     def is_in_layout(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in the wanted layout, and in no other."""
+        """Return True if a tensor is in the wanted layout, and in no other."""
         return is_in_layout(tensor, self.wanted)
 
     def follow(
@@ -186,7 +127,7 @@ class LayoutStates:
         states = {operand.state for operand in acting}
         in_other = [operand for operand in acting if self._is_in_other_layout(operand.tensor)]
         if self.is_in_layout(output):
-            was_lost = "lost" in states or any(one.state == "unknown" for one in in_other)
+            was_lost = "lost" in states or any(item.state == "unknown" for item in in_other)
             if not in_layout and was_lost:
                 self._add_regain(operation, (in_other or acting)[0].tensor, output)
             self._set_state(operation, output, "in_layout")

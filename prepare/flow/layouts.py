@@ -40,7 +40,7 @@ def _layout(shape: Sequence[int], stride: Sequence[int]) -> str:
 
 
 def has_odd_strides(tensor: Tensor) -> bool:
-    """Whether the strides can be read as channels-last, but torch's kernels read them as contiguous.
+    """Return True if strides that can be read as channels-last are contiguous to torch's kernels.
 
     `t[0].unsqueeze(0)` gives a batch of one a stride of C, where the canonical stride is C*H*W:
     `is_contiguous` returns True for channels-last, and c10's `is_channels_last_strides_2d`, which is
@@ -59,12 +59,12 @@ def has_odd_strides(tensor: Tensor) -> bool:
 
 
 def is_in_layout(tensor: Tensor, wanted: Mapping[int, str]) -> bool:
-    """Whether a tensor has the layout that is wanted for its rank, and no other."""
+    """Return True if a tensor has the layout that is wanted for its rank, and no other."""
     return layout_of(tensor) == wanted.get(tensor.dim())
 
 
 def is_in_other_layout(tensor: Tensor, wanted: Mapping[int, str]) -> bool:
-    """Whether a layout is wanted for the tensor's rank, and its strides cannot be read as that layout."""
+    """Return True if a layout is wanted for the tensor's rank, and its strides do not fit that layout."""
     rank = tensor.dim()
     return rank in wanted and layout_of(tensor) not in (wanted[rank], "ambiguous")
 

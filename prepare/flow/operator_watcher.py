@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from prepare.flow.call_sites import CallSite, ModuleStack
 from prepare.flow.fake_tensors import correct_strides
-from prepare.flow.layout_states import LayoutStates, Operand, Operation
 from prepare.flow.layouts import describe_layout, dimension_order
+from prepare.flow.operations import Operand, Operation
 from prepare.flow.torch_operators import (
     PARAMETERS,
     backend_of,
@@ -25,6 +25,7 @@ from prepare.flow.torch_operators import (
 
 if TYPE_CHECKING:
     from prepare.flow.aggregate import FlowBuilder
+    from prepare.flow.layout_states import LayoutStates
 
 
 class OperatorWatcher(TorchDispatchMode):
@@ -117,7 +118,7 @@ class OperatorWatcher(TorchDispatchMode):
 
 
 def is_followed(value: Any) -> bool:
-    """Whether a value is a strided tensor of floating-point or complex numbers."""
+    """Return True if a value is a strided tensor of floating-point or complex numbers."""
     return (
         isinstance(value, Tensor)
         and value.layout is torch.strided

@@ -56,22 +56,22 @@ PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var"})
 
 
 def is_layout_sensitive(name: str) -> bool:
-    """Whether the speed or the output layout of an operator depends on the layout of its inputs."""
+    """Return True if the speed or the output layout of an operator depends on the layout of its inputs."""
     return any(part in name for part in _SENSITIVE)
 
 
 def takes_values(name: str, operand: str) -> bool:
-    """Whether the output of an operator depends on the values of this operand."""
+    """Return True if the output of an operator depends on the values of this operand."""
     return name not in _FACTORIES and (name, operand) != ("copy_", "self")
 
 
 def is_convolution(name: str) -> bool:
-    """Whether the operator is torch's general convolution, forward or backward."""
+    """Return True if the operator is torch's general convolution, forward or backward."""
     return name in ("convolution", "_convolution", "convolution_backward")
 
 
 def returns_parameter_gradient(name: str, index: int) -> bool:
-    """Whether the output of an operator at `index` is the gradient of a parameter."""
+    """Return True if the output of an operator at `index` is the gradient of a parameter."""
     return index > 0 and name in _FIRST_ONLY
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -118,10 +118,10 @@ class CaseComparison:
         """The dtype of the exact run; None if nothing was compared."""
         return self.runner.exact_dtype if self.differences else None
 
-    def wrong(self, kind: str) -> list[Difference]:
+    def exceeding(self, kind: str) -> list[Difference]:
         """Return the tensors of a kind whose error exceeds the tolerance, the worst first."""
-        exceeding = [item for item in self.differences.get(kind, []) if item.exceeds]
-        return sorted(exceeding, key=lambda item: -item.excess)
+        items = [item for item in self.differences.get(kind, []) if item.exceeds]
+        return sorted(items, key=lambda item: -item.excess)
 
     def traced(
         self, make_trace: Callable[[nn.Module], _Trace]
@@ -200,9 +200,9 @@ class CaseComparison:
         Stop if all that exceeds is beyond noise, or if a difference beyond noise fails the verification.
         """
         for seed in range(RETRIES + 1):
-            wrong = [(kind, item) for kind in self.differences for item in self.wrong(kind)]
-            certain = [kind for kind, item in wrong if item.is_beyond_noise]
-            if len(certain) == len(wrong) or any(map(self._counts, certain)):
+            excess = [(kind, item) for kind in self.differences for item in self.exceeding(kind)]
+            certain = [kind for kind, item in excess if item.is_beyond_noise]
+            if len(certain) == len(excess) or any(map(self._counts, certain)):
                 return
             call = jittered(self.case.call, JITTER, seed) if seed else self.case.call
             try:
@@ -225,7 +225,7 @@ class CaseComparison:
         return min(max([*errors, eps]), rounding_step(dtype))
 
     def _judge(self, kind: str, results: RunResults) -> Check:
-        differences, wrong = self.differences[kind], self.wrong(kind)
+        differences, exceeding = self.differences[kind], self.exceeding(kind)
         if name := first_non_finite(getattr(results.exact, RESULT_FIELDS[kind])):
             note = "the reference is not finite here"
             return self._check(kind, "cannot tell", worst=name, note=note)
@@ -235,27 +235,24 @@ class CaseComparison:
         worst = max(differences, key=lambda item: item.excess)
         counts = self._counts(kind)
         status, note = "pass", worst.note
-        if wrong and self.retry_failure and not worst.is_beyond_noise:
+        if exceeding and self.retry_failure and not worst.is_beyond_noise:
             status = "cannot tell"
             note = f"is off, and could not be compared again: {self.retry_failure}"
-        elif wrong:
+        elif exceeding:
             status = "fail" if counts else "wrong"
         elif kind != "buffers" and is_too_noisy(differences):
             status = "cannot tell" if counts else "skipped"
             note = f"the unprepared model in {name_of(self.models.dtype)} is itself too far off"
             note += "; with trained weights it may not be" if "gradients" in kind else ""
-        return self._check(
-            kind,
-            status,
-            worst=worst.name,
+        return replace(
+            self._check(kind, status, note=note, worst=worst.name),
             compared=len(differences),
-            note=note,
             error=_finite_or_none(worst.error),
             allowed=_finite_or_none(worst.allowed),
         )
 
     def _counts(self, kind: str) -> bool:
-        """Whether a wrong tensor of this kind fails the verification; in eval, gradients do not."""
+        """Return True if a wrong tensor of this kind fails the verification; in eval, gradients do not."""
         return (
             kind == "outputs"
             or self.mode == "train"
@@ -268,17 +265,7 @@ class CaseComparison:
         status = "skipped" if self.case.is_variation else "cannot tell"
         return self._check("forward", status, note=note)
 
-    def _check(
-        self,
-        kind: str,
-        status: str,
-        *,
-        worst: str = "",
-        compared: int = 0,
-        note: str = "",
-        error: float | None = None,
-        allowed: float | None = None,
-    ) -> Check:
+    def _check(self, kind: str, status: str, *, note: str, worst: str = "") -> Check:
         inputs = [self.case.inputs, "compiled" if self.compiled else ""]
         return Check(
             what=kind,
@@ -287,10 +274,7 @@ class CaseComparison:
             batch=self.case.call.batch,
             inputs=", ".join(filter(None, inputs)),
             dtype=name_of(self.models.dtype),
-            error=error,
-            allowed=allowed,
             worst=worst,
-            compared=compared,
             note=note,
         )
 

@@ -63,17 +63,17 @@ class Difference:
 
     @property
     def exceeds(self) -> bool:
-        """Whether the error exceeds the tolerance."""
+        """Return True if the error exceeds the tolerance."""
         return not self.error <= self.allowed
 
     @property
     def is_baseline_wrong(self) -> bool:
-        """Whether the unprepared model in this dtype, in the contiguous format, is wrong as well."""
+        """Return True if the unprepared model in this dtype, in the contiguous format, is wrong as well."""
         return self.noise * self.share > GARBAGE
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether the error is larger than any noise could excuse."""
+        """Return True if the error is larger than any noise could excuse."""
         return not self.error * self.share <= FACTOR * GARBAGE
 
     @property
@@ -140,7 +140,7 @@ def first_non_finite(tensors: NamedTensors) -> str:
 
 
 def is_too_noisy(differences: Iterable[Difference]) -> bool:
-    """Whether the baseline itself is too far from exact for a comparison to mean anything.
+    """Return True if the baseline itself is too far from exact for a comparison to mean anything.
 
     That is so if half of all tensors are too noisy, or if one tensor of substantial size is all noise.
     """

@@ -55,16 +55,18 @@ def _diagnose(
     models: ModelPair, bad: list[Check], comparisons: list[CaseComparison]
 ) -> tuple[str, str]:
     """Return the culprit by its dotted name, the model itself by its class name; and the advice."""
-    wrong = next((c for c in comparisons if any(map(c.wrong, c.differences))), None)
-    by_compiler = wrong is not None and wrong.compiled
+    failed = next((c for c in comparisons if any(map(c.exceeding, c.differences))), None)
+    by_compiler = failed is not None and failed.compiled
     name: str | None = ""
-    if wrong is None:
+    if failed is None:
         name = next((check.worst for check in bad if not check.mode), None)
     elif not by_compiler:
-        name = _first_wrong_module(wrong)
+        name = _first_wrong_module(failed)
     module = None if name is None else dict(named_modules(models.prepared)).get(name)
     culprit = name or (type(models.prepared).__name__ if name is not None else "")
-    differences = [item for c in comparisons for kind in c.differences for item in c.wrong(kind)]
+    differences = [
+        item for c in comparisons for kind in c.differences for item in c.exceeding(kind)
+    ]
     baseline_wrong = any(item.is_baseline_wrong for item in differences)
     fault = Fault(
         failed=frozenset(check.what for check in bad),
@@ -92,16 +94,16 @@ def _reason(check: Check) -> str:
 
 def _first_wrong_module(comparison: CaseComparison) -> str | None:
     """Return the first module that is wrong; if none shows it, the owner of the worst gradient or buffer."""
-    wrong_parameters = comparison.wrong("parameter gradients")
+    wrong_parameters = comparison.exceeding("parameter gradients")
     owners = {item.name.rpartition(".")[0] for item in wrong_parameters}
     traces, name = comparison.traced(ModuleTrace), None
     if traces:
         locator = FaultLocator(*traces, comparison.models.dtype, comparison.models.depth)
-        if comparison.wrong("outputs"):
+        if comparison.exceeding("outputs"):
             name = locator.first_wrong_output()
-        if name is None and (owners or comparison.wrong("input gradients")):
+        if name is None and (owners or comparison.exceeding("input gradients")):
             name = locator.first_wrong_gradient(owners)
     if name is None:
-        worst = [*wrong_parameters, *comparison.wrong("buffers")]
+        worst = [*wrong_parameters, *comparison.exceeding("buffers")]
         name = worst[0].name.rpartition(".")[0] if worst else None
     return name
