@@ -19,7 +19,7 @@
     ├── VerificationError         a file that is not a verification
     ├── BenchError                a file that is not a bench
     ├── TuneError                 a file that is not a tuning
-    ├── SweepError                the engine of a sweep stopped before its end
+    ├── SweepError                the launcher of a sweep stopped before its end
     └── FileError                 a file could not be written or read
 
 Anything else that escapes is a bug of ours and keeps its traceback.
@@ -170,7 +170,7 @@ class VerificationError(PrepareError):
 
 
 class SweepError(PrepareError):
-    """The engine of a sweep stopped before its end; what its jobs had done by then is kept."""
+    """The launcher of a sweep stopped before its end; what its jobs had done by then is kept."""
 
 
 class FileError(PrepareError):

@@ -53,8 +53,8 @@ _register("prepare_slug", folder_names.slug, replace=True)
 _register("prepare_pid", os.getpid, replace=True)
 
 
-def store_engines() -> None:
-    """Gives the engines of sweeps (`hydra/launcher`) our values, whether their packages are here or not."""
+def store_launchers() -> None:
+    """Store our values for the launchers of sweeps (`hydra/launcher`), installed or not."""
     # Plugins store theirs when they are found, which is once. A file in hydra/launcher of our own would
     # do, but for a warning that it has the name of what a plugin stores.
     Plugins.instance()
@@ -70,7 +70,7 @@ def composing(config_dir: str | None = None) -> Iterator[Composer]:
     always = []
     if config_dir and Path(config_dir).is_dir():
         always = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
-    store_engines()
+    store_launchers()
     with hydra.initialize_config_dir(config_dir=str(conf_dir()), **BASE):
         yield Composer(always=always)
 

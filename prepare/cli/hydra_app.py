@@ -17,8 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 
-from prepare.cli.compose_config import BASE, CONFIG_NAME, Composer, store_engines
-from prepare.cli.launcher_checks import engine_problems
+from prepare.cli.compose_config import BASE, CONFIG_NAME, Composer, store_launchers
+from prepare.cli.launcher_checks import launcher_problems
 from prepare.cli.resolve_config import (
     as_mapping,
     choices_in,
@@ -41,11 +41,11 @@ from prepare.report.pages.write_pages import write_pages
 from prepare.report.terminal.console import stage
 from prepare.report.terminal.run import show_outcome, show_problems, shown_folder
 from prepare.report.terminal.sweep_progress import SweepProgress
-from prepare.sweep.coordinator import Lead
-from prepare.sweep.identity import identity, told_apart
-from prepare.sweep.launchers import GOES_ON, shares_cores
-from prepare.sweep.manifest import Planned, read_planned
-from prepare.sweep.worker import checker, run_in_sweep
+from prepare.sweep.coordinator import Coordinator
+from prepare.sweep.identity import identity, number_duplicates
+from prepare.sweep.launchers import OUTLIVE_COMMAND, shares_cores
+from prepare.sweep.manifest import SweepManifest, read_sweep_manifest
+from prepare.sweep.worker import run_in_sweep, stop_check
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -56,7 +56,7 @@ class Session:
     """What has become of one command line: whether a task began, and its part in a sweep."""
 
     began: bool = False
-    lead: Lead | None = None
+    coordinator: Coordinator | None = None
     progress: SweepProgress | None = None
 
 
@@ -65,7 +65,7 @@ SESSION: ContextVar[Session | None] = ContextVar("SESSION", default=None)
 
 def launch() -> None:
     """Runs the task under Hydra, with the arguments in `sys.argv`."""
-    store_engines()
+    store_launchers()
     with _as_before():
         hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, **BASE)(task)()
 
@@ -90,19 +90,19 @@ def _alone(config: DictConfig, about: DictConfig) -> None:
 
 def _in_sweep(config: DictConfig, about: DictConfig) -> None:
     folder = Path(about.runtime.cwd, about.sweep.dir).resolve()
-    planned = read_planned(folder) or Planned("", None, host="")
+    manifest = read_sweep_manifest(folder) or SweepManifest("", None, host="")
     launcher = about.runtime.choices.get("hydra/launcher")
     job = Job(
         number=about.job.num,
-        sweep=planned.sweep,
+        sweep=manifest.sweep,
         overrides=overrides_in(about),
         choices=choices_in(about),
-        identity=planned.identity(about.job.num),
+        identity=manifest.identity(about.job.num),
         launcher=launcher,
         shared=shares_cores(launcher, as_mapping(about, "launcher")),
     )
     try:
-        check = checker(folder, planned, goes_on=launcher in GOES_ON)
+        check = stop_check(folder, manifest, outlives_command=launcher in OUTLIVE_COMMAND)
         check()
         spec = _spec(config, about, job)
         resume = config.get("resume") is True
@@ -132,7 +132,7 @@ class Checks(Callback):
             composer = Composer(kwargs.get("config_name"))
             launching, sweeping = (as_mapping(config.hydra, key) for key in ("launcher", "sweeper"))
             choices = config.hydra.runtime.choices
-            _stop_at([*engine_problems(choices, launching=launching, sweeping=sweeping)])
+            _stop_at([*launcher_problems(choices, launching=launching, sweeping=sweeping)])
             rows, empty = composer.rows(config)
             folders = [
                 *folder_problems(config),
@@ -141,15 +141,15 @@ class Checks(Callback):
             ]
             _stop_at([*folders, *empty, *composer.examine(rows or [])])
             _stop_at(resume_problems(config, rows, sweep=True))
-            identities = told_apart(_identity(composer.compose(row)) for row in rows or [])
+            identities = number_duplicates(_identity(composer.compose(row)) for row in rows or [])
             folder = Path(config.hydra.sweep.dir).resolve()
             resume = config.get("resume") is True
-            lead = Lead(folder, rows=rows, identities=identities, resume=resume)
+            coordinator = Coordinator(folder, rows=rows, identities=identities, resume=resume)
             what = plural(len(rows), "run") if rows else "a sweep"
             line(f"{what} in {shown_folder(folder)}", errors=True)
             if (session := SESSION.get()) is not None:
-                session.progress = SweepProgress(folder, lead.planned)
-                session.lead = lead
+                session.progress = SweepProgress(folder, coordinator.manifest)
+                session.coordinator = coordinator
                 session.progress.start()
 
 

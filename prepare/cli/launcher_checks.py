@@ -18,7 +18,7 @@ _NEEDS = {
 }
 
 
-def engine_problems(
+def launcher_problems(
     choices: Mapping[str, Any], *, launching: Mapping[str, Any], sweeping: Mapping[str, Any]
 ) -> Iterator[Problem]:
     """What would stop Hydra before the first job; given its choices, and its two configurations."""

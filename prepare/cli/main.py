@@ -81,23 +81,23 @@ def _through_hydra(argv: list[str]) -> int:
             code = _launch(argv, asked, session)
         finally:
             ours.SESSION.reset(token)
-            if session.lead is not None:
+            if session.coordinator is not None:
                 code = _end_sweep(session, code)
     return code
 
 
 def _end_sweep(session: Session, code: int) -> int:
     """Sees to it that every row has an end, and shows the table."""
-    lead, progress = session.lead, session.progress
+    coordinator, progress = session.coordinator, session.progress
     try:
-        if code == DONE and (others := lead.others()):
-            line(f"waiting for {plural(others, 'run')} of another process", errors=True)
-        lead.end(stopped=code != DONE)
+        if code == DONE and (elsewhere := coordinator.running_elsewhere()):
+            line(f"waiting for {plural(elsewhere, 'run')} of another process", errors=True)
+        coordinator.end(stopped=code != DONE)
     except KeyboardInterrupt:
         code = INTERRUPTED
-        lead.end(stopped=True)
+        coordinator.end(stopped=True)
     progress.stop()
-    found = show_sweep(lead.folder)
+    found = show_sweep(coordinator.folder)
     return code or found
 
 
@@ -121,7 +121,7 @@ def _launch(argv: list[str], asked: Namespace, session: Session) -> int:
     from prepare.cli import override_errors as mistakes
 
     try:
-        with _arguments(argv), _engine_errors(session):
+        with _arguments(argv), _launcher_errors(session):
             ours.launch()
     except KeyboardInterrupt:
         _complain([Problem("", "interrupted")])
@@ -145,7 +145,7 @@ def _launch(argv: list[str], asked: Namespace, session: Session) -> int:
             raise
         from prepare.job.record import unusable
 
-        key = "hydra.sweep.subdir" if session.lead else "hydra.run.dir"
+        key = "hydra.sweep.subdir" if session.coordinator else "hydra.run.dir"
         raise unusable(error.filename, error, key) from error
     return DONE
 
@@ -158,21 +158,21 @@ def _of_an_interrupt(error: BaseException | None) -> bool:
 
 
 @contextlib.contextmanager
-def _engine_errors(session: Session) -> Iterator[None]:
-    """In a sweep no job raises: what does then is the engine, and what its jobs left is still there."""
+def _launcher_errors(session: Session) -> Iterator[None]:
+    """In a sweep no job raises: an exception comes from the launcher; keep what the jobs have written."""
     try:
         yield
     except Exception as error:
         if _of_an_interrupt(error):
             raise KeyboardInterrupt from error
-        if session.lead is None or isinstance(error, OSError):
+        if session.coordinator is None or isinstance(error, OSError):
             raise
         from prepare.cli.override_errors import first_sentence
         from prepare.core.utils import files
 
-        path = session.lead.folder / "error.txt"
+        path = session.coordinator.folder / "error.txt"
         files.write_text(path, traceback.format_exc())
-        wrong = f"the engine stopped: {type(error).__name__}: {first_sentence(str(error))}"
+        wrong = f"the launcher stopped: {type(error).__name__}: {first_sentence(str(error))}"
         remedy = (
             f"the traceback is in {files.printable_path(path)}; resume=true does what is missing"
         )

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from prepare.core.utils.text import size
 from prepare.job.headline import CONVOLUTIONS, Timed
 from prepare.report.sentences import interval_text, memory_text, ratio_text, verified_text
-from prepare.sweep.ranking import Field, Ranking, timed
+from prepare.sweep.ranking import RankedGroup, Ranking, first_timing
 
 if TYPE_CHECKING:
-    from prepare.sweep.summary import Row, Summary
+    from prepare.sweep.summary import Summary, SweepRow
 
 # Replaces a verdict if other jobs ran on the same cores.
 SHARED = "on shared cores"
@@ -28,7 +28,7 @@ class Column:
     """
 
     title: str
-    text: Callable[[Row], str]
+    text: Callable[[SweepRow], str]
     spare: int = 0
     number: bool = False
 
@@ -39,13 +39,13 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
         Column("#", lambda row: f"{row.number}{'*' * (row.number in ranking.best)}", number=True),
         *(Column(key, _choice(key)) for key in summary.varying),
         Column("status", lambda row: row.status),
-        Column("time", lambda row: ratio_text(timed(row)), number=True),
+        Column("time", lambda row: ratio_text(first_timing(row)), number=True),
         Column("verdict", _verdict),
-        Column("interval", lambda row: interval_text(timed(row)), 2),
+        Column("interval", lambda row: interval_text(first_timing(row)), 2),
         Column("timed", _timed_text(summary), 3),
-        Column("verified", lambda row: verified_text(row.found.verified), 1),
+        Column("verified", lambda row: verified_text(row.headline.verified), 1),
         *(Column(s, _count(s), 3 + n, number=True) for n, s in enumerate(CONVOLUTIONS)),
-        Column("memory", lambda row: memory_text(row.found), 5),
+        Column("memory", lambda row: memory_text(row.headline), 5),
         Column("breaks", _lost("breaks"), 4, number=True),
         Column("copied", _lost("copied_bytes", size), 6, number=True),
         Column("seconds", _seconds, 4, number=True),
@@ -58,23 +58,23 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
 
 def timings(summary: Summary) -> list[str]:
     """Return what any row timed (`inference`, `training step`); rows are ranked by the first."""
-    return list(dict.fromkeys(timed.what for row in summary.rows for timed in row.found.timed))
+    return list(dict.fromkeys(timed.what for row in summary.rows for timed in row.headline.timed))
 
 
-def timing(row: Row, what: str) -> Timed | None:
+def timing(row: SweepRow, what: str) -> Timed | None:
     """Return the row's comparison of that kind."""
-    return next((timed for timed in row.found.timed if timed.what == what), None)
+    return next((timed for timed in row.headline.timed if timed.what == what), None)
 
 
-def reason_text(row: Row) -> str:
+def reason_text(row: SweepRow) -> str:
     """Return why the row failed, or why it has no time."""
     if row.reason:
         return row.reason
-    comparison = timed(row)
+    comparison = first_timing(row)
     return f"not timed: {comparison.reason}" if comparison and comparison.reason else ""
 
 
-def reasons(rows: Iterable[Row]) -> list[tuple[list[int], str]]:
+def reasons(rows: Iterable[SweepRow]) -> list[tuple[list[int], str]]:
     """Return (numbers of the rows, reason) for each reason, in the order of the rows."""
     numbers: dict[str, list[int]] = {}
     for row in rows:
@@ -92,7 +92,7 @@ def numbered(numbers: Iterable[int]) -> str:
 
 def conclusions(summary: Summary, ranking: Ranking) -> Iterator[str]:
     """Yield the best row of each field, and the rows that were not compared."""
-    for field in ranking.fields:
+    for field in ranking.groups:
         yield (f"{field.about}: " if field.about else "") + _conclusion(field, summary.varying)
     if shared := shared_rows(ranking):
         yield f"not compared, as other jobs ran on the same cores: {numbered(shared)}"
@@ -100,64 +100,64 @@ def conclusions(summary: Summary, ranking: Ranking) -> Iterator[str]:
 
 def shared_rows(ranking: Ranking) -> list[int]:
     """Return the numbers of the rows that were timed while other jobs ran on the same cores."""
-    return [row.number for row in ranking.rows if row.shared and timed(row)]
+    return [row.number for row in ranking.rows if row.shared and first_timing(row)]
 
 
-def choices(row: Row, keys: Iterable[str]) -> str:
+def choices(row: SweepRow, keys: Iterable[str]) -> str:
     """Return the row's choices: `memfmt=channels_last precision=half`."""
     return " ".join(f"{key}={row.choices[key]}" for key in keys if key in row.choices)
 
 
-def _conclusion(field: Field, keys: Iterable[str]) -> str:
+def _conclusion(field: RankedGroup, keys: Iterable[str]) -> str:
     if field.best is None:
         text = "no row is significantly faster than the unprepared model"
         return f"{text}; keep the model unprepared, or measure longer with bench=full"
-    comparison = timed(field.best)
+    comparison = first_timing(field.best)
     text = f"best: #{field.best.number} {choices(field.best, keys)}".rstrip()
     text += f": {ratio_text(comparison)} of the time of the unprepared model"
     text += f" ({interval_text(comparison)})" if comparison and comparison.interval else ""
     if field.ties:
         text += f"; not significantly different from {numbered(row.number for row in field.ties)}"
-    verified = field.best.found.verified
+    verified = field.best.headline.verified
     if verified is None or verified.status != "pass":
         text += f"; correctness: {verified.status if verified else 'not verified'}"
     return text
 
 
-def _choice(key: str) -> Callable[[Row], str]:
+def _choice(key: str) -> Callable[[SweepRow], str]:
     return lambda row: row.choices.get(key, "")
 
 
-def _count(status: str) -> Callable[[Row], str]:
-    return lambda row: str(row.found.convolutions[status]) if row.found.convolutions else ""
+def _count(status: str) -> Callable[[SweepRow], str]:
+    return lambda row: str(row.headline.convolutions[status]) if row.headline.convolutions else ""
 
 
-def _verdict(row: Row) -> str:
-    comparison = timed(row)
+def _verdict(row: SweepRow) -> str:
+    comparison = first_timing(row)
     if comparison is None:
         return ""
     # A verdict is not reliable if other jobs used the same cores.
     return SHARED if row.shared and comparison.ratio else comparison.verdict
 
 
-def _timed_text(summary: Summary) -> Callable[[Row], str]:
+def _timed_text(summary: Summary) -> Callable[[SweepRow], str]:
     """Return what the ratio was measured on, if that is not the same in all rows."""
-    kinds = {comparison.what for row in summary.rows if (comparison := timed(row))}
+    kinds = {comparison.what for row in summary.rows if (comparison := first_timing(row))}
 
-    def text(row: Row) -> str:
-        comparison = timed(row)
+    def text(row: SweepRow) -> str:
+        comparison = first_timing(row)
         return comparison.what if comparison and len(kinds) > 1 else ""
 
     return text
 
 
-def _lost(key: str, form: Callable[[int], str] = str) -> Callable[[Row], str]:
-    def text(row: Row) -> str:
-        lost = row.found.lost
+def _lost(key: str, form: Callable[[int], str] = str) -> Callable[[SweepRow], str]:
+    def text(row: SweepRow) -> str:
+        lost = row.headline.lost
         return "" if lost is None or lost.status != "ok" else form(getattr(lost, key))
 
     return text
 
 
-def _seconds(row: Row) -> str:
+def _seconds(row: SweepRow) -> str:
     return "" if row.seconds is None else f"{row.seconds:.1f}"

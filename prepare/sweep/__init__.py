@@ -1,1 +1,1 @@
-"""Many jobs: who runs them, in which processes, and the table of how each ended."""
+"""Sweeps: the processes that execute many jobs, the order they share, and the table of their results."""

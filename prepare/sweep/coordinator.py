@@ -1,4 +1,4 @@
-"""The command line's part in a sweep: who may run in its folder, and that every row has an end."""
+"""The command line's part in a sweep: take its folder, wait for its jobs, and give each a result."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from prepare.core.utils import files
 from prepare.errors import ConfigError, FileError
 from prepare.job.outcome import FAILED, Outcome, write_result
 from prepare.job.record import Job, Record, Result, unusable
-from prepare.sweep.locks import Lock, claimed, held
+from prepare.sweep.locks import Lock, claim, is_held
 from prepare.sweep.manifest import (
-    Planned,
+    SweepManifest,
     is_running,
     job_lock,
     make_folder,
-    read_planned,
+    read_sweep_manifest,
     sweep_lock,
-    write_planned,
+    write_sweep_manifest,
 )
 
-# How long what was stopped may take to end.
+# Seconds that stopped jobs have to end.
 _PATIENCE = 4.0
 
 
-class Lead:
-    """Leads the sweep in `folder`, until `end`. As long as one leads, its workers go on.
+class Coordinator:
+    """Leads the sweep in `folder` until `end`; the workers of a sweep go on as long as it is led.
 
-    A new sweep has its folder for itself. With `resume` it takes up the one that is there, and shares
-    the folder with others that do the same with the same rows.
+    A new sweep has its folder for itself. With `resume` a command line continues the sweep that is
+    there, and shares the folder with others that continue the same rows.
 
     Raises:
         ConfigError: another sweep is running in the folder.
@@ -54,31 +54,31 @@ class Lead:
         except OSError as error:
             raise unusable(folder, error, "hydra.sweep.dir") from error
         try:
-            self.planned = self._begin(rows, identities, resume=resume)
+            self.manifest = self._begin(rows, identities, resume=resume)
         except BaseException:
             self._lock.close()
             raise
 
     def _begin(
         self, rows: list[list[str]] | None, identities: list[str | None], *, resume: bool
-    ) -> Planned:
-        alone = self._lock.take()
-        if not alone and not (resume and self._lock.take(shared=True, patience=_PATIENCE)):
-            raise self._busy("another sweep", ", or do its work together with resume=true")
-        before = read_planned(self.folder) if resume else None
+    ) -> SweepManifest:
+        alone = self._lock.acquire()
+        if not alone and not (resume and self._lock.acquire(shared=True, patience=_PATIENCE)):
+            raise self._busy("another sweep", ", or share its work with resume=true")
+        before = read_sweep_manifest(self.folder) if resume else None
         if not alone:
             if before is None or before.identities != identities:
                 raise self._busy("a sweep with other rows")
             return before
-        planned = Planned(before.sweep if before else secrets.token_hex(8), rows, identities)
-        write_planned(self.folder, planned)
-        if not self._lock.take(shared=True):
+        manifest = SweepManifest(before.sweep if before else secrets.token_hex(8), rows, identities)
+        write_sweep_manifest(self.folder, manifest)
+        if not self._lock.acquire(shared=True):
             raise self._busy("another sweep")
-        if not held(sweep_lock(self.folder)):
-            # This file system has no locks, so nobody could tell whether the sweep goes on.
-            planned = replace(planned, host="")
-            write_planned(self.folder, planned)
-        return planned
+        if not is_held(sweep_lock(self.folder)):
+            # This file system has no locks: workers cannot see whether the sweep goes on.
+            manifest = replace(manifest, host="")
+            write_sweep_manifest(self.folder, manifest)
+        return manifest
 
     def _busy(self, what: str, other: str = "") -> ConfigError:
         wrong = f"{what} is running in {files.printable_path(self.folder)}"
@@ -86,14 +86,14 @@ class Lead:
             "hydra.sweep.dir", wrong, f"wait for it, or choose another folder{other}"
         )
 
-    def others(self) -> int:
-        """How many of the rows other processes are doing now."""
-        return sum(is_running(self.folder, one) for one in self.planned.identities)
+    def running_elsewhere(self) -> int:
+        """Return the number of rows that other processes are executing now."""
+        return sum(is_running(self.folder, identity) for identity in self.manifest.identities)
 
     def end(self, *, stopped: bool) -> None:
-        """Waits for what still runs, and gives a result to every row that began and has none.
+        """Wait for the jobs that still run, and write a result for every job that began and has none.
 
-        Where the sweep was `stopped` its own workers are told to end, and are not waited for for long.
+        If the sweep was `stopped`, its workers are told to end, and have a few seconds to do so.
         """
         if stopped:
             self._lock.close()
@@ -104,11 +104,11 @@ class Lead:
             self._lock.close()
 
     def _wait(self, patience: float) -> None:
-        until = time.monotonic() + patience
-        for identity in self.planned.identities:
+        deadline = time.monotonic() + patience
+        for identity in self.manifest.identities:
             if identity is not None:
-                rest = max(0.0, until - time.monotonic())
-                held(job_lock(self.folder, identity), patience=rest)
+                remaining = max(0.0, deadline - time.monotonic())
+                is_held(job_lock(self.folder, identity), patience=remaining)
 
     def _reconcile(self, *, stopped: bool) -> None:
         lost = Result("crashed", "lost", "its process ended without a result: killed?")
@@ -116,8 +116,8 @@ class Lead:
             lost = Result("interrupted", "interrupted", "its sweep was stopped")
         for record, job in self._begun():
             lock = job_lock(self.folder, job.identity) if job.identity else None
-            with claimed(lock) as free, suppress(FileError):
-                if free and record.result() is None:
+            with claim(lock) as claimed, suppress(FileError):
+                if claimed and record.result() is None:
                     write_result(Outcome(lost, FAILED), record)
 
     def _begun(self) -> Iterator[tuple[Record, Job]]:
@@ -125,5 +125,5 @@ class Lead:
             record = Record(path.parent)
             with suppress(FileError):
                 job = record.job()
-                if job and self.planned.number(job) is not None:
+                if job and self.manifest.number(job) is not None:
                     yield record, job

@@ -1,4 +1,4 @@
-"""The process in which the jobs of a sweep run: it loads torch once, and a copy of it does each job."""
+"""The process that forks the jobs of a sweep: it imports torch once, and each fork executes one job."""
 
 from __future__ import annotations
 
@@ -21,95 +21,92 @@ from prepare.job.execute import run_job
 if TYPE_CHECKING:
     from prepare.job.spec import JobSpec
 
-# What takes long to import, and every job needs.
+# Modules that are slow to import and that every job needs.
 _PRELOADED = (
-    *(
-        "torch",
-        "torch.utils._device",
-        "prepare.job.build_model",
-        "prepare.core.forward.torch_state",
-        "prepare.job.analyses",
-    ),
-    *(
-        "prepare.pipeline",
-        "prepare.audit",
-        "prepare.audit.read_model",
-        "prepare.core.forward.input_formatter",
-        "prepare.job.load_weights",
-    ),
-    *(
-        "prepare.core.forward.run_example",
-        "prepare.core.forward.conv_layouts",
-        "prepare.core.utils.environment",
-    ),
-    *("prepare.flow.follow", "prepare.verify.check_model"),
-    *("prepare.bench.session", "prepare.bench.model_state"),
+    "torch",
+    "torch.utils._device",
+    "prepare.audit",
+    "prepare.audit.read_model",
+    "prepare.bench.model_state",
+    "prepare.bench.session",
+    "prepare.core.forward.conv_layouts",
+    "prepare.core.forward.input_formatter",
+    "prepare.core.forward.run_example",
+    "prepare.core.forward.torch_state",
+    "prepare.core.utils.environment",
+    "prepare.flow.follow",
+    "prepare.job.analyses",
+    "prepare.job.build_model",
+    "prepare.job.load_weights",
+    "prepare.pipeline",
+    "prepare.verify.check_model",
 )
-# Of what a job prints, this much from its beginning is kept, and as much from its end.
+# Bytes of a job's output that are kept from its beginning, and as many from its end.
 _HALF = 1 << 19
 
 
 def serve(handle: int, preload: list[str]) -> None:
-    """Execute the jobs that come through the socket `handle`, until its other end is closed.
+    """Execute the jobs that arrive through the socket `handle`, until its other end is closed.
 
     A request is a pair: the path of a log, and a pickled `JobSpec`. The answers are the id of the process
-    that does it, and its exit status. A process that is not there any more closes its end: what runs
-    for it is killed then, with all that it started.
+    that executes it, and its exit status. If the requesting process ends, its end of the socket closes,
+    and the running job is killed with all processes that it started.
     """
     for name in (*_PRELOADED, *preload):
         module = importlib.import_module(name)
-        # One may have more to load than its imports.
+        # Some modules load more than their imports.
         getattr(module, "get_ready", lambda: None)()
-    # Until here a signal may end this process; from now on it has a child to take along.
+    # Until here a signal may end this process; from now on it must kill its job first.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    asked, wake = Connection(handle), _waking_pipe()
+    client, child_ended = Connection(handle), _child_end_pipe()
     with suppress(EOFError, OSError):
         while True:
-            log, pickled = asked.recv()
-            output, theirs = os.pipe()
-            lived, lives = os.pipe()
+            log, pickled = client.recv()
+            output, job_output = os.pipe()
+            # Nothing is written to it: the job sees it close when this process dies.
+            parent_dead, parent_alive = os.pipe()
             if not (pid := _fork()):
-                asked.close()
-                os.close(lives)
-                _do(pickled, theirs, lived)
-            os.close(theirs)
-            os.close(lived)
+                client.close()
+                os.close(parent_alive)
+                _execute(pickled, job_output, parent_dead)
+            os.close(job_output)
+            os.close(parent_dead)
             try:
-                asked.send(pid)
+                client.send(pid)
             finally:
-                status = _watched(pid, asked, wake, output, _Log(log))
-                os.close(lives)
-            asked.send(status)
+                status = _wait_for_job(pid, client, child_ended, output, _Log(log))
+                os.close(parent_alive)
+            client.send(status)
 
 
-def _waking_pipe() -> int:
-    """A handle to read from when a child has ended."""
-    wake, woken = os.pipe()
-    for handle in (wake, woken):
+def _child_end_pipe() -> int:
+    """Return a handle that becomes readable when a child has ended."""
+    readable, written = os.pipe()
+    for handle in (readable, written):
         os.set_blocking(handle, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    return wake
+    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    return readable
 
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        # NumPy's threads are there from its import on, and know of forks; Python 3.12 does not know that.
+        # NumPy starts threads when it is imported, and they are safe to fork; Python 3.12 warns of them.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
-def _do(pickled: bytes, output: int, lived: int) -> NoReturn:
+def _execute(pickled: bytes, output: int, parent_dead: int) -> NoReturn:
     code = 1
     try:
         os.setpgid(0, 0)
-        threading.Thread(target=_end_with, args=(lived,), daemon=True).start()
+        threading.Thread(target=_end_with_parent, args=(parent_dead,), daemon=True).start()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         for handle, name in enumerate(("stdout", "stderr"), start=1):
             os.dup2(output, handle)
-            # New ones: those of before may not be turned from a file to a pipe.
+            # New streams: an existing one cannot be changed from a file to a pipe.
             stream = open(handle, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
@@ -121,48 +118,48 @@ def _do(pickled: bytes, output: int, lived: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
+        for standard in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
-                stream.flush()
-        # Not by way of the interpreter's end: what a library does there may hang or crash, and all is done.
+                standard.flush()
+        # Skip the interpreter's shutdown: the record is complete, and a library may hang or crash there.
         os._exit(code)
 
 
-def _end_with(lived: int) -> None:
-    """Ends this job, and what it has started, when the process that `lived` comes from is killed."""
-    os.read(lived, 1)
+def _end_with_parent(parent_dead: int) -> None:
+    """Kill this job, and the processes that it started, when the forking process dies."""
+    os.read(parent_dead, 1)
     _kill(os.getpgid(0))
 
 
-def _watched(pid: int, asked: Connection, wake: int, output: int, log: _Log) -> int:
-    """The exit status of a job; writes down what it prints until then.
+def _wait_for_job(pid: int, client: Connection, child_ended: int, output: int, log: _Log) -> int:
+    """Write what the job prints to its log until it ends; return its exit status.
 
     Raises:
-        EOFError: whoever asked for it has gone, and the job was killed.
+        EOFError: the requesting process has ended, and the job was killed.
     """
-    with suppress(OSError):  # it may have done so itself
+    with suppress(OSError):  # the job may have done so already
         os.setpgid(pid, pid)
-    listened: list[Any] = [asked, wake, output]
+    sources: list[Any] = [client, child_ended, output]
     os.set_blocking(output, False)
     try:
         while True:
-            ready = wait(listened)
-            if wake in ready:
+            ready = wait(sources)
+            if child_ended in ready:
                 with suppress(BlockingIOError):
-                    os.read(wake, 4096)
+                    os.read(child_ended, 4096)
             if output in ready and not log.copy(output):
-                listened.remove(output)
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
+                sources.remove(output)
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
                 return status
-            if asked in ready:
+            if client in ready:
                 raise EOFError
     except BaseException:
         _kill(pid)
         os.waitpid(pid, 0)
         raise
     finally:
-        _kill(pid)  # what the job itself has started and not ended
+        _kill(pid)  # the processes that the job started and did not end
         log.copy(output)
         log.close()
         os.close(output)
@@ -174,33 +171,33 @@ def _kill(group: int) -> None:
 
 
 class _Log:
-    """The file of what a job prints: its beginning as it comes, its end at the end, and no more."""
+    """The log file of a job: the beginning of its output as it arrives, and the end when the job ends."""
 
     def __init__(self, path: str) -> None:
         self._path, self._written = path, 0
-        self._last, self._more = bytearray(), 0
+        self._tail, self._tail_total = bytearray(), 0
 
     def copy(self, output: int) -> bool:
-        """Takes what can be read now; whether there may be more."""
+        """Copy the output that can be read now; return True if more may follow."""
         with suppress(BlockingIOError):
             while data := os.read(output, 1 << 16):
                 first = data[: _HALF - self._written]
                 self._append(first)
                 self._written += len(first)
-                self._more += len(data) - len(first)
-                self._last += data[len(first) :]
-                del self._last[:-_HALF]
+                self._tail_total += len(data) - len(first)
+                self._tail += data[len(first) :]
+                del self._tail[:-_HALF]
             return False
         return True
 
     def close(self) -> None:
-        """Writes the end, if it has not been written as it came."""
-        if left_out := self._more - len(self._last):
+        """Write the end of the output."""
+        if left_out := self._tail_total - len(self._tail):
             self._append(f"\n... {left_out:,} bytes left out ...\n".encode())
-        self._append(bytes(self._last))
+        self._append(bytes(self._tail))
 
     def _append(self, data: bytes) -> None:
-        # A disk that is full is told by what the job itself writes.
+        # If the disk is full, the job's own files will report it.
         with suppress(OSError):
             if data:
                 with Path(self._path).open("ab") as file:

@@ -1,4 +1,4 @@
-"""What determines the result of a job, as a short text: two jobs that have the same need to be done once."""
+"""The identity of a job: a digest of all that determines its result, so that it is executed only once."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# How a job is run, and nothing of what comes out of it.
-_HOW = ("isolate", "resume")
+# Options that change how a job is executed, not its result.
+_WITHOUT_EFFECT = ("isolate", "resume")
 _LENGTH = 16
 
 
 def identity(config: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
-    """Of a job with this resolved configuration, and these options chosen in the groups.
+    """Return the identity of a job with this resolved configuration and these choices in the groups.
 
-    It holds the configuration, the versions of torch, of prepare and of packages that bring steps, and
-    the code of the model and of the plugins: the file that each is in, or every file of its package
-    where that lies below the current folder. What those files import from elsewhere is not in it, and
-    neither is the machine.
+    It covers the configuration, the versions of torch, prepare and packages that register steps, and
+    the code of the model and of the plugins: the file of each, or every file of its package if that is
+    in the current folder. It does not cover other files that this code imports, or the machine.
     """
     facts = {
-        "config": {key: value for key, value in config.items() if key not in _HOW},
+        "config": {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT},
         "choices": dict(choices),
         "versions": _versions(),
         "code": {name: _code(name) for name in sorted({*_targets(config)})},
@@ -34,14 +34,14 @@ def identity(config: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_LENGTH]
 
 
-def told_apart(identities: Iterable[str | None]) -> list[str | None]:
-    """The same, but that no two are equal: a row that is asked for twice is two jobs."""
-    seen: Counter[str | None] = Counter()
-    found = []
-    for one in identities:
-        seen[one] += 1
-        found.append(f"{one}-{seen[one]}" if one is not None and seen[one] > 1 else one)
-    return found
+def number_duplicates(identities: Iterable[str | None]) -> list[str | None]:
+    """Number equal identities, so that a duplicate row is a second job."""
+    counts: Counter[str | None] = Counter()
+    distinct = []
+    for name in identities:
+        counts[name] += 1
+        distinct.append(f"{name}-{counts[name]}" if name is not None and counts[name] > 1 else name)
+    return distinct
 
 
 def _versions() -> dict[str, str | None]:
@@ -59,7 +59,7 @@ def _version(package: str) -> str | None:
 
 
 def _targets(config: Any) -> Iterator[str]:
-    """The dotted names of what a configuration has imported."""
+    """Yield the dotted names that a configuration imports."""
     if isinstance(config, Mapping):
         if isinstance(target := config.get("_target_"), str):
             yield target
@@ -72,9 +72,9 @@ def _targets(config: Any) -> Iterator[str]:
 
 
 def _code(name: str) -> str | None:
-    """A digest of the files that hold `name`, which are found without importing anything."""
+    """Return a digest of the files that define `name`, found without an import."""
     parts = name.split(".")
-    for folder in map(Path, dict.fromkeys([Path.cwd(), *sys.path])):
+    for folder in dict.fromkeys([Path.cwd(), *map(Path, sys.path)]):
         for length in range(len(parts), 0, -1):
             inner = folder.joinpath(*parts[:length])
             for file in (inner.with_suffix(".py"), inner / "__init__.py"):
@@ -86,10 +86,8 @@ def _code(name: str) -> str | None:
 
 
 def _digest(files: Iterable[Path]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
-        try:
-            found.update(file.read_bytes())
-        except OSError:
-            continue
-    return found.hexdigest()
+        with suppress(OSError):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

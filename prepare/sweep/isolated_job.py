@@ -1,4 +1,4 @@
-"""Runs a job in a process of its own, and tells how that ended where the job itself could not."""
+"""Execute a job in a child process, and write its result if the job could not."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from prepare.job.record import Record, Result
 if TYPE_CHECKING:
     from prepare.job.spec import JobSpec
 
-# How often it is asked whether the sweep goes on, while a job runs.
-_TICK = 0.5
-# How long a process may take to end that has been told to.
+# Seconds between two checks whether the sweep goes on, while a job runs.
+_INTERVAL = 0.5
+# Seconds that a terminated process has to end.
 _PATIENCE = 5.0
 _LAST_LINES = 60
-_MEANING = {
+_CAUSES: dict[int, str] = {
     signal.SIGKILL: ": out of memory?",
     signal.SIGSEGV: ": a crash in native code",
     signal.SIGABRT: ": native code gave up",
@@ -59,8 +59,8 @@ def run_isolated(spec: JobSpec, check: Callable[[], None]) -> Outcome:
         if result := record.result():
             return Outcome(result, INTERRUPTED if result.status == "interrupted" else FAILED)
         outcome = Outcome(_crash(status, log), FAILED)
-    except BaseException as error:  # one job may not take the others of a sweep along
-        # A result is written last, so whatever came after it has spoilt nothing.
+    except BaseException as error:  # a job must not end the other jobs of a sweep
+        # A result is written last: an error after it has not changed the record.
         with suppress(Exception):
             if result := record.result():
                 return replace(failure(error), result=result)
@@ -69,34 +69,35 @@ def run_isolated(spec: JobSpec, check: Callable[[], None]) -> Outcome:
     return write_result(replace(outcome, result=replace(outcome.result, seconds=seconds)), record)
 
 
-class _Server:
-    """The process that holds torch and makes a copy of itself for every job."""
+class _ForkServer:
+    """A child process that has imported torch and forks once for every job."""
 
     def __init__(self, preload: tuple[str, ...]) -> None:
-        ours, theirs = socket.socketpair()
+        own_end, server_end = socket.socketpair()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from prepare.sweep.fork_server import serve"
         )
-        code += f"; serve({theirs.fileno()}, {list(preload)!r})"
-        flags = subprocess._args_from_interpreter_flags()
-        with theirs:
-            # In a session of its own, so that Ctrl-C reaches this process only, which then ends that one.
+        code += f"; serve({server_end.fileno()}, {list(preload)!r})"
+        # typeshed leaves it out; multiprocessing uses it as well.
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        with server_end:
+            # In a new session: Ctrl-C reaches only this process, which then ends the server.
             self._process = subprocess.Popen(  # noqa: S603
                 [sys.executable, *flags, "-c", code],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[server_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self._connection = Connection(ours.detach())
-        self._child = 0
+        self._connection = Connection(own_end.detach())
+        self._job = 0
         atexit.register(self.close)
 
     def run(self, log: Path, spec: JobSpec, check: Callable[[], None]) -> int:
         """Execute the job in a child process; return the exit status of that process."""
         try:
             self._connection.send((str(log), pickle.dumps(spec)))
-            self._child = self._answer(check)
-            status = self._answer(check)
+            self._job = self._receive(check)
+            status = self._receive(check)
         except (EOFError, ConnectionError) as error:
             self.close()
             code = self._process.returncode
@@ -105,42 +106,42 @@ class _Server:
         except BaseException:
             self.close()
             raise
-        self._child = 0
+        self._job = 0
         return status
 
     def close(self) -> None:
-        """Ends it, and with it the job that it runs."""
+        """End the server, and the job that it runs."""
         _server.cache_clear()
         atexit.unregister(self.close)
         self._connection.close()
-        # Heeded until it has loaded torch; then it sees that the connection is closed.
+        # The server obeys this until it has imported torch; after that, it sees the closed connection.
         self._process.terminate()
         try:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._child and self._process.returncode:  # else it has done so itself
+        if self._job and self._process.returncode:  # else the server has killed the job
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._child, signal.SIGKILL)
+                os.killpg(self._job, signal.SIGKILL)
 
-    def _answer(self, check: Callable[[], None]) -> int:
-        while not self._connection.poll(_TICK):
+    def _receive(self, check: Callable[[], None]) -> int:
+        while not self._connection.poll(_INTERVAL):
             check()
         return self._connection.recv()
 
 
 @cache
-def _server(_process: int, preload: tuple[str, ...]) -> _Server:
-    """That of this process: one that was forked from another may not use what belongs to it."""
-    return _Server(preload)
+def _server(_process: int, preload: tuple[str, ...]) -> _ForkServer:
+    """Return the server of this process; a forked copy of this process must start another one."""
+    return _ForkServer(preload)
 
 
 def _crash(status: int, log: Path) -> Result:
-    """How a job ended that left no result: in words, and with the last that it printed."""
+    """Return the result of a job that wrote none: its exit status in words, and the end of its log."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        reason, error = "killed", f"killed by {_name(-code)}{_MEANING.get(-code, '')}"
+        reason, error = "killed", f"killed by {_name(-code)}{_CAUSES.get(-code, '')}"
     else:
         reason, error = "exit", f"the job ended its process with exit code {code}, as os._exit does"
     return Result("crashed", reason, error, _last_lines(log))

@@ -1,4 +1,4 @@
-"""The engines that run a sweep: which there are, what each needs, and which share a machine's cores."""
+"""Hydra's launchers: which of them outlive the command line, and which make jobs share cores."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-_TICK = 0.5
-# A sweep on one of these goes on when the command line that started it has ended.
-GOES_ON = ("submitit_slurm",)
+_INTERVAL = 0.5  # seconds
+# Launchers whose jobs go on after the command line that started them has ended.
+OUTLIVE_COMMAND = ("submitit_slurm",)
 
 
 def shares_cores(launcher: str | None, launching: Mapping[str, Any]) -> bool:
-    """Whether jobs run beside each other on one machine, so that what one measures the others disturb."""
+    """Return True if several jobs run at once on one machine, so that each disturbs the others' timings."""
     if launcher == "joblib":
         return launching.get("n_jobs") != 1
-    # Slurm gives each job cores of its own. Of an engine that is not known the worst is assumed.
+    # Slurm gives each job its own cores. For an unknown launcher, assume the worst.
     return launcher not in ("basic", "submitit_slurm")
 
 
-def end_with(parent: int) -> None:
-    """Ends this process soon after its parent: a worker of joblib would wait for jobs that never come."""
+def exit_with_parent(parent: int) -> None:
+    """End this process soon after its parent: a joblib worker would wait for jobs that never come."""
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(_TICK)
+            time.sleep(_INTERVAL)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

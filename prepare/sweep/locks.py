@@ -1,4 +1,4 @@
-"""Who is at work: locks of files, which the system drops when a process ends, in whatever way."""
+"""File locks that show which process runs a sweep or a job; the OS releases them when it dies."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from pathlib import Path
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # typeshed has no None for a missing module
 
-# Whoever only asks takes a lock too, for a moment: it is no reason to give up.
+# Seconds. A process that only asks holds the lock for a moment, which is not a reason to give up.
 _PATIENCE = 0.2
 _PAUSES = 0.01, 0.25
 
 
 class Lock:
-    """A lock of the file at `path`, which is made where it is not there; `close` drops it.
+    """A lock of the file at `path`, which is created if missing; `close` releases it.
 
-    Where there are no such locks (Windows, some network folders) each is taken at once.
+    Where the system has no such locks (Windows, some network folders), `acquire` always succeeds.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
 
-    def take(self, *, shared: bool = False, patience: float = _PATIENCE) -> bool:
-        """Whether it could be had within `patience` seconds; a shared one is for all that share it."""
+    def acquire(self, *, shared: bool = False, patience: float = _PATIENCE) -> bool:
+        """Return True if the lock was acquired within `patience` seconds; a shared one has many holders."""
         if fcntl is None:
             return True
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        until, pause = time.monotonic() + patience, _PAUSES[0]
+        mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        deadline, pause = time.monotonic() + patience, _PAUSES[0]
         while True:
             try:
-                fcntl.flock(self._handle, kind | fcntl.LOCK_NB)
+                fcntl.flock(self._handle, mode | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() >= until:
+                if time.monotonic() >= deadline:
                     return False
                 time.sleep(pause)
                 pause = min(2 * pause, _PAUSES[1])
@@ -48,37 +48,38 @@ class Lock:
                 return True
 
     def close(self) -> None:
-        """Drops it; twice is once."""
+        """Release the lock; a second call does nothing."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
 
 
 @contextmanager
-def claimed(path: Path | None) -> Iterator[bool]:
-    """Holds the lock of `path` within, if no other process does; None needs none.
+def claim(path: Path | None) -> Iterator[bool]:
+    """Hold the lock of `path` within the block; yield False if another process holds it.
 
-    Where no lock can be made (a full disk), it is held all the same: what is done within will say why.
+    None needs no lock. If no lock can be made (a full disk), yield True: what runs in the block will
+    report the reason.
     """
     try:
         lock = None if path is None else Lock(path)
     except OSError:
         lock = None
     try:
-        yield lock is None or lock.take()
+        yield lock is None or lock.acquire()
     finally:
         if lock is not None:
             lock.close()
 
 
-def held(path: Path, *, patience: float = 0.0) -> bool:
-    """Whether a process holds the lock of `path`, and goes on to do so for `patience` seconds."""
+def is_held(path: Path, *, patience: float = 0.0) -> bool:
+    """Return True if a process holds the lock of `path` now, and still after `patience` seconds."""
     if not path.is_file():
         return False
     with suppress(OSError):
         lock = Lock(path)
         try:
-            return not lock.take(patience=patience)
+            return not lock.acquire(patience=patience)
         finally:
             lock.close()
     return False

@@ -1,4 +1,4 @@
-"""What a sweep is to do, in its folder's `sweep.json`: its rows, what tells them apart, who is at work."""
+"""The manifest of a sweep, `sweep.json` in its folder: its rows, their identities and its host."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from pathlib import Path
 from prepare.core.utils import files, json_records
 from prepare.errors import FileError
 from prepare.job.record import Job, unusable
-from prepare.sweep.locks import held
+from prepare.sweep.locks import is_held
 
 _FORMAT, _VERSION = "prepare.sweep", 1
-# In the folder of the sweep; what is in it is locked, and never read.
+# In the folder of the sweep. Its files are locked, and never read.
 _LOCKS = ".locks"
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """`sweep` is the name of the sweep; `rows` are the overrides of each, None where they are not known.
+class SweepManifest:
+    """The rows that a sweep shall have.
 
-    `identities` say of each row what determines its result (`prepare.sweep.identity`), None where that cannot
-    be told before it runs. `host` is the machine that the sweep was started on, and empty where nobody
-    can tell whether it goes on.
+    Attributes:
+        sweep: the name of the sweep.
+        rows: the overrides of each row; None if they are not known.
+        identities: `prepare.sweep.identity` of each row; None for a row whose result depends on what
+            only the job itself knows.
+        host: the machine that the sweep was started on; empty if locks cannot show whether it goes on.
     """
 
     sweep: str
@@ -32,12 +35,13 @@ class Planned:
     host: str = field(default_factory=platform.node)
 
     def identity(self, number: int | None) -> str | None:
-        """What determines the result of a row."""
-        known = number is not None and number < len(self.identities)
-        return self.identities[number] if known else None
+        """Return the identity of a row, if it has one."""
+        if number is None or number >= len(self.identities):
+            return None
+        return self.identities[number]
 
     def number(self, job: Job) -> int | None:
-        """The row that a job is of; None for one of another sweep, and of rows that are no longer planned."""
+        """Return the row of a job; None for a job of another sweep, or of a row that was removed."""
         if job.sweep != self.sweep:
             return None
         if job.identity is None:
@@ -45,45 +49,45 @@ class Planned:
         return self.identities.index(job.identity) if job.identity in self.identities else None
 
 
-def write_planned(folder: Path, planned: Planned) -> None:
-    """Notes which rows a sweep is to have, so that a missing one can be told. Raises FileError."""
+def write_sweep_manifest(folder: Path, manifest: SweepManifest) -> None:
+    """Write the rows that a sweep shall have, so that a missing one can be named. Raises FileError."""
     make_folder(folder)
-    data = {"format": _FORMAT, "version": _VERSION, **asdict(planned)}
+    data = {"format": _FORMAT, "version": _VERSION, **asdict(manifest)}
     json_records.write_json(folder / "sweep.json", data, lines=True)
 
 
 def make_folder(folder: Path) -> None:
-    """Makes the folder of a sweep. Raises FileError."""
+    """Make the folder of a sweep. Raises FileError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unusable(folder, error, "hydra.sweep.dir") from error
 
 
-def read_planned(folder: Path) -> Planned | None:
-    """What the sweep in `folder` is to do; None where there is none. Raises FileError."""
+def read_sweep_manifest(folder: Path) -> SweepManifest | None:
+    """Read the manifest of the sweep in `folder`; None if there is no sweep. Raises FileError."""
     path = folder / "sweep.json"
     if not path.is_file():
         return None
     try:
         data = json.loads(files.read_text(path, limit=1 << 28))
         if data.pop("format") == _FORMAT and data.pop("version") == _VERSION and data["sweep"]:
-            return Planned(**data)
+            return SweepManifest(**data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
-    raise FileError(files.printable_path(path), "is no list of a sweep's rows", "remove it")
+    raise FileError(files.printable_path(path), "is not a list of the rows of a sweep", "remove it")
 
 
 def sweep_lock(folder: Path) -> Path:
-    """The lock that every command line which runs the sweep in `folder` shares."""
+    """Return the lock that every command line which runs the sweep in `folder` shares."""
     return folder / _LOCKS / "sweep"
 
 
 def job_lock(folder: Path, identity: str) -> Path:
-    """The lock of the process that does this job."""
+    """Return the lock of the process that executes this job."""
     return folder / _LOCKS / identity
 
 
 def is_running(folder: Path, identity: str | None) -> bool:
-    """Whether a process is doing this job now; of one without identity it is not known, and False."""
-    return identity is not None and held(job_lock(folder, identity))
+    """Return True if a process is executing this job; False also for a job without identity."""
+    return identity is not None and is_held(job_lock(folder, identity))

@@ -1,4 +1,4 @@
-"""Which rows of a sweep may be compared, in which order they stand, and which of them is the best."""
+"""The order of the rows of a sweep: which of them can be compared, and which is the best."""
 
 from __future__ import annotations
 
@@ -9,93 +9,93 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from prepare.job.headline import Timed
-    from prepare.sweep.summary import Row, Summary
+    from prepare.sweep.summary import Summary, SweepRow
 
-# Choices that change what is measured, and not how it is prepared: ratios across them say nothing.
+# Choices that change what is measured, not how it is prepared: their time ratios are not comparable.
 _MEASURED = ("model", "input", "mode")
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """Rows whose times may be compared: the same model and input, on the same machine.
+class RankedGroup:
+    """Rows whose times can be compared: the same model and input, on the same machine.
 
-    `rows` are those with a ratio, the fastest first. `best` is None where none is faster than the
-    unprepared model beyond doubt; `ties` are the rows whose interval meets that of the best.
+    `rows` are those with a time ratio, the fastest first. `best` is None if none is significantly faster
+    than the unprepared model; `ties` are the rows whose interval overlaps that of the best.
     """
 
     about: str
-    rows: tuple[Row, ...]
-    best: Row | None
-    ties: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
+    best: SweepRow | None
+    ties: tuple[SweepRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """All rows in the order they are shown in, and the fields that they compete in."""
+    """All rows in the order in which they are shown, and the groups in which they are compared."""
 
-    rows: tuple[Row, ...]
-    fields: tuple[Field, ...]
+    rows: tuple[SweepRow, ...]
+    groups: tuple[RankedGroup, ...]
 
     @property
     def best(self) -> frozenset[int]:
-        """The numbers of the rows that are the best of their field."""
-        return frozenset(field.best.number for field in self.fields if field.best)
+        """The numbers of the rows that are the best of their group."""
+        return frozenset(group.best.number for group in self.groups if group.best)
 
 
 def rank(summary: Summary) -> Ranking:
-    """The rows by their measured ratio where that may be compared, the others after them by number.
+    """Order the rows by their measured time ratio where it is comparable, the others after them by number.
 
-    What was timed while others ran on the same cores is not compared with anything.
+    A row that was timed while other jobs ran on the same cores is not compared with anything.
     """
-    competing: dict[tuple[str, str], list[Row]] = {}
+    comparable: dict[tuple[str, str], list[SweepRow]] = {}
     for row in summary.rows:
-        if ratio(row) is not None and not row.shared and row.status == "ok":
-            competing.setdefault(_circumstances(row, summary), []).append(row)
-    fields = tuple(_field(key, rows, len(competing)) for key, rows in competing.items())
-    ranked = [row for field in fields for row in field.rows]
+        if time_ratio(row) is not None and not row.shared and row.status == "ok":
+            comparable.setdefault(_circumstances(row, summary), []).append(row)
+    groups = tuple(_group(key, rows, len(comparable)) for key, rows in comparable.items())
+    ranked = [row for group in groups for row in group.rows]
     numbers = {row.number for row in ranked}
     rest = [row for row in summary.rows if row.number not in numbers]
-    return Ranking((*ranked, *rest), fields)
+    return Ranking((*ranked, *rest), groups)
 
 
-def timed(row: Row) -> Timed | None:
-    """What the row is ranked by: its first comparison; None where nothing was timed."""
-    return next(iter(row.found.timed), None)
+def first_timing(row: SweepRow) -> Timed | None:
+    """Return the comparison that a row is ranked by: its first; None if nothing was timed."""
+    return next(iter(row.headline.timed), None)
 
 
-def ratio(row: Row) -> float | None:
-    """The time of the prepared model in that of the unprepared one; below 1 is faster."""
-    found = timed(row)
-    return found and found.ratio
+def time_ratio(row: SweepRow) -> float | None:
+    """Return the time of the prepared model divided by that of the unprepared one; below 1 is faster."""
+    timing = first_timing(row)
+    return timing.ratio if timing else None
 
 
-def command(row: Row) -> str:
-    """The line that does this row alone."""
+def command(row: SweepRow) -> str:
+    """Return the command line that runs this row alone."""
     words = [word for word in row.overrides if not word.lstrip("+~").startswith("hydra")]
     return shlex.join(["python", "run.py", *words])
 
 
-def _circumstances(row: Row, summary: Summary) -> tuple[str, str]:
+def _circumstances(row: SweepRow, summary: Summary) -> tuple[str, str]:
     keys = [key for key in summary.varying if key.partition(".")[0] in _MEASURED]
     about = ", ".join(f"{key}={row.choices.get(key, '')}" for key in keys)
-    found = timed(row)
-    return about, f"{found.what}; {found.where}" if found else ""
+    timing = first_timing(row)
+    return about, f"{timing.what}; {timing.where}" if timing else ""
 
 
-def _field(key: tuple[str, str], rows: Iterable[Row], fields: int) -> Field:
-    ranked = tuple(sorted(rows, key=lambda row: (ratio(row), row.number)))
+def _group(key: tuple[str, str], rows: Iterable[SweepRow], groups: int) -> RankedGroup:
+    ranked = tuple(sorted(rows, key=lambda row: (time_ratio(row), row.number)))
     best = next(iter(_candidates(ranked)), None)
-    ties = tuple(row for row in ranked if best and row is not best and _meet(row, best))
-    return Field("; ".join(filter(None, key)) if fields > 1 else "", ranked, best, ties)
+    ties = tuple(row for row in ranked if best and row is not best and _overlap(row, best))
+    return RankedGroup("; ".join(filter(None, key)) if groups > 1 else "", ranked, best, ties)
 
 
-def _candidates(ranked: Iterable[Row]) -> list[Row]:
-    """The rows that are faster beyond doubt; of them those whose answers were found right, if any."""
-    faster = [row for row in ranked if (found := timed(row)) and found.verdict == "faster"]
-    right = [row for row in faster if row.found.verified and row.found.verified.status == "pass"]
-    return right or faster
+def _candidates(ranked: Iterable[SweepRow]) -> list[SweepRow]:
+    """Return the significantly faster rows; if some of them passed verification, only these."""
+    faster = [row for row in ranked if (timing := first_timing(row)) and timing.verdict == "faster"]
+    verified = [row for row in faster if (v := row.headline.verified) and v.status == "pass"]
+    return verified or faster
 
 
-def _meet(row: Row, other: Row) -> bool:
-    one, two = timed(row), timed(other)
-    return one is not None and two is not None and one.meets(two)
+def _overlap(row: SweepRow, other: SweepRow) -> bool:
+    first, second = first_timing(row), first_timing(other)
+    return first is not None and second is not None and first.meets(second)

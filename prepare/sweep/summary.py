@@ -1,4 +1,4 @@
-"""The rows of a sweep, from the files they left: which were planned, which ran, and how each ended."""
+"""The rows of a sweep, read from the files they left: which were planned, which ran, and their results."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from prepare.core.utils import files
 from prepare.errors import FileError, PrepareError
 from prepare.job.headline import Headline, headline
 from prepare.job.record import Record
-from prepare.sweep.locks import held
-from prepare.sweep.manifest import Planned, is_running, read_planned, sweep_lock
+from prepare.sweep.locks import is_held
+from prepare.sweep.manifest import SweepManifest, is_running, read_sweep_manifest, sweep_lock
 
-# What a sweep that has not ended is doing, or will do: no end, so no success either.
+# Statuses of jobs that have not ended, and so have not succeeded either.
 UNENDED = ("running", "waiting")
-_BAD = ("failed", "crashed", "interrupted", *UNENDED)
+_NOT_DONE = ("failed", "crashed", "interrupted", *UNENDED)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One run of a sweep; what is not known is None. `overrides` are as given, `choices` the same by key.
+class SweepRow:
+    """One row of a sweep; None is for what is not known.
 
-    `shared` says that others ran on the same cores at the time, so that what was timed is no measure.
+    `overrides` are as given, `choices` the same by key. `shared` says that other jobs ran on the same
+    cores at the time, so that its timings cannot be compared.
     """
 
     number: int
@@ -33,81 +34,79 @@ class Row:
     folder: str | None = None
     overrides: tuple[str, ...] = ()
     shared: bool = False
-    found: Headline = field(default_factory=Headline)
+    headline: Headline = field(default_factory=Headline)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Every row that was planned or found, by number; `varying` are the choices that differ."""
+    """Every row that was planned or executed, by number; `varying` are the keys whose choices differ."""
 
-    rows: list[Row]
+    rows: list[SweepRow]
     varying: list[str]
 
     def exit_code(self) -> int:
-        """1 if any row failed, crashed or was interrupted; else 3 if any failed verification; else 0."""
+        """Return 1 if a row is not done, failed or crashed; else 3 if one failed verification; else 0."""
         statuses = {row.status for row in self.rows}
-        if statuses & set(_BAD):
+        if statuses & set(_NOT_DONE):
             return 1
         return 3 if "verification_failed" in statuses else 0
 
 
 def read_summary(folder: Path) -> Summary:
-    """The rows of the sweep in `folder`.
+    """Read the rows of the sweep in `folder`.
 
     Raises:
-        FileError: it is no folder of a sweep.
+        FileError: the folder is not that of a sweep.
     """
-    planned = read_planned(folder)
-    found = _found(folder, planned)
-    if planned is None and not found:
-        raise FileError(
-            files.printable_path(folder), "is no folder of a sweep", "give one under multirun/"
-        )
-    rows = (planned and planned.rows) or []
-    numbers = sorted({*range(len(rows)), *found})
-    overrides = {number: rows[number] for number in range(len(rows))}
-    live = held(sweep_lock(folder))
-    made = [
-        _row(number, overrides.get(number, []), found.get(number), folder, live=live)
-        for number in numbers
+    manifest = read_sweep_manifest(folder)
+    records = _records(folder, manifest)
+    if manifest is None and not records:
+        wrong = "is not the folder of a sweep"
+        raise FileError(files.printable_path(folder), wrong, "give a folder under multirun/")
+    planned = dict(enumerate((manifest and manifest.rows) or []))
+    live = is_held(sweep_lock(folder))
+    rows = [
+        _row(number, planned.get(number, []), records.get(number), folder, live=live)
+        for number in sorted({*planned, *records})
     ]
-    keys = dict.fromkeys(key for row in made for key in row.choices)
-    varying = [key for key in keys if len({row.choices.get(key) for row in made}) > 1]
-    return Summary(made, varying)
+    keys = dict.fromkeys(key for row in rows for key in row.choices)
+    varying = [key for key in keys if len({row.choices.get(key) for row in rows}) > 1]
+    return Summary(rows, varying)
 
 
-def _found(folder: Path, planned: Planned | None) -> dict[int, Record]:
-    """The rows of this sweep that have begun, by number; those of an older one are left out."""
-    found = {}
+def _records(folder: Path, manifest: SweepManifest | None) -> dict[int, Record]:
+    """Return the records of the rows that have begun, by number; those of an older sweep are left out."""
+    records = {}
     for path in sorted(folder.rglob("job.json")):
         record = Record(path.parent)
-        with suppress(FileError):  # what cannot be read is no row of this sweep
-            job = record.job()
-            number = job and (planned.number(job) if planned else job.number)
+        with suppress(FileError):  # a file that cannot be read is not a row of this sweep
+            if (job := record.job()) is None:
+                continue
+            number = manifest.number(job) if manifest else job.number
             if number is not None:
-                found[number] = record
-    return found
+                records[number] = record
+    return records
 
 
 def _row(
     number: int, planned: list[str], record: Record | None, folder: Path, *, live: bool
-) -> Row:
+) -> SweepRow:
     if record is None:
         status, reason = ("waiting", None) if live else ("interrupted", "it never started")
-        return Row(number, _choices(planned), status, reason=reason, overrides=(*planned,))
-    found = Headline()
+        return SweepRow(number, _choices(planned), status, reason=reason, overrides=(*planned,))
+    figures = Headline()
     status, reason, seconds = "crashed", "it ended without a result: killed", None
     job = record.job()
-    if is_running(folder, job and job.identity):
+    if job and is_running(folder, job.identity):
         status, reason = "running", None
     try:
         if result := record.result():
             status, reason, seconds = result.status, result.error, result.seconds
-        found = headline(record.folder)
+        figures = headline(record.folder)
     except PrepareError as error:
         status, reason = "crashed", str(error)
     overrides = planned or (job.overrides if job else [])
-    return Row(
+    return SweepRow(
         number,
         _choices(overrides),
         status,
@@ -116,11 +115,11 @@ def _row(
         record.folder.relative_to(folder).as_posix(),
         overrides=(*overrides,),
         shared=bool(job and job.shared),
-        found=found,
+        headline=figures,
     )
 
 
 def _choices(overrides: list[str]) -> dict[str, str]:
-    """`memfmt=channels_last` as a key and a value; `~key` has none."""
+    """Split `memfmt=channels_last` into a key and a value; `~key` has no value."""
     pairs = (override.partition("=") for override in overrides)
     return {key.lstrip("+"): value for key, _, value in pairs if not key.startswith("hydra.")}

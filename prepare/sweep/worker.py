@@ -1,4 +1,4 @@
-"""One job of a sweep, in whatever process its engine runs it: once, and not where it has been done."""
+"""One job of a sweep, in a process of any launcher: executed once, and not if it has been done."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from prepare.errors import FileError
 from prepare.job.outcome import DONE, Outcome
 from prepare.job.record import KEPT, Job, Record, Result
 from prepare.sweep.isolated_job import run_isolated
-from prepare.sweep.locks import claimed, held
-from prepare.sweep.manifest import Planned, job_lock, sweep_lock
+from prepare.sweep.locks import claim, is_held
+from prepare.sweep.manifest import SweepManifest, job_lock, sweep_lock
 
 if TYPE_CHECKING:
     from prepare.job.spec import JobSpec
@@ -30,31 +30,34 @@ def run_in_sweep(
     """
     job = spec.job
     lock = job_lock(folder, job.identity) if job.identity else None
-    with claimed(lock) as mine:
-        if not mine:
+    with claim(lock) as claimed:
+        if not claimed:
             return None
-        # Asked with the lock in hand: whoever had it before may just have done the job.
+        # Only now: the process that held the lock before may just have done the job.
         if job.identity and (result := _done(job, Record(spec.folder), folder, resume=resume)):
             return Outcome(result, DONE)
         return run_isolated(spec, check)
 
 
-def checker(folder: Path, planned: Planned, *, goes_on: bool) -> Callable[[], None]:
-    """A function that raises Stopped where the command line that started the sweep has ended.
+def stop_check(
+    folder: Path, manifest: SweepManifest, *, outlives_command: bool
+) -> Callable[[], None]:
+    """Return a function that raises Stopped if the command line that started the sweep has ended.
 
-    Of one on another machine that cannot be told; and with `goes_on` the job is not to end with it.
+    It never raises for a sweep of another machine, whose locks cannot be seen here, or if the job
+    `outlives_command`.
     """
-    watched = planned.host == platform.node() and not goes_on
+    watched = manifest.host == platform.node() and not outlives_command
 
     def check() -> None:
-        if watched and not held(sweep_lock(folder)):
+        if watched and not is_held(sweep_lock(folder)):
             raise Stopped("its sweep was stopped")
 
     return check
 
 
 def _done(job: Job, record: Record, folder: Path, *, resume: bool) -> Result | None:
-    """How the job ended, if it need not be done again; else what it left under another number goes."""
+    """Return the result that need not be repeated; else remove what the job left under other numbers."""
     elsewhere = sorted(folder.rglob("job.json")) if resume else []
     for other in (record, *(Record(path.parent) for path in elsewhere)):
         with suppress(FileError):

@@ -596,7 +596,7 @@ def test_diff_says_what_differs_between_two_runs(go):
         (["diff", "missing.json", "b"], "missing.json: cannot be read: No such file or directory"),
         (["diff", ".", "."], ".: holds nothing of a run; give the folder that a run left behind"),
         (["summary"], "summary: takes 1 argument, got 0; summary FOLDER: the folder of a sweep"),
-        (["summary", "."], ".: is no folder of a sweep; give one under multirun/"),
+        (["summary", "."], ".: is not the folder of a sweep; give a folder under multirun/"),
         (["steps", "x"], "steps: takes no argument, got 1"),
         (["stps"], "stps: is neither key=value nor a command; did you mean steps? see --help"),
     ],

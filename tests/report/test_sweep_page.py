@@ -19,7 +19,7 @@ from prepare.report.pages.page import write_page
 from prepare.report.pages.sweep_matrix import matrix_of
 from prepare.report.pages.sweep_page import SECTIONS, sweep_page, write_sweep_page
 from prepare.sweep.locks import Lock
-from prepare.sweep.manifest import Planned, job_lock, write_planned
+from prepare.sweep.manifest import SweepManifest, job_lock, write_sweep_manifest
 from prepare.sweep.ranking import rank
 from prepare.sweep.summary import read_summary
 
@@ -151,12 +151,12 @@ def test_a_sweep_in_which_nothing_went_well_says_so(tmp_path):
 
 
 def test_a_row_that_runs_is_shown_as_running_and_has_not_failed(tmp_path):
-    write_planned(tmp_path, Planned("one", [["a=1"], ["a=2"]], ["x", "y"]))
+    write_sweep_manifest(tmp_path, SweepManifest("one", [["a=1"], ["a=2"]], ["x", "y"]))
     record = Record(tmp_path / "0-row")
     record.clear()
     record.write_job(Job(0, "one", ["a=1"], {}, identity="x"))
     lock = Lock(job_lock(tmp_path, "x"))
-    assert lock.take()
+    assert lock.acquire()
     try:
         text = page_of(tmp_path)
     finally:

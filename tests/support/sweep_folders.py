@@ -9,7 +9,7 @@ from prepare.bench.records import Bench, Case, Comparison, Control
 from prepare.bench.records import Row as Variant
 from prepare.flow.records import Copy, Event, Flow
 from prepare.job.record import Job, Record, Result
-from prepare.sweep.manifest import Planned, write_planned
+from prepare.sweep.manifest import SweepManifest, write_sweep_manifest
 from prepare.verify.records import Check, Verification
 
 SWEEP = "one"
@@ -94,7 +94,7 @@ def add_row(folder: Path, number: int, overrides, *, result=OK, name=None, choic
 
 def plan(folder: Path, rows) -> None:
     """Notes which rows the sweep is to have."""
-    write_planned(folder, Planned(SWEEP, [list(row) for row in rows]))
+    write_sweep_manifest(folder, SweepManifest(SWEEP, [list(row) for row in rows]))
 
 
 FORMATS = ("contiguous", "channels_last_3d")

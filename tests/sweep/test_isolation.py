@@ -28,7 +28,7 @@ def sweep(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_whatever_a_job_does_every_other_is_done_and_its_row_says_so(sweep):
+def test_a_failing_job_is_reported_and_leaves_the_others_alone(sweep):
     names = [f"sample_nets.{name}" for name in MIXED]
     ran = sweep(f"model._target_={','.join(names)}")
     healthy_and_sick(ran)
@@ -40,14 +40,14 @@ def test_whatever_a_job_does_every_other_is_done_and_its_row_says_so(sweep):
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_job_that_exits_is_no_success_whatever_its_code(sweep, code):
+def test_a_job_that_calls_exit_fails_whatever_the_code(sweep, code):
     ran = sweep(NET + "exits,sample_nets.leaves", f"+model.code={code}")
     assert ran.code == 1
     assert [ran.result(number)["reason"] for number in (0, 1)] == ["exit", "exit"]
     assert all(f"{code}" in row["reason"] for row in ran.rows)
 
 
-def test_what_a_job_prints_is_in_its_folder_and_has_a_bound(sweep, monkeypatch):
+def test_the_output_of_a_job_goes_to_a_log_of_bounded_size(sweep, monkeypatch):
     ran = sweep(NET + "prints", "+model.count=1,200000")
     assert ran.file(0, "log.txt").read_text() == "line 00000000\n"
     long = ran.file(1, "log.txt").read_text()
@@ -58,7 +58,7 @@ def test_what_a_job_prints_is_in_its_folder_and_has_a_bound(sweep, monkeypatch):
     assert "line" not in ran.out + ran.err
 
 
-def test_a_job_runs_in_the_folder_and_environment_of_the_command_line(sweep, tmp_path, monkeypatch):
+def test_a_job_gets_the_folder_and_environment_of_the_command(sweep, tmp_path, monkeypatch):
     (tmp_path / "own_nets.py").write_text(
         "import os\nfrom torch import nn\n"
         "def net():\n    print(os.getcwd(), os.environ['PREPARE_TEST'])\n    return nn.Conv2d(1, 1, 1)\n"
@@ -71,7 +71,7 @@ def test_a_job_runs_in_the_folder_and_environment_of_the_command_line(sweep, tmp
     assert not sweep("model._target_=own_nets.net", "seed=0,1").file(1, "log.txt").exists()
 
 
-def test_a_plugin_registers_its_step_in_the_process_of_the_job(sweep, tmp_path):
+def test_a_plugin_registers_its_step_in_the_job_process(sweep, tmp_path):
     (tmp_path / "own_steps.py").write_text(
         "from prepare.registry import register\nfrom prepare.step import TensorStep, Want\n"
         "@register('doubled')\nclass Doubled(TensorStep):\n"
@@ -85,20 +85,20 @@ def test_a_plugin_registers_its_step_in_the_process_of_the_job(sweep, tmp_path):
     assert "own_steps" not in sys.modules
 
 
-def test_what_a_job_started_ends_with_it(sweep, tmp_path):
+def test_processes_that_a_job_started_end_with_it(sweep, tmp_path):
     ran = sweep(NET + "forks", "seed=0,1")
     assert ran.code == 0
     wait_for(lambda: not _lives(int((tmp_path / "left").read_text())), seconds=5)
 
 
-def test_without_isolation_a_job_runs_in_the_process_of_the_sweep(sweep, tmp_path):
+def test_without_isolation_a_job_runs_in_the_sweep_process(sweep, tmp_path):
     ran = sweep(NET + "waits", "+model.name=swept", "isolate=true,false")
     assert ran.statuses == ["ok", "ok"]
     apart, here = map(int, (tmp_path / "began").read_text().split())
     assert here == os.getpid() != apart
 
 
-def test_a_single_run_stays_in_its_process(tmp_path, monkeypatch):
+def test_a_single_job_runs_in_its_own_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "go").touch()
     assert cli.run([NET + "waits", "hydra.run.dir=run", *QUICK]) == 0
@@ -106,7 +106,7 @@ def test_a_single_run_stays_in_its_process(tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "log.txt").exists()
 
 
-def test_a_job_whose_folder_cannot_be_written_to_is_named(sweep, tmp_path):
+def test_a_job_with_an_unusable_folder_is_named(sweep, tmp_path):
     (tmp_path / "swept").mkdir()
     (tmp_path / "swept" / "1").write_text("a file")
     ran = sweep(NET + "Net", "seed=0,1,2", "hydra.sweep.subdir=${hydra.job.num}/x")
@@ -115,7 +115,7 @@ def test_a_job_whose_folder_cannot_be_written_to_is_named(sweep, tmp_path):
     assert ran.statuses[0] == "ok"
 
 
-def test_a_job_that_ends_when_its_server_is_killed_is_named_and_the_next_gets_another(tmp_path):
+def test_a_killed_fork_server_fails_one_job_and_is_replaced(tmp_path):
     process = start(NET + "waits,sample_nets.Net", cwd=tmp_path)
     wait_for((tmp_path / "began").exists)
     job = int((tmp_path / "began").read_text())
@@ -127,7 +127,7 @@ def test_a_job_that_ends_when_its_server_is_killed_is_named_and_the_next_gets_an
     assert not _lives(job)
 
 
-def test_a_job_and_what_it_started_end_when_all_above_it_is_killed_at_once(tmp_path):
+def test_a_job_and_its_children_end_when_all_parents_are_killed(tmp_path):
     process = start(NET + "waits_with_another", cwd=tmp_path)
     wait_for((tmp_path / "began").exists)
     job = int((tmp_path / "began").read_text())
@@ -139,26 +139,26 @@ def test_a_job_and_what_it_started_end_when_all_above_it_is_killed_at_once(tmp_p
     wait_for(lambda: not left_of(tmp_path), seconds=5)
 
 
-def test_what_is_timed_beside_others_is_marked(sweep):
+def test_sequential_jobs_are_not_marked_as_sharing_cores(sweep):
     ran = sweep(NET + "Net", "seed=0,1")
     jobs = [Record(ran.file(number, "")).job() for number in (0, 1)]
     assert [(job.launcher, job.shared) for job in jobs] == [("basic", False)] * 2
 
 
-def test_a_lock_is_dropped_when_its_process_is_killed(tmp_path):
+def test_a_lock_is_released_when_its_process_is_killed(tmp_path):
     path = tmp_path / "lock"
-    with locks.claimed(path) as mine, locks.claimed(path) as again:
+    with locks.claim(path) as mine, locks.claim(path) as again:
         assert (mine, again) == (True, False)
-        assert locks.held(path)
-    assert not locks.held(path)
+        assert locks.is_held(path)
+    assert not locks.is_held(path)
     pid = os.fork()
     if not pid:
-        with locks.claimed(path):
+        with locks.claim(path):
             (tmp_path / "locked").touch()
             os.kill(os.getpid(), 9)
     os.waitpid(pid, 0)
     assert (tmp_path / "locked").exists()
-    assert not locks.held(path)
+    assert not locks.is_held(path)
 
 
 def _lives(pid: int) -> bool:

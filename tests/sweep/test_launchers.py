@@ -1,4 +1,4 @@
-"""The engines of a sweep: each does every healthy job and names every sick one, and what is timed on it is marked."""
+"""The launchers of a sweep: each does every healthy job and names every sick one, and what is timed on it is marked."""
 
 import importlib.util
 import io
@@ -10,7 +10,7 @@ import pytest
 from hydra.core.plugins import Plugins
 
 from prepare.cli import main as cli
-from prepare.cli.launcher_checks import engine_problems
+from prepare.cli.launcher_checks import launcher_problems
 from prepare.job.record import Record
 from prepare.report.terminal.sweep_progress import _time
 from prepare.sweep.launchers import shares_cores
@@ -18,7 +18,7 @@ from sweeps import MIXED, NET, finish, healthy_and_sick, left_of, run, start, wa
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
 # Each with the extra that brings it; those that take long to start are for the slow tier.
-ENGINES = [
+LAUNCHERS = [
     pytest.param("joblib", id="joblib"),
     pytest.param("submitit_local", id="submitit_local", marks=pytest.mark.slow),
     pytest.param("ray", id="ray", marks=pytest.mark.slow),
@@ -32,27 +32,25 @@ RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 NAMES = ",".join(f"sample_nets.{name}" for name in MIXED)
 
 
-def needs(engine: str) -> None:
-    if importlib.util.find_spec(f"hydra_plugins.{NEEDS[engine]}") is None:
-        pytest.skip(f"hydra_plugins.{NEEDS[engine]} is not installed")
+def needs(launcher: str) -> None:
+    if importlib.util.find_spec(f"hydra_plugins.{NEEDS[launcher]}") is None:
+        pytest.skip(f"hydra_plugins.{NEEDS[launcher]} is not installed")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_whatever_a_job_does_every_other_is_done_on_every_engine(tmp_path, engine):
-    needs(engine)
-    ran = run(f"model._target_={NAMES}", f"hydra/launcher={engine}", cwd=tmp_path)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_failing_job_leaves_the_others_alone_on_every_launcher(tmp_path, launcher):
+    needs(launcher)
+    ran = run(f"model._target_={NAMES}", f"hydra/launcher={launcher}", cwd=tmp_path)
     healthy_and_sick(ran)
     jobs = [Record(ran.file(number, "")).job() for number in range(len(MIXED))]
-    assert {(job.launcher, job.shared) for job in jobs} == {(engine, True)}
+    assert {(job.launcher, job.shared) for job in jobs} == {(launcher, True)}
     assert f"{len(MIXED)} of {len(MIXED)} done" in ran.err
     wait_for(lambda: not left_of(tmp_path), seconds=5)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_every_engine_makes_the_same_audit_and_finds_plugins_and_modules_of_the_current_folder(
-    tmp_path, engine
-):
-    needs(engine)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_launcher_writes_the_same_audit_and_finds_plugins(tmp_path, launcher):
+    needs(launcher)
     (tmp_path / "own_steps.py").write_text(
         "from prepare.registry import register\nfrom prepare.step import TensorStep, Want\n"
         "@register('doubled')\nclass Doubled(TensorStep):\n"
@@ -62,7 +60,7 @@ def test_every_engine_makes_the_same_audit_and_finds_plugins_and_modules_of_the_
     (tmp_path / "own_nets.py").write_text("from sample_nets import Net as net\n")
     words = ["model._target_=own_nets.net", "plugins=[own_steps]", "+steps.doubled={}", "seed=0,1"]
     audits = []
-    for name in ("basic", engine):
+    for name in ("basic", launcher):
         ran = run(*words, f"hydra/launcher={name}", cwd=tmp_path)
         assert ran.statuses == ["ok", "ok"], ran.err
         audits.append([ran.file(number, "audit.json").read_bytes() for number in (0, 1)])
@@ -77,10 +75,10 @@ def test_every_engine_makes_the_same_audit_and_finds_plugins_and_modules_of_the_
         pytest.param(signal.SIGKILL, id="SIGKILL"),
     ],
 )
-@pytest.mark.parametrize("engine", ENGINES)
-def test_no_process_of_any_engine_is_left_where_its_sweep_is_stopped(tmp_path, engine, number):
-    needs(engine)
-    process = start(NET + "waits", "seed=0,1,2", f"hydra/launcher={engine}", cwd=tmp_path)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_stopping_a_sweep_leaves_no_process_of_any_launcher(tmp_path, launcher, number):
+    needs(launcher)
+    process = start(NET + "waits", "seed=0,1,2", f"hydra/launcher={launcher}", cwd=tmp_path)
     wait_for((tmp_path / "began").exists)
     process.send_signal(number)
     ended = finish(process, tmp_path / "swept")
@@ -89,7 +87,7 @@ def test_no_process_of_any_engine_is_left_where_its_sweep_is_stopped(tmp_path, e
         lambda: not [one for one in left_of(tmp_path) if one.name() not in RAYS_OWN], seconds=5
     )
     # Ray takes SIGTERM for itself, and dumps core.
-    if number != signal.SIGKILL and (engine, number) != ("ray", signal.SIGTERM):
+    if number != signal.SIGKILL and (launcher, number) != ("ray", signal.SIGTERM):
         assert ended.code == 130, ended.err
         assert set(ended.statuses) == {"interrupted"}
     (tmp_path / "go").touch()
@@ -97,16 +95,16 @@ def test_no_process_of_any_engine_is_left_where_its_sweep_is_stopped(tmp_path, e
     assert (again.code, again.statuses) == (0, ["ok"] * 3), again.err
 
 
-@pytest.mark.parametrize("engine", ["joblib", "submitit_local", "submitit_slurm", "ray"])
-def test_an_engine_whose_package_is_missing_is_an_error_of_one_line(
-    tmp_path, monkeypatch, capsys, engine
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "submitit_slurm", "ray"])
+def test_a_launcher_without_its_package_is_a_one_line_error(
+    tmp_path, monkeypatch, capsys, launcher
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("prepare.cli.launcher_checks._is_there", lambda module: False)
-    code = cli.run(["--multirun", "model=unet3d", "seed=0,1", f"hydra/launcher={engine}"])
-    extra = engine.partition("_")[0]
+    code = cli.run(["--multirun", "model=unet3d", "seed=0,1", f"hydra/launcher={launcher}"])
+    extra = launcher.partition("_")[0]
     said = (
-        f"hydra/launcher: {engine} needs {extra}, which is not here; "
+        f"hydra/launcher: {launcher} needs {extra}, which is not here; "
         f"install the extra: pip install 'torch-prepare[{extra}]'\n"
     )
     out, err = capsys.readouterr()
@@ -122,8 +120,8 @@ def test_an_engine_whose_package_is_missing_is_an_error_of_one_line(
          "hydra.sweeper.max_batch_size: 0 is no size of a batch; give a whole number from 1, or null for all at once"),
         (["hydra.sweeper._target_=nope"],
          "hydra.sweeper._target_: 'nope' is no class that can be imported; choose one that is installed with hydra/sweeper=NAME"),
-        (["hydra.launcher._target_=no.such.Engine"],
-         "hydra.launcher._target_: 'no.such.Engine' is no class that can be imported; choose one that is installed with hydra/launcher=NAME"),
+        (["hydra.launcher._target_=no.such.Launcher"],
+         "hydra.launcher._target_: 'no.such.Launcher' is no class that can be imported; choose one that is installed with hydra/launcher=NAME"),
         (["hydra/launcher=[basic]"], "hydra/launcher: takes one option, and not a list; write hydra/launcher=NAME"),
         (["hydra/launcher=[basic,joblib]"], "hydra/launcher: takes one option, and not a list; write hydra/launcher=NAME"),
         (["hydra/launcher=jobli"],
@@ -131,7 +129,7 @@ def test_an_engine_whose_package_is_missing_is_an_error_of_one_line(
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )  # fmt: skip
-def test_what_hydra_itself_would_fall_over_is_an_error_of_one_line(
+def test_values_that_would_crash_hydra_are_one_line_errors(
     tmp_path, monkeypatch, capsys, words, said
 ):
     monkeypatch.chdir(tmp_path)
@@ -148,7 +146,7 @@ def basic_launcher() -> type:
     return sys.modules["hydra._internal.core_plugins.basic_launcher"].BasicLauncher
 
 
-def test_an_engine_that_stops_is_told_and_what_was_done_is_kept(tmp_path, monkeypatch, capsys):
+def test_a_launcher_that_stops_is_reported_and_results_are_kept(tmp_path, monkeypatch, capsys):
     launch = basic_launcher().launch
 
     def stops(self, overrides, initial_job_idx):
@@ -172,12 +170,12 @@ def test_an_engine_that_stops_is_told_and_what_was_done_is_kept(tmp_path, monkey
     assert "1 of 2 rows ok" in out
     assert "#1: it never started" in out
     assert err.splitlines()[-1].startswith(
-        "hydra/launcher: the engine stopped: RuntimeError: no more workers; "
+        "hydra/launcher: the launcher stopped: RuntimeError: no more workers; "
     )
     assert "no more workers" in (tmp_path / "swept" / "error.txt").read_text()
 
 
-def test_an_interrupt_that_a_library_makes_an_error_of_is_still_one(tmp_path, monkeypatch, capsys):
+def test_an_interrupt_turned_into_an_error_is_still_an_interrupt(tmp_path, monkeypatch, capsys):
     def closes_too_early(self, overrides, initial_job_idx):
         try:
             raise KeyboardInterrupt
@@ -191,7 +189,7 @@ def test_an_interrupt_that_a_library_makes_an_error_of_is_still_one(tmp_path, mo
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_jobs_beside_each_other_on_one_machine_are_said_to_share_it():
+def test_concurrent_jobs_on_one_machine_share_its_cores():
     assert not shares_cores("basic", {})
     assert not shares_cores("submitit_slurm", {})
     assert not shares_cores("joblib", {"n_jobs": 1})
@@ -201,14 +199,16 @@ def test_jobs_beside_each_other_on_one_machine_are_said_to_share_it():
     )
 
 
-def test_the_engines_are_checked_before_a_sweep_only():
+def test_launcher_problems_names_every_wrong_setting():
     basic = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}
     chosen = {"hydra/launcher": "basic", "hydra/sweeper": "basic"}
-    assert not [*engine_problems(chosen, launching=basic, sweeping={**basic, "max_batch_size": 3})]
-    assert len([*engine_problems({}, launching={}, sweeping={"max_batch_size": True})]) == 5
+    assert not [
+        *launcher_problems(chosen, launching=basic, sweeping={**basic, "max_batch_size": 3})
+    ]
+    assert len([*launcher_problems({}, launching={}, sweeping={"max_batch_size": True})]) == 5
 
 
-def test_the_time_that_is_left_is_said_as_a_person_would():
+def test_remaining_time_is_shown_in_rounded_units():
     assert [_time(seconds) for seconds in (0.4, 89, 91, 3600, 36000)] == [
         "0 s",
         "89 s",
@@ -218,7 +218,7 @@ def test_the_time_that_is_left_is_said_as_a_person_would():
     ]
 
 
-def test_a_terminal_shows_how_far_a_sweep_is(tmp_path, monkeypatch):
+def test_a_terminal_shows_the_progress_of_a_sweep(tmp_path, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True

@@ -14,7 +14,7 @@ import pytest
 from paths import ROOT
 from prepare.cli import main as cli
 from prepare.job.record import KEPT, Record
-from prepare.sweep.identity import identity, told_apart
+from prepare.sweep.identity import identity, number_duplicates
 from prepare.sweep.summary import read_summary
 from sweeps import NET, Ended, finish, left_of, start, wait_for
 
@@ -73,7 +73,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 # ------------------------------------------------------------------------------- what is done again
 
 
-def test_resume_does_only_what_did_not_end_well(sweep, folder):
+def test_resume_repeats_only_jobs_that_did_not_end_well(sweep, folder):
     (folder / "b fails").touch()
     first = sweep("a,b,c")
     assert (first.code, first.statuses) == (1, ["ok", "failed", "ok"])
@@ -90,7 +90,7 @@ def test_resume_does_only_what_did_not_end_well(sweep, folder):
     assert third.rows == second.rows
 
 
-def test_what_is_added_to_a_sweep_is_done_and_the_rest_is_kept_under_its_new_number(sweep, folder):
+def test_added_rows_run_and_old_ones_are_kept_under_new_numbers(sweep, folder):
     sweep("b,d")
     built(folder)
     ran = sweep("a,b,c,d", "resume=true")
@@ -102,7 +102,7 @@ def test_what_is_added_to_a_sweep_is_done_and_the_rest_is_kept_under_its_new_num
     assert len(sweep("a,d", "resume=true").rows) == 2
 
 
-def test_what_failed_under_another_number_is_one_row_when_it_is_done(sweep, folder):
+def test_a_failed_job_that_succeeds_under_a_new_number_is_one_row(sweep, folder):
     (folder / "b fails").touch()
     sweep("b,c")
     (folder / "b fails").unlink()
@@ -111,7 +111,7 @@ def test_what_failed_under_another_number_is_one_row_when_it_is_done(sweep, fold
     assert len([*ran.folder.glob("*/job.json")]) == 3
 
 
-def test_without_resume_a_sweep_in_an_old_folder_does_everything_anew(sweep, folder):
+def test_without_resume_every_job_in_an_old_folder_runs_again(sweep, folder):
     sweep("a,b,c")
     (folder / "a fails").touch()
     ran = sweep("a,b")
@@ -119,7 +119,7 @@ def test_without_resume_a_sweep_in_an_old_folder_does_everything_anew(sweep, fol
     assert (ran.code, ran.statuses) == (1, ["failed", "ok"])
 
 
-def test_no_row_of_another_sweep_is_taken_for_one_of_this(sweep, folder):
+def test_rows_of_another_sweep_are_ignored(sweep, folder):
     sweep("a,b,c")
     # The second was stopped before it did anything: what the first left does not count.
     plan = json.loads((folder / "swept" / "sweep.json").read_text())
@@ -131,9 +131,7 @@ def test_no_row_of_another_sweep_is_taken_for_one_of_this(sweep, folder):
 
 
 @pytest.mark.parametrize("change", ["option", "code", "plugin", "version"])
-def test_a_job_is_done_again_where_what_determines_its_result_has_changed(
-    sweep, folder, monkeypatch, change
-):
+def test_a_job_runs_again_if_its_identity_has_changed(sweep, folder, monkeypatch, change):
     (folder / "own_plugin.py").write_text("")
     words = ["plugins=[own_plugin]"]
     sweep("a", *words)
@@ -150,13 +148,13 @@ def test_a_job_is_done_again_where_what_determines_its_result_has_changed(
     assert built(folder) == ["a"]
 
 
-def test_the_same_row_twice_is_two_jobs(sweep, folder):
+def test_a_duplicate_row_is_a_second_job(sweep, folder):
     ran = sweep("a,a")
     assert (ran.statuses, built(folder)) == (["ok", "ok"], ["a", "a"])
-    assert told_apart(["x", None, "x", None, "x"]) == ["x", None, "x-2", None, "x-3"]
+    assert number_duplicates(["x", None, "x", None, "x"]) == ["x", None, "x-2", None, "x-3"]
 
 
-def test_a_row_that_needs_its_number_is_done_again(sweep, folder):
+def test_a_row_that_depends_on_its_number_runs_again(sweep, folder):
     number = "+model.slow='${hydra:job.num}'"
     ran = sweep("a", number, "seed=0,1")
     assert ran.statuses == ["ok", "ok"], ran.err
@@ -164,7 +162,7 @@ def test_a_row_that_needs_its_number_is_done_again(sweep, folder):
     assert built(folder) == ["a"] * 4
 
 
-def test_an_identity_is_of_the_code_below_the_current_folder_too(folder):
+def test_an_identity_covers_packages_in_the_current_folder(folder):
     package = folder / "own_package"
     package.mkdir()
     for name in ("__init__", "nets", "blocks"):
@@ -182,7 +180,7 @@ def test_an_identity_is_of_the_code_below_the_current_folder_too(folder):
 # ------------------------------------------------------------------------------- two at once
 
 
-def test_a_second_sweep_in_a_folder_where_one_runs_is_refused(folder):
+def test_a_second_sweep_in_a_busy_folder_is_refused(folder):
     process = start(NET + "waits", "seed=0,1", cwd=folder)
     wait_for((folder / "began").exists)
     for words, said in [
@@ -198,7 +196,7 @@ def test_a_second_sweep_in_a_folder_where_one_runs_is_refused(folder):
     assert finish(process, folder / "swept").statuses == ["ok", "ok"]
 
 
-def test_two_sweeps_that_share_a_folder_do_each_job_once(folder):
+def test_two_sweeps_that_share_a_folder_run_each_job_once(folder):
     words = [
         "model._target_=noted.net",
         "+model.slow=0.2",
@@ -214,7 +212,7 @@ def test_two_sweeps_that_share_a_folder_do_each_job_once(folder):
     assert all("8 of 8 rows ok" in one.out for one in ended)
 
 
-def test_a_sweep_waits_for_what_another_is_still_doing(folder):
+def test_a_sweep_waits_for_jobs_of_another_process(folder):
     first = start(NET + "waits", "seed=0", "resume=true", cwd=folder)
     wait_for((folder / "began").exists)
     second = start(NET + "waits", "seed=0", "resume=true", cwd=folder)
@@ -248,7 +246,7 @@ def check_files(folder: Path) -> None:
 
 
 def stop_and_resume(
-    sweep, folder: Path, number: int, *, delay: float, begun: bool, engine: str = "basic"
+    sweep, folder: Path, number: int, *, delay: float, begun: bool, launcher: str = "basic"
 ) -> int:
     """Stops a sweep by a signal, `delay` seconds after it started or made its plan, and takes it up again.
 
@@ -260,7 +258,7 @@ def stop_and_resume(
     words = [
         "model._target_=noted.net",
         f"+model.name={','.join(names)}",
-        f"hydra/launcher={engine}",
+        f"hydra/launcher={launcher}",
     ]
     process = start(*words, cwd=folder)
     if begun:
@@ -302,25 +300,23 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_a_sweep_that_is_stopped_at_any_moment_is_taken_up_where_it_was(sweep, folder, number):
+def test_a_sweep_stopped_at_any_moment_is_resumed(sweep, folder, number):
     rng = random.Random(int(number))
     for begun in (False, True):
         stop_and_resume(sweep, folder, number, delay=rng.uniform(0, 2), begun=begun)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["basic", "joblib"])
-def test_a_sweep_that_is_stopped_at_a_hundred_moments_is_taken_up_where_it_was(
-    sweep, folder, engine
-):
-    rng = random.Random(len(engine))
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_a_sweep_stopped_at_a_hundred_moments_is_resumed(sweep, folder, launcher):
+    rng = random.Random(len(launcher))
     done = []
     for turn in range(100):
         begun = bool(rng.randrange(4))
         delay = rng.uniform(0, 6 if begun else 2)
         done.append(
             stop_and_resume(
-                sweep, folder, SIGNALS[turn % 3], delay=delay, begun=begun, engine=engine
+                sweep, folder, SIGNALS[turn % 3], delay=delay, begun=begun, launcher=launcher
             )
         )
     # Some fell before the first job ended, and some in the midst of them.
@@ -328,7 +324,7 @@ def test_a_sweep_that_is_stopped_at_a_hundred_moments_is_taken_up_where_it_was(
     assert {1, 2, 3} & {*done}
 
 
-def test_an_interrupt_says_what_was_running_and_what_never_started(folder):
+def test_an_interrupt_names_running_and_unstarted_rows(folder):
     process = start(NET + "Net,sample_nets.waits,sample_nets.Net", cwd=folder)
     wait_for((folder / "began").exists)
     process.send_signal(signal.SIGTERM)
@@ -339,7 +335,7 @@ def test_an_interrupt_says_what_was_running_and_what_never_started(folder):
     assert "Traceback" not in ended.out + ended.err
 
 
-def test_what_a_killed_sweep_was_doing_is_shown_as_killed(folder):
+def test_the_running_job_of_a_killed_sweep_is_shown_as_killed(folder):
     process = start(NET + "waits", "seed=0,1", cwd=folder)
     wait_for((folder / "began").exists)
     process.kill()
@@ -350,7 +346,7 @@ def test_what_a_killed_sweep_was_doing_is_shown_as_killed(folder):
     assert rows[0].reason == "it ended without a result: killed"
 
 
-def test_a_temporary_that_a_kill_left_goes_when_its_job_is_done_again(sweep, folder):
+def test_a_stray_temporary_file_is_removed_when_its_job_runs_again(sweep, folder):
     (folder / "a fails").touch()
     ran = sweep("a,b")
     stray = ran.folder / ran.rows[0]["folder"] / ".0123456789abcdef.prepare-tmp"
@@ -363,13 +359,13 @@ def test_a_temporary_that_a_kill_left_goes_when_its_job_is_done_again(sweep, fol
 # ------------------------------------------------------------------------------- asked wrongly
 
 
-def test_resume_needs_a_folder_to_resume_in(folder, capsys):
+def test_resume_needs_an_explicit_sweep_folder(folder, capsys):
     code = cli.run(["--multirun", NET + "Net", "seed=0,1", "resume=true"])
     said = "resume: a new folder has nothing to resume; give that of the sweep as hydra.sweep.dir=FOLDER\n"
     assert (code, capsys.readouterr().err) == (2, said)
 
 
-def test_resume_is_for_sweeps(folder, capsys):
+def test_resume_is_refused_for_a_single_job(folder, capsys):
     code = cli.run([NET + "Net", "resume=true"])
     said = "resume: is for sweeps, and this is a single run; add --multirun and hydra.sweep.dir=FOLDER\n"
     assert (code, capsys.readouterr().err) == (2, said)

@@ -124,7 +124,7 @@ def test_what_was_timed_on_shared_cores_is_marked_and_ranked_against_nothing(swe
     assert "on shared cores" in next(line for line in out.splitlines() if line.startswith(" 0"))
     assert "not compared, as other jobs ran on the same cores: #0" in out
     everything_shared = replace(summary, rows=[replace(one, shared=True) for one in summary.rows])
-    assert rank(everything_shared).fields == ()
+    assert rank(everything_shared).groups == ()
 
 
 def test_times_of_different_models_and_machines_are_not_compared(sweep):
@@ -132,17 +132,17 @@ def test_times_of_different_models_and_machines_are_not_compared(sweep):
     rows += [{**timed("a", 0.3), "overrides": ["model=unet2d", "memfmt=a"]}]
     rows += [timed("c", 0.2, cpu="another processor")]
     ranking = rank(sweep(*rows))
-    assert [numbers(field.rows) for field in ranking.fields] == [[1, 0], [2], [3]]
+    assert [numbers(field.rows) for field in ranking.groups] == [[1, 0], [2], [3]]
     assert ranking.best == {1, 2, 3}
-    assert all(field.about for field in ranking.fields)
-    assert "model=unet2d" in ranking.fields[1].about
-    assert "another processor" in ranking.fields[2].about
+    assert all(field.about for field in ranking.groups)
+    assert "model=unet2d" in ranking.groups[1].about
+    assert "another processor" in ranking.groups[2].about
 
 
 def test_seeds_and_formats_compete_in_one_field(sweep):
     rows = [{**timed("a", 0.5), "overrides": ["memfmt=a", "seed=0", "device=cpu", "verify=full"]}]
     rows += [{**timed("a", 0.4), "overrides": ["memfmt=b", "seed=1", "device=auto", "verify=none"]}]
-    assert len(rank(sweep(*rows)).fields) == 1
+    assert len(rank(sweep(*rows)).groups) == 1
 
 
 # ------------------------------------------------------------------------------------- the terminal
@@ -302,7 +302,7 @@ def test_odd_figures_of_another_hand_are_named(swept, name, key, value):
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}, separators=(",", ":")))
     row = read_summary(swept).rows[4]
     if name == "flow.json":  # written otherwise, so it is read as a whole, which counts anew
-        assert row.found.lost.breaks == 13
+        assert row.headline.lost.breaks == 13
     else:
         assert row.status == "crashed"
         assert name in row.reason
@@ -312,7 +312,7 @@ def test_numbers_that_json_cannot_hold_are_none(swept):
     path = swept / "4-row" / "bench.json"
     path.write_text(path.read_text().replace("0.41,", "NaN,").replace("0.41}", "NaN}"))
     summary = read_summary(swept)
-    assert summary.rows[4].found.timed[0].ratio is None
+    assert summary.rows[4].headline.timed[0].ratio is None
     write_summary(summary, swept)
     assert rank(summary).best == {1}
 
@@ -329,7 +329,7 @@ def test_a_head_gives_the_same_figures_as_the_whole_file(swept):
 def test_a_bench_whose_baseline_could_not_run_says_why(sweep, capsys):
     broken = made.bench(error="the unprepared model raised RuntimeError")
     summary = sweep(row("seed=0", benched=broken), row("seed=1", benched=made.bench(0.5)))
-    found = summary.rows[0].found.timed[0]
+    found = summary.rows[0].headline.timed[0]
     assert (found.ratio, found.verdict) == (None, "not compared")
     assert found.reason == "the unprepared model raised RuntimeError"
     assert rank(summary).best == {1}
@@ -376,7 +376,7 @@ def test_a_summary_reads_no_table_of_its_rows(swept, monkeypatch):
     monkeypatch.setattr(Flow, "load", read_whole)
     rows = read_summary(swept).rows
     assert [row.status for row in rows] == ["ok", "ok", "failed", "ok", "ok", "interrupted"]
-    assert rows[4].found.convolutions["converted"] == 8
+    assert rows[4].headline.convolutions["converted"] == 8
 
 
 @pytest.mark.slow

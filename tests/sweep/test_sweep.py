@@ -19,7 +19,7 @@ from paths import RUN
 from prepare.cli import main as cli
 from prepare.cli.folder_names import slug, unique
 from prepare.job.record import Record, Result
-from prepare.sweep.summary import Row, Summary, read_summary
+from prepare.sweep.summary import Summary, SweepRow, read_summary
 
 UNET3D = ("model=unet3d", "model.width=2", "model.depth=2", "input.shape=[2,1,8,8,8]")
 NETS = "model._target_=sample_nets."
@@ -57,7 +57,7 @@ def sweep(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_every_row_runs_and_one_without_effect_is_no_failure(sweep):
+def test_a_row_without_effect_is_not_a_failure(sweep):
     ran = sweep(*UNET3D, "memfmt=contiguous,channels_last,channels_last_3d")
     assert ran.code == 0, ran.err
     assert ran.statuses == ["ok", "no_effect", "ok"]
@@ -75,7 +75,7 @@ def test_every_row_runs_and_one_without_effect_is_no_failure(sweep):
     assert "2 of 3 rows ok" in ran.out
 
 
-def test_the_table_is_saved_in_three_forms(sweep):
+def test_the_table_is_saved_in_three_formats(sweep):
     ran = sweep(NETS + "Net,sample_nets.raises")
     with (ran.folder / "summary.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -88,7 +88,7 @@ def test_the_table_is_saved_in_three_forms(sweep):
     assert len(table) == 4
 
 
-def test_a_row_that_raises_or_exits_does_not_take_the_others_along(sweep):
+def test_a_row_that_raises_or_exits_leaves_the_others_alone(sweep):
     names = "exits,sample_nets.raises,sample_nets.runs_out_of_memory,sample_nets.Net"
     ran = sweep(NETS + names)
     assert ran.code == 1
@@ -118,7 +118,7 @@ def test_a_pattern_that_matches_nothing_fails_its_row(sweep):
         ["model=unet3d", "seed=0,1,x"],
     ],
 )
-def test_a_wrong_value_in_any_row_stops_the_sweep_before_any_row(sweep, tmp_path, words):
+def test_a_wrong_value_in_any_row_stops_the_sweep_at_its_start(sweep, tmp_path, words):
     ran = sweep(*words)
     assert ran.code == 2
     assert ran.out == ""
@@ -126,7 +126,7 @@ def test_a_wrong_value_in_any_row_stops_the_sweep_before_any_row(sweep, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mistake_that_every_row_shares_is_named_once(sweep):
+def test_an_error_that_every_row_shares_is_named_once(sweep):
     ran = sweep(
         "model=unet3d", "memfmt=contiguous,by_rank", "precision=half,bfloat16", "seed=x", "task=y"
     )
@@ -134,7 +134,7 @@ def test_a_mistake_that_every_row_shares_is_named_once(sweep):
 
 
 @pytest.mark.parametrize("isolate", ["true", "false"])
-def test_what_a_row_changes_in_the_process_does_not_reach_the_next(sweep, isolate):
+def test_process_state_that_a_row_changes_is_restored(sweep, isolate):
     state = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads())
     before = torch.get_rng_state()
     nets = [f"sample_nets.{name}" for name in ("reports_the_process", "changes_the_process")]
@@ -155,7 +155,7 @@ def test_what_a_row_changes_in_the_process_does_not_reach_the_next(sweep, isolat
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_ctrl_c_keeps_what_is_done_and_says_what_never_started(sweep):
+def test_ctrl_c_keeps_results_and_names_unstarted_rows(sweep):
     ran = sweep(NETS + "Net,sample_nets.interrupts,sample_nets.Net")
     assert ran.code == 130
     assert ran.statuses == ["ok", "interrupted", "interrupted"]
@@ -163,7 +163,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_what_never_started(sweep):
     assert ran.rows[2]["reason"] == "it never started"
 
 
-def test_the_table_is_made_again_from_the_files(sweep, capsys):
+def test_the_table_can_be_rebuilt_from_the_files(sweep, capsys):
     ran = sweep(NETS + "Net,sample_nets.raises,sample_nets.Net")
     kept = ran.rows
     (ran.folder / "summary.json").unlink()
@@ -179,21 +179,21 @@ def test_the_table_is_made_again_from_the_files(sweep, capsys):
     )
 
 
-def test_rows_of_an_older_sweep_in_the_same_folder_are_left_out(sweep):
+def test_rows_of_an_older_sweep_in_the_folder_are_left_out(sweep):
     sweep(NETS + "Net", "seed=0,1,2", "+model.depth=1")
     ran = sweep(NETS + "Net", "seed=7,8")
     assert [row["choices"]["seed"] for row in ran.rows] == ["7", "8"]
 
 
-def test_a_sweep_may_name_its_folders_as_it_likes(sweep):
+def test_a_sweep_may_choose_the_names_of_its_folders(sweep):
     ran = sweep(NETS + "Net", "seed=0,1", "hydra.sweep.subdir=a/b${hydra.job.num}")
     assert ran.code == 0, ran.err
     assert ran.statuses == ["ok", "ok"]
 
 
-def test_the_exit_code_is_the_worst_that_happened():
+def test_the_exit_code_is_the_worst_of_all_rows():
     def code(*statuses):
-        rows = [Row(i, {}, status) for i, status in enumerate(statuses)]
+        rows = [SweepRow(i, {}, status) for i, status in enumerate(statuses)]
         return Summary(rows, []).exit_code()
 
     assert code("ok", "no_effect", "skipped") == 0
@@ -202,7 +202,7 @@ def test_the_exit_code_is_the_worst_that_happened():
         assert code("verification_failed", bad, "ok") == 1
 
 
-def test_the_name_of_a_row_is_short_flat_and_its_own():
+def test_the_folder_name_of_a_row_is_short_flat_and_unique():
     assert slug(["model=unet3d", "memfmt=by_rank"]) == "model=unet3d,memfmt=by_rank"
     assert slug(["model._target_=a/../b", "x='é y'"]) == "model._target_=a-..-b,x=-y"
     assert slug([]) == "defaults"
@@ -217,11 +217,11 @@ def test_a_row_with_a_very_long_value_gets_a_folder(sweep):
     assert ran.code == 0, ran.err
 
 
-def test_runs_that_start_together_get_folders_of_their_own():
+def test_jobs_that_start_together_get_distinct_folders():
     assert len({unique() for _ in range(500)}) == 500
 
 
-def test_a_real_interrupt_ends_a_sweep_at_once_and_leaves_every_file_whole(tmp_path):
+def test_sigint_ends_a_sweep_at_once_and_leaves_files_whole(tmp_path):
     (tmp_path / "slow.py").write_text(
         "import time, pathlib\n"
         "def net():\n"
@@ -252,7 +252,7 @@ def test_a_real_interrupt_ends_a_sweep_at_once_and_leaves_every_file_whole(tmp_p
     )
 
 
-def test_a_result_of_a_row_that_is_no_json_is_shown_as_crashed(sweep):
+def test_a_result_file_that_is_not_json_is_shown_as_crashed(sweep):
     ran = sweep(NETS + "Net", "seed=0,1")
     (ran.folder / ran.rows[0]["folder"] / "result.json").write_text("{")
     assert [row.status for row in read_summary(ran.folder).rows] == ["crashed", "ok"]

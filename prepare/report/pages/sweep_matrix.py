@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from prepare.report.sentences import verified_text
 from prepare.report.sweep_table import SHARED
-from prepare.sweep.ranking import Ranking, ratio, timed
+from prepare.sweep.ranking import Ranking, first_timing, time_ratio
 
 if TYPE_CHECKING:
-    from prepare.sweep.summary import Row, Summary
+    from prepare.sweep.summary import Summary, SweepRow
 
 # The limits of the ratio for each depth of colour; the texts of a cell say the same.
 _FASTER = ((0.5, "fast-3"), (0.8, "fast-2"), (1.0, "fast-1"))
@@ -22,7 +22,7 @@ _STYLES = {"ok": "same", "no_effect": "odd", "skipped": "odd", "running": "odd",
 class Cell:
     """The best row of one pair of values, and the number of its other rows."""
 
-    row: Row
+    row: SweepRow
     more: int
     style: str
     figure: str
@@ -49,7 +49,7 @@ def matrix_of(summary: Summary, ranking: Ranking) -> Matrix | None:
     down, across, *_ = *sorted(values, key=lambda key: -len(values[key])), "", ""
     if not down:
         return None
-    cells: dict[tuple[str, str], list[Row]] = {}
+    cells: dict[tuple[str, str], list[SweepRow]] = {}
     for row in ranking.rows:
         cells.setdefault((row.choices.get(down, ""), row.choices.get(across, "")), []).append(row)
     titles = values.get(across, [""])
@@ -61,23 +61,23 @@ def _values(summary: Summary, key: str) -> list[str]:
     return list(dict.fromkeys(row.choices.get(key, "") for row in summary.rows))
 
 
-def _cell(rows: list[Row] | None) -> Cell | None:
+def _cell(rows: list[SweepRow] | None) -> Cell | None:
     if not rows:
         return None
-    row, comparison = rows[0], timed(rows[0])
-    known = ratio(row) if row.status in ("ok", "verification_failed") else None
+    row, comparison = rows[0], first_timing(rows[0])
+    known = time_ratio(row) if row.status in ("ok", "verification_failed") else None
     figure = row.status.replace("_", " ") if known is None else f"{known:.3f}"
     texts = [row.status.replace("_", " ")] if known is not None and row.status != "ok" else []
     if comparison and row.status == "ok":
         texts.append(SHARED if row.shared else comparison.verdict)
-    texts.append(verified_text(row.found.verified))
+    texts.append(verified_text(row.headline.verified))
     return Cell(row, len(rows) - 1, _style(row, known), figure, "; ".join(filter(None, texts)))
 
 
-def _style(row: Row, known: float | None) -> str:
+def _style(row: SweepRow, known: float | None) -> str:
     if row.status not in _STYLES:
         return "bad"
-    comparison = timed(row)
+    comparison = first_timing(row)
     if known is None or comparison is None or row.shared:
         return _STYLES[row.status]
     if comparison.verdict == "faster":

@@ -27,14 +27,14 @@ from prepare.report.sweep_table import (
     reason_text,
     shared_rows,
 )
-from prepare.sweep.ranking import Ranking, command, rank, timed
+from prepare.sweep.ranking import Ranking, command, first_timing, rank
 from prepare.sweep.summary import UNENDED
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from prepare.job.headline import Verified
-    from prepare.sweep.summary import Row, Summary
+    from prepare.sweep.summary import Summary, SweepRow
 
 # More planes, or more points in one, are not readable; the table has all rows.
 _PLANES, _POINTS = 4, 200
@@ -52,7 +52,7 @@ class SweepRecord:
     summary: Summary
     ranking: Ranking
 
-    def page_of(self, row: Row) -> str:
+    def page_of(self, row: SweepRow) -> str:
         """Return the relative address of the row's page; empty if it has none."""
         if row.folder is None or not (self.folder / row.folder / NAME).is_file():
             return ""
@@ -81,7 +81,7 @@ def sweep_page(summary: Summary, folder: Path) -> str:
 
 def recommendation(sweep: SweepRecord) -> Context:
     """Return the conclusions, and the best row of each field with its recipe and its command."""
-    best = [field.best for field in sweep.ranking.fields if field.best]
+    best = [field.best for field in sweep.ranking.groups if field.best]
     return {
         "conclusions": list(conclusions(sweep.summary, sweep.ranking)) or _why_none(sweep.summary),
         "best": [
@@ -105,14 +105,14 @@ def matrix(sweep: SweepRecord) -> Context | None:
         return None
     cells = [cell for _, line in table.lines for cell in line if cell]
     pages = {cell.row.number: sweep.page_of(cell.row) for cell in cells}
-    any_timed = any(timed(row) for row in sweep.summary.rows)
+    any_timed = any(first_timing(row) for row in sweep.summary.rows)
     return {"matrix": table, "pages": pages, "best": sweep.ranking.best, "timed": any_timed}
 
 
 def tradeoff(sweep: SweepRecord) -> Context | None:
     """Return speed against error, one plane for each field; None if no row has both."""
     planes = []
-    for number, field in enumerate(sweep.ranking.fields[:_PLANES]):
+    for number, field in enumerate(sweep.ranking.groups[:_PLANES]):
         points = [point for row in field.rows if (point := _point(row, sweep.summary))]
         if points:
             chart = _chart(points[:_POINTS], f"plane-{number}")
@@ -122,7 +122,7 @@ def tradeoff(sweep: SweepRecord) -> Context | None:
 
 def failures(sweep: SweepRecord) -> Context | None:
     """Return the rows that failed, grouped by reason."""
-    failed: dict[tuple[str, str], list[Row]] = {}
+    failed: dict[tuple[str, str], list[SweepRow]] = {}
     for row in sweep.summary.rows:
         if row.status not in ("ok", *UNENDED):
             failed.setdefault((row.status, row.reason or ""), []).append(row)
@@ -173,12 +173,12 @@ def _tiles(sweep: SweepRecord) -> Iterable[tuple[str, str, str]]:
     ok = statuses.pop("ok", 0)
     others = ", ".join(f"{n:,} {status.replace('_', ' ')}" for status, n in statuses.items())
     yield "Rows that are ok", f"{ok:,} of {len(rows):,}", others
-    best = [field.best for field in sweep.ranking.fields if field.best]
+    best = [field.best for field in sweep.ranking.groups if field.best]
     if len(best) == 1:
         chosen = choices(best[0], sweep.summary.varying)
-        ratio = ratio_text(timed(best[0]))
+        ratio = ratio_text(first_timing(best[0]))
         yield "Time of the best row", ratio, f"of the unprepared model's: {chosen}"
-        verified = best[0].found.verified
+        verified = best[0].headline.verified
         yield "Verification", verified.status if verified else "not verified", _largest(verified)
     yield "Total time", f"{sum(row.seconds or 0 for row in rows):,.0f} s", "of all rows"
 
@@ -194,7 +194,7 @@ def _why_none(summary: Summary) -> list[str]:
     return ["no row was timed, so there is no best row" if succeeded else "no row succeeded"]
 
 
-def _recipe(folder: Path, row: Row) -> str | None:
+def _recipe(folder: Path, row: SweepRow) -> str | None:
     try:
         steps = recipe.load(folder / (row.folder or "") / "recipe.yaml")
         return recipe.dumps(steps)
@@ -202,14 +202,14 @@ def _recipe(folder: Path, row: Row) -> str | None:
         return None  # the table shows its row nevertheless
 
 
-def _first(rows: list[Row], sweep: SweepRecord) -> tuple[str, str]:
+def _first(rows: list[SweepRow], sweep: SweepRecord) -> tuple[str, str]:
     """Return the choices of the first row, and the address of its page."""
     return choices(rows[0], sweep.summary.varying), sweep.page_of(rows[0])
 
 
-def _point(row: Row, summary: Summary) -> Point | None:
+def _point(row: SweepRow, summary: Summary) -> Point | None:
     """Return the point of a row; None if it has no time or no error."""
-    comparison, verified = timed(row), row.found.verified
+    comparison, verified = first_timing(row), row.headline.verified
     if comparison is None or comparison.ratio is None:
         return None
     if verified is None or verified.error is None:

@@ -29,7 +29,7 @@ from prepare.sweep.ranking import Ranking, rank
 
 if TYPE_CHECKING:
     from prepare.job.headline import Verified
-    from prepare.sweep.summary import Row, Summary
+    from prepare.sweep.summary import Summary, SweepRow
 
 FORMAT, VERSION = "prepare.summary", 1
 # Spaces between two columns in the terminal.
@@ -65,7 +65,7 @@ def show_where(summary: Summary, folder: Path) -> None:
     line(f"the page is in {shown_folder(folder / 'report.html')}")
 
 
-def _show_table(available: Sequence[Column], rows: Sequence[Row], width: int) -> None:
+def _show_table(available: Sequence[Column], rows: Sequence[SweepRow], width: int) -> None:
     """Print the columns that fit into `width` letters, and the titles of the others."""
     texts = {column: [_cell(column.text(row)) for row in rows] for column in available}
     widths = {c: max(map(len, (c.title, *texts[c]))) + _GAP for c in available}
@@ -92,9 +92,9 @@ def _cell(text: str) -> str:
     return _SHORTER.get(text, printable(text)) or "-"
 
 
-def _data(row: Row, ranking: Ranking) -> dict[str, Any]:
-    figures = asdict(row.found)
-    own = {key: value for key, value in asdict(row).items() if key != "found"}
+def _data(row: SweepRow, ranking: Ranking) -> dict[str, Any]:
+    figures = asdict(row.headline)
+    own = {key: value for key, value in asdict(row).items() if key != "headline"}
     return own | {"best": row.number in ranking.best} | figures
 
 
@@ -108,7 +108,7 @@ def _csv(summary: Summary, ranking: Ranking) -> Iterator[list[Any]]:
         *("shared", "seconds", "reason", "folder"),
     ]
     for row in summary.rows:
-        figures, counted = row.found, row.found.convolutions or {}
+        figures, counted = row.headline, row.headline.convolutions or {}
         lost = figures.lost
         yield [
             *(row.number, *map(row.choices.get, summary.varying), row.status),
@@ -127,7 +127,7 @@ def _checked(verified: Verified | None) -> tuple[Any, ...]:
     return verified.status, verified.error, verified.allowed, verified.what
 
 
-def _timed(row: Row, what: str) -> list[Any]:
+def _timed(row: SweepRow, what: str) -> list[Any]:
     timed = timing(row, what)
     if timed is None:
         return [None] * 4

@@ -18,7 +18,7 @@ from prepare.report.terminal.console import console
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from prepare.sweep.manifest import Planned
+    from prepare.sweep.manifest import SweepManifest
 
 _FAILED = ("failed", "crashed", "interrupted")
 # Scanning the folder takes time from the jobs: scan once a second, for at most a 50th of the time.
@@ -28,8 +28,8 @@ _SECONDS, _SHARE = 1.0, 50
 class SweepProgress:
     """Watch the folder of a sweep from `start` to `stop`, independent of the launcher of its jobs."""
 
-    def __init__(self, folder: Path, planned: Planned) -> None:
-        self._folder, self._planned = folder, planned
+    def __init__(self, folder: Path, manifest: SweepManifest) -> None:
+        self._folder, self._manifest = folder, manifest
         self._seen: dict[Path, int] = {}
         self._statuses: dict[int, str] = {}
         self._running, self._kept = 0, 0
@@ -80,7 +80,7 @@ class SweepProgress:
             line(text, errors=True)
 
     def _counts(self) -> str:
-        done, rows = len(self._statuses), self._planned.rows
+        done, rows = len(self._statuses), self._manifest.rows
         failed = sum(status in _FAILED for status in self._statuses.values())
         parts = [f"{done} of {len(rows)} done" if rows else f"{done} done"]
         parts += [
@@ -105,7 +105,7 @@ class SweepProgress:
             with suppress(FileError, OSError):
                 if "result.json" not in names:
                     job = record.job()
-                    self._running += bool(job and self._planned.number(job) is not None)
+                    self._running += bool(job and self._manifest.number(job) is not None)
                     continue
                 # A repeated job writes a new file of the same name.
                 stamp = os.stat(record.folder / "result.json").st_mtime_ns  # noqa: PTH116
@@ -113,7 +113,7 @@ class SweepProgress:
                     continue
                 job, result = record.job(), record.result()
                 self._seen[record.folder] = stamp
-                number = self._planned.number(job) if job else None
+                number = self._manifest.number(job) if job else None
                 if job and result and number is not None:
                     ended.append((number, job, result))
         return ended
