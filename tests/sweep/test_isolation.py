@@ -131,7 +131,7 @@ def test_a_job_and_its_children_end_when_all_parents_are_killed(tmp_path):
     process = start(NET + "waits_with_another", cwd=tmp_path)
     wait_for((tmp_path / "began").exists)
     job = int((tmp_path / "began").read_text())
-    # As an engine ends a worker and all below it that it has seen: not a job that was just begun.
+    # A launcher kills a worker and its known children, but not a job that has just begun.
     process.send_signal(signal.SIGSTOP)
     os.kill(_parent(job), signal.SIGKILL)
     process.kill()
