@@ -147,7 +147,7 @@ def all_rows(sweep: SweepRecord) -> Context:
     return {
         "table": table,
         "best": sweep.ranking.best,
-        "timed": any(map(timed, rows)),
+        "timed": any(map(first_timing, rows)),
         "shared": shared,
     }
 
