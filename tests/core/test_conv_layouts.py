@@ -226,7 +226,7 @@ def test_without_a_shape_there_is_no_example():
         ({"args": [{}]}, "input.args[0].shape: is missing; give a list of sizes, as in [2,3,64,64]"),
         ({"args": [1, {"shape": [1], "dtype": "flot16"}]}, "input.args[1].dtype: 'flot16' is not a dtype; did you mean 'float16'? allowed: "),
         ({"kwargs": {"ids": {"shap": [1]}}}, "input.kwargs.ids.shap: no such key; did you mean 'shape'? keys: shape, dtype, low, high"),
-        ({"shape": [1], "args": [1]}, "input.shape: stands beside input.args; drop one of them, with input.shape=null or input.args=null"),
+        ({"shape": [1], "args": [1]}, "input.shape: is set together with input.args; drop one of them, with input.shape=null or input.args=null"),
     ],
 )  # fmt: skip
 def test_a_wrong_example_says_where_and_what_to_do(config, message):

@@ -1,1 +1,1 @@
-"""Run one forward of a model without leaving traces: its example input and its errors."""
+"""Run a model once without side effects: example inputs, formatting, errors."""

@@ -20,19 +20,19 @@ class Call:
     kwargs: dict[str, Any]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Call:
-        """The call with `change` applied to every tensor, wherever it is nested."""
+        """Return the call with `change` applied to every tensor, at any depth."""
         return Call(map_tensors(change, self.args), map_tensors(change, self.kwargs))
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor, in order."""
+        """Return every tensor, in order."""
         return list(tensors_in([*self.args, *self.kwargs.values()]))
 
     @property
     def batch(self) -> int | None:
-        """The size of the first dimension of the first tensor that has one."""
+        """Return the size of the first dimension of the first tensor with dimensions; None without one."""
         return next((len(tensor) for tensor in self.tensors() if tensor.dim()), None)
 
 
 def call_of(batch: Any) -> Call:
-    """A tensor, a tuple of positional or a mapping of named arguments, or an Example, as a call."""
+    """Convert a tensor, a tuple of positional or a mapping of named arguments, or an Example to a call."""
     return Call(*arguments(batch))

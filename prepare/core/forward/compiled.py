@@ -24,7 +24,7 @@ def contains_compiled(model: nn.Module) -> bool:
 def eager_if_compiled(model: nn.Module) -> AbstractContextManager:
     """Run compiled modules in `model` eagerly; by torch's promise their outputs have the same strides.
 
-    With stand-ins for its tensors, a compiled module would be compiled anew.
+    A compiled module whose tensors are replaced would be compiled again.
     """
     set_stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
     if set_stance is None or not contains_compiled(model):

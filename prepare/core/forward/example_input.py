@@ -1,4 +1,4 @@
-"""The example input of a model, from plain configuration: random tensors and plain values."""
+"""Build the example input of a model from plain configuration: random tensors and plain values."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _TENSOR_KEYS = KEYS[:4]
 class TensorSpec:
     """One random tensor.
 
-    Floats are standard normal, or uniform in [low, high) where either is given; integers are
-    uniform in [low, high); booleans are either.
+    Floats are standard normal, or uniform in [low, high) if `low` or `high` is set; integers are
+    uniform in [low, high); booleans are uniform.
     """
 
     shape: tuple[int, ...]
@@ -35,13 +35,15 @@ class TensorSpec:
     high: float | None = None
 
     def draw(self, generator: torch.Generator) -> torch.Tensor:
-        """The tensor; drawn in float32, so that every precision gets the same values, rounded."""
+        """Draw the tensor in float32 and round it, so that every precision has the same values."""
         import torch
 
         dtype = getattr(torch, self.dtype)
         if self.dtype in INTEGERS or self.dtype == "bool":
-            low, high = (0, 2) if self.dtype == "bool" else (int(self.low or 0), int(self.high))
-            return torch.randint(low, high, self.shape, generator=generator).to(dtype)
+            first, end = (
+                (0, 2) if self.dtype == "bool" else (int(self.low or 0), int(self.high or 0))
+            )
+            return torch.randint(first, end, self.shape, generator=generator).to(dtype)
         if dtype.is_complex:
             return torch.randn(self.shape, dtype=dtype, generator=generator)
         if self.low is None and self.high is None:
@@ -50,13 +52,13 @@ class TensorSpec:
         return (torch.rand(self.shape, generator=generator) * (high - low) + low).to(dtype)
 
     def bounds(self) -> tuple[float, float]:
-        """Where the values lie: 0 and 1 stand for a bound that is not given."""
+        """Return `low` and `high`, by default 0 and 1."""
         return (0.0 if self.low is None else self.low, 1.0 if self.high is None else self.high)
 
 
 @dataclass(frozen=True)
 class Example:
-    """What to call a model with: `model(*args, **kwargs)`; empty where none was declared."""
+    """The arguments of `model(*args, **kwargs)`; empty if no example was declared."""
 
     args: tuple = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -66,10 +68,10 @@ class Example:
 
 
 def read_example(config: Mapping[str, Any] | None) -> Example:
-    """The example with a TensorSpec in the place of every tensor; torch is not needed.
+    """Return the example with a TensorSpec for every tensor, without torch.
 
     Raises:
-        ConfigError: with one problem for every mistake in it.
+        ConfigError: with one problem for every mistake in `config`.
     """
     problems: list[Problem] = []
     example = _read(config or {}, problems)
@@ -79,13 +81,13 @@ def read_example(config: Mapping[str, Any] | None) -> Example:
 
 
 def build_example(config: Mapping[str, Any] | None, seed: int = 0) -> Example:
-    """The example input that `config` declares, on the CPU; the same seed gives the same values.
+    """Return the example input that `config` declares, on the CPU; the seed determines the values.
 
-    `shape`, `dtype`, `low` and `high` are short for one tensor, the first positional argument.
-    `args` is a list and `kwargs` a mapping, whose items are such mappings or plain values.
+    `shape`, `dtype`, `low` and `high` declare one tensor, the first positional argument. `args` is a
+    list and `kwargs` a mapping; their items are mappings with the same four keys, or plain values.
 
     Raises:
-        ConfigError: with one problem for every mistake in it.
+        ConfigError: with one problem for every mistake in `config`.
     """
     import torch
 
@@ -116,7 +118,7 @@ def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
     single = config.get("shape") is not None
     if single and args:
         remedy = "drop one of them, with input.shape=null or input.args=null"
-        problems.append(Problem("input.shape", "stands beside input.args", remedy))
+        problems.append(Problem("input.shape", "is set together with input.args", remedy))
     items = [_tensor(config, "input", _TENSOR_KEYS, problems)] if single else []
     items += [_item(item, f"input.args[{i}]", problems) for i, item in enumerate(args or [])]
     named = {
@@ -133,7 +135,7 @@ def _unknown(config: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> It
 
 
 def _item(item: Any, where: str, problems: list[Problem]) -> Any:
-    """A tensor where the item is a mapping, else the plain value itself."""
+    """Return a TensorSpec if the item is a mapping, else the plain value itself."""
     if not isinstance(item, Mapping):
         return item
     problems += _unknown(item, where, _TENSOR_KEYS)
@@ -144,15 +146,15 @@ def _tensor(
     item: Mapping[str, Any], where: str, keys: tuple[str, ...], problems: list[Problem]
 ) -> TensorSpec:
     before = len(problems)
-    values = {"shape": None, "dtype": None, "low": None, "high": None}
+    values: dict[str, Any] = dict.fromkeys(_TENSOR_KEYS)
     values |= {key: item.get(key) for key in keys if key in values}
     for key, check in _CHECKS.items():
-        problems += (Problem(f"{where}.{key}", *found) for found in check(values[key]))
+        problems += (Problem(f"{where}.{key}", *mistake) for mistake in check(values[key]))
     dtype = _dtype(values["dtype"])
     if len(problems) == before:
         problems += (
-            Problem(f"{where}.{key}", *found)
-            for key, *found in _range(dtype, values["low"], values["high"])
+            Problem(f"{where}.{key}", *mistake)
+            for key, *mistake in _range(dtype, values["low"], values["high"])
         )
     if len(problems) > before:
         return TensorSpec(())
@@ -189,9 +191,9 @@ def _range(dtype: str, low: Any, high: Any) -> Iterator[tuple[str, str, str]]:
     if whole and high is None:
         remedy = "give the first number that is too high, as in high=1000 for 0 to 999"
         yield "high", f"is missing for {dtype}", remedy
-    wrong = list(_unfit(dtype, low, high)) if whole else []
-    yield from wrong
-    if wrong or (high is None and (low is None or whole)) or dtype not in (*FLOATS, *INTEGERS):
+    mistakes = list(_unfit(dtype, low, high)) if whole else []
+    yield from mistakes
+    if mistakes or (high is None and (low is None or whole)) or dtype not in (*FLOATS, *INTEGERS):
         return
     first, last = TensorSpec((), dtype, low, high).bounds()
     if first >= last and high is None:
@@ -213,7 +215,7 @@ def _range(dtype: str, low: Any, high: Any) -> Iterator[tuple[str, str, str]]:
 def _unfit(dtype: str, low: Any, high: Any) -> Iterator[tuple[str, str, str]]:
     signed = not dtype.startswith("u")
     bits = int(dtype.removeprefix("u").removeprefix("int")) - signed
-    # `high` itself is not drawn; torch takes none of 2**63.
+    # `high` itself is not drawn; torch does not accept 2**63.
     for key, bound, last in (("low", low, 2**bits - 1), ("high", high, min(2**bits, 2**63 - 1))):
         if isinstance(bound, float) and not bound.is_integer():
             yield key, f"{bound!r} is not a whole number", f"give one, as the dtype is {dtype}"

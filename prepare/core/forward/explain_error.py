@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-# What torch says, and what a user can do about it.
+# A pattern in the message of torch, and the remedy.
 _HINTS = {
     r"Input type .* and (bias|weight) type|same dtype|expected scalar type": (
         "the input and the weights differ in precision: the example was formatted as the steps say, "
@@ -39,23 +39,23 @@ _HINTS = {
 
 
 def explained(model: nn.Module, error: Exception) -> ModelError:
-    """What `model` raised while it ran, as an error that names the innermost module and a likely cause."""
+    """Return a ModelError for an error in a forward, with the innermost module and the likely cause."""
     lines = str(error).strip().split("\n")
-    # A compiler's error names its backend first, and what that raised on the next line.
-    said = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
+    # The first line of a compiler's error names its backend, the next line the error of the backend.
+    message = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
     hints = (hint for pattern, hint in _HINTS.items() if re.search(pattern, str(error)))
     where = _innermost(model, error.__traceback__)
-    wrong = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    wrong = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return ModelError(f"forward of {where}", wrong.rstrip("."), next(hints, ""))
 
 
 def _innermost(model: nn.Module, trace: TracebackType | None) -> str:
-    """The dotted name and class of the module whose code was running."""
+    """Return the dotted name and class of the module whose code was running."""
     names = {id(module): name for name, module in model.named_modules()}
-    found = type(model).__name__
+    innermost = type(model).__name__
     while trace is not None:
         module = trace.tb_frame.f_locals.get("self")
         if isinstance(module, nn.Module) and names.get(id(module)):
-            found = f"{names[id(module)]} ({type(module).__name__})"
+            innermost = f"{names[id(module)]} ({type(module).__name__})"
         trace = trace.tb_next
-    return found
+    return innermost

@@ -1,4 +1,4 @@
-"""Formats the tensors of a nested batch: device, floating-point type, canonical strides by rank."""
+"""Format the tensors of a nested batch: device, floating-point dtype, canonical strides by rank."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from prepare.core.model.memory_format import canonical_stride
 
 @dataclasses.dataclass(frozen=True)
 class Formatter:
-    """How the tensors of a batch are to be; a None leaves that side of them alone.
+    """The device, dtype and memory format for the tensors of a batch; None leaves a property unchanged.
 
-    `formats` maps a number of dimensions to a memory format; 0 stands for every number.
+    `formats` maps a number of dimensions to a memory format; 0 means any number.
     """
 
     device: torch.device | None = None
@@ -24,11 +24,11 @@ class Formatter:
     formats: tuple[tuple[int, str], ...] = ()
 
     def __call__(self, batch: Any) -> Any:
-        """The batch formatted; the same object where nothing differs."""
+        """Return the formatted batch; the same object if nothing changes."""
         return map_tensors(self.tensor, batch)
 
     def tensor(self, tensor: Tensor) -> Tensor:
-        """One tensor formatted; the same object where nothing differs. Differentiable."""
+        """Return the formatted tensor; the same object if nothing changes. Differentiable."""
         device, dtype = tensor.device, tensor.dtype
         if self.device is not None and not _is_on(device, self.device):
             device = self.device
@@ -41,7 +41,7 @@ class Formatter:
         stride = canonical_stride(tensor.shape, memory_format)
         if same and tensor.stride() == stride:
             return tensor
-        # Not `.contiguous(memory_format=...)`: it leaves strides that only look channels-last.
+        # Not `.contiguous(memory_format=...)`: it keeps strides that satisfy the format, canonical or not.
         fresh = torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device)
         return fresh.copy_(tensor, non_blocking=True)
 
@@ -54,9 +54,9 @@ class Formatter:
 
 @dataclasses.dataclass(frozen=True)
 class FormatHook:
-    """A forward pre-hook that formats positional and keyword arguments; holds configuration only.
+    """A forward pre-hook that formats positional and keyword arguments; it holds configuration only.
 
-    Being plain data it survives pickle and deepcopy, and is known again when it is there already.
+    As plain data it survives pickle and deepcopy, and an equal hook on the model is recognised.
     """
 
     formatter: Formatter
@@ -68,22 +68,22 @@ class FormatHook:
         return new_args, new_kwargs
 
     def is_on(self, model: nn.Module) -> bool:
-        """Whether `model` has this very hook."""
+        """Whether `model` has a hook equal to this one."""
         return self in model._forward_pre_hooks.values()
 
     def install(self, model: nn.Module) -> None:
-        """Puts the hook before all others, in the place of any other formatting hook."""
+        """Register the hook before all others, and remove any other formatting hook."""
         FormatHook.remove(model)
         model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
 
     @staticmethod
     def remove(model: nn.Module) -> None:
-        """Takes any formatting hook off `model`."""
+        """Remove every formatting hook from `model`."""
         for key, hook in list(model._forward_pre_hooks.items()):
             if isinstance(hook, FormatHook):
                 del model._forward_pre_hooks[key]
                 model._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
-def _is_on(device: torch.device, wanted: torch.device) -> bool:
-    return device == wanted or (wanted.index is None and device.type == wanted.type)
+def _is_on(device: torch.device, target: torch.device) -> bool:
+    return device == target or (target.index is None and device.type == target.type)

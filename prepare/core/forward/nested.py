@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
-    """How a model is called with it: a tuple holds positional arguments, a mapping named ones."""
+    """Split a batch into positional and keyword arguments: a tuple holds the first, a mapping the second."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     if isinstance(batch, tuple | list):
@@ -24,14 +24,16 @@ def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
 
 
 def describe(value: Any) -> str:
-    """The tensors anywhere in `value`, in words: `[2, 1, 32, 32] float32`, several with commas."""
-    found = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in(value)]
-    more = f", and {len(found) - 3} more" if len(found) > 3 else ""
-    return ", ".join(found[:3]) + more or type(value).__name__
+    """Describe the tensors in `value`, separated by commas: `[2, 1, 32, 32] float32`."""
+    described = [
+        f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in(value)
+    ]
+    more = f", and {len(described) - 3} more" if len(described) > 3 else ""
+    return ", ".join(described[:3]) + more or type(value).__name__
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors anywhere in `value`: in lists, tuples, mappings and dataclasses."""
+    """Yield the tensors in `value`, also in nested lists, tuples, mappings and dataclasses."""
     if isinstance(value, Tensor):
         yield value
         return
@@ -47,10 +49,10 @@ _LEAVES = (str, bytes, bool, int, float, complex, type(None))
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """`value` with `change` applied to every tensor in it; the same object where nothing changed.
+    """Return `value` with `change` applied to every tensor in it; the same object if nothing changed.
 
-    Goes into mappings, lists, tuples, NamedTuples and dataclasses, and keeps their types. torch's
-    pytree would see no tensor in a dataclass or a UserDict that nobody registered with it.
+    Visits mappings, lists, tuples, NamedTuples and dataclasses, and keeps their types. torch's
+    pytree does not visit a dataclass or a UserDict that is not registered with it.
     """
     if isinstance(value, Tensor):
         return change(value)
@@ -75,7 +77,8 @@ def _changed_items(value: Mapping, items: dict) -> Mapping:
     if not changed:
         return value
     if not isinstance(value, MutableMapping):
-        return type(value)(items)
+        mapping: Any = type(value)
+        return mapping(items)
     fresh = copy.copy(value)
     for key, item in changed.items():
         fresh[key] = item
@@ -98,7 +101,7 @@ def _changed_fields(value: Any, fields: dict[str, Any]) -> Any:
         return value
     fresh = copy.copy(value)
     for name, item in changed.items():
-        # Not dataclasses.replace: that runs __init__ again, and cannot set every field.
+        # Not dataclasses.replace: it runs __init__ again, and cannot set every field.
         object.__setattr__(fresh, name, item)
     return fresh
 
@@ -106,7 +109,7 @@ def _changed_fields(value: Any, fields: dict[str, Any]) -> Any:
 def _report_unknown(value: Any) -> None:
     held = getattr(value, "__dict__", {})
     if isinstance(held, dict) and any(isinstance(item, Tensor) for item in held.values()):
-        # One place in the code, so Python's own filter shows it once for every type.
+        # All types warn from this line, so Python's filter shows each text once.
         warnings.warn(
             f"input_format leaves the tensors in a {type(value).__qualname__} as they are; "
             "give a dict, list, tuple or dataclass",
@@ -115,7 +118,7 @@ def _report_unknown(value: Any) -> None:
 
 
 def named_tensors_in(value: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in nested lists, tuples, mappings and dataclasses: `output[0].logits`."""
+    """Yield every tensor in nested lists, tuples, mappings and dataclasses, named `output[0].logits`."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Mapping):
@@ -125,5 +128,5 @@ def named_tensors_in(value: Any, name: str = "output") -> Iterator[tuple[str, Te
         for index, item in enumerate(value):
             yield from named_tensors_in(item, f"{name}[{index}]")
     elif is_dataclass(value) and not isinstance(value, type):
-        for one in fields(value):
-            yield from named_tensors_in(getattr(value, one.name, None), f"{name}.{one.name}")
+        for field in fields(value):
+            yield from named_tensors_in(getattr(value, field.name, None), f"{name}.{field.name}")

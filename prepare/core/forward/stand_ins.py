@@ -1,4 +1,4 @@
-"""Lets a model run on stand-ins for its own tensors, so that nothing of it is touched."""
+"""Run a model on replacements for its tensors, so that the model stays unchanged."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from prepare.core.model.tensors import is_expanded, is_plain
 def standing_in(
     model: nn.Module, stand_in: Callable[[Tensor], Tensor]
 ) -> Iterator[dict[int, Tensor]]:
-    """Puts `stand_in(tensor)` in the place of every tensor; afterwards all is as it was.
+    """Replace every tensor by `stand_in(tensor)` inside the block; restore the model afterwards.
 
-    That holds for tables, attributes, hooks, training mode, and also where the forward raises or
-    assigns. Yields the stand-ins by the id of their originals. torch.func.functional_call does not
-    reach a plain attribute (an LSTM's list of weights) and refuses scripted modules: those keep
-    their own tensors, whose values and gradients are put back.
+    Tables, attributes, hooks and training mode are restored, also if the forward raises or assigns.
+    Yields the stand-ins by the id of their originals. Not torch.func.functional_call: it does not
+    replace plain attributes (an LSTM's list of weights) and rejects scripted modules. Scripted
+    modules keep their tensors here, and the values and gradients of these are restored.
     """
-    snapshot, made = Snapshot(model), dict[int, Tensor]()
+    snapshot, stand_ins = Snapshot(model), dict[int, Tensor]()
     parameters = [(p, p.grad) for p in model.parameters()]
     scripted = [(t, t.detach().clone()) for t in _scripted_buffers(model)]
 
     def swap(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if id(value) not in made:
-            made[id(value)] = stand_in(value)
-        return made[id(value)]
+        if id(value) not in stand_ins:
+            stand_ins[id(value)] = stand_in(value)
+        return stand_ins[id(value)]
 
     try:
         for parameter, _ in parameters:
@@ -43,7 +43,7 @@ def standing_in(
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 _swap_all(module, swap)
-        yield made
+        yield stand_ins
     finally:
         snapshot.restore()
         with torch.no_grad():
@@ -54,13 +54,13 @@ def standing_in(
 
 
 def lazy_parameter(model: nn.Module) -> str | None:
-    """The name of a parameter or buffer that has no values yet."""
+    """Return the name of an uninitialized parameter or buffer, or None."""
     named = [*model.named_parameters(), *model.named_buffers()]
     return next((name for name, tensor in named if is_lazy(tensor)), None)
 
 
 def real_stand_in(tensor: Tensor) -> Tensor:
-    """A parameter over the same values with a gradient of its own, or a copy of a buffer."""
+    """Return a parameter that shares the values but not the gradient, or a copy of a buffer."""
     if isinstance(tensor, nn.Parameter):
         alias = tensor.detach()
         return nn.Parameter(alias, tensor.requires_grad) if is_plain(tensor) else tensor
@@ -68,7 +68,7 @@ def real_stand_in(tensor: Tensor) -> Tensor:
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """A copy with the very strides of the original, as a leaf."""
+    """Return a copy with the exact strides of the original, as a leaf."""
     if not is_plain(tensor) or is_expanded(tensor):
         return tensor.detach().requires_grad_(tensor.requires_grad)
     with torch.no_grad():
@@ -79,8 +79,8 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 
 def stand_ins_for(values: Any, stand_in: Callable[[Tensor], Tensor]) -> Any:
-    """The same nest of lists, tuples and mappings, with every tensor replaced."""
-    return tree_map(lambda one: stand_in(one) if isinstance(one, Tensor) else one, values)
+    """Return the same nested lists, tuples and mappings, with every tensor replaced."""
+    return tree_map(lambda leaf: stand_in(leaf) if isinstance(leaf, Tensor) else leaf, values)
 
 
 def _swap_all(module: nn.Module, swap: Callable[[Any], Any]) -> None:

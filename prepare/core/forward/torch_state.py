@@ -1,4 +1,4 @@
-"""Puts back what a job may change for the whole process, so that the next job of a sweep starts clean."""
+"""Restore the settings of the process after a job, so that the next job of a sweep is not affected."""
 
 import os
 import random
@@ -12,9 +12,9 @@ import torch
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Restores torch's global settings, random states, the current folder and sys.path afterwards.
+    """Restore torch's global settings, random states, the current folder and sys.path afterwards.
 
-    Within, the current folder is on sys.path, so that a user's own package is found.
+    Inside the block the current folder is on sys.path, so that the user's packages can be imported.
     """
     path, folder = list(sys.path), os.getcwd()  # noqa: PTH109
     settings = [(restore, read()) for read, restore in _SETTINGS]
@@ -26,7 +26,7 @@ def isolated() -> Iterator[None]:
     finally:
         sys.path[:] = path
         os.chdir(folder)
-        # To set it, even to what it was, costs every later call of a factory function.
+        # Setting it, even to the same device, slows every later call of a factory function.
         if torch.get_default_device() != device:
             torch.set_default_device(None if device.type == "cpu" else device)
         for restore, value in settings:
@@ -34,7 +34,7 @@ def isolated() -> Iterator[None]:
 
 
 def _set_deterministic(value: tuple[bool, bool]) -> None:
-    # To set it imports torch's compiler, which takes longer than torch itself.
+    # Setting it imports torch's compiler, which takes longer than importing torch.
     if _deterministic() != value:
         torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
@@ -65,7 +65,7 @@ def _set_device_states(states: list[torch.Tensor] | None) -> None:
         torch.cuda.set_rng_state_all(states)
 
 
-# How each is read, and how it is set back.
+# Pairs of functions: read a setting, restore it.
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.is_grad_enabled, torch.set_grad_enabled),

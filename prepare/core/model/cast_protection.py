@@ -1,4 +1,4 @@
-"""Which tensors a module's own code protects from a cast, found by asking that code on a copy."""
+"""Find the tensors that a module's own code keeps out of a cast, by running that code on a copy."""
 
 from functools import cache
 
@@ -13,15 +13,15 @@ _CASTS = {"float16": "half", "bfloat16": "bfloat16", "float32": "float", "float6
 
 
 class Protected:
-    """Answers, for tensors of one model, whether a module's override of `_apply`, `to` or `half` keeps it.
+    """The tensors of one model that a module's override of `_apply`, `to` or `half` keeps in their dtype.
 
-    torch itself calls only `_apply` of the modules inside; an author who overrides `to` or `half`
-    of one means the same by it.
+    torch itself calls only `_apply` of submodules; an override of `to` or `half` in a submodule is
+    meant in the same way.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._overriding = [
-            (name, module) for name, module in named_modules(model) if _overrides(type(module))
+            (name, module) for name, module in named_modules(model) if _overrides(module)
         ]
         self._kept: dict[str, dict[int, str]] = {}
 
@@ -29,7 +29,7 @@ class Protected:
         return bool(self._overriding)
 
     def reason(self, tensor: Tensor, dtype: str) -> str | None:
-        """Whose code keeps `tensor` out of `dtype`, or None."""
+        """Return the method that keeps `tensor` out of `dtype`, in words, or None."""
         if dtype not in self._kept:
             self._kept[dtype] = {}
             for name, module in self._overriding:
@@ -38,24 +38,24 @@ class Protected:
 
 
 def _kept(name: str, module: nn.Module, dtype: str) -> dict[int, str]:
-    """The tensors under `module` that are not in `dtype` after its own code has cast a copy."""
+    """Return the tensors under `module` that are not in `dtype` after its own code has cast a copy."""
     kept: dict[int, str] = {}
-    wanted, cast = getattr(torch, dtype), _CASTS.get(dtype, "to")
-    overridden = _overrides(type(module))
-    for asked, through in (("_apply", cast), (cast, cast), ("to", "to")):
-        if asked not in overridden:
+    target, cast = getattr(torch, dtype), _CASTS.get(dtype, "to")
+    overridden = _overrides(module)
+    for method, called in (("_apply", cast), (cast, cast), ("to", "to")):
+        if method not in overridden:
             continue
         clone = copy_tree(module, _without_data)
         try:
-            getattr(clone, through)(*((wanted,) if through == "to" else ()))
+            getattr(clone, called)(*((target,) if called == "to" else ()))
         except Exception as error:
-            wrong = f"its own {asked}() raises {type(error).__name__}: {error}"
+            wrong = f"its own {method}() raises {type(error).__name__}: {error}"
             where = name or type(module).__name__
             raise RefusedError(where, wrong, "do as it says, or exclude it") from error
         for original, copy in zip(_tensors(module), _tensors(clone), strict=True):
-            if original.is_floating_point() and copy.dtype is not wanted:
-                whose = f"{type(module).__name__}.{asked}"
-                kept[id(original)] = f"{whose} keeps it in {name_of(copy.dtype)}"
+            if original.is_floating_point() and copy.dtype is not target:
+                owner = f"{type(module).__name__}.{method}"
+                kept[id(original)] = f"{owner} keeps it in {name_of(copy.dtype)}"
     return kept
 
 
@@ -74,12 +74,17 @@ def _without_data(tensor: Tensor) -> Tensor:
     return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 
+def _overrides(module: nn.Module) -> tuple[str, ...]:
+    cls: type = type(module)
+    return _overrides_of(cls)
+
+
 @cache
-def _overrides(cls: type[nn.Module]) -> tuple[str, ...]:
-    """The casting methods that `cls` has from elsewhere than torch."""
-    found = []
+def _overrides_of(cls: type) -> tuple[str, ...]:
+    """Return the casting methods of `cls` that are not defined in torch."""
+    overridden = []
     for method in ("_apply", "to", "half", "bfloat16", "float"):
         module = getattr(getattr(cls, method), "__module__", "torch")
         if not module.startswith("torch."):
-            found.append(method)
-    return tuple(found)
+            overridden.append(method)
+    return tuple(overridden)

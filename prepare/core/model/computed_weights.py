@@ -1,4 +1,4 @@
-"""The weight that a forward would really use, where a module computes it: evaluated on a copy."""
+"""Evaluate the weights that a module computes before or in its forward, on a copy of the module."""
 
 from itertools import chain
 from typing import Any
@@ -14,11 +14,11 @@ from prepare.core.model.tensors import computed_names, is_strided, weight_hooks
 
 
 def computed_tensors(module: nn.Module) -> dict[str, Tensor | str]:
-    """The tensors that `module` computes before or in its forward, by name; nothing in it is changed.
+    """Return the tensors that `module` computes before or in its forward, by name; change nothing.
 
     Covers parametrizations, the legacy hooks of weight_norm and spectral_norm, pruning, and
-    subclasses of a convolution whose own forward rebuilds the weight. A text stands for a tensor
-    that could not be evaluated, and says why.
+    subclasses of a convolution whose own forward rebuilds the weight. A tensor that could not be
+    evaluated is replaced by the reason, a string.
     """
     names = computed_names(module)
     rebuilt = isinstance(module, CONVOLUTIONS) and _has_own_forward(module)
@@ -27,19 +27,19 @@ def computed_tensors(module: nn.Module) -> dict[str, Tensor | str]:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             clone = _evaluable(module)
-            found: dict[str, Tensor | str] = {name: getattr(clone, name) for name in names}
+            computed: dict[str, Tensor | str] = {name: getattr(clone, name) for name in names}
             if rebuilt:
                 used = _weight_in_forward(clone)
                 if not _is_held(clone, used):
-                    found["weight"] = used
+                    computed["weight"] = used
         except Exception as error:  # the module's own code runs here, and may raise anything
             reason = f"cannot be evaluated: {type(error).__name__}: {error}"
             return dict.fromkeys(names or ("weight",), reason)
-    return found
+    return computed
 
 
 def _evaluable(module: nn.Module) -> nn.Module:
-    """A copy with tensors of its own and no hook of the user's, after torch's weight hooks have run."""
+    """Return a copy with its own tensors and without hooks, after torch's weight hooks have run."""
     clone = copy_tree(module, lambda tensor: _like(tensor, tensor.detach().clone()))
     for part in clone.modules():
         part.training = False
@@ -56,7 +56,7 @@ def _like(tensor: Tensor, copy: Tensor) -> Tensor:
 
 
 def _has_own_forward(module: nn.Module) -> bool:
-    """Whether its forward is neither torch's nor a repair's: those take the weight as it is."""
+    """Whether its forward is neither torch's nor a repair's: those use the weight unchanged."""
     return not all(_is_known(module, name) for name in ("forward", "_conv_forward"))
 
 
@@ -70,8 +70,8 @@ def _is_known(module: nn.Module, name: str) -> bool:
     )
 
 
-def _weight_in_forward(module: nn.Module) -> Tensor:
-    """The weight of the first convolution in a forward over the smallest input that fits."""
+def _weight_in_forward(module: Any) -> Tensor:
+    """Return the weight of the first convolution in a forward over the smallest possible input."""
     weight = next(chain(module.parameters(), module.buffers()))
     padding = (
         module.padding if isinstance(module.padding, tuple) else (0,) * len(module.kernel_size)
@@ -81,15 +81,15 @@ def _weight_in_forward(module: nn.Module) -> Tensor:
         for kernel, dilation, pad in zip(module.kernel_size, module.dilation, padding, strict=True)
     )
     sample = torch.zeros(1, module.in_channels, *sizes, dtype=weight.dtype, device=weight.device)
-    with _Convolutions() as seen:
+    with _ConvolutionWeights() as recorded:
         module.forward(sample)
-    if not seen.weights:
+    if not recorded.weights:
         raise ValueError("no convolution ran in its forward")
-    return seen.weights[0]
+    return recorded.weights[0]
 
 
 def _is_held(module: nn.Module, used: Tensor) -> bool:
-    """Whether the weight used is a tensor the module holds, as it lies there."""
+    """Whether `used` is a parameter or buffer of the module, with the same strides."""
     held = chain(module.parameters(), module.buffers())
     return any(
         is_strided(tensor)
@@ -99,8 +99,8 @@ def _is_held(module: nn.Module, used: Tensor) -> bool:
     )
 
 
-class _Convolutions(TorchDispatchMode):
-    """Notes the weight of every convolution that runs."""
+class _ConvolutionWeights(TorchDispatchMode):
+    """Record the weight of every convolution that runs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Asks the system for huge pages under memory that is about to be written, and gives back what was read.
+"""Ask for huge pages for memory that is about to be written, and drop the pages of a file that was read.
 
-Fresh memory comes from the system page by page as it is first written, and with pages of 4 KiB that
-takes longer than the copy itself: `benchmarks/prepare_cost.py`. Linux gives pages of 2 MiB to whoever
-asks, where it is set to `madvise`, as most distributions are; torch asks only if the environment
+The system provides fresh memory page by page at the first write, and with pages of 4 KiB this takes
+longer than the copy itself: `benchmarks/prepare_cost.py`. Where Linux is set to `madvise`, as in most
+distributions, it gives pages of 2 MiB on request; torch requests them only if the environment
 variable THP_MEM_ALLOC_ENABLE was set at its start.
 """
 
@@ -22,19 +22,20 @@ _DROP = getattr(mmap, "MADV_DONTNEED", None) if sys.platform == "linux" else Non
 
 
 def huge_pages(fresh: Tensor) -> Tensor:
-    """The same tensor; a large one on a CPU is given huge pages where the system has them."""
+    """Return the same tensor; request huge pages for a large one on a CPU, if the system has them."""
     if _ADVICE is not None and fresh.device.type == "cpu" and fresh.nbytes >= _LEAST:
         start = -(-fresh.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         length = fresh.data_ptr() + fresh.nbytes - start
-        # Advice only: a system that refuses it says so in the result, and nothing is lost.
+        # The result is ignored: the advice may be refused without harm.
         _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _ADVICE)
     return fresh
 
 
 def drop_pages(read: Tensor) -> None:
-    """Gives back the memory of a tensor without gaps that is mapped from a file, and has been read.
+    """Release the memory of a dense tensor that is mapped from a file and has been read.
 
-    Only for such a tensor: what is in memory alone is lost. It may be read again, from the file.
+    Only for such a tensor: data that is only in memory would be lost. The tensor can be read again,
+    from the file.
     """
     if _DROP is not None:
         start = -(-read.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE

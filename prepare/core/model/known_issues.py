@@ -1,7 +1,7 @@
-"""What is known to be wrong or slow in torch, by device, version, operation, format and dtype.
+"""Known issues of torch: wrong or slow operations by device, version, memory format and dtype.
 
-The facts stand in `known_issues.yaml` beside this file, each with its evidence. An entry retires by
-itself with the torch that mends it: give it an `until`.
+`known_issues.yaml` beside this file holds the entries, each with its evidence. An entry with an
+`until` no longer applies from that version of torch on.
 """
 
 import re
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from prepare.core.utils import plain_yaml
 
@@ -17,7 +18,7 @@ FILE = Path(__file__).with_suffix(".yaml")
 
 @dataclass(frozen=True)
 class Issue:
-    """One entry of the file; the comment at its top says what each field means."""
+    """One entry of the file; the comment at the top of the file explains each field."""
 
     name: str
     effect: str
@@ -34,33 +35,35 @@ class Issue:
     evidence: str
 
     def stands(self, device: str, torch_version: str) -> bool:
-        """Whether this torch has it on this type of device (`cpu`, `cuda`)."""
+        """Whether this version of torch has the issue on this type of device (`cpu`, `cuda`)."""
         now = _numbers(torch_version)
         ended = self.until is not None and _numbers(self.until) <= now
         return device in self.devices and _numbers(self.since) <= now and not ended
 
     def concerns(self, operation: str, formats: Iterable[str], dtypes: Iterable[str]) -> bool:
-        """Whether a module of the class `operation` meets it, where convolutions have these formats."""
-        here = {name for name in formats if _agree(_rank(name), _rank(operation))}
+        """Whether a module of the class `operation` has the issue, given the convolutions' formats."""
+        same_rank = {name for name in formats if _agree(_rank(name), _rank(operation))}
         return (
             operation in self.operations
-            and not here.isdisjoint(self.formats)
+            and not same_rank.isdisjoint(self.formats)
             and (not self.dtypes or not set(dtypes).isdisjoint(self.dtypes))
         )
 
 
 @cache
 def issues() -> tuple[Issue, ...]:
-    """Every entry of the file, in its order."""
-    read = plain_yaml.read(FILE.read_bytes(), FILE.name, remedy="")
-    return tuple(
-        Issue(name, **{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()})
-        for name, entry in read.value.items()
-    )
+    """Return every entry of the file, in its order."""
+    entries: Any = plain_yaml.read(FILE.read_bytes(), FILE.name, remedy="").value
+    return tuple(_issue(name, entry) for name, entry in entries.items())
+
+
+def _issue(name: str, entry: dict[str, Any]) -> Issue:
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+    return Issue(name, **values)
 
 
 def standing(device: str, torch_version: str | None = None) -> list[Issue]:
-    """What holds on this type of device with this torch; the one that is installed if none is given."""
+    """Return the issues on this type of device in this version of torch (default: the installed one)."""
     if torch_version is None:
         import torch
 
@@ -73,7 +76,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _rank(name: str) -> int | None:
-    """The number of dimensions that a format or a class is for; None where it is for any."""
+    """Return the number of dimensions of a format or a class; None for any number."""
     if name.endswith(("3d", "3D")):
         return 5
     return 4 if name.endswith("2d") or name == "channels_last" else None

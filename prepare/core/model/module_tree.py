@@ -1,4 +1,4 @@
-"""A model's module tree apart from its tensors: a shallow copy of it, and a way back to how it was."""
+"""Copy the module tree of a model without its tensors, or record and restore it."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 _CONTAINERS = (dict, list, set)
-# A subclass may refuse to be refilled (diffusers' configurations are frozen dictionaries).
+# A subclass may not allow changes (diffusers' configurations are frozen dictionaries).
 _REFILLED = (dict, OrderedDict, list, set)
 
 
@@ -17,10 +17,10 @@ def copy_tree(
     *,
     _copied: dict[int, nn.Module] | None = None,
 ) -> nn.Module:
-    """A copy of every module, with `tensor` applied to every parameter and buffer; shares all the rest.
+    """Copy every module, with `tensor` applied to every parameter and buffer; share everything else.
 
-    The copy may be rewritten module by module, and its hooks changed, while the original keeps
-    its own. By default it holds the very same tensors.
+    Modules and hooks of the copy can be changed without an effect on the original. By default the
+    copy holds the same tensor objects.
     """
     copied = {} if _copied is None else _copied
     if id(module) in copied:
@@ -30,7 +30,8 @@ def copy_tree(
         (key, value.copy() if isinstance(value, _CONTAINERS) else value)
         for key, value in vars(module).items()
     )
-    for table in (clone._parameters, clone._buffers):
+    tables: tuple[dict[str, Any], ...] = (clone._parameters, clone._buffers)
+    for table in tables:
         table.update((name, tensor(held)) for name, held in table.items() if held is not None)
     for name, child in module._modules.items():
         if child is not None:
@@ -39,13 +40,13 @@ def copy_tree(
 
 
 class Snapshot:
-    """Every module's class, attributes, children and hooks, as they are now; not the values of tensors."""
+    """The class, attributes, children and hooks of every module of a model; not the values of tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(module, type(module), _attributes(module)) for module in model.modules()]
 
     def restore(self) -> None:
-        """Makes every module that was there as it was, keeping the identity of its tables of hooks."""
+        """Restore every recorded module, and keep the identity of its tables of hooks."""
         for module, cls, attributes in self._modules:
             if type(module) is not cls:
                 module.__class__ = cls

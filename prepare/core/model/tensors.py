@@ -1,4 +1,4 @@
-"""Every tensor of a model by name, and the tensors that stand behind a computed weight."""
+"""List the tensors of a model by name, and find the tensors behind computed weights."""
 
 from collections.abc import Hashable, Iterator
 from functools import cache
@@ -13,17 +13,17 @@ from prepare.core.model.repair_marker import is_repaired
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _NO_DISPATCH = Tensor.__torch_dispatch__
-# What every module has; none of it holds a tensor of the author's.
+# Attributes of every module: none of these holds a tensor of the user.
 _OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
 _SIMPLE = frozenset({bool, int, float, str, type(None), torch.Size})
 _HOOK_PARTS = ("g", "v", "u", "orig", "mask")
 
 
 class NamedTensor(NamedTuple):
-    """One place of a model that holds a tensor, as a step is offered it.
+    """One place of a model that holds a tensor: the argument of a step's `want`.
 
-    `owner` is the dotted name of the module that holds it under `name`. `module_name` and `module`
-    are the same, but for a tensor behind a computed weight: there they are those of the module
+    `owner` is the dotted name of the module that holds the tensor under `name`. `module_name` and
+    `module` are that module, except for a tensor behind a computed weight: then they are the module
     that computes the weight called `computes`.
     """
 
@@ -37,12 +37,12 @@ class NamedTensor(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The dotted name, as in `state_dict`."""
+        """Return the dotted name, as in `state_dict`."""
         return f"{self.owner}.{self.name}" if self.owner else self.name
 
 
 def named_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Every module under every name it has; torch's own iterator gives a shared one only once."""
+    """Yield every module under every name; `nn.Module.named_modules` yields a shared module once."""
     stack = [(name, model, frozenset[int]())]
     while stack:
         name, module, above = stack.pop()
@@ -57,8 +57,8 @@ def named_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Mo
 
 
 def named_tensors(model: nn.Module) -> list[NamedTensor]:
-    """Every parameter and buffer of every module, each under every name it has."""
-    found: list[NamedTensor] = []
+    """Return every parameter and buffer of every module, each under every name."""
+    named: list[NamedTensor] = []
     behind: dict[str, tuple[str, nn.Module, str]] = {}
     for owner, module in named_modules(model):
         computed = computed_names(module)
@@ -67,19 +67,19 @@ def named_tensors(model: nn.Module) -> list[NamedTensor]:
                 prefix = f"{owner}." if owner else ""
                 behind[f"{prefix}parametrizations.{name}"] = (owner, module, name)
         place = _behind(owner, behind) if behind else None
-        module_name, seen, target = place or (owner, module, None)
+        module_name, computing, target = place or (owner, module, None)
         for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
             for name, tensor in table.items():
                 if tensor is not None:
                     computes = target or _hooked(name, computed)
-                    found.append(
-                        NamedTensor(module_name, seen, name, kind, tensor, owner, computes)
+                    named.append(
+                        NamedTensor(module_name, computing, name, kind, tensor, owner, computes)
                     )
-    return found
+    return named
 
 
 def unregistered_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that are plain attributes, in lists and dicts too: `Module.to` moves and casts none of them."""
+    """Yield tensors in plain attributes, also in lists and dicts: `Module.to` ignores them."""
     for name, module in named_modules(model):
         computed = computed_names(module)
         for key, value in vars(module).items():
@@ -101,7 +101,7 @@ def _tensors_in(path: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Te
 
 
 def computed_names(module: nn.Module) -> tuple[str, ...]:
-    """The tensors that `module` computes before each forward: parametrized, or by torch's older hooks."""
+    """Return the names of tensors that parametrizations or torch's older hooks compute in `module`."""
     names = list(getattr(module, "parametrizations", None) or ()) if _parametrized(module) else []
     if _hooks(module):
         hooked = dict.fromkeys(name for _, name in weight_hooks(module))
@@ -110,24 +110,24 @@ def computed_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def weight_hooks(module: nn.Module) -> list[tuple[Any, str]]:
-    """Hooks of weight_norm, spectral_norm (both legacy), pruning and a repair, with what each computes."""
-    found = []
+    """Return the hooks of legacy weight_norm and spectral_norm, pruning and repairs, with their tensors."""
+    hooks = []
     for hook in module._forward_pre_hooks.values():
         name = getattr(hook, "name", getattr(hook, "_tensor_name", None))
         known = type(hook).__module__.startswith("torch.nn.utils.") or is_repaired(hook)
         if known and isinstance(name, str):
-            found.append((hook, name))
-    return found
+            hooks.append((hook, name))
+    return hooks
 
 
 @cache
 def name_of(kind: torch.dtype | torch.device) -> str:
-    """A dtype or device by its name: `float16`, `cuda:0`."""
+    """Return the name of a dtype or device: `float16`, `cuda:0`."""
     return str(kind).removeprefix("torch.")
 
 
 def identity(tensor: Tensor) -> Hashable:
-    """What makes two tensors one and the same: the object, or the same view of the same storage."""
+    """Return a key that is equal for the same object, and for the same view of the same storage."""
     if is_plain(tensor) and tensor.numel():
         storage = tensor.untyped_storage()._cdata
         return storage, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
@@ -135,24 +135,24 @@ def identity(tensor: Tensor) -> Hashable:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether this is a Tensor, Parameter or Buffer of torch's own, with strides."""
+    """Whether this is exactly a Tensor, Parameter or Buffer, with strides."""
     return type(tensor) in _PLAIN and tensor.layout is torch.strided
 
 
 def is_expanded(tensor: Tensor) -> bool:
-    """Whether several elements lie in one place, as `Tensor.expand` makes it."""
+    """Whether several elements share one place in memory, as after `Tensor.expand`."""
     return 0 in tensor.stride() and any(
         size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
 
 
 def is_wrapper(tensor: Tensor) -> bool:
-    """Whether this is a tensor subclass that decides for itself what dtype and strides mean (DTensor)."""
+    """Whether this is a tensor subclass with its own meaning of dtype and strides (DTensor)."""
     return type(tensor).__torch_dispatch__ is not _NO_DISPATCH
 
 
 def is_strided(tensor: Tensor) -> bool:
-    """Whether the tensor has strides to speak of (not sparse, nested, mkldnn, or still lazy)."""
+    """Whether the tensor has strides (not sparse, nested, mkldnn, or uninitialized)."""
     return tensor.layout is torch.strided and not is_lazy(tensor)
 
 
