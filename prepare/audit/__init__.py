@@ -1,4 +1,4 @@
-"""The per-module stride table of a model: what each tensor is, judged against a plan, trusting no step."""
+"""The audit of a model: the strides, dtype and device of every tensor, judged against a plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prepare.audit.rows import Row
+from prepare.audit.rows import AuditRow
 from prepare.core.utils import files, json_records
 from prepare.core.utils.csv_text import csv_text
 from prepare.errors import AuditError
@@ -21,9 +21,9 @@ _KIND = json_records.Kind("prepare.audit", 1, "an audit", "an audit.json", Audit
 
 
 class Difference(NamedTuple):
-    """What differs about one tensor between two audits: `fields` maps a field to (ours, theirs).
+    """The differences of one tensor between two audits: `fields` maps a field to (ours, theirs).
 
-    A tensor that only one of them has is `only in ours` or `only in theirs`, without fields.
+    A tensor that only one audit has is `only in ours` or `only in theirs`, without fields.
     """
 
     tensor: str
@@ -39,34 +39,34 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Audit:
-    """The table, sorted by name, and what it adds up to."""
+    """The rows of an audit, sorted by name, and a summary of counts."""
 
-    rows: list[Row]
+    rows: list[AuditRow]
     summary: dict[str, Any]
 
     def save(self, path: str | Path) -> None:
-        """Writes JSON, or CSV where the name ends in .csv; the same model gives the same bytes."""
+        """Write JSON, or CSV if the name ends in .csv; the same model gives the same bytes."""
         files.write_text(path, self.to_csv() if str(path).endswith(".csv") else self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Audit:
-        """Read an audit from its JSON.
+        """Read an audit from its JSON file.
 
         Raises:
-            AuditError: the file is not an audit, or one of another version.
+            AuditError: the file is not an audit, or is of another version.
         """
         return json_records.load(cls, path, _KIND, check=_restore_strides)
 
     def to_json(self) -> str:
-        """JSON, one row a line, so that two audits can be compared with any tool."""
+        """Return JSON with one row per line, so that any tool can compare two audits."""
         rows = ",\n".join(_dump(row._asdict()) for row in self.rows)
         head = f'{_dump(_KIND.head)[1:-1]},"summary":{_dump(self.summary)}'
         return f'{{{head},"rows":[\n{rows}\n]}}\n'
 
     def to_csv(self) -> str:
-        """CSV, one row a tensor; lists are written with spaces between, as spreadsheets like them."""
+        """Return CSV with one line per tensor; lists are separated by spaces, as spreadsheets expect."""
         before = ("stride", "dtype", "device")
-        fields = [name for name in Row._fields if name != "before"]
+        fields = [name for name in AuditRow._fields if name != "before"]
         rows = [[*fields, *(f"before_{name}" for name in before)]]
         for row in self.rows:
             cells = [getattr(row, name) for name in fields]
@@ -75,7 +75,7 @@ class Audit:
         return csv_text(rows)
 
     def diff(self, other: Audit) -> list[Difference]:
-        """Every tensor that differs, in any field, sorted by name; empty where none does."""
+        """Return every tensor that differs in any field, sorted by name."""
         ours, theirs = ({row.path: row for row in audit.rows} for audit in (self, other))
         return [
             difference
@@ -85,11 +85,11 @@ class Audit:
 
 
 def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
-    """Reads every parameter, buffer and computed weight of `model`, as they are now.
+    """Read every parameter, buffer and computed weight of `model`, as they are now.
 
-    With the plan that was taken before `apply`, each row also says how the tensor was before, which
-    steps wanted something of it, and what came of that. The judgement rests on the strides, dtypes
-    and devices read here, never on what a step says it did.
+    With the plan taken before `apply`, each row also has the tensor's earlier state, the steps that
+    wanted something of it, and a status. The status follows from the strides, dtypes and devices that
+    are read here, never from what a step reports.
     """
     from prepare.audit.read_model import read_model
     from prepare.core.utils.gc_pause import paused_collector
@@ -98,10 +98,10 @@ def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
         return Audit(*read_model(model, plan))
 
 
-def _difference(path: str, ours: Row | None, theirs: Row | None) -> Difference | None:
+def _difference(path: str, ours: AuditRow | None, theirs: AuditRow | None) -> Difference | None:
     if ours is None or theirs is None:
         return Difference(path, "theirs" if ours is None else "ours", {})
-    pairs = zip(Row._fields, ours, theirs, strict=True)
+    pairs = zip(AuditRow._fields, ours, theirs, strict=True)
     fields = {name: (a, b) for name, a, b in pairs if a != b}
     return Difference(path, None, fields) if fields else None
 

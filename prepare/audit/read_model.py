@@ -1,4 +1,4 @@
-"""Reads a model into the rows of an audit, and judges them against a plan by what it reads itself."""
+"""Read a model into the rows of an audit, and judge each row against a plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from prepare.audit.rows import STATUSES, Row
+from prepare.audit.rows import STATUSES, AuditRow
 from prepare.core.model.computed_weights import computed_tensors
 from prepare.core.model.memory_format import canonical_stride, satisfied, takes
 from prepare.core.model.tensors import (
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from prepare.plan import Plan, TensorPlan
 
 
-def read_model(model: nn.Module, plan: Plan | None) -> tuple[list[Row], dict[str, Any]]:
-    """Every row, sorted by name, and the summary."""
+def read_model(model: nn.Module, plan: Plan | None) -> tuple[list[AuditRow], dict[str, Any]]:
+    """Return the rows, sorted by name, and the summary."""
     planned = {(t.module, t.tensor, t.kind): t for t in plan.tensors} if plan is not None else {}
     places = named_tensors(model)
     modules = dict(named_modules(model))
@@ -46,7 +46,7 @@ def read_model(model: nn.Module, plan: Plan | None) -> tuple[list[Row], dict[str
     for name, module in modules.items():
         rows += _computed_rows(name, module, planned)
     rows.sort(key=lambda row: (row.module, row.tensor, row.kind))
-    summary = _summary(rows, _weights(places))
+    summary = _summary(rows, _convolution_weights(places))
     summary["unregistered"] = [
         f"{path}: {name_of(tensor.dtype)} {tensor.device}"
         for path, tensor in unregistered_tensors(model)
@@ -60,67 +60,62 @@ def _read(
     type_: str,
     key: tuple[str, str, str],
     plan: TensorPlan | None,
-    shared: tuple = (),
-) -> Row:
-
+    shared: tuple[str, ...] = (),
+) -> AuditRow:
     module, name, kind = key
     strided = is_strided(tensor)
     shape = tuple(tensor.shape) if strided else None
     stride = tensor.stride() if strided else None
     dtype, device = name_of(tensor.dtype), name_of(tensor.device)
     layouts = satisfied(shape, stride) if strided else ()
-    before, status, steps, reason = None, "untouched", (), None
-    if plan is not None:
-        before = plan.old._asdict()
-        now = {"stride": stride, "dtype": dtype, "device": device}
-        steps = plan.steps
-        status, reason = _judge(plan, shape, now, layouts)
-    return Row(
+    row = AuditRow(
         module, type_, name, kind, shape, stride, dtype, device, layouts, shared,
-        before, status, steps, reason,
+        before=None, status="untouched", steps=(), reason=None,
     )  # fmt: skip
+    if plan is None:
+        return row
+    status, reason = _judge(plan, row)
+    return row._replace(before=plan.old._asdict(), status=status, steps=plan.steps, reason=reason)
 
 
-def _judge(
-    plan: TensorPlan, shape: tuple[int, ...] | None, now: dict[str, Any], layouts: tuple[str, ...]
-) -> tuple[str, str | None]:
-    """The worst status that holds, and why."""
-    missing = [
-        f"{side.replace('_', ' ')} is {is_now}, not {wanted}"
+def _judge(plan: TensorPlan, row: AuditRow) -> tuple[str, str | None]:
+    """Return the worst status that applies, and its reason."""
+    unmet = [
+        f"{side.replace('_', ' ')} is {actual}, not {wanted}"
         for side, wanted in plan.wants.items()
-        if (is_now := _lacks(side, wanted, shape, now, layouts))
+        if (actual := _unmet(side, wanted, row))
     ]
-    if missing:
-        return "ineffective", "; ".join(missing)
+    if unmet:
+        return "ineffective", "; ".join(unmet)
     if plan.off:
-        return "skipped", "; ".join(f"{step}: {why}" for step, why in plan.off.items())
+        return "skipped", "; ".join(f"{step}: {reason}" for step, reason in plan.off.items())
     if not plan.wants:
         return "untouched", None
-    return ("already" if now == plan.old._asdict() else "converted"), None
+    unchanged = plan.old == (row.stride, row.dtype, row.device)
+    return ("already" if unchanged else "converted"), None
 
 
-def _lacks(
-    side: str, wanted: str, shape: tuple | None, now: dict[str, Any], layouts: tuple[str, ...]
-) -> str | None:
-    """What stands in the place of what was wanted, or None where it is there."""
+def _unmet(side: str, wanted: str, row: AuditRow) -> str | None:
+    """Return the actual value of a property that is not as wanted, or None if it is."""
     if side == "memory_format":
-        if shape is None or not takes(wanted, len(shape)):
-            return "one of a tensor without strides" if shape is None else "another rank's"
-        if now["stride"] == canonical_stride(shape, wanted):
+        if row.shape is None:
+            return "one of a tensor without strides"
+        if not takes(wanted, len(row.shape)):
+            return "another rank's"
+        if row.stride == canonical_stride(row.shape, wanted):
             return None
-        return f"{' and '.join(layouts) or 'none'} with strides {now['stride']}"
-    have = now[side]
-    # Wanting `cuda` is content with any of them; wanting `cuda:1` is not.
-    same = have == wanted or (
-        side == "device" and ":" not in wanted and have.split(":")[0] == wanted
+        return f"{' and '.join(row.layouts) or 'none'} with strides {row.stride}"
+    actual = row.device if side == "device" else row.dtype
+    # `cuda` is satisfied by any CUDA device; `cuda:1` is not.
+    is_met = actual == wanted or (
+        side == "device" and ":" not in wanted and actual.split(":")[0] == wanted
     )
-    return None if same else have
+    return None if is_met else actual
 
 
 def _computed_rows(
     name: str, module: nn.Module, planned: dict[tuple[str, str, str], TensorPlan]
-) -> Iterator[Row]:
-
+) -> Iterator[AuditRow]:
     for tensor_name, value in computed_tensors(module).items():
         key = (name, tensor_name, "computed")
         plan, kind = planned.get(key), type(module).__name__
@@ -129,7 +124,9 @@ def _computed_rows(
             status = "ineffective" if wanted else "untouched"
             steps = plan.steps if plan else ()
             before = plan.old._asdict() if plan else None
-            yield Row(*_order(key, kind), None, None, "", "", (), (), before, status, steps, value)
+            yield AuditRow(
+                *_order(key, kind), None, None, "", "", (), (), before, status, steps, value
+            )
             continue
         row = _read(value, kind, key, plan)
         if row.status == "ineffective":
@@ -142,38 +139,38 @@ def _order(key: tuple[str, str, str], kind: str) -> tuple[str, str, str, str]:
     return module, kind, tensor, tensor_kind
 
 
-def _weights(places: Iterable[NamedTensor]) -> list[set[tuple[str, str, str]]]:
-    """For each convolution, the rows that are its weight, or stand behind it.
+def _convolution_weights(places: Iterable[NamedTensor]) -> list[set[tuple[str, str, str]]]:
+    """Return, for each convolution, the keys of the rows of its weight and of the weight's source tensors.
 
-    A module that stands in several places is one convolution.
+    A module with several names is one convolution.
     """
-    found: dict[int, set[tuple[str, str, str]]] = {}
+    rows_by_module: dict[int, set[tuple[str, str, str]]] = {}
     for place in places:
         if isinstance(place.module, _ConvNd) and "weight" in (place.name, place.computes):
-            rows = found.setdefault(id(place.module), set())
+            rows = rows_by_module.setdefault(id(place.module), set())
             rows.add((place.module_name, "weight", "computed"))
             rows.add((place.owner, place.name, place.kind))
-    return list(found.values())
+    return list(rows_by_module.values())
 
 
-def _summary(rows: list[Row], weights: list[set[tuple[str, str, str]]]) -> dict[str, Any]:
-    held = [row for row in rows if row.kind != "computed"]
-    once = [row for row in held if all(row.path <= other for other in row.shared_with)]
+def _summary(rows: list[AuditRow], weights: list[set[tuple[str, str, str]]]) -> dict[str, Any]:
+    stored = [row for row in rows if row.kind != "computed"]
+    unique = [row for row in stored if all(row.path <= other for other in row.shared_with)]
     by_key = {(row.module, row.tensor, row.kind): row for row in rows}
-    worst = (
+    worst_statuses = (
         min((by_key[key].status for key in keys if key in by_key), key=STATUSES.index)
         for keys in weights
     )
     return {
-        "tensors": len(once),
+        "tensors": len(unique),
         "status": _count((row.status for row in rows), STATUSES),
-        "convolutions": _count(worst, STATUSES),
+        "convolutions": _count(worst_statuses, STATUSES),
         "bytes_before": sum(
-            _bytes(row, (row.before or {}).get("dtype", row.dtype)) for row in once
+            _bytes(row, (row.before or {}).get("dtype", row.dtype)) for row in unique
         ),
-        "bytes_after": sum(_bytes(row, row.dtype) for row in once),
-        "dtypes": dict(sorted(Counter(row.dtype for row in once).items())),
-        "devices": dict(sorted(Counter(row.device for row in once).items())),
+        "bytes_after": sum(_bytes(row, row.dtype) for row in unique),
+        "dtypes": dict(sorted(Counter(row.dtype for row in unique).items())),
+        "devices": dict(sorted(Counter(row.device for row in unique).items())),
     }
 
 
@@ -182,5 +179,5 @@ def _count(words: Iterable[str], order: tuple[str, ...]) -> dict[str, int]:
     return {word: counts[word] for word in order}
 
 
-def _bytes(row: Row, dtype: str) -> int:
+def _bytes(row: AuditRow, dtype: str) -> int:
     return math.prod(row.shape) * getattr(torch, dtype).itemsize if row.shape is not None else 0

@@ -1,16 +1,16 @@
-"""One row of an audit: one tensor of one module, and what can be said of it."""
+"""One row of an audit: one tensor of one module, and its status."""
 
 from typing import Any, NamedTuple
 
-# From the worst to the best; a row bears the worst that holds.
+# From worst to best; a row has the worst status that applies.
 STATUSES = ("ineffective", "skipped", "converted", "already", "untouched")
 
 
-class Row(NamedTuple):
+class AuditRow(NamedTuple):
     """One tensor of one module. Shapes and strides are in elements, dtype and device are names.
 
-    `stride` is exact, `layouts` are all the formats it satisfies; both, and `shape`, are None or
-    empty for a tensor that has no strides. `before` holds stride, dtype and device before `apply`.
+    `stride` is exact, `layouts` are all the formats that it satisfies; both, and `shape`, are None or
+    empty for a tensor without strides. `before` holds stride, dtype and device before `apply`.
     """
 
     module: str
@@ -30,6 +30,6 @@ class Row(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The dotted name, as in `state_dict`; a computed weight is marked so."""
+        """The dotted name, as in `state_dict`, with "(computed)" after a computed weight."""
         path = f"{self.module}.{self.tensor}" if self.module else self.tensor
         return f"{path} (computed)" if self.kind == "computed" else path

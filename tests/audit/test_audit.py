@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from prepare.audit import Audit, audit
-from prepare.audit.rows import STATUSES, Row
+from prepare.audit.rows import STATUSES, AuditRow
 from prepare.core.model.memory_format import canonical_stride, satisfied
 from prepare.errors import AuditError, FileError
 from prepare.pipeline import Pipeline
@@ -240,7 +240,7 @@ def test_it_comes_back_from_its_file_unchanged(tmp_path):
     assert Audit.load(tmp_path / "audit.json") == found
     data = json.loads((tmp_path / "audit.json").read_text())
     assert (data["format"], data["version"]) == ("prepare.audit", 1)
-    assert list(data["rows"][0]) == list(Row._fields)
+    assert list(data["rows"][0]) == list(AuditRow._fields)
     assert {r["status"] for r in data["rows"]} <= set(STATUSES)
 
 

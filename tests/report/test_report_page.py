@@ -15,7 +15,7 @@ import pytest
 from browser import acted, browser, opened
 from page_reader import HOSTILE, READABLE, READABLE_PICTURE, TEMPLATES, Reader, contrast
 from prepare.audit import Audit, audit
-from prepare.audit.rows import Row
+from prepare.audit.rows import AuditRow
 from prepare.errors import FileError
 from prepare.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
 from prepare.job.record import Job, Record, Result
@@ -194,7 +194,7 @@ def test_hostile_names_stay_text_all_round_the_page(ran, tmp_path):
     hostile_flow().save(ran / "flow.json")
     blocks(1).save(ran / "flow_before.json")
     rows_ = [
-        Row(name, name, name, "parameter", (1,), (1,), name, name, (name,), (name,),
+        AuditRow(name, name, name, "parameter", (1,), (1,), name, name, (name,), (name,),
             {"stride": (1,), "dtype": name, "device": name}, "skipped", (name,), name)
         for name in HOSTILE
     ]  # fmt: skip

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prepare import recipe
 from prepare.audit import Audit
-from prepare.audit.rows import Row
+from prepare.audit.rows import AuditRow
 from prepare.bench.records import Bench, Case, Comparison, Control
 from prepare.bench.records import Row as Variant
 from prepare.flow.records import Copy, Event, Flow
@@ -62,7 +62,7 @@ def flow(breaks=0) -> Flow:
 
 
 def audit(converted=8, *, names=("conv",), after=1 << 20) -> Audit:
-    rows = [Row(name, "Conv3d", "weight", "parameter", (8, 8, 3, 3, 3), (216, 1, 72, 24, 8), "float32", "cpu",
+    rows = [AuditRow(name, "Conv3d", "weight", "parameter", (8, 8, 3, 3, 3), (216, 1, 72, 24, 8), "float32", "cpu",
                 ("channels_last_3d",), (), None, "converted", ("conv3d_memory_format",), None) for name in names]  # fmt: skip
     counts = {
         "ineffective": 0,

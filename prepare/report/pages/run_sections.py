@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from prepare.audit.rows import STATUSES, Row
+from prepare.audit.rows import STATUSES, AuditRow
 from prepare.core.utils.text import counts, plural, size
 from prepare.report.charts.flow_picture import flow_figure
 from prepare.report.charts.flow_text import times
@@ -212,7 +212,7 @@ def _plan_facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return [("Planned only", changes), ("Memory", memory)]
 
 
-def _reasons(rows: Iterable[Row]) -> list[tuple[str, str, int, str]]:
+def _reasons(rows: Iterable[AuditRow]) -> list[tuple[str, str, int, str]]:
     """Return (status, reason, number of tensors, first tensor), the worst status first."""
     first: dict[tuple[str, str], str] = {}
     tensors: Counter[tuple[str, str]] = Counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from prepare.audit.rows import STATUSES, Row
+from prepare.audit.rows import STATUSES, AuditRow
 from prepare.core.utils.text import size
 from prepare.report.pages.long_table import LongTable, long_table
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _ROOT = "the model itself"
 
 
-def tensor_table(rows: Iterable[Row]) -> LongTable:
+def tensor_table(rows: Iterable[AuditRow]) -> LongTable:
     """Return every tensor of every module with its status, the worst first."""
     columns = [("Tensor", "name"), ("Module", "text"), ("Status", "word"), ("Shape", "number")]
     columns += [("Strides", "number"), ("Type", "text"), ("Device", "text")]
@@ -62,12 +62,12 @@ def convolution_table(flow: Flow) -> LongTable:
     return long_table(columns, rows, "flow.json")
 
 
-def _tensor(row: Row) -> tuple[Any, ...]:
+def _tensor(row: AuditRow) -> tuple[Any, ...]:
     before = row.before or {}
     types = ", ".join(str(before[key]) for key in ("dtype", "device") if key in before)
     after = (row.path, row.type, row.status, row.shape, row.stride, row.dtype, row.device)
     return (*after, before.get("stride"), types, row.reason)
 
 
-def _worst_first(row: Row) -> int:
+def _worst_first(row: AuditRow) -> int:
     return STATUSES.index(row.status)

@@ -25,7 +25,7 @@ from prepare.report.terminal.verify import show_verify
 
 if TYPE_CHECKING:
     from prepare.audit import Audit
-    from prepare.audit.rows import Row
+    from prepare.audit.rows import AuditRow
     from prepare.core.forward.conv_layouts import LayoutCount
     from prepare.flow.records import Flow
     from prepare.job.outcome import Outcome
@@ -187,7 +187,7 @@ def _first(options: Mapping[str, Any]) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _notes(rows: Iterable[Row]) -> list[str]:
+def _notes(rows: Iterable[AuditRow]) -> list[str]:
     """Return one line for each reason of unconverted tensors, `ineffective` first."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     missed = [row for row in rows if row.status in ("ineffective", "skipped")]
