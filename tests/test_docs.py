@@ -245,6 +245,13 @@ def test_every_file_that_a_page_names_exists(page):
     assert [path for path in named if "NAME" not in path and not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_page_says_first_what_it_is_for(page):
+    title, *rest = [line for line in page.read_text().splitlines() if line]
+    assert title.startswith(("# ", "--8<--"))
+    assert re.match(r"[\w*]|`\w", rest[0] if rest else "included")
+
+
 def test_every_page_can_be_reached_from_the_readme():
     seen, waiting = set(), [ROOT / "README.md"]
     while waiting:
