@@ -38,7 +38,7 @@ def test_every_parameter_and_buffer_of_every_module_has_one_row():
     assert sorted(r.path for r in audit(model).rows) == sorted(named)
 
 
-def test_without_a_plan_it_says_what_is_and_judges_nothing():
+def test_without_a_plan_every_row_is_untouched():
     for found in audit(mixed()).rows:
         assert (found.before, found.steps, found.status, found.reason) == (
             None,
@@ -58,7 +58,7 @@ def test_an_audit_changes_nothing():
     assert all(module.training for module in model["weighted"].modules())
 
 
-def test_untouched_1x1_and_one_channel_convolutions_are_told_apart_from_converted_ones():
+def test_converted_1x1_weights_are_distinguished_by_their_strides():
     model = nn.ModuleDict({"one": nn.Conv3d(8, 4, 1), "first": nn.Conv3d(1, 8, 3)})
     before = audit(model)
     for name in model:
@@ -72,7 +72,7 @@ def test_untouched_1x1_and_one_channel_convolutions_are_told_apart_from_converte
         assert found.status == "converted"
 
 
-def test_strides_that_only_look_channels_last_are_no_conversion():
+def test_strides_that_only_look_channels_last_are_ineffective():
     model = nn.Conv2d(3, 8, 3)
     plan = Pipeline.from_config(FLAT).plan(model)
     odd = torch.empty_strided((1, 3, 3, 3), (5, 1, 9, 3))
@@ -104,7 +104,7 @@ def test_the_statuses_are_converted_already_skipped_untouched():
     }  # fmt: skip
 
 
-def test_a_step_that_did_not_act_is_found_ineffective_whatever_it_says():
+def test_a_step_that_did_not_act_is_ineffective():
     model = small_2d()
     plan = Pipeline.from_config({"half": {"keep": []}, **FLAT}).plan(model)
     found = audit(model, plan=plan)
@@ -163,7 +163,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("make", LOST.values(), ids=LOST)
-def test_a_computed_weight_that_comes_out_in_another_layout_is_ineffective(make):
+def test_a_computed_weight_in_another_layout_is_ineffective(make):
     model = nn.Sequential(make())
     found = prepared(model)
     computed = row(found, "0.weight (computed)")
@@ -175,7 +175,7 @@ def test_a_computed_weight_that_comes_out_in_another_layout_is_ineffective(make)
 
 
 @pytest.mark.parametrize("make", KEPT.values(), ids=KEPT)
-def test_a_computed_weight_that_follows_its_originals_is_converted(make):
+def test_a_computed_weight_in_the_wanted_layout_is_converted(make):
     model = nn.Sequential(make())
     found = prepared(model)
     computed = row(found, "0.weight (computed)")
@@ -187,7 +187,7 @@ def test_a_computed_weight_that_follows_its_originals_is_converted(make):
 
 
 @pytest.mark.parametrize("make", [*LOST.values(), *KEPT.values()], ids=[*LOST, *KEPT])
-def test_the_computed_weight_is_the_one_that_forward_uses(make):
+def test_the_computed_weight_is_the_one_forward_uses(make):
     """Asked of torch itself: the weight that reaches the convolution in a real forward."""
     model = make()
     prepared(model)
@@ -206,7 +206,7 @@ def test_the_computed_weight_is_the_one_that_forward_uses(make):
     assert row(audit(model), "weight (computed)").stride == used[0].stride()
 
 
-def test_a_subclass_that_uses_its_weight_as_it_is_has_no_computed_row():
+def test_a_subclass_with_an_unmodified_weight_has_no_computed_row():
     class Named(nn.Conv2d):
         def forward(self, x):
             return super().forward(x)
@@ -216,7 +216,7 @@ def test_a_subclass_that_uses_its_weight_as_it_is_has_no_computed_row():
     assert row(found, "0.weight").status == "converted"
 
 
-def test_a_forward_that_cannot_be_evaluated_is_said_to_be_so():
+def test_a_computed_weight_that_cannot_be_evaluated_says_why():
     class Modulated(nn.Conv2d):
         def forward(self, x, style):
             return self._conv_forward(x, self.weight * style, self.bias)
@@ -234,7 +234,7 @@ def test_tied_tensors_name_each_other_and_count_once():
     assert found.summary["bytes_after"] == (4 * 4 * 9 + 4 + 4 + 24) * 4 + 3 * 8
 
 
-def test_it_comes_back_from_its_file_unchanged(tmp_path):
+def test_an_audit_loads_from_its_file_unchanged(tmp_path):
     found = prepared(mixed(), {"half": {"dtype": "bfloat16"}, **FLAT})
     found.save(tmp_path / "audit.json")
     assert Audit.load(tmp_path / "audit.json") == found
@@ -265,7 +265,7 @@ def test_rows_are_sorted_and_csv_has_one_line_for_each():
     assert (first["stride"], first["before_stride"]) == ("27 1 9 3", "27 9 3 1")
 
 
-def test_names_that_hold_anything_come_back(tmp_path):
+def test_module_names_with_any_characters_are_restored(tmp_path):
     names = ["a/b", "new\nline", "<script>", "=1+1", "[red]", "\udc80", "x" * 5000, "é"]
     model = nn.Module()
     for name in names:
@@ -304,7 +304,7 @@ def test_diff_names_what_differs_and_only_that():
         ("[" * 100_000, "this is not an audit"),
     ],
 )
-def test_a_file_that_is_no_audit_is_one_clear_error(tmp_path, text, message):
+def test_a_file_that_is_not_an_audit_is_one_clear_error(tmp_path, text, message):
     (tmp_path / "audit.json").write_text(text)
     with pytest.raises(AuditError, match=message):
         Audit.load(tmp_path / "audit.json")

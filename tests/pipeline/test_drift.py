@@ -47,7 +47,7 @@ DRIFTS = {
 }
 
 
-def test_nothing_has_drifted_of_a_model_just_prepared():
+def test_a_freshly_prepared_model_has_no_drift():
     model = prepared()
     assert PIPELINE.check(model) == []
     guard = PIPELINE.guard(model, every=1)
@@ -55,7 +55,7 @@ def test_nothing_has_drifted_of_a_model_just_prepared():
 
 
 @pytest.mark.parametrize("drift", DRIFTS, ids=lambda drift: drift.__name__)
-def test_what_has_drifted_is_listed_and_raised_on_request(drift):
+def test_check_lists_drift_and_raises_it_with_strict(drift):
     model = prepared()
     guard = PIPELINE.guard(model, every=1)
     drift(model)
@@ -69,14 +69,14 @@ def test_what_has_drifted_is_listed_and_raised_on_request(drift):
     assert PIPELINE.check(model) == []
 
 
-def test_a_drift_says_what_it_is_and_how_it_was_prepared():
+def test_a_drift_names_the_current_and_the_prepared_value():
     model = prepared()
     model[0].weight.data = model[0].weight.data.contiguous()
     (drift,) = PIPELINE.check(model)
     assert str(drift) == "0.weight: stride is (27, 9, 3, 1), prepared as (27, 1, 9, 3)"
 
 
-def test_vectors_written_back_reset_the_layout_and_are_named():
+def test_vector_to_parameters_is_reported_as_drift():
     model = Pipeline.from_config({"conv2d_memory_format": {}}).apply(make())
     vector = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
     nn.utils.vector_to_parameters(vector, model.parameters())
@@ -86,7 +86,7 @@ def test_vectors_written_back_reset_the_layout_and_are_named():
         nn.utils.parameters_to_vector(prepared().double().parameters())
 
 
-def test_a_guard_looks_every_so_many_calls_and_at_no_other():
+def test_a_guard_checks_only_on_every_nth_call():
     model = prepared()
     guard = PIPELINE.guard(model, every=3)
     model[2].float()
@@ -96,7 +96,7 @@ def test_a_guard_looks_every_so_many_calls_and_at_no_other():
         guard()
 
 
-def test_a_guard_sees_modules_that_were_replaced_or_changed_their_class_and_tensors_that_are_gone():
+def test_a_guard_finds_replaced_modules_and_missing_tensors():
     model = prepared()
     guard = Guard(model)
     model[1] = nn.BatchNorm2d(8)
@@ -110,14 +110,14 @@ def test_a_guard_sees_modules_that_were_replaced_or_changed_their_class_and_tens
     assert {drift.where for drift in guard.find_drift()} == {"1", "2.0.bias"}
 
 
-def test_a_guard_wants_a_model_that_has_not_drifted_and_a_number_of_calls():
+def test_a_guard_needs_an_undrifted_model_and_a_positive_count():
     with pytest.raises(DriftError):
         PIPELINE.guard(make())
     with pytest.raises(RefusedError, match="every: 0 is not at least 1"):
         PIPELINE.guard(prepared(), every=0)
 
 
-def test_a_copy_made_before_is_brought_into_line_with_its_values():
+def test_like_gives_an_earlier_copy_the_layout_and_keeps_its_values():
     model = make()
     average = copy.deepcopy(model)
     PIPELINE.apply(model)
@@ -142,7 +142,7 @@ def test_tied_parameters_of_a_copy_stay_tied():
     assert average[0].bias.data_ptr() == average[1].bias.data_ptr()
 
 
-def test_a_copy_is_repaired_as_its_reference_is():
+def test_like_gives_a_copy_the_repairs_of_its_reference():
     repaired = Pipeline.from_config({"conv2d_memory_format": {}, "repair_layout": {}})
     reference = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8))
     average = copy.deepcopy(reference)
@@ -173,7 +173,7 @@ def trained(model, average, *, steps):
 
 @pytest.mark.parametrize("kind", ["exponential", "equal"])
 @pytest.mark.parametrize("made", ["before", "after"])
-def test_torchs_averaged_model_stays_in_line_and_goes_on_averaging(kind, made):
+def test_an_averaged_model_keeps_its_layout_and_goes_on_averaging(kind, made):
     reference = make().double()
     other = averaged(reference, kind)
     trained(reference, other, steps=2)
@@ -199,14 +199,14 @@ def test_torchs_averaged_model_stays_in_line_and_goes_on_averaging(kind, made):
         assert torch.allclose(one, two, rtol=0, atol=1e-12)
 
 
-def test_an_average_of_a_prepared_model_is_in_line_down_to_each_stride():
+def test_an_average_of_a_prepared_model_has_its_exact_strides():
     model = LAYOUT.apply(make())
     for copied in (swa_utils.AveragedModel(model).module, copy.deepcopy(model)):
         assert facts(copied) == facts(model)
         assert LAYOUT.check(copied) == []
 
 
-def test_weights_swapped_with_those_of_an_average_and_back_leave_the_model_prepared():
+def test_swapping_weights_with_an_average_keeps_the_model_prepared():
     model = make()
     average = swa_utils.AveragedModel(model)
     LAYOUT.apply(model)
@@ -216,13 +216,13 @@ def test_weights_swapped_with_those_of_an_average_and_back_leave_the_model_prepa
     assert LAYOUT.check(model) == LAYOUT.check(average.module) == []
 
 
-def test_an_average_of_an_average_is_compared_as_it_is():
+def test_an_average_of_an_average_is_not_unwrapped():
     first, second = (swa_utils.AveragedModel(make()) for _ in range(2))
     LAYOUT.apply(first)
     assert facts(like(second, first)) == facts(first)
 
 
-def test_a_model_of_other_tensors_is_refused_and_left_alone():
+def test_like_refuses_a_model_with_other_tensors():
     other = nn.Sequential(nn.Conv2d(3, 8, 5), nn.BatchNorm2d(8), nn.Sequential(nn.Conv2d(8, 4, 1)))
     before = facts(other)
     with pytest.raises(RefusedError, match=r"0\.weight: the tensors of the two models differ"):

@@ -34,7 +34,7 @@ def test_half_and_both_formats_equal_torchs_own_calls(name, dtype):
 
 
 @pytest.mark.parametrize("name", model_configs())
-def test_there_and_back_equals_torchs_own_calls(name):
+def test_a_round_trip_equals_torchs_own_calls(name):
     model = build(name)
     start = clone(model)
     there = Pipeline.from_config(BY_RANK)

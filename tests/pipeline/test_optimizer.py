@@ -110,7 +110,7 @@ def test_every_optimizer_of_torch_is_tested_in_every_implementation():
 
 
 @each
-def test_preparing_before_it_gives_the_weights_of_contiguous_training(name, how):
+def test_preparing_before_training_gives_the_contiguous_weights(name, how):
     model, reference = FLAT.apply(network()), network()
     optimizer, other = make(name, how, model), make(name, how, reference)
     train(model, optimizer)
@@ -154,7 +154,7 @@ def resumed(name, how, start, *, handed_over):
 
 @each
 @pytest.mark.parametrize("start", ["contiguous", "channels_last"])
-def test_resuming_a_checkpoint_of_the_other_layout_gives_the_same_weights(name, how, start):
+def test_resuming_from_the_other_layout_gives_the_same_weights(name, how, start):
     _, model, optimizer, reference, other = resumed(name, how, start, handed_over=True)
     in_line(optimizer)
     train(model, optimizer)
@@ -164,7 +164,7 @@ def test_resuming_a_checkpoint_of_the_other_layout_gives_the_same_weights(name, 
 
 @each
 @pytest.mark.parametrize("start", ["contiguous", "channels_last"])
-def test_an_optimizer_that_was_not_handed_over_is_brought_into_line(name, how, start):
+def test_relayout_converts_an_optimizer_that_apply_did_not_get(name, how, start):
     pipeline, model, optimizer, reference, other = resumed(name, how, start, handed_over=False)
     out = {drift.where for drift in pipeline.check(model, optimizer=optimizer)}
     moments = {
@@ -198,7 +198,7 @@ def test_without_the_optimizer_a_fused_one_corrupts_the_weights(name, how):
     assert worst(model, reference) > 1e-4
 
 
-def test_lbfgs_is_refused_in_channels_last_and_taken_where_weights_stay_contiguous():
+def test_lbfgs_is_refused_only_for_channels_last_weights():
     model = network()
     model.table.weight.requires_grad_(False)
     optimizer = torch.optim.LBFGS([p for p in model.parameters() if p.requires_grad])
@@ -231,7 +231,7 @@ def test_why_lbfgs_is_refused_torch_itself_raises():
         optimizer.step(lambda: torch.zeros(()))
 
 
-def test_an_optimizer_of_parameters_that_a_checkpoint_has_replaced_is_told():
+def test_an_optimizer_of_replaced_parameters_is_refused():
     model = network()
     optimizer = make("Adam", "plain", model)
     model.load_state_dict(network().state_dict(), assign=True)
@@ -244,7 +244,7 @@ def test_an_optimizer_of_parameters_that_a_checkpoint_has_replaced_is_told():
 
 
 @pytest.mark.parametrize("given", ["optimizer", "batch"])
-def test_an_optimizer_or_a_batch_without_its_name_is_refused_before_anything_is_done(given):
+def test_an_optimizer_or_batch_given_by_position_is_refused_first(given):
     net = Net()
     other = optim.SGD(net.parameters()) if given == "optimizer" else torch.randn(1, 3, 8, 8)
     remedy = r"an optimizer goes to optimizer=\.\.\., a batch to format\(batch\)"
@@ -253,7 +253,7 @@ def test_an_optimizer_or_a_batch_without_its_name_is_refused_before_anything_is_
     assert FLAT.check(net)
 
 
-def test_wrapped_optimizers_are_followed_to_the_one_that_has_the_state(request):
+def test_wrapped_optimizers_are_unwrapped(request):
     accelerate = pytest.importorskip("accelerate")
     lightning = pytest.importorskip("lightning.pytorch.core.optimizer")
     request.addfinalizer(accelerate.state.AcceleratorState._reset_state)
@@ -272,7 +272,7 @@ def test_wrapped_optimizers_are_followed_to_the_one_that_has_the_state(request):
         assert len(inner._optimizer_load_state_dict_post_hooks) == 1
 
 
-def test_the_state_follows_a_cast_and_counters_are_left_alone():
+def test_the_state_follows_a_cast_and_counters_do_not():
     model = network()
     optimizer = make("Adam", "plain", model)
     train(model, optimizer)
@@ -285,7 +285,7 @@ def test_the_state_follows_a_cast_and_counters_are_left_alone():
     assert {state["exp_avg"].dtype for state in optimizer.state.values()} == {torch.bfloat16}
 
 
-def test_training_in_float16_is_refused_with_advice():
+def test_float16_parameters_with_an_optimizer_are_refused():
     model = network()
     optimizer = make("Adam", "plain", model)
     before = facts(model)
@@ -296,7 +296,7 @@ def test_training_in_float16_is_refused_with_advice():
     assert facts(model) == before
 
 
-def test_the_hook_is_installed_once_and_a_failure_leaves_the_state_alone():
+def test_the_hook_is_installed_once_and_a_failure_keeps_the_state():
     model = network()
     optimizer = make("Adam", "plain", model)
     train(model, optimizer)
@@ -313,7 +313,7 @@ def test_the_hook_is_installed_once_and_a_failure_leaves_the_state_alone():
     assert len(optimizer._optimizer_load_state_dict_post_hooks) == 1
 
 
-def test_a_state_that_is_out_of_line_is_mended_where_the_model_needs_nothing():
+def test_mismatched_state_is_converted_even_if_the_model_is_done():
     model = network()
     optimizer = make("Adam", "fused", model)
     train(model, optimizer)

@@ -53,7 +53,7 @@ def test_device_auto_is_resolved_when_the_pipeline_is_built():
     assert Pipeline.from_config({"device": {}}).to_config()["device"]["device"] == resolved
 
 
-def test_omegaconf_containers_never_pass_the_border():
+def test_omegaconf_containers_become_plain_data():
     """No DictConfig or ListConfig may leak into a step, a plan or a recipe."""
     omegaconf = pytest.importorskip("omegaconf")
     config = omegaconf.OmegaConf.create(
@@ -89,7 +89,7 @@ def test_a_missing_or_broken_interpolation_is_one_clear_error():
     "word",
     ["float16", "half", "fp16", "FP16", "torch.float16", torch.float16],
 )
-def test_dtypes_may_be_written_as_people_write_them(word):
+def test_dtypes_accept_torch_objects_and_common_spellings(word):
     assert Pipeline.from_config({"half": {"dtype": word}}).to_config()["half"]["dtype"] == "float16"
 
 
@@ -105,7 +105,7 @@ def test_dtypes_may_be_written_as_people_write_them(word):
         (torch.contiguous_format, "contiguous"),
     ],
 )
-def test_memory_formats_may_be_written_as_people_write_them(word, meant):
+def test_memory_formats_accept_torch_objects_and_spellings(word, meant):
     config = Pipeline.from_config({"conv2d_memory_format": {"memory_format": word}}).to_config()
     assert config["conv2d_memory_format"]["memory_format"] == meant
 
@@ -161,13 +161,13 @@ def test_memory_formats_may_be_written_as_people_write_them(word, meant):
         ),
     ],
 )
-def test_a_wrong_declaration_says_where_what_and_what_is_allowed(steps, message):
+def test_a_configuration_error_says_where_what_and_the_remedy(steps, message):
     with pytest.raises(ConfigError) as caught:
         Pipeline.from_config(steps)
     assert str(caught.value) == message
 
 
-def test_all_mistakes_are_told_at_once():
+def test_all_mistakes_are_reported_at_once():
     with pytest.raises(ConfigError) as caught:
         Pipeline.from_config({"half": {"dtype": 1, "x": 2}, "nothing": {}, "device": {"device": 3}})
     assert [problem.where for problem in caught.value.problems] == [
@@ -239,7 +239,7 @@ def test_integers_booleans_and_complex_tensors_are_never_cast():
         ("tied.encoder", {"tied.encoder", "tied.decoder"}),
     ],
 )
-def test_an_exclusion_holds_for_what_its_pattern_means_and_for_what_is_tied_to_it(pattern, meant):
+def test_an_exclusion_covers_its_matches_and_tensors_tied_to_them(pattern, meant):
     model = mixed()
     plan = Pipeline.from_config({"conv2d_memory_format": {"exclude": [pattern]}}).plan(model)
     off = {t.module for t in plan.tensors if t.off}
@@ -247,7 +247,7 @@ def test_an_exclusion_holds_for_what_its_pattern_means_and_for_what_is_tied_to_i
     assert not any(t.changes for t in plan.tensors if t.module in meant)
 
 
-def test_a_pattern_is_no_substring():
+def test_a_pattern_does_not_match_a_substring():
     model = nn.Sequential(*(nn.Conv2d(2, 2, 3) for _ in range(12)))
     Pipeline.from_config({"conv2d_memory_format": {"exclude": ["1"]}}).apply(model)
     left = [n for n, m in model.named_children() if m.weight.is_contiguous()]
@@ -273,7 +273,7 @@ def test_include_narrows_and_exclude_wins():
         ("type:BatchNorm2d", "'type:"),
     ],
 )
-def test_a_pattern_that_matches_nothing_is_an_error_that_names_near_misses(pattern, near):
+def test_an_unmatched_pattern_is_an_error_with_near_misses(pattern, near):
     model = mixed()
     before = facts(model)
     pipeline = Pipeline.from_config({"conv2d_memory_format": {"exclude": [pattern]}})
@@ -293,7 +293,7 @@ def test_the_word_norms_may_match_nothing():
 # Requests without effect
 
 
-def test_a_format_that_matches_nothing_is_an_error_with_its_likely_meaning():
+def test_a_format_without_any_match_is_an_error_with_a_suggestion():
     from prepare.models.unet import UNet3d
 
     model = UNet3d(in_channels=1, out_channels=2, width=2)
@@ -316,7 +316,7 @@ def test_the_formats_of_a_pipeline_are_one_request():
         )
 
 
-def test_without_strictness_a_request_without_effect_is_reported_and_the_rest_done():
+def test_strict_false_reports_a_dead_request_and_does_the_rest():
     model = small_3d()
     pipeline = Pipeline.from_config({"half": {}, "conv2d_memory_format": {}})
     pipeline.apply(model, strict=False)
@@ -327,7 +327,7 @@ def test_without_strictness_a_request_without_effect_is_reported_and_the_rest_do
 # Conflicts and refusals
 
 
-def test_two_steps_that_want_different_things_are_an_error_that_names_both(plugin):
+def test_a_conflict_of_two_steps_names_both(plugin):
     @plugin("brain")
     class Brain(TensorStep):
         """Casts all to bfloat16."""
@@ -351,7 +351,7 @@ def test_two_steps_that_want_different_things_are_an_error_that_names_both(plugi
         ("meta", "meta holds no data; build the model there"),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(device, message):
+def test_an_unavailable_device_is_refused(device, message):
     model = nn.Linear(2, 2)
     before = facts(model)
     with pytest.raises(RefusedError, match=message):
@@ -442,7 +442,7 @@ def marks(plugin):
             model.flag = True
 
 
-def test_structure_steps_run_in_the_order_of_the_file(marks):
+def test_structure_steps_run_in_the_order_of_the_mapping(marks):
     for order in (["first", "second"], ["second", "first"]):
         model = nn.Sequential(nn.Linear(1, 1))
         Pipeline.from_config({name: {} for name in order}).apply(model)
@@ -463,7 +463,7 @@ def test_a_plan_of_structure_steps_works_on_a_copy_of_the_tree(marks):
     assert not pipeline.plan(model)
 
 
-def test_a_module_that_takes_anothers_place_is_prepared_too(plugin):
+def test_a_replacement_module_is_prepared_too(plugin):
     @plugin("swap")
     class Swap(ModuleStep):
         """Puts a linear layer in the place of every identity."""
@@ -502,7 +502,7 @@ def test_a_failure_in_a_later_step_leaves_the_model_as_it_was(marks, plugin):
     assert not hasattr(model, "half_done")
 
 
-def test_a_step_whose_work_is_never_done_is_at_fault(plugin):
+def test_a_step_that_never_finishes_is_at_fault(plugin):
     @plugin("endless")
     class Endless(ModelStep):
         """Never has enough."""
@@ -520,7 +520,7 @@ def test_a_step_whose_work_is_never_done_is_at_fault(plugin):
 # What is kept
 
 
-def test_plain_data_of_a_plan_says_bytes_steps_and_reasons():
+def test_the_plan_as_plain_data_has_bytes_steps_and_reasons():
     import json
 
     plan = Pipeline.from_config({"device": {"device": "cpu"}, **BOTH}).plan(small_2d())

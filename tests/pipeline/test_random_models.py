@@ -146,7 +146,7 @@ def path(row):
 
 
 @for_all(cases())
-def test_a_plan_and_an_audit_touch_nothing(case):
+def test_plan_and_audit_change_nothing(case):
     spec, steps = case
     model, pipeline = spec.build(), Pipeline.from_config(steps)
     before, random = facts(model), torch.get_rng_state()
@@ -160,7 +160,7 @@ def test_a_plan_and_an_audit_touch_nothing(case):
 
 
 @for_all(cases())
-def test_apply_changes_exactly_what_the_plan_named_and_as_it_said(case):
+def test_apply_changes_exactly_what_the_plan_says(case):
     model, plan, before = prepared(*case)
     after = facts(model)
     named = {path(row): row.new for row in plan.tensors if row.changes}
@@ -204,7 +204,7 @@ def storages(model):
 
 
 @for_all(cases())
-def test_what_a_pattern_or_own_code_keeps_off_stays_as_it_was_wherever_else_it_stands(case):
+def test_a_skipped_tensor_stays_unchanged_in_all_its_places(case):
     spec, steps = case
     model, _, _ = prepared(*case)
     start, modules = tensors(spec.build()), dict(model.named_modules(remove_duplicate=False))
@@ -242,7 +242,7 @@ def test_afterwards_the_plan_is_empty_and_twice_is_once(case):
 
 
 @for_all(cases())
-def test_the_audit_agrees_with_the_plan_and_never_says_converted_of_what_is_not(case):
+def test_the_audit_agrees_with_the_plan_and_with_the_tensors(case):
     model, plan, _ = prepared(*case)
     held, rows = (
         tensors(model),
@@ -262,7 +262,7 @@ def test_the_audit_agrees_with_the_plan_and_never_says_converted_of_what_is_not(
 
 
 @for_all(cases())
-def test_the_audit_of_a_model_that_was_never_prepared_says_ineffective_of_all_that_was_planned(
+def test_the_audit_of_an_unprepared_model_is_ineffective(
     case,
 ):
     spec, steps = case
@@ -312,7 +312,7 @@ def test_strides_and_bits_are_those_of_torchs_own_calls(case):
 
 
 @for_all(SPECS.filter(lambda spec: not spec.has(ODD)))
-def test_there_and_back_restores_every_stride(spec):
+def test_a_round_trip_restores_every_stride(spec):
     model, start = spec.build(), spec.build()
     Pipeline.from_config({name: {} for name in FORMATS}).apply(
         model, strict=False, known_issues="ignore"

@@ -184,13 +184,13 @@ def exchange_lines(make):
     return found
 
 
-def test_an_interrupt_while_tensors_are_exchanged_is_held_until_that_is_done():
+def test_an_interrupt_during_the_exchange_is_deferred():
     lines = exchange_lines(small_2d)
     assert len(lines) > 20
     assert interrupted(small_2d, lines) == len(lines)
 
 
-def test_an_interrupt_while_a_failure_is_undone_is_held_until_that_is_done(plugin):
+def test_an_interrupt_during_an_undo_is_deferred(plugin):
     @plugin("fails")
     class Fails(ModelStep):
         """Raises when it acts."""
@@ -224,7 +224,7 @@ def test_an_interrupt_while_a_failure_is_undone_is_held_until_that_is_done(plugi
 # Giving the old tensors up
 
 
-def test_with_low_memory_the_error_says_exactly_what_has_changed():
+def test_with_low_memory_the_error_names_what_has_changed():
     model = small_2d()
     before = facts(model)
     pipeline = Pipeline.from_config({"half": {"keep": []}})
@@ -240,7 +240,7 @@ def test_with_low_memory_the_error_says_exactly_what_has_changed():
     assert not pipeline.plan(model)
 
 
-def test_with_low_memory_a_failure_before_the_first_change_leaves_all_as_it_was():
+def test_with_low_memory_an_early_failure_changes_nothing():
     model = small_2d()
     before = facts(model)
     with pytest.raises(RuntimeError, match="no"), FailAt(1, RuntimeError("no")):

@@ -56,7 +56,7 @@ def graphs(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_the_object_its_tensors_and_its_answers_stay(backend):
+def test_compiling_keeps_the_object_its_tensors_and_its_outputs(backend):
     net, x = Net().eval(), torch.randn(2, 3, 8, 8)
     before, expected = facts(net), net(x)
     assert pipeline(backend=backend).apply(net) is net
@@ -65,7 +65,7 @@ def test_the_object_its_tensors_and_its_answers_stay(backend):
 
 
 @pytest.mark.parametrize("make", [Net, lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())])
-def test_the_whole_call_is_one_graph_a_forward_of_torchs_own_too(make, graphs):
+def test_the_whole_call_is_one_graph_also_for_torchs_own_forward(make, graphs):
     net = pipeline(backend="counted", fullgraph=True).apply(make())
     net(torch.randn(2, 3, 8, 8))
     assert len(graphs) == 1
@@ -73,7 +73,7 @@ def test_the_whole_call_is_one_graph_a_forward_of_torchs_own_too(make, graphs):
     assert "call_function" in kinds or "call_module" in kinds
 
 
-def test_more_models_of_one_class_are_compiled_than_torch_keeps_in_one_cache(graphs):
+def test_each_model_of_one_class_has_a_compilation_cache(graphs):
     models = [pipeline(backend="counted").apply(Net()) for _ in range(10)]
     for net in models:
         net(torch.randn(1, 3, 8, 8))
@@ -97,14 +97,14 @@ class Broken(nn.Module):
     "isolate_recompiles" not in inspect.signature(torch.compile).parameters,
     reason="this torch keeps one cache for all",
 )
-def test_what_is_compiled_after_a_graph_break_is_kept_for_one_model_alone(graphs):
+def test_code_after_a_graph_break_is_compiled_for_each_model(graphs):
     for _ in range(10):
         with torch.no_grad():
             pipeline(backend="counted").apply(Broken())(torch.randn(1, 3, 8, 8))
     assert len(graphs) == 20
 
 
-def test_it_is_known_again_with_the_same_options_and_others_are_refused():
+def test_the_same_options_are_recognised_and_others_refused():
     net = pipeline().apply(Net())
     assert not pipeline().plan(net)
     pipeline().apply(net)
@@ -118,7 +118,7 @@ def test_it_is_known_again_with_the_same_options_and_others_are_refused():
         pipeline().apply(own)
 
 
-def test_a_compiled_and_called_model_is_given_no_hook():
+def test_a_compiled_and_called_model_gets_no_hook():
     steps = {
         "compile": {"backend": "eager"},
         "input_format": {"memory_format": "by_rank", "attach": True},
@@ -129,13 +129,13 @@ def test_a_compiled_and_called_model_is_given_no_hook():
         Pipeline.from_config(steps).apply(net)
 
 
-def test_the_hook_of_the_same_pipeline_is_there_before_the_first_call():
+def test_the_input_hook_is_installed_before_the_first_call():
     steps = {"compile": {"backend": "eager"}, "input_format": {"dtype": "float32", "attach": True}}
     net = Pipeline.from_config(steps).apply(Net())
     assert net(torch.randn(1, 3, 8, 8, dtype=torch.float64)).dtype is torch.float32
 
 
-def test_undo_runs_it_as_it_was_written(graphs):
+def test_undo_removes_the_compilation(graphs):
     net = pipeline(backend="counted").apply(Net())
     compiling.undo(net)
     assert net._compiled_call_impl is None
@@ -144,7 +144,7 @@ def test_undo_runs_it_as_it_was_written(graphs):
     pipeline().apply(net)
 
 
-def test_a_failure_afterwards_leaves_it_uncompiled(plugin):
+def test_a_later_failure_leaves_the_model_uncompiled(plugin):
     from prepare.step import InputStep
 
     @plugin("fails")
@@ -163,7 +163,7 @@ def test_a_failure_afterwards_leaves_it_uncompiled(plugin):
     assert "_compiled_call_impl" not in vars(net)
 
 
-def test_a_copy_and_a_pickle_are_not_compiled_and_can_be():
+def test_a_copy_and_a_pickle_are_uncompiled_and_compilable():
     net = pipeline().apply(Net())
     for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert other._compiled_call_impl is None
@@ -172,7 +172,7 @@ def test_a_copy_and_a_pickle_are_not_compiled_and_can_be():
         assert not pipeline().plan(other)
 
 
-def test_a_structure_step_beside_it_sees_that_it_is_compiled():
+def test_eval_mode_and_compile_together_leave_nothing_to_do():
     both = Pipeline.from_config({"eval_mode": {}, "compile": {"backend": "eager"}})
     net = both.apply(Net())
     assert not both.plan(net)
@@ -189,7 +189,7 @@ def test_no_hook_of_ours_is_compiled_into_the_model():
     assert not compiled.contains_compiled(Net())
 
 
-def test_the_flow_without_repairs_is_that_of_a_compiled_model_too():
+def test_the_flow_without_repairs_works_for_a_compiled_model():
     steps = {"conv2d_memory_format": {}, "repair_layout": {}, "compile": {"backend": "eager"}}
     declared = Pipeline.from_config(steps)
     net = declared.apply(UNet2d(width=4, depth=2, norm="instance").eval())
@@ -232,7 +232,7 @@ def test_every_option_reaches_torch(monkeypatch):
     )
 
 
-def test_openvino_is_kept_in_float32_unless_the_model_is_in_16_bits(monkeypatch):
+def test_openvino_computes_in_float32_unless_the_model_is_16_bit(monkeypatch):
     pytest.importorskip("openvino")
     seen = []
     monkeypatch.setattr(
@@ -265,7 +265,7 @@ def test_openvino_is_kept_in_float32_unless_the_model_is_in_16_bits(monkeypatch)
         ),
     ],
 )
-def test_what_the_options_show_is_a_mistake_in_the_configuration(options, said):
+def test_wrong_compile_options_are_configuration_errors(options, said):
     with pytest.raises(ConfigError) as caught:
         pipeline(**options)
     assert str(caught.value).startswith(said)
@@ -293,7 +293,7 @@ def test_what_the_options_show_is_a_mistake_in_the_configuration(options, said):
         ),
     ],
 )
-def test_what_only_torch_shows_is_refused_before_anything_is_done(options, said):
+def test_options_that_torch_rejects_are_refused_before_any_change(options, said):
     if options["backend"] == "tvm" and find_spec("tvm"):
         pytest.skip("tvm is installed")
     net = Net()
@@ -303,7 +303,7 @@ def test_what_only_torch_shows_is_refused_before_anything_is_done(options, said)
     assert net._compiled_call_impl is None
 
 
-def test_a_missing_compiler_is_named_and_only_inductor_needs_one(monkeypatch):
+def test_only_inductor_reports_a_missing_compiler(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
     said = r"backend: inductor needs a C\+\+ compiler \(no-such-compiler\), which is not installed; install it"
     with pytest.raises(RefusedError, match=said):
@@ -311,7 +311,7 @@ def test_a_missing_compiler_is_named_and_only_inductor_needs_one(monkeypatch):
     pipeline().apply(Net())
 
 
-def test_a_missing_triton_is_named_for_a_model_that_goes_to_cuda(monkeypatch):
+def test_a_missing_triton_is_reported_for_cuda(monkeypatch):
     monkeypatch.setattr(
         compiling, "find_spec", lambda name: None if name == "triton" else find_spec(name)
     )
@@ -337,14 +337,14 @@ def test_a_missing_triton_is_named_for_a_model_that_goes_to_cuda(monkeypatch):
         ),
     ],
 )
-def test_what_cannot_be_trained_is_an_error_in_training(options, said):
+def test_freezing_and_openvino_are_errors_in_training(options, said):
     config = {"model": {"_target_": "torch.nn.Identity"}, "steps": {"compile": options}}
     with pytest.raises(ConfigError, match=f"^{said}"):
         read_settings({**config, "mode": "train"}, choices={})
     read_settings({**config, "mode": "eval"}, choices={})
 
 
-def test_a_run_compiles_and_verifies_it(tmp_path, monkeypatch, capsys):
+def test_a_job_compiles_and_verifies_the_model(tmp_path, monkeypatch, capsys):
     from prepare.cli import main as cli
 
     monkeypatch.chdir(tmp_path)
@@ -375,7 +375,7 @@ def same_and_in_the_same_layout(backend, net, x, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize("norm", ["batch", "instance"])
-def test_inductor_gives_the_same_in_the_layout_that_the_weights_ask_for(norm, freezing):
+def test_inductor_gives_the_same_values_in_the_weights_layout(norm, freezing):
     net = UNet2d(width=4, depth=2, norm=norm).eval()
     Pipeline.from_config({"conv2d_memory_format": {}}).apply(net, known_issues="ignore")
     x = torch.randn(1, 1, 32, 32)
@@ -384,7 +384,7 @@ def test_inductor_gives_the_same_in_the_layout_that_the_weights_ask_for(norm, fr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("freezing", [False, True])
-def test_weights_are_frozen_where_it_is_asked_for_and_no_gradient_is(freezing, monkeypatch):
+def test_freezing_takes_effect_only_without_gradients(freezing, monkeypatch):
     from torch._inductor import compile_fx
 
     net, frozen = Net().eval(), []
@@ -402,7 +402,7 @@ def test_weights_are_frozen_where_it_is_asked_for_and_no_gradient_is(freezing, m
 
 
 @pytest.mark.slow
-def test_openvino_gives_the_same_in_float32():
+def test_openvino_gives_the_same_values_in_float32():
     pytest.importorskip("openvino")
     code = """
 import sys, torch, warnings

@@ -19,12 +19,12 @@ def net():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
 
 
-def test_without_patterns_the_whole_model_is_in_evaluation_mode():
+def test_without_patterns_the_whole_model_is_in_eval_mode():
     model = Pipeline.from_config({"eval_mode": {}}).apply(net())
     assert not any(module.training for module in model.modules())
 
 
-def test_with_patterns_a_part_of_it_is():
+def test_with_patterns_a_part_of_the_model_is_in_eval_mode():
     model = FROZEN.apply(net())
     assert [m.training for m in model.modules()] == [True, True, False, True]
     model = Pipeline.from_config({"eval_mode": {"exclude": ["0", "1"]}}).apply(net())
@@ -39,20 +39,20 @@ def test_a_frozen_norm_keeps_its_statistics_and_trains_its_weight():
     assert model[1].weight.grad is not None
 
 
-def test_model_train_takes_it_back_and_the_pipeline_says_so():
+def test_model_train_reverts_it_and_check_reports_it():
     model = FROZEN.apply(net())
     assert not FROZEN.check(model)
     model.train()
     assert [drift.where for drift in FROZEN.check(model)] == ["1"]
 
 
-def test_what_it_freezes_is_fused_by_the_step_after_it():
+def test_norms_in_eval_mode_are_fused_by_the_next_step():
     model = net()
     Pipeline.from_config({"eval_mode": {}, "fuse_conv_bn": {}}).apply(model)
     assert type(model[1]) is nn.Identity
 
 
-def test_no_training_method_of_the_models_own_is_called():
+def test_overridden_train_methods_are_not_called():
     class Own(nn.Module):
         """Writes into its tensor when it changes its mode."""
 
@@ -69,7 +69,7 @@ def test_no_training_method_of_the_models_own_is_called():
     assert (model.training, model.weight.item()) == (False, 1.0)
 
 
-def test_a_frozen_norm_is_verified_in_training_against_one_that_is_frozen_too():
+def test_a_frozen_norm_is_verified_against_a_frozen_reference():
     model = ResNet2d(width=4, blocks=[1, 1]).train()
     prepared = FROZEN.apply(copy.deepcopy(model))
     x = torch.randn(2, 3, 16, 16)
@@ -91,7 +91,7 @@ def settings(options, mode):
     return read_settings(config, choices={})
 
 
-def test_the_whole_model_in_training_and_in_evaluation_mode_is_an_error():
+def test_eval_mode_of_the_whole_model_with_mode_train_is_an_error():
     said = (
         "^steps.eval_mode: puts the whole model in evaluation mode, and mode=train is for training"
     )

@@ -75,9 +75,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize(("conv", "bn", "shape"), PAIRS.values(), ids=PAIRS)
-def test_a_pair_gives_what_it_gave_as_one_and_the_convolution_stays_the_same_object(
-    conv, bn, shape
-):
+def test_a_fused_pair_gives_the_same_output_in_the_same_module(conv, bn, shape):
     net, x = lively(Net(conv=copy.deepcopy(conv), bn=copy.deepcopy(bn))), torch.randn(shape)
     # SyncBatchNorm computes on an accelerator only.
     plain = nn.BatchNorm2d(4).eval() if isinstance(bn, nn.SyncBatchNorm) else net.bn
@@ -90,7 +88,7 @@ def test_a_pair_gives_what_it_gave_as_one_and_the_convolution_stays_the_same_obj
     torch.testing.assert_close(net(x), expected, rtol=2e-5, atol=2e-6)
 
 
-def test_new_parameters_have_the_dtype_the_strides_and_requires_grad_of_the_old():
+def test_new_parameters_keep_dtype_strides_and_requires_grad():
     net = lively(Net()).bfloat16()
     net.conv.to(memory_format=torch.channels_last).requires_grad_(False)
     stride = net.conv.weight.stride()
@@ -101,7 +99,7 @@ def test_new_parameters_have_the_dtype_the_strides_and_requires_grad_of_the_old(
     assert net.conv.weight.stride() == stride
 
 
-def test_layout_and_precision_of_the_same_pipeline_act_on_the_fused_weights():
+def test_other_steps_of_the_pipeline_act_on_the_fused_weights():
     net, steps = (
         lively(Net()),
         {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}, "fuse_conv_bn": {}},
@@ -117,7 +115,7 @@ def test_layout_and_precision_of_the_same_pipeline_act_on_the_fused_weights():
     assert [row.tensor for row in found.rows] == ["bias", "weight"]
 
 
-def test_a_norm_under_several_names_is_replaced_under_all_where_a_trace_shows_one_call():
+def test_a_norm_with_several_names_is_replaced_under_all_of_them():
     net = lively(Net(lambda net, x: net.both(x)))
     net.both = nn.Sequential(net.conv, net.bn)
     FUSE.apply(net)
@@ -126,13 +124,13 @@ def test_a_norm_under_several_names_is_replaced_under_all_where_a_trace_shows_on
     assert not FUSE.plan(net)
 
 
-def test_modules_that_cannot_be_traced_are_looked_at_part_by_part():
+def test_modules_that_cannot_be_traced_are_searched_by_parts():
     net = Net(lambda net, x: net.block(x) if x.sum() > 0 else net.block(-x))
     net.block = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     assert planned(lively(net)) == ["block.1", "block.0"]
 
 
-def test_neighbours_in_a_sequence_are_found_where_one_of_them_cannot_be_traced():
+def test_neighbours_in_an_untraceable_sequential_are_found():
     steps = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Net(lambda net, x: x if x.sum() > 0 else -x)
     )
@@ -144,7 +142,7 @@ def padded(net, x):
     return net.bn(net.conv(nn.functional.pad(x, (0, 1) if height % 2 else (1, 1))))
 
 
-def test_a_size_that_forward_asks_for_stands_in_no_traces_way():
+def test_a_forward_that_reads_a_size_can_be_traced():
     assert planned(lively(Net(padded))) == ["bn", "conv"]
 
 
@@ -167,7 +165,7 @@ NOT_ALONE = {
 
 
 @pytest.mark.parametrize("call", NOT_ALONE.values(), ids=NOT_ALONE)
-def test_a_convolution_whose_output_goes_elsewhere_too_is_left_alone(call):
+def test_a_convolution_with_a_second_consumer_is_not_fused(call):
     net = lively(Net(call))
     net.seen = []
     before = facts(net), sorted(vars(net)), list(net.seen)
@@ -184,7 +182,7 @@ class Optional(Net):
         return self.bn(y) if skip is None else self.bn(y) + y
 
 
-def test_what_an_optional_argument_would_change_is_left_alone():
+def test_pairs_that_depend_on_an_optional_argument_are_not_fused():
     assert planned(lively(Optional())) == []
 
 
@@ -216,7 +214,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("reason", UNFIT)
-def test_what_stays_is_in_the_plan_with_the_reason(reason):
+def test_the_plan_gives_the_reason_for_each_unfused_norm(reason):
     net = lively(Net())
     UNFIT[reason](net)
     assert planned(net) == []
@@ -240,11 +238,11 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("conv", "bn"), OTHERS.values(), ids=OTHERS)
-def test_other_kinds_are_left_alone(conv, bn):
+def test_other_kinds_of_modules_are_not_fused(conv, bn):
     assert planned(Net(conv=conv, bn=bn).eval()) == []
 
 
-def test_a_norm_that_stands_outside_of_what_was_traced_too_is_left_alone():
+def test_a_norm_that_is_also_outside_the_traced_part_is_not_fused():
     net = lively(Net(lambda net, x: net.bn(x) if x.sum() > 0 else net.part(x)))
     net.part = nn.Sequential(net.conv, net.bn)
     assert planned(net) == []
@@ -273,7 +271,7 @@ class Counting(Net):
         return self.bn(self.conv(x)) + torch.rand(())
 
 
-def test_a_plan_changes_no_buffer_no_tensor_and_no_random_numbers():
+def test_a_plan_changes_no_tensor_and_no_random_state():
     net, state = lively(Counting()), torch.get_rng_state()
     FUSE.plan(net)
     assert net.calls == net.plain == 0
@@ -283,7 +281,7 @@ def test_a_plan_changes_no_buffer_no_tensor_and_no_random_numbers():
 # -------------------------------------------------------------------------------- the step in a pipeline
 
 
-def test_patterns_mean_the_norms():
+def test_patterns_select_norms():
     net = lively(nn.Sequential(*Net().children(), *Net(conv=nn.Conv2d(4, 4, 3)).children()))
     some = Pipeline.from_config({"fuse_conv_bn": {"exclude": ["1"]}})
     some.apply(net)
@@ -293,7 +291,7 @@ def test_patterns_mean_the_norms():
 
 
 @pytest.mark.parametrize("steps", [{"fuse_conv_bn": {}, "half": {}}, {"fuse_conv_bn": {}}])
-def test_a_failure_anywhere_gives_the_unfused_modules_back(steps):
+def test_a_failure_anywhere_restores_the_unfused_modules(steps):
     pipeline, net = Pipeline.from_config(steps), lively(Net())
     before, number = facts(net), 0
     while True:
@@ -309,7 +307,7 @@ def test_a_failure_anywhere_gives_the_unfused_modules_back(steps):
     assert fused(net) == ["bn"]
 
 
-def test_an_interrupt_at_many_lines_leaves_all_unfused_or_all_fused():
+def test_an_interrupt_leaves_all_pairs_unfused_or_all_fused():
     FUSE.apply(lively(Net()))  # so that what is cached is cached
     with interrupt_at(-1) as count:
         FUSE.apply(lively(Net()))
@@ -322,7 +320,7 @@ def test_an_interrupt_at_many_lines_leaves_all_unfused_or_all_fused():
         assert nn.Module.__call__ is calls
 
 
-def test_an_optimizer_that_holds_what_goes_is_refused_and_one_made_afterwards_is_not():
+def test_an_optimizer_that_holds_fused_parameters_is_refused():
     net = lively(Net())
     before = facts(net)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -335,7 +333,7 @@ def test_an_optimizer_that_holds_what_goes_is_refused_and_one_made_afterwards_is
     assert FUSE.apply(net, optimizer=torch.optim.SGD(net.parameters(), 0.1)) is net
 
 
-def test_a_recipe_of_it_gives_the_same_model(tmp_path):
+def test_a_recipe_with_fusion_gives_the_same_model(tmp_path):
     net = lively(Net())
     other = copy.deepcopy(net)
     FUSE.save(tmp_path / "recipe.yaml")
@@ -345,7 +343,7 @@ def test_a_recipe_of_it_gives_the_same_model(tmp_path):
     assert torch.equal(net.conv.weight, other.conv.weight)
 
 
-def test_it_is_an_error_in_training():
+def test_fusion_is_an_error_in_training():
     from prepare.job.settings import read_settings
 
     config = {
@@ -359,7 +357,7 @@ def test_it_is_an_error_in_training():
         read_settings(config, choices={})
 
 
-def test_verification_finds_a_fused_weight_that_is_wrong():
+def test_verification_finds_a_wrong_fused_weight():
     net = lively(Net())
     prepared = FUSE.apply(copy.deepcopy(net))
     x = torch.randn(2, 3, 9, 9)
@@ -394,7 +392,7 @@ def check_network(model, example, pairs, norms):
     assert verification.status == "pass", verification.reason
 
 
-def test_a_padding_that_depends_on_sizes_is_followed():
+def test_a_padding_that_depends_on_sizes_can_be_traced():
     assert len(find_pairs(build("transformers_mobilenet_v2")).pairs) == 52
 
 
@@ -408,13 +406,13 @@ def example_of(name):
 @pytest.mark.parametrize(
     "name", ["nnunet_plain2d", "nnunet_plain3d", "nnunet_resenc2d", "nnunet_resenc3d"]
 )
-def test_nnu_nets_network_with_batch_norm_gives_what_it_gave(name):
+def test_a_fused_nnu_net_gives_the_same_output(name):
     model = with_batch_norm(name)
     norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     check_network(model, example_of(name), norms, norms)
 
 
-def test_nnu_nets_blocks_have_their_norm_under_two_names_and_are_fused():
+def test_nnu_net_norms_with_two_names_are_fused():
     model = with_batch_norm("nnunet_plain2d")
     assert len(find_pairs(model).pairs) == len(find_pairs(FUSE.apply(model)).pairs) + 14
 
@@ -429,5 +427,5 @@ def with_batch_norm(name):
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NETWORKS]
 )
-def test_a_network_gives_what_it_gave(name):
+def test_a_fused_network_gives_the_same_output(name):
     check_network(build(name), example_of(name), *NETWORKS[name])

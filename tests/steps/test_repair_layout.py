@@ -99,7 +99,7 @@ def test_there_is_an_example_of_every_class_that_is_repaired():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_repair_fits_once_and_is_undone_without_a_trace(name):
+def test_a_repair_fits_once_and_undo_leaves_no_trace(name):
     module, repair, _ = example(name)
     before, kind = facts(module), type(module)
     assert not repair.is_repaired(module)
@@ -132,7 +132,7 @@ def test_a_repair_keeps_every_tensor_key_and_hook(name):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_repaired_module_keeps_the_layout_and_gives_the_same(name, n):
+def test_a_repaired_module_keeps_the_layout_and_the_values(name, n):
     module, _, x = example(name)
     x = x[:1].repeat(n, *[1] * (x.dim() - 1)) + torch.randn(n, *x.shape[1:])
     ours, theirs = run(fixed(name), channels_last(x)), run(module, x)
@@ -148,7 +148,7 @@ CHANGED_IN_PLACE = [name for name in EXAMPLES if "oftm" not in name]
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("name", CHANGED_IN_PLACE)
-def test_what_a_repaired_module_gives_may_be_changed_in_place(name, large, monkeypatch):
+def test_outputs_of_a_repaired_module_can_be_changed_in_place(name, large, monkeypatch):
     # As the activations of most networks do it: LeakyReLU(inplace=True).
     if large:  # norms go another way where it is worth it
         monkeypatch.setattr("prepare.steps.repairs._norm_autograd._MIN_ELEMENTS", 0)
@@ -163,7 +163,7 @@ def test_what_a_repaired_module_gives_may_be_changed_in_place(name, large, monke
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_repaired_module_takes_contiguous_and_unbatched_inputs_as_before(name):
+def test_contiguous_and_unbatched_inputs_give_the_same_as_before(name):
     module, _, x = example(name)
     torch.testing.assert_close(fixed(name)(x), module(x), rtol=1e-5, atol=1e-5)
     if name not in ("GroupNorm", "LayerNorm"):  # those take none without a batch
@@ -188,7 +188,7 @@ def test_a_repaired_module_is_copied_pickled_and_compiled(name):
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if not name.startswith("weight_norm")])
-def test_a_users_own_subclass_is_left_alone(name):
+def test_a_users_own_subclass_is_not_repaired(name):
     module, repair, _ = example(name)
     module.__class__ = type("Own", (type(module),), {"forward": lambda self, x: x})
     assert not repair.fits(module)
@@ -208,7 +208,7 @@ def kinds(model):
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("rank", [4, 5])
-def test_gradients_in_training_are_right_at_every_batch_size(rank, n):
+def test_gradients_in_training_are_correct_at_every_batch_size(rank, n):
     torch.manual_seed(0)
     model = network(rank).train()
     exact = copy.deepcopy(model).double()
@@ -221,7 +221,7 @@ def test_gradients_in_training_are_right_at_every_batch_size(rank, n):
         assert (ours.grad - right.grad).abs().max() < 1e-5 * largest
 
 
-def test_only_the_ranks_that_the_pipeline_wants_in_channels_last_are_repaired():
+def test_only_ranks_in_channels_last_in_the_pipeline_are_repaired():
     model = nn.Sequential(nn.InstanceNorm2d(8), nn.InstanceNorm3d(8), *network(), *network(5))
     Pipeline.from_config(FLAT).apply(model)
     assert kinds(model)[:2] == ["KeepingInstanceNorm2d", "InstanceNorm3d"]
@@ -229,7 +229,7 @@ def test_only_the_ranks_that_the_pipeline_wants_in_channels_last_are_repaired():
     assert kinds(model)[7] == "InstanceNorm3d"
 
 
-def test_without_a_format_in_the_pipeline_the_models_own_weights_say_it():
+def test_without_a_format_step_the_models_weights_decide():
     model = network()
     alone = Pipeline.from_config({"repair_layout": {}})
     assert not alone.plan(model)
@@ -237,12 +237,12 @@ def test_without_a_format_in_the_pipeline_the_models_own_weights_say_it():
     assert [action.modules for action in alone.plan(model).actions] == [("1",)]
 
 
-def test_weights_that_satisfy_both_formats_say_nothing():
+def test_weights_that_satisfy_both_formats_do_not_decide():
     model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.Conv2d(1, 8, 1), nn.InstanceNorm2d(8))
     assert not Pipeline.from_config({"repair_layout": {}}).plan(model)
 
 
-def test_a_pipeline_that_wants_contiguous_repairs_nothing_unless_forced():
+def test_a_contiguous_pipeline_repairs_nothing_unless_forced():
     asked = {"conv2d_memory_format": {"memory_format": "contiguous"}, "repair_layout": {}}
     model = network()
     Pipeline.from_config(asked).apply(model)
@@ -251,7 +251,7 @@ def test_a_pipeline_that_wants_contiguous_repairs_nothing_unless_forced():
     assert kinds(model)[1] == "KeepingInstanceNorm2d"
 
 
-def test_only_what_is_known_of_the_pipelines_device_is_repaired():
+def test_only_known_issues_of_the_pipelines_device_are_repaired():
     model = nn.Sequential(*network(), nn.GroupNorm(2, 8))
     on_cuda = Pipeline.from_config({"device": {"device": "cuda"}, **FLAT}).plan(model).actions
     on_cpu = Pipeline.from_config(FLAT).plan(model).actions
@@ -259,7 +259,7 @@ def test_only_what_is_known_of_the_pipelines_device_is_repaired():
     assert [action.modules for action in on_cpu] == [("1", "4")]
 
 
-def test_what_a_later_torch_has_mended_is_left_alone(monkeypatch):
+def test_an_issue_fixed_in_this_torch_is_not_repaired(monkeypatch):
     monkeypatch.setattr("prepare.core.model.known_issues.standing", lambda device: [])
     plan = Pipeline.from_config(FLAT).plan(network(), known_issues="ignore")
     assert not plan.actions
@@ -267,7 +267,7 @@ def test_what_a_later_torch_has_mended_is_left_alone(monkeypatch):
     assert Pipeline.from_config(forced).plan(network(), known_issues="ignore").actions
 
 
-def test_patterns_choose_what_is_repaired_now_and_again():
+def test_patterns_select_what_is_repaired_also_the_second_time():
     model = nn.Sequential(*network(), *network())
     pipeline = Pipeline.from_config(
         {**FLAT, "repair_layout": {"include": ["type:InstanceNorm2d"], "exclude": ["5"]}}
@@ -278,7 +278,7 @@ def test_patterns_choose_what_is_repaired_now_and_again():
         assert not pipeline.plan(model, known_issues="ignore")
 
 
-def test_a_pattern_that_matches_nothing_names_near_misses_and_changes_nothing():
+def test_an_unmatched_pattern_names_near_misses_changes_nothing():
     model = nn.ModuleDict({"encoder": network()}).eval()
     before = facts(model)
     pipeline = Pipeline.from_config({**FLAT, "repair_layout": {"exclude": ["encodr.1"]}})
@@ -294,13 +294,13 @@ def test_a_pattern_that_matches_nothing_names_near_misses_and_changes_nothing():
     assert len(pipeline.plan(model).errors) == 1
 
 
-def test_a_convolution_is_none_of_the_modules_that_its_patterns_may_mean():
+def test_a_convolution_is_not_a_candidate_of_its_patterns():
     pipeline = Pipeline.from_config({**FLAT, "repair_layout": {"include": ["type:Conv2d"]}})
     with pytest.raises(ConfigError, match="matches no module that repair_layout prepares"):
         pipeline.apply(network())
 
 
-def test_a_shared_module_that_is_excluded_under_one_name_is_left_alone():
+def test_a_shared_module_excluded_by_one_name_is_not_repaired():
     norm = nn.InstanceNorm2d(8)
     model = nn.Sequential(nn.Conv2d(8, 8, 3), norm, norm).eval()
     pipeline = Pipeline.from_config({**FLAT, "repair_layout": {"exclude": ["2"]}})
@@ -308,13 +308,13 @@ def test_a_shared_module_that_is_excluded_under_one_name_is_left_alone():
     assert type(norm) is nn.InstanceNorm2d
 
 
-def test_nothing_to_repair_is_no_error():
+def test_a_model_without_anything_to_repair_is_not_an_error():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
     Pipeline.from_config(FLAT).apply(model)
     assert not Pipeline.from_config(FLAT).plan(model)
 
 
-def test_undo_takes_back_every_repair_of_a_model():
+def test_undo_removes_every_repair_of_a_model():
     model = nn.Sequential(*(make() for make, _ in EXAMPLES.values()))
     before = [(id(module), type(module)) for module in model]
     keys = list(model.state_dict())
@@ -337,7 +337,7 @@ def test_the_object_and_references_to_it_stay():
     assert isinstance(model[1], nn.InstanceNorm2d)
 
 
-def test_a_failure_later_on_takes_the_repairs_back(monkeypatch):
+def test_a_later_failure_removes_the_repairs(monkeypatch):
     class Fails(ModelStep):
         """Helps: Hurts: Source:"""
 

@@ -107,7 +107,7 @@ def _largest(x: torch.Tensor) -> float:
     ids=["float32", "bfloat16", "mixed"],
 )
 @pytest.mark.parametrize("case", CASES)
-def test_outputs_and_gradients_are_as_right_as_contiguous_ones(case, dtype, weights, mean, n):
+def test_outputs_and_gradients_are_as_accurate_as_contiguous_ones(case, dtype, weights, mean, n):
     for what, ours, theirs, size in errors_against_float64(
         case, n=n, mean=mean, dtype=dtype, weights=weights
     ):
@@ -118,7 +118,7 @@ def test_outputs_and_gradients_are_as_right_as_contiguous_ones(case, dtype, weig
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mean", [0, 10, 100, 1000])
-def test_a_large_volume_is_as_right_as_a_contiguous_one(mean, monkeypatch):
+def test_a_large_volume_is_as_accurate_as_a_contiguous_one(mean, monkeypatch):
     monkeypatch.setitem(
         CASES, "large", (lambda: nn.InstanceNorm3d(32, affine=True), (32, 48, 48, 48))
     )
@@ -132,9 +132,7 @@ def test_a_large_volume_is_as_right_as_a_contiguous_one(mean, monkeypatch):
     "norm", [nn.InstanceNorm2d(8, affine=True), nn.GroupNorm(4, 8), nn.LayerNorm((8, 24, 24))]
 )
 @pytest.mark.parametrize("width", [8, 1], ids=["small", "with a gradient of one stride more"])
-def test_in_a_network_at_batch_1_gradients_are_those_of_float64_and_of_finite_differences(
-    norm, width
-):
+def test_network_gradients_at_batch_1_match_float64(norm, width):
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), repaired(norm), nn.SiLU(), nn.Conv2d(8, width, 1)
@@ -162,7 +160,7 @@ def test_in_a_network_at_batch_1_gradients_are_those_of_float64_and_of_finite_di
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_backward_is_that_of_finite_differences_and_so_is_its_own(case):
+def test_backward_and_double_backward_match_finite_differences(case):
     module = repaired(made(case)).double()
     shape = {4: (2, 4, 3), 5: (2, 4, 3, 2)}[len(CASES[case][1]) + 1]
     c = CASES[case][1][0]
@@ -174,7 +172,7 @@ def test_the_backward_is_that_of_finite_differences_and_so_is_its_own(case):
 
 
 @pytest.mark.parametrize("case", ["in2d", "gn3d", "ln2d"])
-def test_gradients_of_gradients_are_those_of_a_contiguous_one(case):
+def test_double_backward_equals_that_of_a_contiguous_input(case):
     def penalty(module, x):
         x = x.detach().requires_grad_()
         (slope,) = torch.autograd.grad(module(x).pow(3).mean(), x, create_graph=True)
@@ -189,7 +187,7 @@ def test_gradients_of_gradients_are_those_of_a_contiguous_one(case):
 
 @pytest.mark.parametrize("momentum", [0.1, 0.0, None])
 @pytest.mark.parametrize("affine", [True, False])
-def test_running_statistics_are_those_of_torch(momentum, affine):
+def test_running_statistics_equal_those_of_torch(momentum, affine):
     torch.manual_seed(0)
     theirs = nn.InstanceNorm2d(6, momentum=momentum, affine=affine, track_running_stats=True)
     ours = repaired(theirs)
@@ -209,7 +207,7 @@ def test_running_statistics_are_those_of_torch(momentum, affine):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_contiguous_input_goes_through_torchs_own_code_bit_for_bit(case):
+def test_a_contiguous_input_gives_torchs_own_bits(case):
     module, x = made(case), inputs(case)
     y = repaired(module)(x)
     assert y.is_contiguous()
@@ -247,13 +245,13 @@ def _outcome(module, x):
     ],
     ids=str,
 )
-def test_what_torch_refuses_is_refused_in_the_same_words(module, shape):
+def test_errors_are_those_of_torch(module, shape):
     outcome = _outcome(repaired(module), channels_last(torch.randn(shape)))
     assert outcome == _outcome(module, torch.randn(shape))
     assert issubclass(outcome[0], Exception)
 
 
-def test_channels_that_do_not_match_are_warned_of_as_torch_does():
+def test_mismatched_channels_give_torchs_warning():
     module, x = nn.InstanceNorm2d(4), torch.randn(2, 5, 3, 3)
     with pytest.warns(UserWarning, match="does not match num_features"):
         y = repaired(module)(channels_last(x))
@@ -264,7 +262,7 @@ def test_channels_that_do_not_match_are_warned_of_as_torch_does():
 
 @pytest.mark.parametrize("case", ["in2d", "in2d-small", "gn2d", "ln2d"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_autocast_gives_the_dtype_that_torch_gives(case, dtype):
+def test_autocast_gives_the_dtype_of_torch(case, dtype):
     module, x = made(case), inputs(case).to(dtype)
     with torch.autocast("cpu", torch.bfloat16):
         ours, theirs = repaired(module)(channels_last(x)), module(x)
@@ -273,7 +271,7 @@ def test_autocast_gives_the_dtype_that_torch_gives(case, dtype):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_still_the_same_module(case, tmp_path):
+def test_a_repaired_norm_is_still_the_same_module(case, tmp_path):
     module, x = made(case), channels_last(inputs(case))
     ours = repaired(module)
     kind = type(module)
@@ -292,7 +290,7 @@ def test_it_is_still_the_same_module(case, tmp_path):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_it_compiles_whole_and_trains(case, n, backend):
+def test_a_repaired_norm_compiles_as_one_graph_and_trains(case, n, backend):
     torch._dynamo.reset()
     module, x, grad = made(case), inputs(case, n), inputs(case, n)
     ours = torch.compile(repaired(module), fullgraph=True, backend=backend)
@@ -304,7 +302,7 @@ def test_it_compiles_whole_and_trains(case, n, backend):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_exported_with_any_batch_size(case):
+def test_a_repaired_norm_exports_with_any_batch_size(case):
     module, x = repaired(made(case)).eval(), channels_last(inputs(case, 3))
     program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
     y = program.module()(channels_last(inputs(case, 5)))
@@ -324,7 +322,7 @@ def test_fake_tensors_and_the_meta_device_show_the_layout(case):
 # torch compiles a derivative formula of its own for `jvp`.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("case", ["in2d", "gn2d", "ln2d"])
-def test_function_transforms_go_through_it(case):
+def test_function_transforms_work_on_a_repaired_norm(case):
     module, x = made(case), inputs(case, 3)
 
     def loss(net, x):
@@ -343,7 +341,7 @@ def test_function_transforms_go_through_it(case):
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-def test_gradients_of_any_layout_are_taken_and_given_channels_last():
+def test_gradients_of_any_layout_become_channels_last():
     module, x = made("in2d"), inputs("in2d", 1)
     grad = torch.randn(x.shape)
     # The strides that a view leaves at batch 1: channels-last to `is_contiguous`, and not canonical.
@@ -356,14 +354,14 @@ def test_gradients_of_any_layout_are_taken_and_given_channels_last():
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_strides_that_satisfy_both_formats_follow_what_was_meant():
+def test_ambiguous_strides_follow_the_intended_format():
     norm = repaired(nn.GroupNorm(1, 1))
     x = torch.randn(2, 1, 5, 5)
     assert norm(x).stride() == (25, 25, 5, 1)
     assert norm(channels_last(x)).stride() == (25, 1, 5, 1)
 
 
-def test_infinite_and_missing_numbers_stay_in_their_channel():
+def test_inf_and_nan_stay_in_their_channel():
     x = inputs("in2d", 1)
     x[0, 3, 5, 5] = float("nan")
     ours, theirs = repaired(made("in2d"))(channels_last(x)), made("in2d")(x)
@@ -374,7 +372,7 @@ def test_infinite_and_missing_numbers_stay_in_their_channel():
     "act", [nn.LeakyReLU(inplace=True), nn.ReLU(inplace=True)], ids=["leaky", "relu"]
 )
 @pytest.mark.parametrize("batch", [1, 2])
-def test_an_activation_in_place_may_follow_in_training(act, batch):
+def test_an_inplace_activation_can_follow_in_training(act, batch):
     # 96 x 96: large enough for the repair's own backward.
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.InstanceNorm2d(32, affine=True), act)

@@ -107,7 +107,7 @@ def is_canonical(x):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_repaired_module_is_as_right_as_before_and_keeps_the_layout(name, batch, dtype):
+def test_a_repaired_module_is_as_accurate_and_keeps_the_layout(name, batch, dtype):
     module, repaired = pair(name)
     channels = 33 if name in SOFTMAXES and batch == 2 else 4
     x = sample(module, batch, channels).to(dtype).float()
@@ -127,7 +127,7 @@ def test_a_repaired_module_is_as_right_as_before_and_keeps_the_layout(name, batc
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("name", EVERY)
-def test_a_contiguous_input_goes_the_way_it_went(name):
+def test_a_contiguous_input_gives_the_same_bits_as_before(name):
     module, repaired = pair(name)
     x = sample(module)
     for new, old in zip(
@@ -138,7 +138,7 @@ def test_a_contiguous_input_goes_the_way_it_went(name):
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_gradients_of_gradients_are_right(name):
+def test_double_backward_is_correct(name):
     _, repaired = pair(name)
     x = sample(repaired)[..., :4, :5]
     if x.dim() == 5:
@@ -159,7 +159,7 @@ def _second(module, x):
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_under_autocast_the_dtype_is_what_it_was(name):
+def test_under_autocast_the_dtype_is_unchanged(name):
     module, repaired = pair(name)
     x = sample(module)
     for dtype in (torch.float32, torch.bfloat16):
@@ -210,7 +210,7 @@ def test_the_indices_of_maxima_are_the_same_numbers(size, values):
     assert all(is_canonical(each) for each in new)
 
 
-def test_pooling_of_unbatched_and_whole_number_inputs_is_left_to_torch():
+def test_pooling_of_unbatched_or_integer_inputs_runs_torchs_code():
     module, repaired = pair("avg")
     x = torch.randn(4, 6, 6, 6)
     assert torch.equal(repaired(laid_out(x)), module(x))
@@ -218,7 +218,7 @@ def test_pooling_of_unbatched_and_whole_number_inputs_is_left_to_torch():
     assert torch.equal(repaired(laid_out(whole)), module(whole))
 
 
-def test_softmax_without_a_dimension_or_with_a_wrong_one_is_as_before():
+def test_softmax_without_a_valid_dimension_runs_torchs_code():
     module = nn.Softmax(7)
     find_repair("softmax").repair(module, NAMES)
     with pytest.raises(IndexError):
@@ -234,7 +234,7 @@ def test_softmax_without_a_dimension_or_with_a_wrong_one_is_as_before():
         flat(laid_out(torch.randn(1, 4, 3, 3, 3)))
 
 
-def test_a_small_convolution_takes_onednn_forward_and_backward():
+def test_a_small_convolution_uses_onednn_forward_and_backward():
     for name in ("plain", "one output", "transposed"):
         module, repaired = pair(name)
         x = laid_out(sample(module)).requires_grad_()
@@ -258,7 +258,7 @@ LARGER = {
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 @pytest.mark.parametrize("name", LARGER)
-def test_a_convolution_larger_than_its_input_has_the_right_gradients_in_bfloat16(name):
+def test_bfloat16_gradients_of_a_kernel_larger_than_its_input(name):
     torch.manual_seed(0)
     module = LARGER[name]()
     sizes = [copy.deepcopy(module)(torch.zeros(1, 64, size, 6, 2)).shape for size in (2, 3)]
@@ -277,14 +277,14 @@ def test_a_convolution_larger_than_its_input_has_the_right_gradients_in_bfloat16
         assert (weight.double() - exact[2]).abs().max() < 0.03 * exact[2].abs().max()
 
 
-def test_a_convolution_larger_than_its_input_has_the_padding_that_it_was_given_later():
+def test_a_padding_changed_later_is_used_for_a_small_input():
     module = nn.Conv3d(4, 4, 3, padding=1).to(torch.bfloat16)
     module.padding = (2, 2, 2)
     find_repair("conv3d").repair(module, NAMES)
     assert module(torch.randn(1, 4, 2, 2, 2, dtype=torch.bfloat16)).shape == (1, 4, 4, 4, 4)
 
 
-def test_a_convolution_is_torchs_own_where_that_is_fast_or_nothing_is_known():
+def test_torchs_own_convolution_runs_where_it_is_fast():
     module, repaired = pair("plain")
     x = laid_out(sample(module))
     torch._C._set_mkldnn_enabled(False)
@@ -304,7 +304,7 @@ def test_a_convolution_is_torchs_own_where_that_is_fast_or_nothing_is_known():
         repaired(x[:, :3].to(memory_format=FORMATS[5]))
 
 
-def test_a_transposed_convolution_gives_the_size_asked_for():
+def test_a_transposed_convolution_gives_the_requested_size():
     module = nn.ConvTranspose3d(4, 16, 3, 2)
     x = sample(module)
     size = [20, 17, 16]
@@ -345,7 +345,7 @@ def computed(name, shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", COMPUTED)
-def test_a_computed_weight_is_laid_out_and_the_audit_says_so(name, shape):
+def test_a_computed_weight_is_repaired_and_audited_as_converted(name, shape):
     module, x = computed(name, shape)
     before, keys = module(x), list(module.state_dict())
     rank = x.dim()
@@ -367,7 +367,7 @@ def test_a_computed_weight_is_laid_out_and_the_audit_says_so(name, shape):
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_a_repaired_computed_weight_trains_as_before_and_the_repair_is_undone(name):
+def test_a_repaired_computed_weight_trains_as_before(name):
     module, x = (each.double() for each in computed(name, "2-d"))
     repair = find_repair("computed_weight")
     attributes, hooks = set(vars(module)), dict(module._forward_pre_hooks)
@@ -391,7 +391,7 @@ def _gradients(module, x):
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_what_computes_a_weight_can_be_removed_after_the_repair(name):
+def test_a_parametrization_can_be_removed_after_the_repair(name):
     module, x = computed(name, "3-d")
     find_repair("computed_weight").repair(module, NAMES)
     before = module(x)
@@ -407,7 +407,7 @@ def test_what_computes_a_weight_can_be_removed_after_the_repair(name):
     assert not [row for row in audit(module).rows if row.kind == "computed"]
 
 
-def test_a_cached_parametrization_stays_laid_out():
+def test_a_cached_parametrization_stays_channels_last():
     module, x = computed("weight_norm", "2-d")
     find_repair("computed_weight").repair(module, NAMES)
     with parametrize.cached():
@@ -418,7 +418,7 @@ def test_a_cached_parametrization_stays_laid_out():
     torch.testing.assert_close(module.weight, torch.ones_like(module.weight))
 
 
-def test_what_is_added_after_the_repair_is_laid_out_by_another():
+def test_a_parametrization_added_later_is_repaired_again():
     module, x = computed("pruned", "2-d")
     repair = find_repair("computed_weight")
     repair.repair(module, NAMES)
@@ -448,7 +448,7 @@ def test_a_repaired_computed_weight_is_pickled_and_compiled(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300))
-def test_a_random_pooling_or_convolution_is_as_right_as_before(seed):
+def test_a_random_pooling_or_convolution_is_as_accurate_as_before(seed):
     random = torch.Generator().manual_seed(seed)
 
     def one(*choices):

@@ -66,9 +66,7 @@ def products(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("name", FEW_PIXELS)
-def test_a_product_is_as_right_and_keeps_the_layout_forward_and_backward(
-    name, batch, dtype, monkeypatch
-):
+def test_a_product_is_as_accurate_and_keeps_the_layout(name, batch, dtype, monkeypatch):
     made = products(monkeypatch)
     module, x = example(name, batch)
     _, ours = repaired(module)
@@ -85,7 +83,7 @@ def test_a_product_is_as_right_and_keeps_the_layout_forward_and_backward(
 
 
 @pytest.mark.parametrize("name", ["padded", "of one pixel, strided", "3-d, strided"])
-def test_without_gradients_it_gives_the_same(name, monkeypatch):
+def test_without_gradients_a_product_gives_the_same(name, monkeypatch):
     module, x = example(name)
     _, ours = repaired(module)
     with torch.inference_mode():
@@ -96,7 +94,7 @@ def test_without_gradients_it_gives_the_same(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["padded", "dilated", "of one pixel, strided", "3-d"])
-def test_gradients_of_gradients_are_those_of_the_convolution(name):
+def test_double_backward_equals_that_of_the_convolution(name):
     module, x = example(name)
 
     def second(module):
@@ -111,7 +109,7 @@ def test_gradients_of_gradients_are_those_of_the_convolution(name):
 
 # torch compiles a derivative formula of its own for `jvp`.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_functions_of_torch_func_go_through_it():
+def test_function_transforms_work_on_a_product():
     module, x = example("padded")
     last, ours = repaired(module)
     batched = torch.stack([x, 2 * x])
@@ -133,7 +131,7 @@ def copied(module, x):
 
 
 @pytest.mark.parametrize("name", ["wide", "3-d, wide"])
-def test_a_training_step_copies_no_weight_and_no_gradient_of_one(name):
+def test_a_training_step_copies_no_weight_and_no_weight_gradient(name):
     module, x = example(name)
     _, ours = repaired(module)
     assert list(module.weight.shape) not in copied(ours, x)
@@ -142,11 +140,11 @@ def test_a_training_step_copies_no_weight_and_no_gradient_of_one(name):
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)
-def test_a_convolution_that_it_cannot_help_is_left_as_it_is(name):
+def test_a_convolution_that_gains_nothing_is_not_repaired(name):
     assert not find_repair("conv2d").fits(LEFT_ALONE[name]())
 
 
-def test_it_is_torchs_own_where_that_is_fast_or_other_numbers_are_asked_for(monkeypatch):
+def test_torchs_convolution_runs_where_a_product_does_not_apply(monkeypatch):
     made = products(monkeypatch)
     module, x = example("padded")
     last, ours = repaired(module)
