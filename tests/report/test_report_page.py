@@ -21,7 +21,7 @@ from prepare.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
 from prepare.job.record import Job, Record, Result
 from prepare.pipeline import Pipeline
 from prepare.report.charts.flow_picture import LIMIT, flow_svg, write_flow_svg
-from prepare.report.charts.flow_text import cut, wide
+from prepare.report.charts.flow_text import cut, width_of
 from prepare.report.charts.module_rows import SMALL, rows
 from prepare.report.pages.long_table import LIMIT as ROWS_SHOWN
 from prepare.report.pages.long_table import long_table
@@ -415,7 +415,7 @@ def test_what_loses_nothing_is_folded_into_one_row():
     shown = rows(blocks(100, broken=1), limit=LIMIT)
     assert len(shown) < 10
     assert shown[-1].label == "1 to 99"
-    assert shown[-1].sums.modules == 99 * 4
+    assert shown[-1].totals.modules == 99 * 4
     assert "396 modules, all channels_last_3d" in flow_svg(blocks(100, broken=1))
 
 
@@ -450,9 +450,9 @@ def test_no_tree_has_too_many_rows_and_nothing_is_lost_in_folding(name, limit):
     shown = rows(flow, limit=limit)
     assert len(shown) <= max(limit, min(SMALL, len(flow.modules)))
     found = flow.summary
-    assert sum(row.sums.events["break"] for row in shown) == found["breaks"]
-    assert sum(row.sums.events["regain"] for row in shown) == found["regains"]
-    assert sum(row.sums.copied for row in shown) == found["copied_bytes"]
+    assert sum(row.totals.events["break"] for row in shown) == found["breaks"]
+    assert sum(row.totals.events["regain"] for row in shown) == found["regains"]
+    assert sum(row.totals.copied for row in shown) == found["copied_bytes"]
     index = {module.name: number for number, module in enumerate(flow.modules)}
     order = [index[row.module.name] for row in shown]
     assert order == sorted(order)
@@ -465,7 +465,7 @@ def test_a_flow_of_nothing_has_a_picture():
 
 @pytest.mark.parametrize("text", ["short", "n" * 100, "\u5c42" * 40, "a" + "\u5c42" * 40])
 def test_a_cut_text_is_no_wider_than_its_room(text):
-    assert wide(cut(text, 20)) <= 20
+    assert width_of(cut(text, 20)) <= 20
     assert cut(text, 20)[0] == text[0]
     assert cut(text, 20)[-1] == text[-1]
 

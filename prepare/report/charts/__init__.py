@@ -1,1 +1,1 @@
-"""Charts of records, as SVG."""
+"""Charts of records as SVG."""

@@ -1,4 +1,4 @@
-"""Charts, made of plain records: bars with their intervals, and points in a plane, as SVG for a page."""
+"""Charts as SVG: bars with intervals, and points in a plane."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 from markupsafe import Markup
 
 from prepare.core.utils import files
-from prepare.report.charts.flow_text import cut, wide
+from prepare.report.charts.flow_text import cut, width_of
 from prepare.report.charts.scale import Scale, number, scale_over
 from prepare.report.render import render
 
 Interval = tuple[float, float] | None
-# What a bar or a point is: whom the others are compared with; smaller and so better, larger and so
-# worse, no different, or of no use because it is wrong. Each has a colour, and a shape beside it.
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+# The kinds of bars and points: the baseline, better (smaller), worse (larger), not different, and
+# invalid because its outputs are wrong. Each has a colour; points also have a shape.
 MARKS = ("baseline", "better", "worse", "same", "wrong")
 
-# In pixels: as wide as a phone, so that a text of 13 pixels is read there as well.
+# In pixels. As wide as a phone, so that a text of 13 pixels is readable there.
 WIDTH, _LETTER = 400, 6.7
 _ROW, _BAR = 46, 14
 _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 300, 46, 12, 40, 52
@@ -30,7 +31,7 @@ _TITLE, _GAP = 36, 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One bar: a value of 0 or more, or None where there is none; `text` says it as people do."""
+    """One bar: a value of at least 0, or None if it is not known; `text` is the formatted value."""
 
     label: str
     value: float | None
@@ -41,7 +42,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One point; `text` says where it lies as people do."""
+    """One point; `text` is the formatted position."""
 
     label: str
     x: float
@@ -53,9 +54,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One axis of a plane; `lines` are drawn across it, each at a value and with a word beside it.
+    """One axis of a plane; `lines` are (value, label) of lines across it.
 
-    A logarithmic one has a place of its own for 0, at its beginning; any other one begins at 0.
+    A logarithmic axis starts with a separate place for 0; a linear axis starts at 0.
     """
 
     label: str
@@ -72,7 +73,7 @@ class Bars:
 
     @property
     def baseline(self) -> float | None:
-        """The value that the others are compared with: that of the first bar marked so."""
+        """Return the value of the first bar that is marked as the baseline."""
         return next((bar.value for bar in self.rows if bar.mark == "baseline"), None)
 
 
@@ -90,7 +91,7 @@ Chart = Bars | Plane
 
 
 def figure(chart: Chart, *, name: str) -> Markup:
-    """A chart as part of a page; `name`, a word, tells it from the other charts there."""
+    """Return a chart as part of a page; `name` is unique on the page."""
     template = "bars.svg" if isinstance(chart, Bars) else "plane.svg"
     text = render(template, **laid_out(chart), name=name, title=chart.title, width=WIDTH)
     return Markup(text)  # noqa: S704  rendered by a template that escapes
@@ -102,7 +103,8 @@ def write_charts(charts: Sequence[Chart], path: Path) -> None:
     Write no file for no charts. The same charts give the same bytes. Raises FileError.
     """
     columns = [[chart for chart in charts if isinstance(chart, kind)] for kind in (Bars, Plane)]
-    placed, height = [], 0
+    height = 0
+    placed: list[tuple[int, int, str, Markup]] = []
     for column in filter(None, columns):
         x, y = _GAP // 2 + (WIDTH + _GAP) * bool(placed), 0
         for chart in column:
@@ -117,7 +119,7 @@ def write_charts(charts: Sequence[Chart], path: Path) -> None:
 
 
 def laid_out(chart: Chart) -> dict[str, Any]:
-    """Where everything of a chart lies, in pixels from the top left, over `WIDTH` and its `height`."""
+    """Return the context of the template: positions in pixels from the top left, and the height."""
     rows = chart.rows if isinstance(chart, Bars) else chart.points
     desc = "; ".join(f"{row.label}: {row.text}" for row in rows)
     return {"desc": desc, **(_bars(chart) if isinstance(chart, Bars) else _plane(chart))}
@@ -151,7 +153,7 @@ def _plane(chart: Plane) -> dict:
 
 
 def _bar(bar: Bar, top: int, scale: Scale) -> dict:
-    room = (WIDTH - 12) / _LETTER - wide(bar.text)
+    room = (WIDTH - 12) / _LETTER - width_of(bar.text)
     interval = bar.interval and tuple(map(scale, bar.interval))
     return {
         "label": cut(bar.label, max(room, 8)),
@@ -172,7 +174,7 @@ def _scale(axis: Axis, values: Iterable[float], start: float, end: float) -> Sca
 
 
 def _axis(axis: Axis, scale: Scale) -> dict:
-    lines = [(scale(value), word) for value, word in axis.lines]
+    lines = [(scale(value), label) for value, label in axis.lines]
     return {
         "label": axis.label,
         "ticks": [(scale(value), number(value)) for value in scale.ticks()],
@@ -191,22 +193,22 @@ def _point(point: Point, across: Scale, up: Scale) -> dict:
     }
 
 
-def _mark(word: str) -> str:
-    return word if word in MARKS else "same"
+def _mark(mark: str) -> str:
+    return mark if mark in MARKS else "same"
 
 
 def _labels(points: list[dict]) -> list[tuple[float, float, str, str]]:
-    """(x, y, anchor, text) of each label that finds a place free of points and of other labels."""
+    """Return (x, y, anchor, text) of each label that overlaps no point and no other label."""
     taken = [(p["x"] - 7, p["y"] - 7, p["x"] + 7, p["y"] + 7) for p in points]
     placed = []
     for point in points:
-        long = wide(point["label"]) * _LETTER
+        long = width_of(point["label"]) * _LETTER
         for x, y, anchor in _places(point):
             left = x - {"start": 0, "middle": long / 2, "end": long}[anchor]
             box = (left, y - 11, left + long, y + 3)
             across, up = box[0] >= _LEFT and box[2] <= WIDTH, box[1] >= _TOP - 14
             inside = across and up and box[3] <= _HEIGHT - _BOTTOM
-            if inside and not any(_meet(box, other) for other in taken):
+            if inside and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
                 placed.append((x, y, anchor, point["label"]))
                 break
@@ -214,7 +216,7 @@ def _labels(points: list[dict]) -> list[tuple[float, float, str, str]]:
 
 
 def _places(point: dict) -> list[tuple[float, float, str]]:
-    """Above, below, to the right, to the left; where there is an interval, the sides are beyond it."""
+    """Return places above, below, right and left; the last two are outside the interval."""
     x, y = point["x"], point["y"]
     low, high = point["interval"] or (x, x)
     return [
@@ -227,7 +229,5 @@ def _places(point: dict) -> list[tuple[float, float, str]]:
     ]
 
 
-def _meet(one: tuple, other: tuple) -> bool:
-    return (
-        one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-    )  # fmt: skip
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

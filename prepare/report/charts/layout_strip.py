@@ -1,4 +1,4 @@
-"""A whole model in one strip: the layouts that its modules gave, in order, and a tick for each break."""
+"""A strip for a whole model: the output layouts of its modules in order, and a tick for each break."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prepare.flow.records import Flow
 
-# Parts narrower than two pixels cannot be told apart.
-_NARROWEST = 2
+# Narrower parts are not distinguishable.
+_MIN_PIXELS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Ribbon:
-    """`parts` are (style, from, width) in pixels; `ticks` are the places of breaks, each once."""
+class LayoutStrip:
+    """`parts` are (style, start, width) in pixels; `ticks` are the pixels of breaks, without duplicates."""
 
     parts: list[tuple[str, float, float]]
     ticks: list[int]
 
 
-def ribbon(flow: Flow, *, width: int, style: Callable[[str], str]) -> Ribbon:
-    """The modules that hold no others and gave a tensor, side by side over `width` pixels."""
-    styles, place = [], {}
+def layout_strip(flow: Flow, *, width: int, style: Callable[[str], str]) -> LayoutStrip:
+    """Place the leaf modules that returned a tensor side by side over `width` pixels."""
+    styles: list[str] = []
+    leaf_index: dict[str, int] = {}
     depths = [module.depth for module in flow.modules]
-    for module, below in zip(flow.modules, [*depths[1:], 0], strict=True):
-        place[module.name] = len(styles)
-        if below <= module.depth and module.layout != "none":
+    for module, next_depth in zip(flow.modules, [*depths[1:], 0], strict=True):
+        leaf_index[module.name] = len(styles)
+        if next_depth <= module.depth and module.layout != "none":
             styles.append(style(module.layout))
     if not styles:
-        return Ribbon([], [])
+        return LayoutStrip([], [])
     unit = width / len(styles)
-    lost = {place.get(event.module, 0) for event in flow.events if event.kind == "break"}
-    ticks = sorted({min(round((at + 0.5) * unit), width) for at in lost})
-    step = ceil(_NARROWEST / unit)
-    bins = [_most(styles[at : at + step]) for at in range(0, len(styles), step)]
+    breaks = {leaf_index.get(event.module, 0) for event in flow.events if event.kind == "break"}
+    ticks = sorted({min(round((at + 0.5) * unit), width) for at in breaks})
+    step = ceil(_MIN_PIXELS / unit)
+    bins = [_most_common(styles[at : at + step]) for at in range(0, len(styles), step)]
     parts, at = [], 0
-    for name, run in groupby(bins):
-        until = min(at + step * len(list(run)), len(styles))
+    for name, group in groupby(bins):
+        until = min(at + step * len(list(group)), len(styles))
         parts.append((name, round(at * unit, 1), round((until - at) * unit, 1)))
         at = until
-    return Ribbon(parts, ticks)
+    return LayoutStrip(parts, ticks)
 
 
-def _most(styles: list[str]) -> str:
+def _most_common(styles: list[str]) -> str:
     return Counter(styles).most_common(1)[0][0]

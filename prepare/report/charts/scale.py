@@ -1,4 +1,4 @@
-"""The scales of a chart: where a value lies in pixels, and which values get a tick."""
+"""Scales of a chart: from values to pixels, with round values as ticks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Values from `low` to `high` over the pixels from `start` to `end`; `zero` is where a 0 lies.
+    """Map values from `low` to `high` to pixels from `start` to `end`.
 
-    That is None, but for a logarithmic scale with values that are 0.
+    `zero` is the pixel of the value 0 on a logarithmic scale with such values, else None.
     """
 
     low: float
@@ -22,26 +22,26 @@ class Scale:
     zero: float | None = None
 
     def __call__(self, value: float) -> float:
-        """Where a value lies, in pixels; at an end of the scale where it lies beyond."""
+        """Return the pixel of a value; clip it to the ends of the scale."""
         if self.log and value <= 0:
             return self.start if self.zero is None else self.zero
-        low, high = self._of(self.low), self._of(self.high)
-        part = (self._of(value) - low) / (high - low)
+        low, high = self._transform(self.low), self._transform(self.high)
+        part = (self._transform(value) - low) / (high - low)
         return round(self.start + min(max(part, 0.0), 1.0) * (self.end - self.start), 1)
 
     def ticks(self) -> list[float]:
-        """A few round values, 0 among them where it has a place."""
-        found = _log_ticks(self.low, self.high) if self.log else _ticks(self.low, self.high)
-        return [0.0, *found] if self.zero is not None else found
+        """Return a few round values; 0 is one of them if it has a pixel."""
+        ticks = _log_ticks(self.low, self.high) if self.log else _ticks(self.low, self.high)
+        return [0.0, *ticks] if self.zero is not None else ticks
 
-    def _of(self, value: float) -> float:
+    def _transform(self, value: float) -> float:
         return math.log10(value) if self.log else value
 
 
 def scale_over(
     values: Iterable[float], start: float, end: float, *, log: bool, room_for_zero: float
 ) -> Scale:
-    """A scale that holds these values with some room; from 0, or from below the smallest positive one."""
+    """Return a scale for these values with a margin; it starts at 0, or below the smallest positive value."""
     values = list(values)
     if not log:
         return Scale(0.0, 1.12 * max(values, default=0.0) or 1.0, start, end)
@@ -50,14 +50,14 @@ def scale_over(
     if high / low < 100:
         middle = math.sqrt(low * high)
         low, high = middle / 10, middle * 10
-    if len([value for value in values if value <= 0]) == 0:
+    if all(value > 0 for value in values):
         return Scale(low, high, start, end, log=True)
-    place = math.copysign(room_for_zero, end - start)
-    return Scale(low, high, start + place, end, log=True, zero=start + place * 0.3)
+    shift = math.copysign(room_for_zero, end - start)
+    return Scale(low, high, start + shift, end, log=True, zero=start + shift * 0.3)
 
 
 def number(value: float) -> str:
-    """A round value as it stands at a tick: `0.5`, `20`, `1e-6`."""
+    """Format the round value of a tick: `0.5`, `20`, `1e-6`."""
     if value == 0 or 1e-3 <= abs(value) < 1e4:
         return f"{value:g}"
     digits, _, power = f"{value:.1e}".partition("e")
@@ -75,8 +75,8 @@ def _ticks(low: float, high: float) -> list[float]:
 def _log_ticks(low: float, high: float) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     if last - first <= 2:
-        found = [m * 10.0**at for at in range(first, last + 1) for m in (1, 2, 5)]
+        ticks = [m * 10.0**at for at in range(first, last + 1) for m in (1, 2, 5)]
     else:
         stride = math.ceil((last - first) / 5)
-        found = [10.0**at for at in range(first, last + 1) if at % stride == 0]
-    return [value for value in found if low <= value <= high]
+        ticks = [10.0**at for at in range(first, last + 1) if at % stride == 0]
+    return [value for value in ticks if low <= value <= high]
