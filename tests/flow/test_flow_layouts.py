@@ -1,0 +1,122 @@
+"""Test target layouts, the layouts of strides, and the tables of facts about kernels."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format
+from torch.profiler import ProfilerActivity, profile
+
+from flow_checks import cl
+from flow_nets import channels_last, converted
+from prepare.core.model.memory_format import FORMATS, canonical_stride
+from prepare.errors import ConfigError
+from prepare.flow import predict
+from prepare.flow.layouts import has_odd_strides, layout_of
+from prepare.flow.target_layouts import choose_target_layouts
+from prepare.flow.torch_operators import backend_of, hidden_copies
+
+
+def test_target_layouts_follow_the_convolutions_of_each_rank():
+    net = nn.ModuleList([nn.Conv2d(4, 4, 3), nn.Conv3d(4, 4, 3), nn.Conv2d(4, 4, 1)])
+    assert choose_target_layouts(net) == {4: "contiguous", 5: "contiguous"}
+    convert_conv3d_weight_memory_format(net, torch.channels_last_3d)
+    assert choose_target_layouts(net) == {4: "contiguous", 5: "channels_last_3d"}
+    convert_conv2d_weight_memory_format(net, torch.channels_last)
+    assert choose_target_layouts(net) == {4: "channels_last", 5: "channels_last_3d"}
+
+
+def test_an_ambiguous_weight_votes_only_if_no_other_does():
+    last = convert_conv2d_weight_memory_format(nn.Conv2d(4, 4, 1), torch.channels_last)
+    assert choose_target_layouts(last) == {4: "channels_last"}
+    assert choose_target_layouts(nn.Conv2d(4, 4, 1)) == {4: "contiguous"}
+    assert choose_target_layouts(nn.Sequential(last, nn.Conv2d(4, 4, 3))) == {4: "contiguous"}
+    left = converted(nn.Conv2d(4, 4, 3))
+    assert choose_target_layouts(nn.Sequential(left, *[nn.Conv2d(4, 4, 1)] * 2)) == {
+        4: "channels_last"
+    }
+
+
+def test_without_votes_the_target_layout_is_contiguous():
+    assert choose_target_layouts(converted(nn.Conv2d(1, 1, 1))) == {4: "contiguous"}
+    assert choose_target_layouts(nn.Linear(2, 2)) == {4: "contiguous", 5: "contiguous"}
+
+
+def test_a_wrong_target_layout_is_refused_with_the_allowed_ones():
+    for wanted, message in [
+        ({3: "contiguous"}, "use 4 or 5"),
+        ({4: "channels_last_3d"}, "channels_last"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            predict(nn.Identity(), torch.ones(1), wanted=wanted)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 5), (2, 3, 4, 5, 6), (2, 3, 4, 5, 1)])
+def test_the_layout_of_canonical_strides_is_their_format(shape, name):
+    rank = {"channels_last": 4, "channels_last_3d": 5}.get(name, len(shape))
+    if rank == len(shape):
+        tensor = torch.empty_strided(shape, canonical_stride(shape, name))
+        assert layout_of(tensor) == name
+        assert not has_odd_strides(tensor)
+
+
+def profiled_copies(call) -> list[list[int]]:
+    """Return the shapes of the tensors that a call copies, according to the profiler."""
+    call()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        call()
+    return sorted(
+        event.input_shapes[0]
+        for event in seen.events()
+        if event.name == "aten::clone" and len(event.input_shapes[0]) > 3
+    )
+
+
+def hidden_copy_shapes(name: str, **arguments: Any) -> list[list[int]]:
+    """Return the shapes of the copies that `hidden_copies` lists."""
+    _, memory_format = backend_of(arguments) if "convolution" in name else ("", None)
+    return sorted(list(t.shape) for _, t, _ in hidden_copies(name, arguments, memory_format))
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [*product(["_softmax", "_log_softmax", "native_layer_norm"], [4, 5]), ("avg_pool3d", 5)],
+)
+def test_hidden_copies_of_kernels_match_the_profiler(name, rank):
+    x = cl(2, 3, 4, 5, *[6] * (rank - 4))
+    calls = {
+        "_softmax": lambda: x.softmax(1),
+        "_log_softmax": lambda: x.log_softmax(1),
+        "native_layer_norm": lambda: F.layer_norm(x, x.shape[1:]),
+        "avg_pool3d": lambda: F.avg_pool3d(x, 2),
+    }
+    with torch.no_grad():
+        assert (
+            hidden_copy_shapes(name, self=x, input=x)
+            == profiled_copies(calls[name])
+            == [list(x.shape)]
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("weight_last", [False, True])
+@pytest.mark.parametrize("input_last", [False, True])
+@pytest.mark.parametrize("rank", [4, 5])
+def test_hidden_copies_of_convolutions_match_the_profiler(
+    rank, input_last, weight_last, transposed, dtype
+):
+    x, w = torch.randn(2, 3, *[6] * (rank - 2)), torch.randn(3, 3, *[2] * (rank - 2))
+    x, w = (channels_last(t) if last else t for t, last in ((x, input_last), (w, weight_last)))
+    ones, zeros = [1] * (rank - 2), [0] * (rank - 2)
+    options = (None, ones, zeros, ones, transposed, zeros, 1)
+    names = ("bias", "stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    x, w = x.to(dtype), w.to(dtype)
+    with torch.no_grad():
+        seen = profiled_copies(lambda: torch.convolution(x, w, *options))
+    arguments = dict(zip(names, options, strict=True)) | {"input": x, "weight": w}
+    assert hidden_copy_shapes("convolution", **arguments) == seen

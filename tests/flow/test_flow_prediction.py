@@ -1,0 +1,72 @@
+"""Test on networks that the predicted flow equals the observed one."""
+
+from collections import Counter
+
+import pytest
+
+from flow_nets import KNOWN_DIFFERENCES, NETS, example_of, network
+from prepare.flow import Flow, observe, predict
+from prepare.pipeline import Pipeline
+
+
+def differences(name: str, *, backward: bool = False) -> list[str]:
+    """Return the parts in which the predicted and the observed flow of a network differ."""
+    model, example = network(name), example_of(name)
+    flows = [flow_of(model, example, backward=backward) for flow_of in (predict, observe)]
+    assert flows[0].status == "ok", flows[0].reason
+    parts = ("events", "copies", "convolutions", "modules", "notes")
+    return [part for part in parts if getattr(flows[0], part) != getattr(flows[1], part)]
+
+
+QUICK = ["diffusers_autoencoder_kl", "diffusers_unet2d_condition",
+         "monai_densenet3d", "monai_segresnet3d", "monai_unet2d",
+         "monai_unet3d", "nnunet_plain2d", "resnet2d", "transformers_convnext",
+         "transformers_resnet", "transformers_segformer", "unet3d"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_predicted_flow_equals_the_observed_one(name):
+    assert differences(name) == []
+
+
+REPAIRED = ["monai_dynunet3d", "monai_unet2d", "monai_unet3d", "nnunet_plain2d", "nnunet_plain3d",
+            "nnunet_resenc2d", "nnunet_resenc3d", "unet3d"]  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", REPAIRED)
+def test_a_repaired_network_has_no_break(name, batch):
+    formats = {"conv2d_memory_format": {}, "conv3d_memory_format": {}}
+    pipeline = Pipeline.from_config({**formats, "repair_layout": {}, "input_format": {}})
+    model = pipeline.apply(network(name), strict=False)
+    example = example_of(name)
+    args = tuple(pipeline.format(tensor[:batch]) for tensor in example.args)
+    flows = [flow_of(model, args, backward=True) for flow_of in (predict, observe)]
+    for flow in flows:
+        assert flow.status == "ok", flow.reason
+        assert (flow.summary["breaks"], flow.summary["backward"]["breaks"]) == (0, 0)
+    assert flows[0].copies == flows[1].copies
+    assert flows[0].convolutions == flows[1].convolutions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETS)
+def test_every_network_is_predicted_or_listed_as_different(name):
+    assert differences(name) == list(KNOWN_DIFFERENCES.get(name, ()))
+
+
+def gradient_events(flow: Flow) -> Counter:
+    counts = Counter()
+    for event in flow.events:
+        if event.phase == "backward":
+            counts[event.kind, event.module] += event.count
+    return counts
+
+
+@pytest.mark.parametrize("name", ["monai_unet3d", "nnunet_plain2d", "resnet2d"])
+def test_breaks_of_gradients_are_predicted(name):
+    model, example = network(name), example_of(name)
+    lost = [
+        gradient_events(flow_of(model, example, backward=True)) for flow_of in (predict, observe)
+    ]
+    assert lost[0] == lost[1]

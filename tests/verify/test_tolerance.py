@@ -1,0 +1,131 @@
+"""Test how large an error a verification allows."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.pipeline import Pipeline
+from prepare.verify import verify
+from prepare.verify.tolerance import compare
+from verify_checks import (
+    FLAT,
+    PIPELINES,
+    check,
+    checks_by_kind,
+    prepared,
+)
+from verify_faults import Net
+
+
+def test_bfloat16_is_allowed_the_error_of_bfloat16_and_no_more():
+    model, batch = Net(), torch.randn(2, 3, 16, 16)
+    pipeline, changed = prepared(model, PIPELINES["bfloat16"])
+    assert verify(model, changed, batch, pipeline=pipeline).status == "pass"
+    changed.up.register_forward_hook(lambda module, args, out: out * 1.3)
+    result = verify(model, changed, batch, pipeline=pipeline)
+    assert result.status == "fail"
+    assert "steps.half.keep=[norms," in result.advice
+
+
+class Shifted(nn.Module):
+    """Adds a constant: 16-bit numbers far from zero have large errors; a second module subtracts it."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def forward(self, x):
+        return x + self.by
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_a_missing_16_bit_kernel_still_allows_the_rounding_error(mode):
+    reference = nn.Sequential(
+        nn.Conv3d(2, 4, 3), nn.AvgPool3d(2), Shifted(64.0), Shifted(-64.0), nn.Conv3d(4, 2, 1)
+    ).train(mode == "train")
+    batch = torch.randn(1, 2, 8, 8, 8)
+    with pytest.raises(NotImplementedError, match="BFloat16"):
+        copy.deepcopy(reference).bfloat16()(batch.bfloat16())
+    pipeline, model = prepared(reference, PIPELINES["bfloat16"])
+    result = verify(reference, model, batch, pipeline=pipeline, mode=mode)
+    assert result.status == "pass", result.reason
+    outputs = checks_by_kind(result)["outputs"]
+    assert outputs.error > 4 * torch.finfo(torch.bfloat16).eps * 2**0.5  # more than the floor
+    model[2].by = 70.0
+    result = verify(reference, model, batch, pipeline=pipeline, mode=mode)
+    assert result.status == "fail"
+
+
+def exceeding(exact, baseline, actual, **options):
+    """Compare plain lists of numbers; return which tensors exceed their tolerance."""
+    baseline = [{name: torch.tensor(value) for name, value in run.items()} for run in baseline]
+    exact, actual = ({n: torch.tensor(v) for n, v in run.items()} for run in (exact, actual))
+    result = compare(exact, baseline, actual, dtype=torch.float32, depth=1, **options)
+    return {difference.name: difference.exceeds for difference in result}
+
+
+def test_a_bias_whose_true_gradient_is_zero_is_measured_by_its_weight():
+    exact = {"conv.weight": [1.0, 2.0], "conv.bias": [0.0]}
+    actual = {"conv.weight": [1.0, 2.0], "conv.bias": [1e-6]}
+    assert exceeding(exact, [], actual)["conv.bias"]
+    assert not exceeding(exact, [], actual, gradients=True, by_module=True)["conv.bias"]
+
+
+def test_a_gradient_that_is_missing_is_the_same_as_zeros():
+    zeros, ones = {"a": torch.zeros(2)}, {"a": torch.ones(2)}
+    options = {"dtype": torch.float32, "depth": 1, "gradients": True}
+    assert not compare(zeros, [], {"a": None}, **options)[0].exceeds
+    assert compare(ones, [], {"a": None}, **options)[0].exceeds
+
+
+def test_noise_of_the_baseline_is_allowed_but_garbage_is_not():
+    exact, baseline = {"a": [1.0]}, [{"a": [1.01]}]
+    assert not exceeding(exact, baseline, {"a": [1.05]})["a"]
+    assert exceeding(exact, baseline, {"a": [1.07]})["a"]
+    for garbage in (1e30, float("nan")):
+        assert exceeding(exact, [{"a": [garbage]}], {"a": [1e20]})["a"]
+        assert not exceeding(exact, [{"a": [garbage]}], {"a": [1.0]})["a"]
+
+
+def test_gradients_that_are_all_noise_are_cannot_tell():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1)]
+    for _ in range(20):
+        layers += [nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
+    reference = nn.Sequential(*layers)
+    pipeline = Pipeline.from_config({"half": {"dtype": "bfloat16"}, "input_format": {}})
+    model = pipeline.apply(copy.deepcopy(reference))
+    result = verify(reference, model, torch.randn(1, 3, 8, 8), pipeline=pipeline, mode="train")
+    checks = {check.what: check for check in result.checks}
+    assert result.status == "cannot tell"
+    assert checks["outputs"].status == "pass"
+    for what in ("input gradients", "parameter gradients"):
+        assert checks[what].status == "cannot tell"
+        assert checks[what].note == (
+            "the unprepared model in bfloat16 is itself too far off; with trained weights it may not be"
+        )
+
+
+class SpoilsOnce(nn.Sequential):
+    """Scales its weight's gradient in the first channels-last run only."""
+
+    def __init__(self, factor):
+        super().__init__(nn.Conv2d(3, 8, 3))
+        self.factor, self.runs = factor, itertools.count()
+
+    def forward(self, x):
+        out = super().forward(x)
+        if self[0].weight.is_contiguous(memory_format=torch.channels_last) and not next(self.runs):
+            # The same outputs, but other gradients.
+            out = out.detach() + self.factor * (out - out.detach())
+        return out
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1e20, "fail"), (1.1, "pass")], ids=["garbage", "noise"])  # fmt: skip
+def test_garbage_in_one_run_is_not_excused_by_a_right_one(factor, status):
+    torch.manual_seed(0)
+    result = check(SpoilsOnce(factor), FLAT, torch.randn(1, 3, 8, 8), mode="train")
+    assert result.status == status

@@ -1,0 +1,143 @@
+"""Test the status, the reason and the advice of a verification."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from prepare.pipeline import Pipeline
+from prepare.verify import verify
+from verify_checks import (
+    FLAT,
+    PIPELINES,
+    check,
+    checks_by_kind,
+    prepared,
+)
+from verify_faults import Net
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_reference_that_is_not_finite_is_cannot_tell(value):
+    model = nn.Conv2d(3, 4, 3)
+    nn.init.constant_(model.bias, value)
+    assert check(model, FLAT, torch.randn(1, 3, 8, 8)).status == "cannot tell"
+
+
+def test_outputs_without_a_tensor_are_cannot_tell():
+    class Says(nn.Conv2d):
+        def forward(self, x):
+            return "nothing"
+
+    assert check(Says(3, 4, 3), FLAT, torch.randn(1, 3, 8, 8)).status == "cannot tell"
+
+
+def test_losses_of_a_cast_are_counted_and_an_overflow_fails():
+    model = nn.Conv2d(3, 4, 3)
+    with torch.no_grad():
+        model.weight[0, 0, 0, :2] = torch.tensor([1e5, -1e6])
+        model.bias[0] = 1e-9
+    model.register_buffer("position", torch.arange(4096.0))
+    # Not applied: `apply` refuses what overflows.
+    pipeline = Pipeline.from_config({"half": {"dtype": "float16"}, "input_format": {}})
+    cast = copy.deepcopy(model).half()
+    result = verify(model, cast, torch.randn(1, 3, 8, 8), pipeline=pipeline)
+    lost = {loss.tensor: loss for loss in result.lost}
+    assert result.status == "fail"
+    assert (result.lost[0].tensor, lost["weight"].overflowed) == ("weight", 2)
+    assert (lost["bias"].flushed, lost["position"].rounded) == (1, 1024)
+    assert "2 of 108 numbers of weight overflow float16" in result.reason
+    assert "steps.half.dtype=bfloat16" in result.advice
+
+
+def test_advice_blames_torch_if_the_baseline_is_wrong_too():
+    class Wrong(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x) * (1e6 if x.dtype == torch.bfloat16 else 1.0)
+
+    result = check(Wrong(3, 4, 3), PIPELINES["bfloat16"], torch.randn(1, 3, 8, 8))
+    assert result.status == "fail"
+    assert "torch itself is wrong in Wrong in bfloat16" in result.advice
+
+
+def test_an_impossible_view_is_named_with_its_remedy():
+    class Views(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            return self.conv(x).view(len(x), -1)
+
+    result = check(Views(), FLAT, torch.randn(2, 3, 8, 8))
+    assert (result.status, checks_by_kind(result)["forward"].status) == ("fail", "fail")
+    assert ".view" in result.reason
+    assert ".reshape" in result.advice
+
+
+def test_a_lost_weight_layout_fails_only_with_a_pipeline():
+    pipeline, model = prepared(Net(), FLAT)
+    reference = copy.deepcopy(model)
+    model.stem.weight.data = model.stem.weight.data.contiguous()
+    batch = torch.randn(2, 3, 16, 16)
+    assert verify(reference, model, batch).status == "pass"
+    result = verify(reference, model, batch, pipeline=pipeline)
+    assert (result.status, result.culprit) == ("fail", "stem.weight")
+    assert "apply the pipeline again" in result.advice
+
+
+def test_a_reference_that_raises_is_cannot_tell_or_skipped():
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12))
+    assert check(model, FLAT, torch.randn(1, 3, 2, 2), mode="train").status == "cannot tell"
+    result = check(model, FLAT, torch.randn(2, 3, 2, 2), mode="train", level="full")
+    assert result.status == "pass"
+    assert [c.batch for c in result.checks if c.what == "forward" and c.status == "skipped"] == [
+        1,
+        1,
+    ]
+
+
+def test_a_model_that_casts_to_float32_is_compared_in_float32():
+    class Casts(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x.float())
+
+    result = check(Casts(3, 4, 3), FLAT, torch.randn(2, 3, 8, 8), mode="train")
+    assert (result.status, result.reference) == ("pass", "float32")
+
+
+class Backwards(TorchDispatchMode):
+    """Records the input width of each bfloat16 convolution whose weight gradient is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.convolution_backward.default and args[2].dtype == torch.bfloat16:
+            gradient, inputs, transposed = args[0], args[1], args[7]
+            self.sizes.append((gradient if transposed else inputs).shape[-1])
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("kind", [nn.Conv3d, nn.ConvTranspose3d])
+@pytest.mark.parametrize(
+    "repair", [{"repair_layout": {"force": True}}, {}], ids=["repaired", "not"]
+)
+def test_a_backward_that_may_overwrite_memory_is_not_run(kind, repair):
+    torch.manual_seed(0)
+    reference = nn.Sequential(kind(8, 8, 3, padding=1))
+    steps = {"half": {"dtype": "bfloat16"}, "input_format": {}, **repair}
+    pipeline, model = prepared(reference, steps)
+    with Backwards() as run:
+        mode = "train" if repair else "eval"
+        result = verify(reference, model, torch.randn(2, 8, 2, 2, 2), pipeline=pipeline, mode=mode)
+    assert result.status == "pass"
+    assert min(run.sizes) > 2  # padded with zeros to the size of the kernel
+    checks = {check.what: check for check in result.checks if "gradients" in check.what}
+    assert {check.status for check in checks.values()} == {"pass" if repair else "skipped"}
+    if not repair:
+        assert "overwrite memory in the backward of 0," in checks["parameter gradients"].note
+        assert type(reference[0]) is type(model[0]) is kind

@@ -1,0 +1,84 @@
+"""Test that a verification is saved, loaded and shown."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.errors import VerificationError
+from prepare.report.sentences import verify_sentence
+from prepare.report.terminal.verify import show_verify
+from prepare.verify import Check, Lost, Verification
+from verify_checks import FLAT, PIPELINES, check, flat_norm
+
+
+def test_a_verification_round_trips_through_its_file(tmp_path):
+    reference, batch = flat_norm(nn.SiLU())
+    result = check(reference, PIPELINES["bfloat16"] | {"repair_layout": None}, batch, mode="train")
+    result.save(tmp_path / "verify.json")
+    assert Verification.load(tmp_path / "verify.json") == result
+    data = json.loads((tmp_path / "verify.json").read_text())
+    assert (data["format"], data["version"]) == ("prepare.verify", 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"format": "prepare.flow"}, {"version": 2}, {"status": "fine"}, {"checks": [{}]}, {"lost": 3}, {"more": 1}],
+)  # fmt: skip
+def test_a_file_that_is_not_a_verification_is_refused(tmp_path, change):
+    path = tmp_path / "verify.json"
+    check(nn.Conv2d(3, 4, 3), FLAT, torch.randn(1, 3, 8, 8)).save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(VerificationError, match=r"verify\.json"):
+        Verification.load(path)
+
+
+def test_the_record_and_the_report_load_without_torch():
+    code = "import sys, prepare.report.terminal.verify, prepare.verify.records; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def shown(result, capsys):
+    show_verify(result, "out/1")
+    return capsys.readouterr().out
+
+
+def test_the_terminal_shows_the_verdict_the_culprit_and_the_advice(capsys):
+    reference, batch = flat_norm(nn.SiLU())
+    result = check(reference, FLAT, batch, mode="train")
+    text = shown(result, capsys)
+    assert text.startswith("verify (short): fail: ")
+    assert "the first difference is in 1" in text
+    assert "+steps.repair_layout={}" in text
+    assert "details are in out/1" in text
+    assert "parameter gradients" in text
+
+
+def test_the_terminal_reports_wrong_checks_of_a_pass(capsys):
+    reference, batch = flat_norm(nn.SiLU())
+    assert "pass: 7 checks against float64; wrong, but not a failure in mode eval: " in shown(
+        check(reference, FLAT, batch), capsys
+    )
+
+
+def test_names_and_losses_are_shown_on_one_line_each():
+    lost = Lost(
+        tensor="a\nb",
+        before="float32",
+        after="float16",
+        elements=9,
+        overflowed=1,
+        flushed=2,
+        rounded=0,
+    )
+    check = Check(what="outputs", status="fail", worst="[red]\n", error=0.5, allowed=0.1)
+    result = Verification(
+        status="fail", reason="x\ny", level="short", mode="eval", reference="float64", checks=(check,),
+        lost=(lost,), culprit="c\nd", advice="e", seconds=1.0,
+    )  # fmt: skip
+    assert verify_sentence(result) == "fail: x\\ny"
+    show_verify(result)
