@@ -1,4 +1,4 @@
-"""Weights in files: save a prepared model for others, and load a file into a prepared model."""
+"""Checkpoints: save the weights of a prepared model, and load weights straight into a prepared model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ _Model = TypeVar("_Model", bound="nn.Module")
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[_Model]):
-    """A model with the weights of a file, prepared.
+    """A prepared model with the weights of a file.
 
-    `pipeline` is the one it was prepared with: that of the call, or that of the recipe beside the
-    file; its `format` is for batches. `missing` are names in the model that the file did not hold,
-    `unexpected` names in the file for which the model has no place; both only with `strict=False`.
+    Attributes:
+        model: the model.
+        pipeline: the pipeline that prepared it: that of the call, or that of the recipe beside the
+            file; its `format` prepares batches.
+        missing: names of the model that are not in the file; empty unless `strict=False`.
+        unexpected: names of the file that are not in the model; empty unless `strict=False`.
     """
 
     model: _Model
@@ -36,17 +39,17 @@ class Loaded(Generic[_Model]):
 
 
 def save(model: nn.Module, path: str | Path, *, pipeline: Pipeline | None = None) -> None:
-    """Writes the weights of `model` for everybody, and beside them, in PATH.json, what they are.
+    """Write the weights of `model` in a standard format, and a manifest beside them, PATH.json.
 
-    The suffix says which format: .safetensors, or for torch's own .pt, .pth, .bin, .ckpt. Every
-    tensor is written contiguous, whatever its layout; tied ones once. The file beside it holds the
-    recipe of `pipeline`, and the sha256, shape and type of every tensor: `load` goes by it.
-    Both files take the place of older ones together; on any failure these are as they were.
+    The suffix decides the format: .safetensors, or .pt, .pth, .bin and .ckpt for that of torch. Every
+    tensor is written contiguous, whatever its layout; tied tensors are written once. The manifest has
+    the recipe of `pipeline`, and the sha256, shape and dtype of every tensor; `load` uses it.
+    Both files replace older ones together; after a failure the older ones are unchanged.
 
     Raises:
-        CheckpointError: the model holds what such a file cannot.
-        ConfigError: there is no such format.
-        FileError: a file could not be written.
+        CheckpointError: the format has no place for something in the model.
+        ConfigError: the suffix is unknown.
+        FileError: a file cannot be written.
     """
     from prepare.checkpoint.save_checkpoint import save_checkpoint
 
@@ -65,22 +68,25 @@ def load(
     check: Literal["auto", "always", "never"] = "auto",
     known_issues: KnownIssues = "error",
 ) -> Loaded[_Model]:
-    """Reads weights straight into a prepared model: each tensor is made once, as it is to be.
+    """Load weights straight into a prepared model: each tensor is made once, in its final form.
 
-    `path` is a .safetensors file, one of torch's, or the .index.json of several. `model` is best a
-    function that builds it: it is called so that its parameters take no memory. A model on the meta
-    device, or one that holds values, is filled in place. `pipeline` prepares it; without one it is
-    the recipe beside the file, if there is one, and else nothing. `device` takes the place of the
-    device that the pipeline names. `rename` gives the name in the model for one in the file, or None
-    to leave it out; `key` is the entry of a torch file that holds more than weights.
+    No code in a file is ever run. If anything fails, a `model` that was passed is unchanged.
 
-    With `strict`, a tensor that is missing or unexpected is an error; else they are told. `check`
-    compares the sha256 of every tensor where PATH.json is there ("auto"), or must be ("always").
-    `known_issues` is for `Pipeline.apply`. No code in a file is run. Whatever fails, a model that was
-    given is as it was.
+    Create the optimizer after this call, then call `pipeline.apply(model, optimizer=optimizer)`, and
+    only then load the optimizer's state: this keeps the state in the layout of the parameters.
 
-    Make the optimizer after this, then `pipeline.apply(model, optimizer=optimizer)`, and only then
-    load the optimizer's state: that keeps it in line with the layout of the parameters.
+    Args:
+        path: a .safetensors file, a file of `torch.save`, or the .index.json of several files.
+        model: best a function that builds the model; it is called so that parameters take no memory.
+            A model on the meta device, or one that holds values, is filled in place.
+        pipeline: prepares the model. The default is the recipe beside the file, or else no step.
+        device: replaces the device that the pipeline names.
+        strict: raise if a tensor is missing or unexpected; else return the names.
+        rename: maps a name in the file to the name in the model, or to None to leave it out.
+        key: the entry with the weights, in a file of `torch.save` that contains more.
+        check: compare the sha256 of every tensor if PATH.json exists ("auto"), require PATH.json
+            ("always"), or compare nothing ("never").
+        known_issues: as in `Pipeline.apply`.
 
     Raises:
         CheckpointError: the file is damaged, or does not fit; one problem for each tensor.
@@ -102,14 +108,14 @@ def load(
 
 
 def export(model: _Model) -> _Model:
-    """Undoes in place what can be undone, for people without `prepare`; gives the same model back.
+    """Undo a preparation in place, so that the model can be used without `prepare`; return the model.
 
-    Weights are contiguous again, repaired modules of torch's own classes, the formatting of inputs
-    and a compiled call are taken off; Parameters and hooks of yours stay. Types and devices stay as
-    well: what a cast has rounded off is gone. `torch.save(export(model))` needs no `prepare` to load.
+    Weights become contiguous, repaired modules get torch's own classes, and the input formatting and
+    compiled calls are removed; your Parameters and hooks stay. Dtypes and devices stay as well: a cast
+    cannot be undone. A file written by `torch.save(export(model))` loads without `prepare`.
 
     Raises:
-        RefusedError: as `Pipeline.apply`; the model is as it was.
+        RefusedError: as `Pipeline.apply`; the model is unchanged.
     """
     from prepare.checkpoint.export_model import export_model
 

@@ -1,4 +1,4 @@
-"""Undo a preparation in place, for people without `prepare`."""
+"""Undo a preparation in place, so that the model can be used without `prepare`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def export_model(model: _Model) -> _Model:
 
 
 class _Contiguous(TensorStep):
-    """Takes channels-last tensors back; what lies otherwise is as its author made it."""
+    """Makes channels-last tensors contiguous; other strides are those that the author chose."""
 
     name = "export"
 
     def want(self, tensor: NamedTensor) -> Want | None:
-        held = tensor.tensor
+        values = tensor.tensor
         formats = {4: "channels_last", 5: "channels_last_3d"}
-        if not is_plain(held) or held.dim() not in formats:
+        if not is_plain(values) or values.dim() not in formats:
             return None
-        channels_last = canonical_stride(held.shape, formats[held.dim()])
-        return Want(memory_format="contiguous") if held.stride() == channels_last else None
+        channels_last = canonical_stride(values.shape, formats[values.dim()])
+        return Want(memory_format="contiguous") if values.stride() == channels_last else None

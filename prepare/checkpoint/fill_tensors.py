@@ -1,4 +1,4 @@
-"""Gives a model the values of a file: each tensor is made once, as it is to be, and read into its place."""
+"""Fill a model with the values of a file: make each tensor once, in its final form, and read into it."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from prepare.checkpoint.init_empty import like, without_values
 from prepare.checkpoint.match_names import Matched
-from prepare.checkpoint.open_weights import Opened
+from prepare.checkpoint.open_weights import OpenedWeights
 from prepare.checkpoint.stored_tensor import StoredTensor, problem, raw, several
 from prepare.core.model.huge_pages import huge_pages
 from prepare.core.model.memory_format import canonical_stride
@@ -25,35 +25,35 @@ from prepare.pipeline.transfer import check_cast
 from prepare.step import TensorStep
 
 _CPU = torch.device("cpu")
-_AT_ONCE = 4
+_MOST_THREADS = 4
 
 
-class _Read(NamedTuple):
-    """A tensor of the model, where its values are, and how it is to be."""
+class _TensorRead(NamedTuple):
+    """A tensor of the model, the source of its values, and its final form; `aliases` must hold the same."""
 
-    wanted: TensorRequest
+    request: TensorRequest
     source: StoredTensor | Tensor
-    also: list[StoredTensor]
+    aliases: list[StoredTensor]
     device: torch.device
     dtype: torch.dtype
     stride: tuple[int, ...]
 
 
 def fill(
-    model: nn.Module, opened: Opened, matched: Matched, steps: Sequence[TensorStep]
+    model: nn.Module, opened: OpenedWeights, matched: Matched, steps: Sequence[TensorStep]
 ) -> Callable[[], None]:
-    """Puts the values that were matched into `model`, each tensor as `steps` want it to be.
+    """Put the matched values into `model`, each tensor in the form that `steps` want.
 
-    What is on meta gets its first memory, in a new object; a tensor that holds values keeps its own,
-    and gets new data. Nothing is touched before all has been read and checked. Gives the way back for
-    data; for objects it is a Snapshot of the modules.
+    A tensor on meta is replaced by a new object; a tensor that holds values stays, and gets new data.
+    The model is not changed before everything has been read and checked. Return a callback that
+    restores the data; a Snapshot of the modules restores the objects.
 
     Raises:
         CheckpointError: the file is damaged, or leaves a tensor without values.
-        RefusedError: the model cannot take values in now, or a type cannot hold them.
+        RefusedError: the model cannot be changed now, or a dtype cannot hold the values.
     """
     table = make_table(model, steps)
-    reads = [read for wanted in table.requests if (read := _planned(wanted, matched))]
+    reads = [read for request in table.requests if (read := _plan_read(request, matched))]
     _refuse(model, table, reads)
     _nothing_left_out(opened, table, reads)
     with torch.no_grad():
@@ -61,30 +61,30 @@ def fill(
         return _exchange(model, zip(reads, fresh, strict=True))
 
 
-def _planned(wanted: TensorRequest, matched: Matched) -> _Read | None:
-    """What is to be read for one tensor; None where the file has nothing for it."""
-    sources = [matched.found[p.path] for p in wanted.places if p.path in matched.found]
+def _plan_read(request: TensorRequest, matched: Matched) -> _TensorRead | None:
+    """Return the read of one tensor; None if the file has no values for it."""
+    sources = [matched.sources[p.path] for p in request.places if p.path in matched.sources]
     if not sources:
         return None
     stored = list({id(s): s for s in sources if isinstance(s, StoredTensor)}.values())
-    move, tensor = wanted.move(), wanted.tensor
+    move, tensor = request.move(), request.tensor
     device, dtype = (move.device, move.dtype) if move else (tensor.device, tensor.dtype)
-    stride = move.stride if move else preserved_stride(tensor)
+    stride = (move and move.stride) or preserved_stride(tensor)
     if is_expanded(tensor):
         stride = canonical_stride(tensor.shape, "contiguous")
     source = stored[0] if stored else sources[0]
     device = _CPU if device.type == "meta" else device
-    return _Read(wanted, source, stored[1:], device, dtype, stride)
+    return _TensorRead(request, source, stored[1:], device, dtype, stride)
 
 
-def _refuse(model: nn.Module, table: RequestTable, reads: list[_Read]) -> None:
-    """Refuses what would be wrong: to act here and now, or to tear apart views of one storage."""
+def _refuse(model: nn.Module, table: RequestTable, reads: list[_TensorRead]) -> None:
+    """Refuse a model that cannot be changed now, or whose views of one storage would be separated."""
     problems = list(context_problems())
     if any(w.move() for w in table.requests if not w.tensor.is_meta):
         problems += model_problems(model, table)
-    ours = {id(read.wanted) for read in reads}
+    requested = {id(read.request) for read in reads}
     for views in table.storage_groups():
-        if len(views.requests) > 1 and any(id(wanted) in ours for wanted in views.requests):
+        if len(views.requests) > 1 and any(id(request) in requested for request in views.requests):
             wrong = "shares its storage with other tensors, and would be torn from them"
             remedy = "load it with model.load_state_dict, then apply the pipeline"
             problems.append(Problem(views.requests[0].places[0].path, wrong, remedy))
@@ -92,13 +92,13 @@ def _refuse(model: nn.Module, table: RequestTable, reads: list[_Read]) -> None:
         raise RefusedError.of(problems)
 
 
-def _nothing_left_out(opened: Opened, table: RequestTable, reads: list[_Read]) -> None:
-    """That every tensor on meta gets its values: from the file, as nothing else has them."""
-    ours = {id(read.wanted) for read in reads}
+def _nothing_left_out(opened: OpenedWeights, table: RequestTable, reads: list[_TensorRead]) -> None:
+    """Raise unless the file has values for every tensor on meta: nothing else has them."""
+    requested = {id(read.request) for read in reads}
     problems = []
-    for wanted in table.requests:
-        path = wanted.places[0].path
-        if wanted.tensor.is_meta and id(wanted) not in ours:
+    for request in table.requests:
+        path = request.places[0].path
+        if request.tensor.is_meta and id(request) not in requested:
             remedy = "give a function that builds the model, or a model that holds values"
             wrong = "is not in the file, and on the meta device it holds no values"
             problems.append(problem(opened.path, path, wrong, remedy))
@@ -106,8 +106,8 @@ def _nothing_left_out(opened: Opened, table: RequestTable, reads: list[_Read]) -
         raise several(problems)
 
 
-def _read_all(reads: list[_Read], opened: Opened) -> list[Tensor]:
-    workers = max(1, min(_AT_ONCE, torch.get_num_threads(), len(reads)))
+def _read_all(reads: list[_TensorRead], opened: OpenedWeights) -> list[Tensor]:
+    workers = max(1, min(_MOST_THREADS, torch.get_num_threads(), len(reads)))
     pool = ThreadPoolExecutor(workers)
     try:
         return list(pool.map(partial(_read, opened=opened), reads))
@@ -115,30 +115,30 @@ def _read_all(reads: list[_Read], opened: Opened) -> list[Tensor]:
         pool.shutdown(cancel_futures=True)
 
 
-@torch.no_grad()  # which is each thread's own
-def _read(read: _Read, opened: Opened) -> Tensor:
-    tensor, source = read.wanted.tensor, read.source
+@torch.no_grad()  # the setting belongs to each thread
+def _read(read: _TensorRead, opened: OpenedWeights) -> Tensor:
+    tensor, source = read.request.tensor, read.source
     fresh = torch.empty_strided(tensor.shape, read.stride, dtype=read.dtype, device=read.device)
     if isinstance(source, Tensor):
         return fresh.copy_(source)
-    _fill_one(huge_pages(fresh), source, read.wanted.places[0].path, opened)
-    for other in read.also:
-        if (one := _values(other, opened)) != (first := _values(source, opened)):
+    _fill_one(huge_pages(fresh), source, read.request.places[0].path, opened)
+    for alias in read.aliases:
+        if (digest := _digest(alias, opened)) != (first := _digest(source, opened)):
             wrong = f"is another tensor than {source.name}, and in the model they are one"
-            raise other.error(wrong, f"sha256 {one[:8]} and {first[:8]}")
+            raise alias.error(wrong, f"sha256 {digest[:8]} and {first[:8]}")
     return fresh
 
 
-def _fill_one(fresh: Tensor, source: StoredTensor, path: str, opened: Opened) -> None:
-    """Reads the values of `source` into `fresh`, which is `path` in the model; checks them on the way."""
+def _fill_one(fresh: Tensor, source: StoredTensor, path: str, opened: OpenedWeights) -> None:
+    """Read the values of `source` into `fresh`, the tensor `path` of the model; check hash and cast."""
     rows = fresh if fresh.dim() else fresh.unsqueeze(0)
-    wanted = opened.digests.get(source.name)
+    expected = opened.digests.get(source.name)
     digest = hashlib.sha256()
-    # A cast, and then a turn: torch's kernel for both at once goes element by element. Into the same
-    # memory each time: what is freed and asked for again costs more than the cast.
+    # Cast first, then copy into the layout: torch's kernel for both at once goes element by element.
+    # Reuse one buffer: to free and allocate memory for each piece costs more than the cast.
     cast: Tensor | None = None
     for row, piece in source.pieces():
-        if wanted:
+        if expected:
             digest.update(raw(piece))
         part = rows[row : row + len(piece)]
         if part.device.type == "cpu" and part.dtype is not piece.dtype:
@@ -147,13 +147,13 @@ def _fill_one(fresh: Tensor, source: StoredTensor, path: str, opened: Opened) ->
         else:
             part.copy_(piece)
         check_cast(path, piece, part)
-    if wanted and digest.hexdigest() != wanted:
+    if expected and digest.hexdigest() != expected:
         wrong = "is not what was saved: its sha256 is another"
         raise source.error(wrong, "fetch or save the file again")
 
 
-def _values(source: StoredTensor, opened: Opened) -> str:
-    """The sha256 of the values of a tensor, as it is in the file."""
+def _digest(source: StoredTensor, opened: OpenedWeights) -> str:
+    """Return the sha256 of the values of a tensor in the file."""
     if (known := opened.digests.get(source.name)) is not None:
         return known
     digest = hashlib.sha256()
@@ -162,7 +162,7 @@ def _values(source: StoredTensor, opened: Opened) -> str:
     return digest.hexdigest()
 
 
-def _exchange(model: nn.Module, filled: Iterable[tuple[_Read, Tensor]]) -> Callable[[], None]:
+def _exchange(model: nn.Module, filled: Iterable[tuple[_TensorRead, Tensor]]) -> Callable[[], None]:
     old: list[tuple[Tensor, Tensor]] = []
 
     def undo() -> None:
@@ -175,26 +175,26 @@ def _exchange(model: nn.Module, filled: Iterable[tuple[_Read, Tensor]]) -> Calla
     try:
         with held_interrupts():
             for read, fresh in filled:
-                for tensor in read.wanted.tensors:
+                for tensor in read.request.tensors:
                     if tensor.is_meta:
-                        _replace(model, read.wanted, tensor, fresh)
+                        _replace(model, read.request, tensor, fresh)
                     else:
                         old.append((tensor, tensor.data))
                         tensor.data = fresh
-        if left := without_values(model):
+        if empty := without_values(model):
             wrong = "holds no values: it was made on the meta device, and no file holds it"
             remedy = "give a function that builds the model, in place of a model on meta"
-            raise several([Problem(name, wrong, remedy) for name in left])
+            raise several([Problem(name, wrong, remedy) for name in empty])
     except BaseException:
         undo()
         raise
     return undo
 
 
-def _replace(model: nn.Module, wanted: TensorRequest, tensor: Tensor, fresh: Tensor) -> None:
-    """Puts a new object into every place of one on meta, which cannot be given data of another device."""
+def _replace(model: nn.Module, request: TensorRequest, tensor: Tensor, fresh: Tensor) -> None:
+    """Put a new object in every place of a meta tensor, whose data cannot be set to another device's."""
     new = like(tensor, fresh)
-    for place in wanted.places:
+    for place in request.places:
         if place.tensor is tensor:
-            # Through the module itself: a recurrent one keeps a list of its own.
+            # By setattr: a recurrent module keeps its own list of parameters.
             setattr(model.get_submodule(place.owner), place.name, new)

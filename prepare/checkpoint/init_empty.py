@@ -1,9 +1,10 @@
-"""Builds a model without memory for its parameters: they are on the meta device, and all else is as ever."""
+"""Build a model with its parameters on the meta device, where they take no memory."""
 
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,31 +14,33 @@ from torch.nn.parameter import is_lazy
 from prepare.core.model.tensors import is_wrapper, named_tensors, unregistered_tensors
 from prepare.pipeline.tensor_table import preserved_stride
 
+_T = TypeVar("_T", bound=Tensor)
+
 
 def build_empty(build: Callable[[], nn.Module]) -> nn.Module:
-    """What `build` gives, with its parameters on meta; buffers and plain attributes hold their values.
+    """Call `build`, and return its model with parameters on meta; buffers and attributes have values.
 
-    Where its code needs the values of parameters, or keeps something made of them, that a file does
-    not hold, it is built as ever, with parameters that hold values.
+    If the model's code needs the values of parameters, or keeps a tensor computed from them that a file
+    does not contain, return a model whose parameters have values.
     """
     try:
         with empty_parameters():
             model = build()
-    except Exception:  # the model's own code; if it is at fault, it raises again
+    except Exception:  # an error of the model's own code is raised again here
         return build()
     return build() if isinstance(model, nn.Module) and without_values(model) else model
 
 
 @contextmanager
 def empty_parameters() -> Iterator[None]:
-    """Within the block, a parameter that a module of this thread takes in goes to the meta device.
+    """Within the block, move each parameter that this thread registers in a module to the meta device.
 
-    Unlike under `torch.device("meta")`, tensors are made as ever until they are a module's
-    parameters: buffers keep their values, and so does what a model computes on the way. torch
-    gives fresh memory to a parameter only when it is first written, which is after that.
+    Unlike under `torch.device("meta")`, tensors have values until they become parameters: buffers keep
+    theirs, and so do the tensors that a model computes while it is built. The memory of a parameter
+    is only used once it is written, which happens later.
     """
     thread = threading.get_ident()
-    # A parameter that stands in two modules becomes one; by a weak reference, to let go of the rest.
+    # A parameter of two modules becomes one; the weak references let the original be freed.
     made: dict[int, tuple[weakref.ref, nn.Parameter]] = {}
 
     def to_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter | None:
@@ -45,13 +48,15 @@ def empty_parameters() -> Iterator[None]:
             return None
         if is_lazy(parameter) or is_wrapper(parameter) or parameter.layout is not torch.strided:
             return None
-        known, empty = made.get(id(parameter), (None, None))
-        if known is None or known() is not parameter:
+        original, empty = made.get(id(parameter), (None, None))
+        if empty is None or original is None or original() is not parameter:
             empty = on_meta(parameter)
             made[id(parameter)] = weakref.ref(parameter), empty
         return empty
 
-    hook = register_module_parameter_registration_hook(to_meta)
+    hook = register_module_parameter_registration_hook(
+        to_meta  # type: ignore[arg-type]  # what the hook returns takes the place of the parameter
+    )
     try:
         yield
     finally:
@@ -59,38 +64,41 @@ def empty_parameters() -> Iterator[None]:
 
 
 def empty_buffers(model: nn.Module) -> None:
-    """Puts the buffers that a file of weights holds on meta too, in place."""
-    ours: dict[int, Tensor] = {}
+    """Move the buffers that a file of weights contains to meta as well, in place."""
+    moved: dict[int, Tensor] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
-                module._buffers[name] = ours.setdefault(id(buffer), on_meta(buffer))
+                module._buffers[name] = moved.setdefault(id(buffer), on_meta(buffer))
 
 
-def on_meta(tensor: Tensor) -> Tensor:
-    """The same parameter or buffer without values: its class, attributes and strides."""
-    # Not empty_like, which for a tensor on meta is written in Python, and first imports sympy.
+def on_meta(tensor: _T) -> _T:
+    """Return the same parameter or buffer without values: its class, attributes and strides."""
+    # Not empty_like: for a tensor on meta it is implemented in Python, and imports sympy first.
     stride = preserved_stride(tensor.detach())
     return like(
         tensor, torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device="meta")
     )
 
 
-def like(tensor: Tensor, data: Tensor) -> Tensor:
-    """`data` as a parameter of the class, and with the attributes, of `tensor`; a buffer is plain."""
+def like(tensor: _T, data: Tensor) -> _T:
+    """Return `data` as a parameter of the class of `tensor`, with its attributes; a buffer is plain."""
     if not isinstance(tensor, nn.Parameter):
-        return data
+        return cast("_T", data)
     new = torch.Tensor._make_subclass(type(tensor), data, tensor.requires_grad)
     vars(new).update(vars(tensor))
     return new
 
 
 def without_values(model: nn.Module) -> list[str]:
-    """The tensors on meta that no file of weights holds: unsaved buffers, and plain attributes."""
+    """Return the tensors on meta that a file never contains: unsaved buffers and plain attributes."""
     saved = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     saved |= set(model.state_dict(keep_vars=True))
     places = [p for p in named_tensors(model) if p.tensor.is_meta]
     held = {id(place.tensor) for place in places}
     names = [place.path for place in places if place.path not in saved]
-    loose = (found for found in unregistered_tensors(model) if id(found[1]) not in held)
-    return names + [name for name, tensor in loose if tensor.is_meta]
+    return names + [
+        name
+        for name, tensor in unregistered_tensors(model)
+        if tensor.is_meta and id(tensor) not in held
+    ]

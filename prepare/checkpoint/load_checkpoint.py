@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
@@ -13,7 +13,7 @@ from prepare.checkpoint import Loaded
 from prepare.checkpoint.fill_tensors import fill
 from prepare.checkpoint.init_empty import build_empty, empty_buffers
 from prepare.checkpoint.match_names import Matched, match
-from prepare.checkpoint.open_weights import Opened, Rename, open_weights
+from prepare.checkpoint.open_weights import OpenedWeights, Rename, open_weights
 from prepare.checkpoint.stored_tensor import problem, several
 from prepare.core.model.module_tree import Snapshot
 from prepare.core.utils.suggest import choose
@@ -46,7 +46,7 @@ def load_checkpoint(
     pipeline = _pipeline(opened, pipeline, device)
     built = model if isinstance(model, nn.Module) else build_empty(model)
     if not isinstance(built, nn.Module):
-        wrong = f"gave an object of type {type(built).__name__}, which is no torch.nn.Module"
+        wrong = f"gave an object of type {type(built).__name__}, which is not a torch.nn.Module"
         raise RefusedError("model", wrong, "give a model, or a function that builds one")
     missing, unexpected, undo = fill_model(built, opened, pipeline, strict=strict)
     try:
@@ -54,21 +54,21 @@ def load_checkpoint(
     except BaseException:
         undo()
         raise
-    return Loaded(built, pipeline, missing, unexpected)
+    return Loaded(cast("_Model", built), pipeline, missing, unexpected)
 
 
 def fill_model(
-    model: nn.Module, opened: Opened, pipeline: Pipeline, *, strict: bool = True
+    model: nn.Module, opened: OpenedWeights, pipeline: Pipeline, *, strict: bool = True
 ) -> tuple[tuple[str, ...], tuple[str, ...], Callable[[], None]]:
-    """The first half of `load`: values as `pipeline` wants them, and all that it does besides left to it.
+    """Load values in the device, dtype and layout that `pipeline` requests.
 
-    Gives the names that are missing and unexpected, and the way back.
+    Return the missing names, the unexpected names and an undo callback.
     """
     before = Snapshot(model)
     try:
         matched = _matched(model, opened, pipeline)
         if strict:
-            _refuse_others(opened, matched)
+            _refuse_mismatches(opened, matched)
         steps = [step for step in pipeline.steps.values() if isinstance(step, TensorStep)]
         if problems := [p for step in steps for p in step.obstacles(model)]:
             raise RefusedError.of(problems)
@@ -77,27 +77,27 @@ def fill_model(
         before.restore()
         raise
 
-    def back() -> None:
+    def restore() -> None:
         undo()
         before.restore()
 
     try:
-        _tell(model, matched)
+        _run_post_hooks(model, matched)
     except BaseException:
-        back()
+        restore()
         raise
-    return matched.missing, matched.unexpected, back
+    return matched.missing, matched.unexpected, restore
 
 
-def _matched(model: nn.Module, opened: Opened, pipeline: Pipeline) -> Matched:
-    """What goes where; in a model with other names once it is rewritten (fused norms), in that one."""
+def _matched(model: nn.Module, opened: OpenedWeights, pipeline: Pipeline) -> Matched:
+    """Match the names; if they do not fit, match again after the steps that rewrite modules (fused norms)."""
     matched = match(model, opened)
     structure = [step for step in pipeline.steps.values() if isinstance(step, ModuleStep)]
     if not structure or not (matched.missing or matched.unexpected):
         return matched
     before = Snapshot(model)
     if any(parameter.is_meta for parameter in model.parameters()):
-        empty_buffers(model)  # norms are fused only where all of them is on one device
+        empty_buffers(model)  # a norm is fused only if all its tensors are on one device
     Pipeline(structure).apply(model, strict=False, known_issues="ignore")
     rewritten = match(model, opened)
     if rewritten.missing or rewritten.unexpected:
@@ -106,15 +106,15 @@ def _matched(model: nn.Module, opened: Opened, pipeline: Pipeline) -> Matched:
     return rewritten
 
 
-def _tell(model: nn.Module, matched: Matched) -> None:
-    """Runs the hooks that modules have for after a load, which `match` has kept from its copy."""
+def _run_post_hooks(model: nn.Module, matched: Matched) -> None:
+    """Run the post-load hooks of the modules, which `match` does not run on its copy."""
     keys = _IncompatibleKeys(list(matched.missing), list(matched.unexpected))
     for module in model.modules():
         for hook in module._load_state_dict_post_hooks.values():
             hook(module, keys)
 
 
-def _refuse_others(opened: Opened, matched: Matched) -> None:
+def _refuse_mismatches(opened: OpenedWeights, matched: Matched) -> None:
     problems = [
         *(problem(opened.path, name, "is not in the file") for name in matched.missing),
         *(problem(opened.path, name, "has no place in the model") for name in matched.unexpected),
@@ -123,8 +123,8 @@ def _refuse_others(opened: Opened, matched: Matched) -> None:
         raise several(problems, "give another file or rename=, or take strict=False")
 
 
-def _pipeline(opened: Opened, pipeline: Pipeline | None, device: str | None) -> Pipeline:
-    """The pipeline that was given, or else the recipe beside the file; on `device` where one is given."""
+def _pipeline(opened: OpenedWeights, pipeline: Pipeline | None, device: str | None) -> Pipeline:
+    """Return the pipeline, or else that of the recipe beside the file; on `device`, if it is not None."""
     if pipeline is not None and device is None:
         return pipeline
     recipe = opened.manifest.steps if opened.manifest else None

@@ -1,4 +1,4 @@
-"""What stands beside a file of weights, in FILE.json: the recipe, and the sha256 of every tensor."""
+"""The manifest of a file of weights, FILE.json beside it: the recipe, and the sha256 of every tensor."""
 
 import hashlib
 import json
@@ -20,8 +20,8 @@ _REMEDY = "fetch or save the file again; check='never' loads what is there, unch
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """One tensor as it was saved: `sha256` is of its values in contiguous order, in that dtype."""
+class SavedTensor:
+    """One saved tensor; `sha256` is that of its values in contiguous order, in that dtype."""
 
     name: str
     dtype: str
@@ -31,19 +31,20 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was saved: `tied` maps a name to the one under which the same tensor is stored.
+    """The content of a file of weights.
 
-    `versions` is what modules write beside their tensors, where that is not `{"version": 1}`;
-    `steps` is the recipe that the model was prepared with, `{name: options}`, or None.
+    `tied` maps a name to the one under which the same tensor is stored. `versions` is the metadata of
+    modules that is not `{"version": 1}`. `steps` is the recipe that the model was prepared with,
+    `{name: options}`, or None.
     """
 
-    tensors: tuple[Held, ...]
+    tensors: tuple[SavedTensor, ...]
     tied: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     steps: dict[str, Any] | None = None
 
     def text(self) -> bytes:
-        """The content of the file; one tensor a line, with the sha256 of all of it at the end."""
+        """Return the content of FILE.json: one tensor per line, and the sha256 of everything at the end."""
         data = _KIND.head | {
             "steps": self.steps,
             "tied": dict(self.tied),
@@ -53,30 +54,30 @@ class Manifest:
         return f"{json_records.json_lines(data | {'sha256': _digest(data)})}\n".encode()
 
     def check(self, path: Path, stored: Mapping[str, StoredTensor]) -> None:
-        """That the file at `path` holds what was saved, by name, shape and dtype; values are for later.
+        """Compare the names, shapes and dtypes of the file at `path` with those that were saved.
 
         Raises:
             CheckpointError: with one problem for each tensor that differs.
         """
-        held = {one.name: one for one in self.tensors}
+        saved_tensors = {tensor.name: tensor for tensor in self.tensors}
         problems = [
             problem(path, name, "is not in the file, and was saved", _REMEDY)
-            for name in sorted(held.keys() - stored.keys() - self.tied.keys())
+            for name in sorted(saved_tensors.keys() - stored.keys() - self.tied.keys())
         ]
-        for name, found in stored.items():
-            if (saved := held.get(self.tied.get(name, name))) is None:
+        for name, tensor in stored.items():
+            if (saved := saved_tensors.get(self.tied.get(name, name))) is None:
                 problems.append(problem(path, name, "was not saved with this file", _REMEDY))
             else:
-                problems += _differences(path, found, saved)
+                problems += _differences(path, tensor, saved)
         if problems:
             raise several(problems)
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """The manifest of the file at `path`; None where there is none, as beside files of others.
+    """Read the manifest of the file at `path`; None if it does not exist.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the manifest is damaged.
     """
     place = beside(path)
     if not place.is_file():
@@ -91,7 +92,7 @@ def _manifest(data: dict[str, Any]) -> Manifest:
     if data.pop("sha256") != _digest(data):
         raise ValueError("its own sha256 is another: it was damaged or changed")
     held = tuple(
-        Held(name, dtype, tuple(shape), sha) for name, dtype, shape, sha in data["tensors"]
+        SavedTensor(name, dtype, tuple(shape), sha) for name, dtype, shape, sha in data["tensors"]
     )
     return Manifest(held, data["tied"], data["versions"], data["steps"])
 
@@ -101,13 +102,13 @@ def _digest(data: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _differences(path: Path, found: StoredTensor, saved: Held) -> list[Problem]:
+def _differences(path: Path, tensor: StoredTensor, saved: SavedTensor) -> list[Problem]:
     pairs = (
-        ("dtype", name_of(found.dtype), saved.dtype),
-        ("shape", list(found.shape), list(saved.shape)),
+        ("dtype", name_of(tensor.dtype), saved.dtype),
+        ("shape", list(tensor.shape), list(saved.shape)),
     )
     return [
-        problem(path, found.name, f"has the {what} {now}, and {was} was saved", _REMEDY)
+        problem(path, tensor.name, f"has the {what} {now}, and {was} was saved", _REMEDY)
         for what, now, was in pairs
         if now != was
     ]

@@ -1,4 +1,4 @@
-"""Opens weights: a safetensors file, one of torch's, or the index of several; by content, not by name."""
+"""Open weights: a safetensors file, a file of torch, or the index of several, told apart by their content."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ Rename = Callable[[str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """Weights as a model is offered them, by name.
+class OpenedWeights:
+    """The tensors of a checkpoint, by the names that a model knows them by.
 
-    `versions` is what the modules wrote beside their tensors, which are not `{"version": 1}`; None
-    where nobody knows. `digests` maps a name in the file to the sha256 that its values have to have.
+    `versions` is the metadata of modules that is not `{"version": 1}`; None if it is not known.
+    `digests` maps a name in the file to the sha256 that its values must have.
     """
 
     path: Path
@@ -34,11 +34,11 @@ class Opened:
 
 def open_weights(
     path: Path, *, key: str | None = None, rename: Rename | None = None, check: str = "auto"
-) -> Opened:
-    """The weights at `path`, and what stands beside them; no values are read.
+) -> OpenedWeights:
+    """Open the weights at `path` and their manifest; read no values.
 
     Raises:
-        CheckpointError: what is there is damaged, or nothing that is read here.
+        CheckpointError: the file is damaged, or has a format that is not supported.
     """
     stored, versions = _read(path, key)
     manifest = read_manifest(path)
@@ -49,7 +49,7 @@ def open_weights(
     digests = {}
     if manifest and check != "never":
         manifest.check(path, stored)
-        digests = {held.name: held.sha256 for held in manifest.tensors}
+        digests = {tensor.name: tensor.sha256 for tensor in manifest.tensors}
         digests |= {name: digests[first] for name, first in manifest.tied.items()}
     if manifest:
         versions = manifest.versions
@@ -57,7 +57,7 @@ def open_weights(
     stored = stored | {n: stored[first] for n, first in tied.items() if first in stored}
     if rename:
         stored, versions = _renamed(path, stored, rename), None
-    return Opened(path, stored, versions, manifest, digests)
+    return OpenedWeights(path, stored, versions, manifest, digests)
 
 
 def _read(path: Path, key: str | None) -> tuple[dict[str, StoredTensor], Mapping[str, Any] | None]:
@@ -77,27 +77,27 @@ def _read(path: Path, key: str | None) -> tuple[dict[str, StoredTensor], Mapping
 
 
 def _read_index(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of all files that an index names; they lie beside it."""
+    """Return the tensors of all files that an index names; these are in its folder."""
     try:
         index = json.loads(files.read_text(path, limit=_LARGEST_INDEX))
         shards = {str(name): str(file) for name, file in index["weight_map"].items()}
     except FileError as error:
         raise CheckpointError.of(error.problems) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        wrong = f"is no index of weights: {type(error).__name__}: {str(error)[:100]}"
+        wrong = f"is not an index of weights: {type(error).__name__}: {str(error)[:100]}"
         remedy = "it holds {weight_map: {tensor: file}}"
         raise CheckpointError.of([problem(path, None, wrong, remedy)]) from error
-    found: dict[str, dict[str, StoredTensor]] = {}
+    shard_tensors: dict[str, dict[str, StoredTensor]] = {}
     for shard in dict.fromkeys(shards.values()):
         if Path(shard).name != shard or shard.endswith(INDEX):
             wrong = f"names the file {files.printable_path(shard)}, which is none beside it"
             raise CheckpointError.of([problem(path, None, wrong, "files lie beside their index")])
-        found[shard], _ = _read(path.with_name(shard), None)
+        shard_tensors[shard], _ = _read(path.with_name(shard), None)
     lacking = [problem(path.with_name(shard), name, f"is not there, and {path.name} says it is")
-               for name, shard in shards.items() if name not in found[shard]]  # fmt: skip
+               for name, shard in shards.items() if name not in shard_tensors[shard]]  # fmt: skip
     if lacking:
         raise several(lacking)
-    return {name: found[shard][name] for name, shard in shards.items()}
+    return {name: shard_tensors[shard][name] for name, shard in shards.items()}
 
 
 def _beginning(path: Path) -> bytes:
@@ -112,13 +112,13 @@ def _beginning(path: Path) -> bytes:
 def _renamed(
     path: Path, stored: Mapping[str, StoredTensor], rename: Rename
 ) -> dict[str, StoredTensor]:
-    """The tensors by the names that `rename` gives them, without those for which it gives None."""
-    found: dict[str, StoredTensor] = {}
-    for name, one in stored.items():
+    """Return the tensors under the names that `rename` returns, without those for which it returns None."""
+    renamed: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
         new = rename(name)
-        if new in found:
-            wrong = f"is renamed to {new!r}, and so is {found[new].name}"
+        if new in renamed:
+            wrong = f"is renamed to {new!r}, and so is {renamed[new].name}"
             raise CheckpointError.of([problem(path, name, wrong, "mend rename=")])
         if new is not None:
-            found[new] = one
-    return found
+            renamed[new] = tensor
+    return renamed

@@ -1,4 +1,4 @@
-"""Where weights are read from and written to, as the command line checks it before torch is started."""
+"""Check the paths of weights, without torch: the command line does so before it imports torch."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from prepare.core.utils import files
 from prepare.core.utils.suggest import choose, nearest
 
-# What is written under each suffix; what is read is known by its content.
+# The format that is written for each suffix; a file that is read is recognised by its content.
 SUFFIXES = {
     ".safetensors": "safetensors",
     **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), "torch"),
@@ -15,27 +15,29 @@ INDEX = ".index.json"
 
 
 def beside(path: Path) -> Path:
-    """Where the manifest of a file is."""
+    """Return the path of the manifest of a file."""
     return path.with_name(f"{path.name}.json")
 
 
 def instead(path: Path) -> str:
-    """What was likely meant in place of a folder, or of a file that is not there."""
+    """Return a remedy for a path that is a folder, or a file that does not exist: a similar name."""
     folder = path if path.is_dir() else path.parent
     if not folder.is_dir():
         return f"there is no folder {files.printable_path(folder)}"
     there = sorted(each.name for each in folder.iterdir())
     if path.is_dir():
-        ours = [name for name in there if name.endswith((*SUFFIXES, INDEX))]
+        weights = [name for name in there if name.endswith((*SUFFIXES, INDEX))]
         return (
-            f"give one of its files: {', '.join(ours[:5])}" if ours else "give the path of a file"
+            f"give one of its files: {', '.join(weights[:5])}"
+            if weights
+            else "give the path of a file"
         )
     close = nearest(path.name, there)
     return f"did you mean {files.printable_path(folder / close[0])}?" if close else ""
 
 
 def check_readable(text: str) -> None:
-    """Raises ValueError(what is wrong, what to do) where there is no file to read."""
+    """Raise ValueError(what is wrong, what to do) if the path is not a file."""
     path = Path(text)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"
@@ -43,7 +45,7 @@ def check_readable(text: str) -> None:
 
 
 def check_writable(text: str) -> None:
-    """Raises ValueError where a file cannot be written, or where one would be lost."""
+    """Raise ValueError if a file cannot be written, or one would be overwritten."""
     path = Path(text)
     check_suffix(path)
     if os.path.lexists(path):
@@ -55,7 +57,7 @@ def check_writable(text: str) -> None:
 
 
 def check_suffix(path: Path) -> str:
-    """How a file of this suffix is written; ValueError where none is."""
+    """Return the format that is written for this suffix; raise ValueError for an unknown one."""
     if path.suffix not in SUFFIXES:
         remedy = choose(path.suffix, SUFFIXES, noun="suffixes")
         raise ValueError(f"{files.printable_path(path)} has no suffix of weights", remedy)

@@ -1,16 +1,16 @@
-"""Writes the weights of a model: contiguous, tied ones once, and with the sha256 of each as it is written."""
+"""Write the weights of a model: contiguous, tied tensors once, with the sha256 of each tensor."""
 
 import hashlib
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from prepare.checkpoint.manifest import Held, Manifest
+from prepare.checkpoint.manifest import Manifest, SavedTensor
 from prepare.checkpoint.paths import beside, check_suffix
 from prepare.checkpoint.safetensors_format import Writer, header_of
 from prepare.checkpoint.stored_tensor import problem, raw, several
@@ -30,20 +30,20 @@ def save_checkpoint(model: nn.Module, path: str | Path, pipeline: Pipeline | Non
         raise ConfigError("path", *error.args) from None
     weights = weights_of(path, model)
     with files.both(path, beside(path)) as (file, manifest):
-        held = (
+        saved = (
             write_safetensors(file, path, weights)
             if kind == "safetensors"
             else write_torch(file, weights)
         )
         steps = pipeline.to_config() if pipeline else None
-        manifest.write(Manifest(held, weights.tied, weights.versions, steps).text())
+        manifest.write(Manifest(saved, weights.tied, weights.versions, steps).text())
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What `state_dict` holds, each tensor once; `tied` maps a name to that of the same tensor.
+    """The content of a `state_dict`, each tensor once; `tied` maps a name to that of the same tensor.
 
-    `versions` is what modules write beside their tensors, where that is not `{"version": 1}`.
+    `versions` is the metadata of modules that is not `{"version": 1}`.
     """
 
     tensors: dict[str, Tensor]
@@ -52,10 +52,10 @@ class Weights:
 
 
 def weights_of(path: Path, model: nn.Module) -> Weights:
-    """The weights of `model`.
+    """Return the weights of `model`.
 
     Raises:
-        CheckpointError: naming each entry that is no tensor with values.
+        CheckpointError: one problem for each entry that is not a tensor with values.
     """
     state = model.state_dict()
     tensors: dict[str, Tensor] = {}
@@ -74,58 +74,59 @@ def weights_of(path: Path, model: nn.Module) -> Weights:
             )
             remedy = "load it first" if value.is_meta else "gather or dequantize it first"
             problems.append(problem(path, name, wrong, remedy))
-        elif (one := first.setdefault(identity(value), name)) is name:
+        elif (first_name := first.setdefault(identity(value), name)) is name:
             tensors[name] = value
         else:
-            tied[name] = one
+            tied[name] = first_name
     if problems:
         raise several(problems)
-    versions = {n: dict(v) for n, v in state._metadata.items() if v != {"version": 1}}
+    metadata = state._metadata  # type: ignore[attr-defined]  # torch keeps it there
+    versions = {name: dict(v) for name, v in metadata.items() if v != {"version": 1}}
     return Weights(tensors, tied, versions)
 
 
-def write_safetensors(file: Writer, path: Path, weights: Weights) -> tuple[Held, ...]:
-    """Writes them one after the other, so that no more than one is ever held twice."""
+def write_safetensors(file: Writer, path: Path, weights: Weights) -> tuple[SavedTensor, ...]:
+    """Write one tensor after the other, so that at most one is in memory twice."""
     try:
         file.write(header_of(weights.tensors))
     except ValueError as error:
         name, wrong = error.args
         raise CheckpointError.of([problem(path, name, wrong, "take a .pt file")]) from None
-    held = []
+    saved = []
     for name, tensor in weights.tensors.items():
         values = _canonical(tensor)
-        held.append(_held(name, values))
+        saved.append(_saved_tensor(name, values))
         file.write(raw(values))
-    return tuple(held)
+    return tuple(saved)
 
 
-def write_torch(file: Writer, weights: Weights) -> tuple[Held, ...]:
-    """Writes them by `torch.save`, which wants all of them at once; tied ones share their values there."""
+def write_torch(file: Writer, weights: Weights) -> tuple[SavedTensor, ...]:
+    """Write all tensors at once by `torch.save`; tied ones share their values in the file."""
     values = {name: _alone(_canonical(tensor)) for name, tensor in weights.tensors.items()}
-    state = OrderedDict(values | {name: values[one] for name, one in weights.tied.items()})
-    state._metadata = OrderedDict(weights.versions)
+    state = OrderedDict(values | {name: values[first] for name, first in weights.tied.items()})
+    state._metadata = OrderedDict(weights.versions)  # type: ignore[attr-defined]  # torch keeps it there
     try:
-        torch.save(state, file)
+        torch.save(state, cast("IO[bytes]", file))
     except RuntimeError as error:
-        # Its archive is written in C++, which has its own words for what the disk has said.
+        # The archive is written in C++, which replaces the error of the operating system.
         if isinstance(error.__context__, OSError | KeyboardInterrupt):
             raise error.__context__ from None
         raise
-    return tuple(_held(name, each) for name, each in values.items())
+    return tuple(_saved_tensor(name, tensor) for name, tensor in values.items())
 
 
 def _alone(values: Tensor) -> Tensor:
-    """torch.save writes the whole storage of a tensor that is a part of one."""
+    """Return a tensor with its own storage: torch.save writes the whole storage of a view."""
     whole = values.untyped_storage().nbytes() == values.nbytes
     return values if whole else values.clone()
 
 
 def _canonical(tensor: Tensor) -> Tensor:
     values = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
-    # A 1x1 convolution's weight in channels-last is contiguous to torch, and keeps its strides.
+    # To torch a 1x1 weight in channels-last is contiguous already, so contiguous() keeps its strides.
     return values.as_strided(values.shape, canonical_stride(values.shape, "contiguous"))
 
 
-def _held(name: str, values: Tensor) -> Held:
+def _saved_tensor(name: str, values: Tensor) -> SavedTensor:
     digest = hashlib.sha256(raw(values)).hexdigest()
-    return Held(name, name_of(values.dtype), tuple(values.shape), digest)
+    return SavedTensor(name, name_of(values.dtype), tuple(values.shape), digest)

@@ -1,4 +1,4 @@
-"""Reads torch's own files: only tensors, mapped from the file and not held; no pickled code is ever run."""
+"""Read the files of `torch.save`: only tensors, mapped from the file; no pickled code is ever run."""
 
 import sys
 import zipfile
@@ -17,23 +17,23 @@ from prepare.errors import CheckpointError, Problem
 _DAMAGED = "it is cut short or damaged: fetch or save it again"
 _AGAIN = "save it with torch.save(model.state_dict(), FILE), and nothing but tensors in it"
 _LARGEST_PICKLE = 100_000_000
-_SHOWN = 5
+_MOST_KEYS = 5
 
 
 def is_torch_file(beginning: bytes) -> bool:
-    """Whether a file with these first bytes can be one: a zip archive, as torch writes since 1.6."""
+    """Return True if a file with these first bytes can be one: a zip archive, as torch writes since 1.6."""
     return beginning[:4] == b"PK\x03\x04"
 
 
 def read_tensors(
     path: Path, key: str | None
 ) -> tuple[dict[str, StoredTensor], Mapping[str, Any] | None]:
-    """Every tensor of the file, by name, and the versions of the modules that it was saved from.
+    """Return every tensor of the file, by name, and the versions of the modules that were saved.
 
-    `key` is the entry that holds them, where the file holds more than weights.
+    `key` is the entry with the tensors, in a file that contains more than weights.
 
     Raises:
-        CheckpointError: the file is damaged, or holds other things than tensors.
+        CheckpointError: the file is damaged, or contains something else than tensors.
     """
     _check_archive(path)
     mapped: set[int] = set()
@@ -43,11 +43,16 @@ def read_tensors(
         return storage
 
     try:
-        # The file was written where its tensors may have been on an accelerator: they stay in the file.
-        found = torch.load(path, map_location=keep, weights_only=True, mmap=True)
+        # Tensors that were saved from an accelerator stay in the mapped file as well.
+        content = torch.load(
+            path,
+            map_location=keep,  # type: ignore[arg-type]  # torch passes an UntypedStorage
+            weights_only=True,
+            mmap=True,
+        )
     except Exception as error:
         raise _refused(path, error) from error
-    state = _state(path, found, key)
+    state = _state(path, content, key)
     problems = [p for name, tensor in state.items() for p in _wrong(path, name, tensor)]
     if problems:
         raise several(problems)
@@ -60,9 +65,9 @@ def read_tensors(
 
 
 def _check_archive(path: Path) -> None:
-    """Refuses an archive that torch would not have written, before torch sees it.
+    """Refuse an archive that torch would not have written, before torch reads it.
 
-    Records that are compressed grow when they are read; torch has had holes in what it does with them.
+    Compressed records grow when they are read, and torch has had vulnerabilities in reading them.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -71,14 +76,14 @@ def _check_archive(path: Path) -> None:
             names = {record.filename.partition("/")[2]: record for record in records}
             if broken or len(names) != len(records):
                 wrong = (
-                    "its records are compressed, or stand in it twice: torch writes no such file"
+                    "its records are compressed, or in it twice: torch does not write such a file"
                 )
                 raise CheckpointError.of([problem(path, None, wrong, _AGAIN)])
             if "constants.pkl" in names:
                 wrong = "is a TorchScript model, which is code"
                 raise CheckpointError.of([problem(path, None, wrong, _AGAIN)])
             if "data.pkl" not in names or names["data.pkl"].file_size > _LARGEST_PICKLE:
-                wrong = "is an archive, and none that torch writes"
+                wrong = "is an archive that torch did not write"
                 raise CheckpointError.of([problem(path, None, wrong, _AGAIN)])
             order = archive.read(names["byteorder"]).decode() if "byteorder" in names else ""
     except CheckpointError:
@@ -92,58 +97,58 @@ def _check_archive(path: Path) -> None:
 
 
 def _refused(path: Path, error: Exception) -> CheckpointError:
-    """What `torch.load` refused; its texts go on for a page, and advise to let the code run."""
-    said = str(error).replace("WeightsUnpickler error:", "\n")
-    lines = [line.strip() for line in said.splitlines()]
+    """Return one line for an error of `torch.load`, whose text is a page and advises to run the code."""
+    message = str(error).replace("WeightsUnpickler error:", "\n")
+    lines = [line.strip() for line in message.splitlines()]
     about = [line for line in lines if line.startswith(("Unsupported", "GLOBAL", "Can only"))]
     reason = (about or [f"{type(error).__name__}: {lines[0] if lines else ''}"])[0][:160]
     wrong = f"holds something else than tensors, or is damaged; nothing of it was run ({reason})"
     return CheckpointError.of([problem(path, None, wrong, _AGAIN)])
 
 
-def _state(path: Path, found: Any, key: str | None) -> Mapping[str, Any]:
-    """The mapping of names to tensors: what the file holds, or the one entry of it that is such."""
+def _state(path: Path, content: Any, key: str | None) -> Mapping[str, Any]:
+    """Return the mapping of names to tensors: the whole content, or its only entry that is one."""
     if key is not None:
-        entries = found if isinstance(found, Mapping) else {}
+        entries = content if isinstance(content, Mapping) else {}
         if key not in entries or not _is_state(entries[key]):
             wrong = f"has no tensors under {key!r}"
-            remedy = choose(key, _inner(found), noun="entries with tensors")
+            remedy = choose(key, _inner(content), noun="entries with tensors")
             raise CheckpointError.of([problem(path, None, wrong, remedy)])
         return entries[key]
-    if _is_state(found):
-        return found
-    inner = _inner(found)
+    if _is_state(content):
+        return content
+    inner = _inner(content)
     if len(inner) == 1:
-        return found[inner[0]]
-    wrong = f"holds no mapping of names to tensors, but {_described(found)}"
+        return content[inner[0]]
+    wrong = f"does not hold a mapping of names to tensors, but {_described(content)}"
     remedy = f"choose one: key={inner[0]!r}; there are {', '.join(inner)}" if inner else _AGAIN
     raise CheckpointError.of([problem(path, None, wrong, remedy)])
 
 
-def _is_state(found: Any) -> bool:
+def _is_state(content: Any) -> bool:
     return (
-        isinstance(found, Mapping)
-        and all(isinstance(name, str) for name in found)
-        and any(isinstance(value, Tensor) for value in found.values())
+        isinstance(content, Mapping)
+        and all(isinstance(name, str) for name in content)
+        and any(isinstance(value, Tensor) for value in content.values())
     )
 
 
-def _inner(found: Any) -> list[str]:
-    if not isinstance(found, Mapping):
+def _inner(content: Any) -> list[str]:
+    if not isinstance(content, Mapping):
         return []
-    return [key for key, value in found.items() if isinstance(key, str) and _is_state(value)]
+    return [key for key, value in content.items() if isinstance(key, str) and _is_state(value)]
 
 
-def _described(found: Any) -> str:
-    if not isinstance(found, Mapping):
-        return f"a {type(found).__name__}"
-    keys = ", ".join(printable_name(str(key)) for key in list(found)[:_SHOWN])
-    return f"a {type(found).__name__} with {len(found)} entries: {keys}"[:300]
+def _described(content: Any) -> str:
+    if not isinstance(content, Mapping):
+        return f"a {type(content).__name__}"
+    keys = ", ".join(printable_name(str(key)) for key in list(content)[:_MOST_KEYS])
+    return f"a {type(content).__name__} with {len(content)} entries: {keys}"[:300]
 
 
 def _wrong(path: Path, name: str, tensor: Any) -> Iterator[Problem]:
     if not isinstance(tensor, Tensor):
-        wrong = f"is a {type(tensor).__name__}, and no tensor"
+        wrong = f"is a {type(tensor).__name__}, not a tensor"
         yield problem(path, name, wrong, "take it out of the file")
     elif not is_plain(tensor) or tensor.device.type != "cpu" or tensor.is_quantized:
         kind = "has no values" if tensor.is_meta else "is sparse, quantized or of its own kind"
