@@ -34,14 +34,14 @@ def tables(script):
     return script("tables")
 
 
-def test_the_tables_of_the_page_are_those_of_the_raw_files(tables):
+def test_the_tables_on_the_pages_match_the_raw_files(tables):
     pages = [page.read_text() for page in tables.PAGES]
     assert pages == list(map(tables.updated, pages)), "run python benchmarks/tables.py"
     named = re.findall(r"<!-- results: (.+) -->", "".join(pages))
     assert sorted(named) == sorted(tables.TABLES)
 
 
-def test_another_figure_in_a_raw_file_makes_another_page(tables, tmp_path, monkeypatch):
+def test_a_changed_figure_changes_the_page(tables, tmp_path, monkeypatch):
     results = tmp_path / "results"
     shutil.copytree(tables.RESULTS, results)
     monkeypatch.setattr(tables, "RESULTS", results)
@@ -55,7 +55,7 @@ def test_another_figure_in_a_raw_file_makes_another_page(tables, tmp_path, monke
     assert tables.updated(page) == page
 
 
-def test_a_case_of_the_zoo_times_peers_recipes_and_what_auto_chose(script):
+def test_a_zoo_case_times_peers_recipes_and_the_choice_of_auto(script):
     def build():
         return nn.Sequential(
             nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.InstanceNorm2d(8), nn.Conv2d(8, 8, 3)
@@ -88,7 +88,7 @@ def test_a_case_of_the_zoo_times_peers_recipes_and_what_auto_chose(script):
     ]
 
 
-def test_the_zoo_can_train_a_network_first_and_says_so(script):
+def test_the_zoo_can_train_a_network_first(script):
     zoo = script("zoo")
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 3, 3))
     before = model[0].weight.detach().clone()
@@ -108,7 +108,7 @@ def test_the_zoo_can_train_a_network_first_and_says_so(script):
     ]
 
 
-def test_the_zoo_takes_the_time_that_an_interval_needs(script):
+def test_the_zoo_runs_enough_rounds_for_an_interval(script):
     class Slow(nn.Module):
         def forward(self, x):
             time.sleep(0.01)
@@ -120,9 +120,7 @@ def test_the_zoo_takes_the_time_that_an_interval_needs(script):
     assert rows["the same"]["interval"]
 
 
-def test_the_zoo_goes_on_where_it_was_and_keeps_what_another_processor_did(
-    script, tmp_path, monkeypatch
-):
+def test_the_zoo_resumes_and_keeps_cases_of_other_processors(script, tmp_path, monkeypatch):
     zoo = script("zoo")
     case = {"train": True, "precision": "float32", "compile": False}
     elsewhere = {"network": "one", **case, "environment": {"cpu": "another one"}}
@@ -152,7 +150,7 @@ def test_the_zoo_goes_on_where_it_was_and_keeps_what_another_processor_did(
     ]
 
 
-def test_each_case_of_the_zoo_has_a_process_of_its_own(script):
+def test_each_zoo_case_runs_in_a_new_process(script):
     zoo = script("zoo")
     assert len({os.getpid(), zoo.apart(os.getpid), zoo.apart(os.getpid)}) == 3
     with pytest.raises(BrokenProcessPool):
@@ -215,7 +213,7 @@ def test_the_zoo_counts_where_auto_is_near_the_best_or_behind(script):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_cuda_device_none_is_reported_of():
+def test_the_gpu_benchmark_needs_a_cuda_device():
     done = subprocess.run([sys.executable, BENCHMARKS / "gpu.py"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert (
@@ -239,7 +237,7 @@ def _longer(text: str) -> str:
     return json.dumps(changed(json.loads(text)))
 
 
-def test_a_ratio_is_that_of_the_same_round_and_not_of_the_slow_ones(tables):
+def test_a_ratio_compares_times_of_the_same_round(tables):
     seconds = {variant: [1.0, 10.0, 1.0] for variant in tables.layout_repair.VARIANTS}
     seconds[tables.WITH] = [0.5, 5.0, 8.0]
     assert tables.layout_repair.ratio(seconds, tables.WITH) == 0.5

@@ -85,7 +85,7 @@ def timed(found=None, given=None, *, level="short", mode="eval", **more):
 
 
 @pytest.mark.parametrize(("mode", "what"), [("eval", INFERENCE), ("train", TRAINING)])
-def test_short_times_what_the_mode_is_about(mode, what):
+def test_short_times_the_step_of_the_mode(mode, what):
     found = timed(mode=mode)
     (case,) = found.cases
     assert (found.level, found.mode, case.what) == ("short", mode, what)
@@ -105,7 +105,7 @@ def test_full_times_inference_one_sample_and_a_training_step():
     assert [case.what for case in one.cases] == [INFERENCE, TRAINING]
 
 
-def test_each_model_is_given_what_its_pipeline_gives_it():
+def test_each_model_gets_the_batch_its_pipeline_formats():
     seen = {}
 
     class Watched(nn.Conv2d):
@@ -122,7 +122,7 @@ def test_each_model_is_given_what_its_pipeline_gives_it():
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_timing_leaves_both_models_as_they_were(mode):
+def test_timing_restores_both_models(mode):
     found = models()
     found.prepared.register_forward_hook(lambda *_: None)
     kept = [
@@ -140,7 +140,7 @@ def test_timing_leaves_both_models_as_they_were(mode):
     assert not found.pipeline.plan(found.prepared)
 
 
-def test_the_unprepared_model_is_brought_to_the_wanted_device_and_not_touched_else(monkeypatch):
+def test_the_unprepared_model_is_only_moved_to_the_device(monkeypatch):
     steps = {"device": {"device": "cpu"}, "half": {}, "conv2d_memory_format": {}}
     found = models(steps)
     applied = []
@@ -172,7 +172,7 @@ class Runtime(ModelStep):
         return None
 
 
-def test_what_is_not_compared_says_why():
+def test_a_case_without_comparison_has_a_reason():
     reasons = {
         "there is no example input": time_models(models(), None, level="short", mode="eval"),
         "no copy of it": timed(models(unprepared="no copy of it")),
@@ -191,7 +191,7 @@ def test_what_is_not_compared_says_why():
     assert timed(took=1e6, level="full").cases[0].comparison
 
 
-def test_a_model_that_fails_or_shares_a_tensor_is_told_and_raises_nothing():
+def test_a_failing_or_shared_model_is_reported_not_raised():
     class Fails(nn.Conv2d):
         def forward(self, x):
             if self.weight.is_contiguous(memory_format=torch.channels_last):
@@ -209,7 +209,7 @@ def test_a_model_that_fails_or_shares_a_tensor_is_told_and_raises_nothing():
     assert "are the same model" in shared.headline.reason
 
 
-def test_a_mistake_of_ours_is_no_reason_and_is_raised(monkeypatch):
+def test_an_internal_error_is_raised_but_out_of_memory_is_reported(monkeypatch):
     monkeypatch.setattr(levels, "compare", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         timed()
@@ -222,9 +222,7 @@ def test_a_mistake_of_ours_is_no_reason_and_is_raised(monkeypatch):
 
 @pytest.mark.parametrize("seconds", [1e-4, 0.01, 0.1, 0.5, 0.8, 1.1, 1.5, 3.0, 5.6])
 @pytest.mark.parametrize("slowdown", [0.1, 1.0, 3.0])
-def test_a_short_bench_is_over_within_20_seconds_or_says_that_it_is_too_long(
-    monkeypatch, seconds, slowdown
-):
+def test_a_short_bench_ends_within_20_seconds_or_is_refused(monkeypatch, seconds, slowdown):
     monkeypatch.undo()
     clock = Clock()
     variants = {"a": clock.takes(seconds), "b": clock.takes(min(seconds * slowdown, 5.6))}
@@ -241,13 +239,13 @@ def test_a_short_bench_is_over_within_20_seconds_or_says_that_it_is_too_long(
     assert clock.now < 20
 
 
-def test_without_a_need_to_keep_to_it_a_budget_holds_three_calls_and_a_round():
+def test_a_soft_budget_allows_three_calls_and_a_round():
     clock = Clock()
     found = compare({"a": clock.takes(3.0)}, torch.ones(1), budget=1.0, _clock=clock)
     assert found.repeats == 1
 
 
-def test_a_short_bench_stops_once_the_ratio_is_known(monkeypatch):
+def test_a_short_bench_stops_when_the_ratio_is_precise(monkeypatch):
     monkeypatch.undo()
     clock = Clock()
     monkeypatch.setattr(levels, "compare", lambda *_, **more: compare(
@@ -259,7 +257,7 @@ def test_a_short_bench_stops_once_the_ratio_is_known(monkeypatch):
     assert clock.now < 3
 
 
-def test_progress_says_what_is_timed_and_how_long_it_may_still_take():
+def test_progress_names_the_case_and_the_time_left():
     told = []
     timed(tell=told.append)
     assert told[:2] == [
@@ -269,7 +267,7 @@ def test_progress_says_what_is_timed_and_how_long_it_may_still_take():
     assert re.fullmatch(r"timing inference: \d+ rounds?(, known to ±[\d.]+%)?, at most \d+ s left", told[-1])  # fmt: skip
 
 
-def test_a_stage_takes_more_words_with_a_terminal_and_without(monkeypatch, capsys):
+def test_a_stage_updates_its_text_only_on_a_terminal(monkeypatch, capsys):
     with stage("timing", after=60) as tell:
         tell("one round")
     assert capsys.readouterr().err == ""
@@ -302,7 +300,7 @@ def test_one_copy_serves_the_verification_and_the_bench(monkeypatch):
     assert analyses.bench_of(settings("short", "none"), Pipeline([]), net(), model, example(), took=0, tell=None) is None  # fmt: skip
 
 
-def test_a_large_model_is_copied_only_where_the_whole_was_asked_for(monkeypatch):
+def test_a_large_model_is_copied_only_at_level_full(monkeypatch):
     monkeypatch.setattr(analyses, "_LARGEST", 100)
     for verify, bench in (("short", "none"), ("none", "short"), ("short", "short")):
         found = analyses.reference_of(settings(verify, bench), net())
@@ -325,7 +323,7 @@ def ran(tmp_path, monkeypatch, capsys, *words):
 
 
 @pytest.mark.parametrize("level", ["short", "full", "none"])
-def test_the_key_bench_says_how_much_is_timed(tmp_path, monkeypatch, capsys, level):
+def test_the_key_bench_sets_the_level(tmp_path, monkeypatch, capsys, level):
     code, out, folder = ran(tmp_path, monkeypatch, capsys, f"bench={level}")
     assert code == 0, out
     assert (folder / "bench.json").exists() is (level != "none")
@@ -339,11 +337,11 @@ def test_the_key_bench_says_how_much_is_timed(tmp_path, monkeypatch, capsys, lev
         assert all(case.comparison is not None for case in found.cases)
 
 
-def test_short_is_what_a_run_does_unless_it_is_told_otherwise():
+def test_the_default_level_is_short():
     assert Settings(model={}, steps={}, input={}, choices={}).bench == "short"
 
 
-def test_wrong_answers_are_said_beside_the_time(tmp_path, monkeypatch, capsys):
+def test_a_failed_verification_is_shown_beside_the_time(tmp_path, monkeypatch, capsys):
     wrong = replace(unknown("off", level="short", mode="eval"), status="fail")
     monkeypatch.setattr(analyses, "verification_of", lambda *_: wrong)
     code, out, folder = ran(tmp_path, monkeypatch, capsys)
@@ -388,7 +386,7 @@ def verified(error=2e-6, allowed=1e-4, status="pass"):
     return replace(unknown("", level="short", mode="eval"), status=status, checks=(check, other))
 
 
-def test_a_bench_is_the_same_after_it_was_saved_and_loaded(tmp_path):
+def test_a_bench_survives_saving_and_loading(tmp_path):
     found = bench(comparison(), comparison(1.2, verdict="slower"))
     found = replace(found, cases=(*found.cases, Case(what=TRAINING, reason="too long")))
     found.save(tmp_path / "bench.json")
@@ -423,7 +421,7 @@ def test_the_headline_is_read_without_torch(tmp_path):
         (comparison(0.61, interval=None, repeats=3), "inference: about 0.61 of the time, no interval after 3 rounds: 24.4 ms instead of 40.0 ms"),
     ],
 )  # fmt: skip
-def test_a_case_is_said_in_one_sentence(found, said):
+def test_a_case_is_described_in_one_sentence(found, said):
     assert case_sentence(Case(what=INFERENCE, comparison=found)) == said
 
 
@@ -455,14 +453,14 @@ def test_the_page_shows_the_figures_the_charts_and_the_notes(tmp_path):
     assert "script" not in read.tags
 
 
-def test_what_was_not_compared_is_on_the_page_with_its_reason(tmp_path):
+def test_the_page_shows_why_a_case_was_not_compared(tmp_path):
     found = replace(bench(), cases=(Case(what=INFERENCE, reason="too long for it"),))
     read = Reader(page_of(tmp_path, found))
     assert "Inference: not compared: too long for it" in read.text
     assert not read.all("svg")
 
 
-def test_names_in_a_bench_stay_text(tmp_path):
+def test_names_in_a_bench_are_escaped_on_the_page(tmp_path):
     hostile = [
         replace(row, name=HOSTILE[at], reason="\n".join(HOSTILE), verdict=row.verdict)
         for at, row in enumerate(comparison().rows)
@@ -491,7 +489,7 @@ def parsed(chart):
     return ET.fromstring(str(figure(chart, name="x")).replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1))  # fmt: skip
 
 
-def test_bars_are_as_long_as_their_values_and_none_where_there_is_none():
+def test_bars_are_proportional_to_their_values():
     chart = bars(10.0, 5.0, 0.0)
     wide = [row["wide"] for row in laid_out(chart)["rows"]]
     assert wide[0] == pytest.approx(WIDTH, abs=1)
@@ -504,7 +502,7 @@ def test_bars_are_as_long_as_their_values_and_none_where_there_is_none():
     assert drawn["rows"][0]["wide"] == pytest.approx(WIDTH / 2, abs=1)
 
 
-def test_a_chart_says_all_of_itself_to_readers_that_hear_it():
+def test_a_chart_describes_itself_to_screen_readers():
     root = parsed(bars(1.0, 2.0))
     title, desc = (root.find(f"{{http://www.w3.org/2000/svg}}{tag}") for tag in ("title", "desc"))
     assert (title.text, desc.text) == ("Time", "bar 1.0: 1.0 ms; bar 2.0: 2.0 ms")
@@ -530,7 +528,7 @@ def test_a_chart_says_all_of_itself_to_readers_that_hear_it():
         replace(plane(), points=tuple(Point(label=name, x=1.0, y=1.0, text=name, mark=name) for name in HOSTILE)),
     ],
 )  # fmt: skip
-def test_any_chart_can_be_drawn_and_stays_within_its_frame(chart):
+def test_any_chart_can_be_drawn_within_its_frame(chart):
     parsed(chart)
     drawn = laid_out(chart)
     for row in drawn.get("rows", ()):
@@ -540,7 +538,7 @@ def test_any_chart_can_be_drawn_and_stays_within_its_frame(chart):
         assert drawn["box"]["top"] <= point["y"] <= drawn["box"]["bottom"]
 
 
-def test_a_zero_has_a_place_of_its_own_below_a_logarithmic_scale():
+def test_zero_is_drawn_below_a_logarithmic_scale():
     drawn = laid_out(plane((1.0, 0.0), (0.5, 1e-6), (0.7, 1e-3)))
     zero, small, large = (point["y"] for point in drawn["points"])
     assert drawn["box"]["bottom"] > zero > small > large
@@ -548,7 +546,7 @@ def test_a_zero_has_a_place_of_its_own_below_a_logarithmic_scale():
     assert "0" not in [word for _, word in laid_out(plane((1.0, 1e-3)))["y"]["ticks"]]
 
 
-def test_labels_are_left_out_rather_than_laid_over_each_other():
+def test_labels_that_would_overlap_are_left_out():
     drawn = laid_out(plane(*((1.0, 10.0**-at) for at in (3, 3, 3, 3, 3, 3, 3, 3, 4, 5))))
     labels = drawn["labels"]
     assert 2 <= len(labels) < 10
@@ -574,7 +572,7 @@ def test_a_scale_has_a_few_round_ticks_in_order(values, log):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_every_mark_and_text_of_a_chart_can_be_seen_in_light_and_dark(dark):
+def test_chart_colours_have_enough_contrast_in_light_and_dark(dark):
     light, _, rest = (TEMPLATES / "charts.css").read_text().partition("@media (prefers-color-scheme: dark)")  # fmt: skip
     colours = dict(re.findall(r"--([\w-]+): (#\w{6})", light))
     if dark:
@@ -585,7 +583,7 @@ def test_every_mark_and_text_of_a_chart_can_be_seen_in_light_and_dark(dark):
         assert contrast(colours[mark], colours["paper"]) >= 3
 
 
-def test_speed_stands_against_the_largest_error_of_the_outputs():
+def test_the_plane_shows_speed_against_the_largest_output_error():
     chart = bench_charts(bench(), verified())[-1]
     unprepared, prepared = chart.points
     assert (unprepared.x, unprepared.y, unprepared.mark) == (1.0, 0.0, "baseline")
@@ -597,7 +595,7 @@ def test_speed_stands_against_the_largest_error_of_the_outputs():
     assert wrong.points[1].mark == "wrong"
 
 
-def test_each_case_has_its_times_and_all_share_a_chart_of_memory():
+def test_each_case_has_a_chart_of_times_and_all_share_memory():
     charts = bench_charts(bench(comparison(), comparison(1.2, verdict="slower")), None)
     assert [chart.title for chart in charts] == [
         *["Time of one inference"] * 2,

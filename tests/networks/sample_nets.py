@@ -149,3 +149,13 @@ def waits_with_another():
     """The same, with a process beside it, as a loader of data has."""
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     return waits()
+
+
+def small():
+    """Two convolutions with a norm between them, for 3 channels."""
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
+
+
+def model_state(model):
+    """The name, strides and values of each tensor in the state dict."""
+    return [(name, each.stride(), each.tolist()) for name, each in model.state_dict().items()]

@@ -1,4 +1,4 @@
-"""Clocks for tests of timing: they advance only when told to."""
+"""Simulated clocks for tests of timing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 
 class Clock:
-    """A clock that goes on only when it is told to."""
+    """A clock that advances only when a call of one of its variants takes time."""
 
     def __init__(self):
         self.now = 0.0
@@ -15,8 +15,8 @@ class Clock:
     def __call__(self):
         return self.now
 
-    def takes(self, spent, *, log=None, name="", breaks_at=math.inf):
-        """A variant whose call takes that long: a number, or a function without arguments."""
+    def takes(self, seconds, *, log=None, name="", breaks_at=math.inf):
+        """Return a variant whose call takes that long: a number, or a function that returns one."""
         calls = []
 
         def call(x):
@@ -25,12 +25,13 @@ class Clock:
                 raise MemoryError("no more")
             if log is not None:
                 log.append(name)
-            self.now += spent() if callable(spent) else spent
+            self.now += seconds() if callable(seconds) else seconds
             return x
 
         return call
 
 
 def noisy(mean, spread, seed):
+    """Return a function that draws times with a log-normal spread around `mean`."""
     order = random.Random(seed)
     return lambda: mean * math.exp(order.gauss(0, spread))

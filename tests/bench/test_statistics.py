@@ -1,0 +1,106 @@
+"""The statistics of a bench, on samples with known answers."""
+
+import math
+import random
+
+import pytest
+
+from prepare.bench import statistics
+from prepare.bench.statistics import Estimate, estimate, ratio, verdict
+
+
+def machine(order, rounds, factors):
+    """Times on a machine that drifts from round to round and now and then does something else."""
+    drift, lanes = 0.0, [[] for _ in factors]
+    for _ in range(rounds):
+        drift = 0.9 * drift + order.gauss(0, 0.1)
+        for lane, factor in zip(lanes, factors, strict=True):
+            hiccup = order.choice([0.5, 1.0, 2.0]) if order.random() < 0.1 else 0.0
+            lane.append(factor * math.exp(drift + order.gauss(0, 0.03)) * (1 + hiccup))
+    return lanes
+
+
+def simulated(cases, factor, *, rounds=40, stops=True):
+    """What is said of a variant that takes `factor` of the baseline's time, and if its interval holds."""
+    order, words, holds = random.Random(1), [], 0
+    for _ in range(cases):
+        base, again, other = machine(order, rounds, (1.0, 1.0, factor))
+        for count in range(20 if stops else rounds, rounds + 1, 5):
+            first = base[:count]
+            found, control = (ratio(lane[:count], first, 0.95) for lane in (other, again))
+            if statistics.worst_precision([found, control]) <= 0.02:
+                break
+        words.append(verdict(found, control))
+        holds += found.interval[0] <= factor <= found.interval[1]
+    return words, holds / cases
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_ratio_interval_covers_the_true_ratio_as_often_as_stated(stops):
+    _, holds = simulated(600, 1.1, stops=stops)
+    # 95 % of 600 cases, less two and a half standard deviations of that count.
+    assert holds >= 0.93
+
+
+def test_equals_have_no_winner_in_93_of_100_cases():
+    words, _ = simulated(600, 1.0)
+    assert words.count("no significant difference") / len(words) >= 0.93
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1.1, "slower"), (0.9, "faster")])
+def test_a_true_difference_of_ten_percent_is_found(factor, word):
+    words, _ = simulated(300, factor)
+    assert words.count(word) / len(words) >= 0.95
+    assert {*words} <= {word, "no significant difference"}
+
+
+@pytest.mark.parametrize("count", [6, 7, 20, 33])
+def test_the_interval_of_a_median_holds_for_skewed_times(count):
+    order = random.Random(count)
+    found = [estimate([order.expovariate(1) for _ in range(count)], 0.95) for _ in range(1500)]
+    holds = sum(each.interval[0] <= math.log(2) <= each.interval[1] for each in found)
+    assert holds / len(found) >= 0.935
+
+
+def test_interval_ends_are_the_values_in_published_tables():
+    # Le Boudec, table A.1: for 20 values the 6th and the 15th, for 50 the 18th and the 33rd.
+    assert estimate(range(1, 21), 0.95) == Estimate(10.5, (6, 15))
+    assert estimate(range(50, 0, -1), 0.95) == Estimate(25.5, (18, 33))
+    assert estimate(range(1, 7), 0.95).interval == (1, 6)
+
+
+def test_too_few_values_give_no_interval_and_no_verdict():
+    found = estimate(range(1, 6), 0.95)
+    assert found == Estimate(3, None)
+    assert found.precision == math.inf
+    assert verdict(Estimate(0.5, None), Estimate(1.0, (0.99, 1.01))) == "no significant difference"
+    assert verdict(Estimate(0.5, (0.4, 0.6)), Estimate(1.0, None)) == "no significant difference"
+    assert [statistics.min_values(level) for level in (0.95, 0.99)] == [6, 8]
+
+
+@pytest.mark.parametrize(
+    ("found", "control", "word"),
+    [
+        (Estimate(0.90, (0.88, 0.92)), (0.99, 1.01), "faster"),
+        (Estimate(1.10, (1.08, 1.12)), (0.99, 1.01), "slower"),
+        (Estimate(0.98, (0.96, 1.001)), (0.99, 1.01), "no significant difference"),
+        (Estimate(1.02, (1.01, 1.03)), (0.99, 1.04), "no significant difference"),
+        (Estimate(1.02, (1.01, 1.03)), (0.96, 1.00), "no significant difference"),
+        (Estimate(0.98, (0.97, 0.99)), (0.99, 1.04), "no significant difference"),
+    ],
+)
+def test_a_verdict_needs_an_interval_without_1_beyond_the_noise(found, control, word):
+    assert verdict(found, Estimate(1.0, control)) == word
+
+
+def test_paired_ratios_cancel_the_slowdown_of_a_whole_round():
+    base, other = machine(random.Random(3), 200, (1.0, 1.1))
+    alone, paired = estimate(other, 0.95), ratio(other, base, 0.95)
+    assert paired.precision < alone.precision / 2
+    assert paired.interval[0] < 1.1 < paired.interval[1]
+
+
+def test_intervals_widen_with_the_number_of_variants():
+    assert statistics.bonferroni(0.95, 1) == pytest.approx(0.95)
+    assert statistics.bonferroni(0.95, 10) == pytest.approx(0.995)
+    assert statistics.bonferroni(0.95, 0) == pytest.approx(0.95)
