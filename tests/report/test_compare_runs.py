@@ -1,4 +1,4 @@
-"""What differs between two runs, two audits or two recipes: each kind of difference is told, and no other."""
+"""Comparison of two jobs, two audits or two recipes: every difference is listed, and nothing else."""
 
 import itertools
 import json
@@ -37,12 +37,12 @@ def swept(made_once, tmp_path):
 
 @pytest.fixture
 def same(swept, tmp_path):
-    """Two folders with the same in them."""
+    """Two equal records."""
     return swept / "4-row", Path(shutil.copytree(swept / "4-row", tmp_path / "other"))
 
 
 def changes(*paths):
-    return {part.title: [str(one) for one in part.changes] for part in read_differences(*paths).parts}  # fmt: skip
+    return {part.title: [str(change) for change in part.changes] for part in read_differences(*paths).parts}  # fmt: skip
 
 
 def change(path, **keys):
@@ -55,7 +55,7 @@ def told(capsys, *argv):
     return code, said.out, said.err
 
 
-def test_two_runs_differ_in_recipe_command_results_and_place(swept):
+def test_two_jobs_differ_in_recipe_command_results_and_machine(swept):
     assert changes(swept / "0-row", swept / "4-row") == {
         "recipe": [
             'steps.half: absent -> {"dtype":"bfloat16"}',
@@ -73,18 +73,18 @@ def test_two_runs_differ_in_recipe_command_results_and_place(swept):
     }  # fmt: skip
 
 
-def test_two_runs_that_are_the_same_do_not_differ(same, capsys):
+def test_two_equal_jobs_do_not_differ(same, capsys):
     assert told(capsys, *same) == (0, "no difference\n", "")
     assert "The two jobs do not differ" in Reader(diff_page(read_differences(*same))).text
 
 
-def test_the_date_and_the_seconds_of_a_run_are_no_difference(same):
+def test_date_and_duration_of_a_job_are_not_compared(same):
     change(same[1] / "environment.json", date="2026-01-01")
     change(same[1] / "result.json", seconds=99.0)
     assert changes(*same) == {}
 
 
-def test_two_machines_are_told_apart(same):
+def test_two_machines_differ_in_their_environment(same):
     place = {"torch": "2.14.0", "packages": {"numpy": "2.1", "hydra-core": "1.3"}, "devices": ["a GPU"]}  # fmt: skip
     change(same[1] / "environment.json", **place)
     assert changes(*same) == {
@@ -97,7 +97,7 @@ def test_two_machines_are_told_apart(same):
     }
 
 
-def test_times_whose_intervals_meet_are_said_to(same):
+def test_times_with_overlapping_intervals_get_a_note(same):
     made.bench(0.42).save(same[1] / "bench.json")
     (said,) = changes(*same)["results"]
     assert said == "time of one inference: 0.410 (0.398 to 0.422), faster -> 0.420 (0.407 to 0.433), faster; the intervals overlap"  # fmt: skip
@@ -105,7 +105,7 @@ def test_times_whose_intervals_meet_are_said_to(same):
     assert "overlap" not in changes(*same)["results"][0]
 
 
-def test_what_only_one_run_has_is_told(same):
+def test_files_of_only_one_job_are_differences(same):
     for name in ("bench.json", "verify.json", "flow.json", "audit.json", "environment.json", "job.json"):  # fmt: skip
         (same[1] / name).unlink()
     found = changes(*same)
@@ -116,14 +116,14 @@ def test_what_only_one_run_has_is_told(same):
     assert "model: unet3d -> absent" in found["command line"]
 
 
-def test_a_run_that_failed_is_told_by_its_reason(same):
+def test_a_failed_job_differs_by_its_error(same):
     Record(same[1]).write_result(Result("failed", "oom", "out of memory"))
     assert changes(*same) == {"results": ["status: ok -> failed", "error: absent -> out of memory"]}
     (same[1] / "result.json").unlink()
     assert changes(*same) == {"results": ["status: ok -> not finished"]}
 
 
-def test_choices_of_groups_count_and_where_a_run_wrote_does_not(same):
+def test_group_choices_are_compared_and_folders_are_not(same):
     Record(same[1]).write_job(Job(4, "one", ["model=unet3d", "memfmt=channels_last_3d", "precision=bfloat16", "hydra.run.dir=x"], {"device": "auto", "input": None}))  # fmt: skip
     assert changes(*same) == {"command line": ["device: absent -> auto"]}
 
@@ -165,7 +165,7 @@ def test_two_recipes_differ_option_by_option(tmp_path, ours, theirs, said):
     assert changes(tmp_path / "one.yaml", tmp_path / "other.yml").get("recipe", []) == said
 
 
-def test_options_that_are_written_otherwise_and_mean_the_same_do_not_differ(tmp_path):
+def test_equal_options_in_other_notation_do_not_differ(tmp_path):
     (tmp_path / "one.yaml").write_text(
         "format: prepare.recipe\nversion: 1\nsteps: {half: {dtype: bfloat16}}\n"
     )
@@ -190,9 +190,7 @@ def test_options_that_are_written_otherwise_and_mean_the_same_do_not_differ(tmp_
         (("4-row", "0-row"), "0-row: flow.json: this is not a flow: "),
     ],
 )  # fmt: skip
-def test_what_cannot_be_compared_is_one_line_and_exit_code_2(
-    swept, monkeypatch, capsys, pair, line
-):
+def test_incomparable_paths_give_one_line_and_exit_code_2(swept, monkeypatch, capsys, pair, line):
     monkeypatch.chdir(swept)
     Path("empty").mkdir()
     Path("broken.yaml").write_text("[")
@@ -203,7 +201,7 @@ def test_what_cannot_be_compared_is_one_line_and_exit_code_2(
     assert len(err.splitlines()) == 1
 
 
-def test_a_page_that_cannot_be_written_is_one_line_after_the_text(same, tmp_path, capsys):
+def test_an_unwritable_page_gives_one_line_after_the_text(same, tmp_path, capsys):
     code, out, err = told(capsys, *same, "--page", tmp_path / "none" / "x.html")
     assert (code, out) == (1, "no difference\n")
     assert len(err.splitlines()) == 1
@@ -232,7 +230,7 @@ def test_the_page_has_both_sides_and_every_difference(swept, tmp_path, capsys):
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
 
 
-def test_two_audits_have_a_page_of_their_own(tmp_path):
+def test_two_audits_have_a_page(tmp_path):
     made.audit(names=["a", *HOSTILE]).save(tmp_path / "one.json")
     made.audit(names=["b"]).save(tmp_path / "other.json")
     text = diff_page(read_differences(tmp_path / "one.json", tmp_path / "other.json"))

@@ -1,4 +1,4 @@
-"""The page of a run and the picture of a layout flow: what they say, and that nothing breaks out of them."""
+"""The page of a job and the picture of a layout flow: content, escaping, and layout in a browser."""
 
 import base64
 import hashlib
@@ -62,7 +62,7 @@ def flow_of(modules, events=(), copies=()) -> Flow:
 
 
 def blocks(count: int, *, broken: int | None = None) -> Flow:
-    """A net of `count` blocks of a convolution, a norm and a ReLU; the first `broken` lose the layout."""
+    """Return a flow of `count` blocks of convolution, norm and ReLU; the first `broken` lose the layout."""
     broken = count if broken is None else broken
     modules, events, copies = [module("", kind="Net"), module("body", kind="Sequential")], [], []
     for number in range(count):
@@ -95,8 +95,8 @@ def hostile_flow() -> Flow:
     return replace(found, modules=(*found.modules, *odd), convolutions=rows_, notes=tuple(HOSTILE))
 
 
-def left_behind(folder: Path, flow: Flow | None = None) -> Path:
-    """What a run leaves, made by the parts that make it."""
+def write_record(folder: Path, flow: Flow | None = None) -> Path:
+    """Write the record of a job, with the functions that a job uses."""
     record, model = Record(folder), small_3d()
     pipeline = Pipeline.from_config({"conv3d_memory_format": {}, "half": {"dtype": "bfloat16"}})
     plan = pipeline.plan(model, known_issues="ignore")
@@ -126,13 +126,13 @@ def left_behind(folder: Path, flow: Flow | None = None) -> Path:
 
 @pytest.fixture
 def ran(tmp_path) -> Path:
-    return left_behind(tmp_path / "run")
+    return write_record(tmp_path / "run")
 
 
 # ------------------------------------------------------------------------------------- the page
 
 
-def test_the_page_says_what_the_run_left(ran):
+def test_the_page_shows_the_record_of_a_job(ran):
     found = Reader(run_page(ran))
     summary = Audit.load(ran / "audit.json").summary
     for said in (
@@ -169,7 +169,7 @@ def test_every_break_copy_and_convolution_is_in_the_page(ran):
 
 
 def test_the_page_needs_no_network_and_runs_no_script_but_its_own(ran):
-    left_behind(ran, hostile_flow())
+    write_record(ran, hostile_flow())
     text = run_page(ran)
     assert not re.search(r"https?://|//www", text)
     found = Reader(text)
@@ -190,7 +190,7 @@ def test_the_page_needs_no_network_and_runs_no_script_but_its_own(ran):
     assert "@import" not in styles
 
 
-def test_hostile_names_stay_text_all_round_the_page(ran, tmp_path):
+def test_hostile_names_are_escaped_everywhere_on_the_page(ran, tmp_path):
     hostile_flow().save(ran / "flow.json")
     blocks(1).save(ran / "flow_before.json")
     rows_ = [
@@ -205,7 +205,7 @@ def test_hostile_names_stay_text_all_round_the_page(ran, tmp_path):
     data = json.loads((ran / "plan.json").read_text()) | {"problems": HOSTILE, "warnings": HOSTILE}
     (ran / "plan.json").write_text(json.dumps(data))
     (ran / "recipe.yaml").write_bytes("\n".join(HOSTILE).encode("utf-8", "surrogatepass"))
-    safe = Reader(run_page(left_behind(tmp_path / "safe")))
+    safe = Reader(run_page(write_record(tmp_path / "safe")))
     path = write_page(ran)
     text = path.read_bytes().decode("utf-8")  # strictly
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u2028\u202e]", text)
@@ -218,7 +218,7 @@ def test_hostile_names_stay_text_all_round_the_page(ran, tmp_path):
     assert "alert(1)" in found.text
 
 
-def test_the_page_is_in_order_for_readers_that_hear_it(ran):
+def test_the_page_is_accessible_to_screen_readers(ran):
     blocks(2).save(ran / "flow_before.json")
     found = Reader(run_page(ran))
     levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch("h[1-6]", tag)]
@@ -237,7 +237,7 @@ def test_the_page_is_in_order_for_readers_that_hear_it(ran):
     assert all("aria-label" in attrs for attrs in found.all("div") if attrs.get("role") == "region")
 
 
-def test_two_flows_stand_side_by_side_row_by_row(ran):
+def test_two_flows_are_side_by_side_with_equal_rows(ran):
     before, after = blocks(30), replace(blocks(30, broken=0), events=(event("body.7.norm"),))
     before.save(ran / "flow_before.json")
     after.save(ran / "flow.json")
@@ -248,7 +248,7 @@ def test_two_flows_stand_side_by_side_row_by_row(ran):
     assert [row.module.name for row in ours] == [row.module.name for row in theirs]
 
 
-def test_a_page_is_made_of_whatever_is_there(ran, tmp_path):
+def test_a_page_is_made_from_any_subset_of_the_files(ran, tmp_path):
     for path in sorted(ran.iterdir()):
         one = tmp_path / path.name
         one.mkdir()
@@ -262,7 +262,7 @@ def test_a_page_is_made_of_whatever_is_there(ran, tmp_path):
 
 @pytest.mark.parametrize("name", ["result.json", "job.json", "plan.json", "audit.json", "environment.json", "flow.json"])  # fmt: skip
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000])
-def test_a_file_that_is_none_is_named_and_the_rest_is_shown(ran, name, content):
+def test_an_unreadable_file_is_named_and_the_rest_is_shown(ran, name, content):
     (ran / name).write_bytes(content)
     text = Reader(run_page(ran)).text
     assert "Unreadable files" in text
@@ -281,7 +281,7 @@ def test_a_file_that_is_none_is_named_and_the_rest_is_shown(ran, name, content):
         ("job.json", "overrides", [1], "Declaration"),
     ],
 )
-def test_a_section_whose_file_is_odd_is_left_out_and_named(ran, name, key, value, title):
+def test_a_section_with_a_malformed_file_is_left_out_and_named(ran, name, key, value, title):
     data = json.loads((ran / name).read_text()) | {key: value}
     (ran / name).write_text(json.dumps(data))
     text = Reader(run_page(ran)).text
@@ -295,7 +295,7 @@ def test_a_folder_without_a_run_is_an_error(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_same_folder_gives_the_same_bytes_wherever_it_lies(ran, tmp_path):
+def test_a_copied_folder_gives_the_same_bytes(ran, tmp_path):
     first = write_page(ran).read_bytes()
     copied_there = tmp_path / "elsewhere" / ran.name
     shutil.copytree(ran, copied_there)
@@ -303,7 +303,7 @@ def test_the_same_folder_gives_the_same_bytes_wherever_it_lies(ran, tmp_path):
     assert write_page(copied_there).read_bytes() == first
 
 
-def test_a_long_table_is_cut_and_says_where_all_of_it_is(ran):
+def test_a_long_table_is_cut_and_names_the_file_with_all_rows(ran):
     flow = blocks(ROWS_SHOWN + 1)
     flow.save(ran / "flow.json")
     text = Reader(run_page(ran)).text
@@ -314,7 +314,7 @@ def test_a_long_table_is_cut_and_says_where_all_of_it_is(ran):
     assert (len(whole.rows), whole.total, whole.rest) == (ROWS_SHOWN, ROWS_SHOWN, None)
 
 
-def test_a_run_that_failed_shows_its_error(tmp_path):
+def test_a_failed_job_shows_its_error(tmp_path):
     record = Record(tmp_path)
     record.write_result(
         Result("failed", "oom", "RuntimeError: no memory", "Traceback: line 1", 2.0)
@@ -339,7 +339,7 @@ def html_text(text: str):
     return Markup(text)
 
 
-def test_each_section_has_its_template_and_each_template_its_section():
+def test_sections_and_templates_match():
     assert sorted(section.name for section in SECTIONS) == sorted(
         path.stem for path in (TEMPLATES / "sections").iterdir()
     )
@@ -377,7 +377,7 @@ def test_a_flow_without_a_break_says_so():
     assert "Lost first" not in svg
 
 
-def test_times_and_phases_are_told():
+def test_counts_and_phases_are_shown():
     flow = blocks(1)
     events = (event("body.0.norm", count=12), event("body.0.conv", phase="backward"))
     titles = [t.text for t in ET.fromstring(flow_svg(replace(flow, events=events))).iter(f"{SVG}title")]  # fmt: skip
@@ -393,7 +393,7 @@ def test_each_layout_has_a_letter_besides_its_colour(layout):
     assert letters == [letter, letter]  # in the legend and in the row
 
 
-def test_the_picture_is_whole_with_hostile_names(tmp_path):
+def test_the_picture_is_valid_with_hostile_names(tmp_path):
     write_flow_svg(hostile_flow(), tmp_path / "flow.svg")
     text = (tmp_path / "flow.svg").read_bytes().decode("utf-8")
     root = ET.fromstring(text)
@@ -411,7 +411,7 @@ def test_a_small_tree_is_shown_as_it_is():
     assert [row.module for row in rows(flow, limit=LIMIT)] == list(flow.modules)
 
 
-def test_what_loses_nothing_is_folded_into_one_row():
+def test_modules_without_events_are_folded_into_one_row():
     shown = rows(blocks(100, broken=1), limit=LIMIT)
     assert len(shown) < 10
     assert shown[-1].label == "1 to 99"
@@ -419,7 +419,7 @@ def test_what_loses_nothing_is_folded_into_one_row():
     assert "396 modules, all channels_last_3d" in flow_svg(blocks(100, broken=1))
 
 
-def test_where_all_is_lost_the_first_culprits_are_seen():
+def test_if_all_modules_lose_the_layout_the_first_are_shown():
     shown = rows(blocks(5000), limit=LIMIT)
     seen = [row.module.name for row in shown if row.events and not row.folded]
     assert seen[:4] == ["body.0.conv", "body.0.norm", "body.1.conv", "body.1.norm"]
@@ -459,7 +459,7 @@ def test_no_tree_has_too_many_rows_and_nothing_is_lost_in_folding(name, limit):
     ET.fromstring(flow_svg(flow, limit=limit))
 
 
-def test_a_flow_of_nothing_has_a_picture():
+def test_an_empty_flow_has_a_picture():
     ET.fromstring(flow_svg(replace(flow_of([]), wanted={}, status="cannot predict", reason="no")))
 
 
@@ -490,8 +490,8 @@ def test_every_text_can_be_read_in_light_and_dark(sheet, pairs, dark):
 
 
 def large(folder: Path) -> Path:
-    """The folder of a run with 20,000 modules, all of which lose the layout."""
-    left_behind(folder, blocks(5000))
+    """Write a record with 20,000 modules, all of which lose the layout."""
+    write_record(folder, blocks(5000))
     found = Audit.load(folder / "audit.json")
     many = [row._replace(module=f"body.{n}.{row.module}") for n in range(5000) for row in found.rows[:4]]  # fmt: skip
     Audit(many, found.summary).save(folder / "audit.json")
@@ -512,7 +512,7 @@ class TestInABrowser:
         assert said == []
         assert measured["wide"] == measured["room"] <= 390
 
-    def test_wide_and_side_by_side_nothing_sticks_out(self, ran, tmp_path):
+    def test_two_wide_pictures_side_by_side_fit(self, ran, tmp_path):
         blocks(30).save(ran / "flow_before.json")
         measured, _ = opened(run_page(ran), tmp_path, width=1500)
         assert measured["wide"] == measured["room"]
@@ -528,7 +528,7 @@ class TestInABrowser:
         dark, _ = opened(text, tmp_path, extra=["--blink-settings=preferredColorScheme=0"])
         assert (light["dark"], dark["dark"]) == ("rgb(245, 247, 250)", "rgb(13, 16, 21)")
 
-    def test_every_one_of_20000_modules_is_found_by_a_search(self, tmp_path):
+    def test_the_search_finds_each_of_20000_modules(self, tmp_path):
         text = run_page(large(tmp_path / "run"))
         script = """
           const details = [...page.querySelectorAll("details")].find((one) => one.textContent.includes("All tensors"));
@@ -565,7 +565,7 @@ class TestInABrowser:
         skipped = [row for row in of_one if row.status == "skipped"]
         assert seen["skipped"] == [["skipped"] * len(skipped), f"{len(skipped)} of {total} rows"]
 
-    def test_names_that_hold_markup_stay_text_where_a_script_shows_them(self, ran, tmp_path):
+    def test_names_with_markup_stay_text_in_searched_tables(self, ran, tmp_path):
         names = [*HOSTILE, "<!--<script>", "</script><script>parent.hacked = 1</script>"]
         found = Audit.load(ran / "audit.json")
         one = found.rows[0]
@@ -595,13 +595,13 @@ class TestInABrowser:
         assert seen["scripts"][0] == seen["scripts"][1]
         assert seen["hacked"] == [None, None]
 
-    def test_another_script_than_ours_is_not_run(self, ran, tmp_path):
+    def test_a_foreign_script_does_not_run(self, ran, tmp_path):
         text = run_page(ran).replace("</body>", "<script>parent.hacked = 1</script></body>")
         seen, said = acted(text, tmp_path, "seen.hacked = window.hacked ?? null;")
         assert seen == {"hacked": None}
         assert "Content Security Policy" in " ".join(said)
 
-    def test_without_scripts_the_first_rows_are_there_and_it_is_said_where_the_others_are(self, tmp_path):  # fmt: skip
+    def test_without_scripts_the_first_rows_and_a_note_are_shown(self, tmp_path):  # fmt: skip
         text = run_page(large(tmp_path / "run"))
         script = """
           for (const one of page.querySelectorAll("details")) one.open = true;

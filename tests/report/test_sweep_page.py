@@ -1,4 +1,4 @@
-"""The page of a sweep: what it says, where it leads, and that nothing breaks out of it."""
+"""The page of a sweep: content, links, escaping, and layout in a browser."""
 
 import html
 import itertools
@@ -41,7 +41,7 @@ def page_of(folder):
 
 
 def cells(text):
-    """The matrix as (row title, [(style, text) of each cell])."""
+    """Return the matrix as {row title: [(style, text) of each cell]}."""
     table = re.search(r'<table class="heat">(.*?)</table>', text, re.DOTALL)[1]
     lines = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', table, re.DOTALL)
     plain = lambda cell: " ".join(html.unescape(re.sub("<[^>]*>", " ", cell)).split())  # noqa: E731
@@ -51,7 +51,7 @@ def cells(text):
     }  # fmt: skip
 
 
-def test_the_page_says_what_to_take_and_why(swept):
+def test_the_page_recommends_the_best_row(swept):
     found = Reader(page_of(swept))
     for said in (
         "unet3d: 6 jobs",
@@ -80,7 +80,7 @@ def test_the_matrix_has_a_cell_for_each_pair_of_choices(swept):
     }
 
 
-def test_of_rows_that_share_a_cell_the_first_by_rank_is_shown(tmp_path):
+def test_a_cell_of_several_rows_shows_the_best_one(tmp_path):
     rows = [["a=1", "b=x", f"seed={n}"] for n in range(3)] + [["a=2", "b=y", "seed=0"]]
     made.plan(tmp_path, rows)
     for number, row in enumerate(rows):
@@ -124,7 +124,7 @@ def test_the_colour_of_a_cell_follows_its_verdict(tmp_path, ratio, verdict, styl
     assert found["2"] == [("same", f"{ratio:.3f} on shared cores row #1")]
 
 
-def test_what_failed_is_told_once_for_each_reason(tmp_path):
+def test_failures_are_grouped_by_reason(tmp_path):
     made.plan(tmp_path, [[f"a={n}"] for n in range(5)])
     failed = Result("failed", "oom", "out of memory: 3 GiB", "Traceback")
     for number in range(3):
@@ -135,7 +135,7 @@ def test_what_failed_is_told_once_for_each_reason(tmp_path):
     assert "interrupted it never started 1 #4 a=4" in text
 
 
-def test_a_sweep_in_which_all_went_well_has_no_section_of_failures(tmp_path):
+def test_a_sweep_without_failures_has_no_section_of_failures(tmp_path):
     made.plan(tmp_path, [["a=1"], ["a=2"]])
     made.add_row(tmp_path, 0, ["a=1"])
     made.add_row(tmp_path, 1, ["a=2"])
@@ -145,12 +145,12 @@ def test_a_sweep_in_which_all_went_well_has_no_section_of_failures(tmp_path):
     assert "No row was timed, so there is no best row." in text
 
 
-def test_a_sweep_in_which_nothing_went_well_says_so(tmp_path):
+def test_a_sweep_without_success_says_so(tmp_path):
     made.plan(tmp_path, [["a=1"], ["a=2"]])
     assert "No row succeeded." in Reader(page_of(tmp_path)).text
 
 
-def test_a_row_that_runs_is_shown_as_running_and_has_not_failed(tmp_path):
+def test_a_running_row_is_not_a_failure(tmp_path):
     write_sweep_manifest(tmp_path, SweepManifest("one", [["a=1"], ["a=2"]], ["x", "y"]))
     record = Record(tmp_path / "0-row")
     record.clear()
@@ -200,7 +200,7 @@ def test_every_row_is_in_the_table(swept):
     assert [re.search(r'class="word (\w+)"', row)[1] for row in rows] == ["ok"] * 4 + ["failed", "interrupted"]  # fmt: skip
 
 
-def test_a_star_is_spoken_of_where_there_is_one(swept, tmp_path):
+def test_the_star_is_explained_if_there_is_one(swept, tmp_path):
     assert "The best row has a star. Rows are ordered by measured time" in page_of(swept)
     folder = tmp_path / "untimed"
     made.plan(folder, [["a=1"], ["a=2"]])
@@ -211,7 +211,7 @@ def test_a_star_is_spoken_of_where_there_is_one(swept, tmp_path):
     assert "Rows are ordered by number." in Reader(text).text
 
 
-def test_more_rows_than_a_page_shows_lie_beside_the_table(tmp_path):
+def test_rows_beyond_the_limit_are_data_beside_the_table(tmp_path):
     summary = read_summary(made.formats_by_precisions(tmp_path))
     rows = [replace(summary.rows[4], number=n) for n in range(LIMIT + 5)]
     text = sweep_page(replace(summary, rows=rows), tmp_path)
@@ -219,7 +219,7 @@ def test_more_rows_than_a_page_shows_lie_beside_the_table(tmp_path):
     assert f"the table of all rows has {LIMIT + 5 - 200:,} rows more" in text
 
 
-def test_links_lead_to_the_pages_that_are_there_and_to_nothing_else(swept):
+def test_links_lead_only_to_existing_pages(swept):
     found = Reader(page_of(swept))
     links = {attrs["href"] for attrs in found.all("a") if not attrs["href"].startswith("#")}
     assert links == {"./4-row/report.html"}
@@ -237,14 +237,14 @@ def test_a_folder_of_any_name_is_linked(tmp_path, name):
     assert all(not key.startswith("on") for _, attrs in found.elements for key in attrs)
 
 
-def test_the_page_is_the_same_wherever_the_folder_lies(swept, tmp_path):
+def test_a_copied_sweep_gives_the_same_page(swept, tmp_path):
     there = Path(shutil.copytree(swept, tmp_path / "elsewhere" / "swept"))
     for folder in (swept, there):
         write_sweep_page(read_summary(folder), folder)
     assert (swept / "report.html").read_bytes() == (there / "report.html").read_bytes()
 
 
-def test_hostile_values_stay_text_all_round_the_page(swept, tmp_path):
+def test_hostile_values_are_escaped_everywhere_on_the_page(swept, tmp_path):
     rows = [["model=" + text, f"{text}={text}", "b=" + text] for text in HOSTILE]
     folder = tmp_path / "hostile"
     made.plan(folder, rows)
@@ -263,7 +263,7 @@ def test_hostile_values_stay_text_all_round_the_page(swept, tmp_path):
     assert "n" * 3000 not in text.replace("n" * 5000, "")
 
 
-def test_the_page_is_in_order_for_readers_that_hear_it(swept):
+def test_the_page_is_accessible_to_screen_readers(swept):
     found = Reader(page_of(swept))
     levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch("h[1-6]", tag)]
     assert levels.count(1) == 1
@@ -276,14 +276,14 @@ def test_the_page_is_in_order_for_readers_that_hear_it(swept):
     assert len(found.all("caption")) == 1
 
 
-def test_each_section_has_its_template_and_each_template_its_section():
+def test_sections_and_templates_match():
     assert sorted(section.name for section in SECTIONS) == sorted(
         path.stem for path in (TEMPLATES / "sweep").iterdir()
     )
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_figures_of_the_matrix_can_be_read_on_every_colour(dark):
+def test_the_text_of_the_matrix_is_readable_on_every_colour(dark):
     light, _, rest = (TEMPLATES / "report.css").read_text().partition("@media (prefers-color-scheme: dark)")  # fmt: skip
     colours = dict(re.findall(r"--([\w-]+): (#\w{6})", rest if dark else light))
     styles = [f"{side}-{depth}" for side in ("fast", "slow") for depth in (1, 2, 3)]

@@ -20,14 +20,14 @@ browser = [
 ]
 
 
-# Opens a page in a frame, and says how wide it came out and how long it took to be laid out.
-HARNESS = """<body style="margin:0"><pre id="out"></pre><script>
+# Opens a page in a frame, and measures its width and the time of its layout.
+MEASURE = """<body style="margin:0"><pre id="out"></pre><script>
 const frame = document.createElement("iframe");
 frame.style.cssText = "border:0;width:%dpx;height:900px";
 const start = performance.now();
 frame.onload = () => {
   const root = frame.contentDocument.documentElement;
-  for (const one of frame.contentDocument.querySelectorAll("details")) one.open = %s;
+  for (const details of frame.contentDocument.querySelectorAll("details")) details.open = %s;
   document.getElementById("out").textContent = JSON.stringify({
     wide: Math.max(root.scrollWidth, frame.contentDocument.body.scrollWidth), room: root.clientWidth,
     milliseconds: performance.now() - start,
@@ -38,8 +38,8 @@ document.body.append(frame);
 </script>"""
 
 
-# Opens a page in a frame and does something there; `page` is its document, and `seen` is what is told.
-ACTING = """<body><pre id="out"></pre><script>
+# Opens a page in a frame and runs a script on its document `page`; the script fills `seen`.
+ACT = """<body><pre id="out"></pre><script>
 const frame = document.createElement("iframe"), seen = {};
 frame.style.cssText = "border:0;width:1200px;height:900px";
 if (%s) frame.sandbox = "allow-same-origin";
@@ -55,26 +55,26 @@ document.body.append(frame);
 
 
 def opened(text: str, folder: Path, *, width: int = 1280, details: bool = False, extra=()):
-    """What chromium measures of a page, and what it writes to its console."""
-    return dumped(HARNESS % (width, str(details).lower(), quoted(text)), folder, extra)
+    """Return what chromium measures of a page, and the lines of its console."""
+    return run_chromium(MEASURE % (width, str(details).lower(), quoted(text)), folder, extra)
 
 
 def acted(text: str, folder: Path, script: str, *, without_scripts: bool = False):
-    """What `script` saw after it did something to a page, and what the page wrote to the console."""
-    # In a string of a script `<\/` is `</`, and does not end the harness's own.
-    harness = ACTING % (str(without_scripts).lower(), script.replace("</", "<\\/"), quoted(text))
-    return dumped(harness, folder, ["--virtual-time-budget=20000"])
+    """Run `script` on a page; return what it saw, and the lines of the console."""
+    # In a string of a script `<\/` means `</`, and does not end the script of the harness.
+    harness = ACT % (str(without_scripts).lower(), script.replace("</", "<\\/"), quoted(text))
+    return run_chromium(harness, folder, ["--virtual-time-budget=20000"])
 
 
 def quoted(text: str) -> str:
     return json.dumps(text).replace("</", "<\\/").replace("<!--", "<\\!--")
 
 
-def dumped(harness: str, folder: Path, extra):
+def run_chromium(harness: str, folder: Path, extra):
     (folder / "harness.html").write_text(harness)
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
                f"--user-data-dir={folder / 'profile'}", *extra, "--dump-dom", (folder / "harness.html").as_uri()]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     measured = re.search(r'<pre id="out">(.*?)</pre>', done.stdout, re.DOTALL)[1]
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return json.loads(html.unescape(measured)), said
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return json.loads(html.unescape(measured)), console

@@ -1,4 +1,4 @@
-"""Read a page strictly, and the contrast of its colours."""
+"""A strict reader of pages, and the contrast of colours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTILE = [
 
 
 class Reader(HTMLParser):
-    """Reads a page as strictly as it can: which elements, with which attributes, in which order."""
+    """Read the elements of a page with their attributes in order; reject unbalanced tags."""
 
     VOID = ("meta", "br", "hr", "img", "link", "input", "path", "rect")
 
@@ -78,9 +78,9 @@ READABLE_PICTURE = [
 ]  # fmt: skip
 
 
-def contrast(one: str, other: str) -> float:
-    """By WCAG 2: from 1 to 21; 4.5 is asked of text."""
-    bright, dim = sorted((_luminance(one), _luminance(other)), reverse=True)
+def contrast(first: str, second: str) -> float:
+    """Return the contrast of WCAG 2, from 1 to 21; text needs 4.5."""
+    bright, dim = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (bright + 0.05) / (dim + 0.05)
 
 
