@@ -20,7 +20,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 @pytest.fixture
 def script(monkeypatch):
-    """Imports a module of benchmarks/ as it is when it is run."""
+    """Return a function that imports a module of benchmarks/ as a script does."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     yield importlib.import_module
@@ -223,7 +223,7 @@ def test_the_gpu_benchmark_needs_a_cuda_device():
 
 
 def _longer(text: str) -> str:
-    """The same file, had every number in it been that of its place in the file."""
+    """Return the file with each number replaced by its position in the file."""
     places = iter(range(1, 1 << 30))
 
     def changed(each):

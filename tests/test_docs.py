@@ -1,4 +1,4 @@
-"""The pages hold what they promise: every block runs from top to bottom, every link and test exists."""
+"""Tests of the pages: every block runs, and every link, file and test that a page names exists."""
 
 import ast
 import doctest
@@ -33,7 +33,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-OURS = ("python run.py", "prepare ")
+COMMANDS = ("python run.py", "prepare ")
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -44,9 +44,9 @@ _TEST = re.compile(r"`(?:tests/)?(test_\w+\.py)::(\w+)`")
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: the words after the fence, its text, and the line where that begins.
+    """A fenced block: the words after the fence, its text, and the number of its first line.
 
-    A block with a title is a file, which the reader is to save under that name.
+    A block with a title is a file that the reader saves under that name.
     """
 
     info: list[str]
@@ -60,24 +60,24 @@ class Block:
 
     @property
     def can_be_pasted(self) -> bool:
-        """Whether it runs as it stands, here or for a reader."""
+        """Return whether a reader can paste and run it."""
         return self.language in ("bash", "python") and not self.title and "no-run" not in self.info
 
     @property
     def is_command(self) -> bool:
-        """Whether it is commands of ours, to be run here as well."""
-        ours = all(line.startswith(OURS) for line in self.text.splitlines())
-        return self.language == "bash" and ours and self.can_be_pasted
+        """Return whether all of its lines are commands of prepare, which this test runs too."""
+        runs = all(line.startswith(COMMANDS) for line in self.text.splitlines())
+        return self.language == "bash" and runs and self.can_be_pasted
 
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
-    found = []
+    result = []
     for match in _BLOCK.finditer(text):
         title = _TITLE.search(match[1])
         line = text.count("\n", 0, match.start(2)) + 1
-        found.append(Block(match[1].split(), match[2], line, title and title[1]))
-    return found
+        result.append(Block(match[1].split(), match[2], line, title and title[1]))
+    return result
 
 
 def page_id(page: Path) -> str:
@@ -85,7 +85,7 @@ def page_id(page: Path) -> str:
 
 
 class Reader:
-    """Follows a page as its reader would: in an empty folder, block after block."""
+    """Follow a page as a reader would: in an empty folder, block after block."""
 
     def __init__(self, page: Path, folder: Path, capsys: pytest.CaptureFixture) -> None:
         self.page, self.folder, self.capsys = page, folder, capsys
@@ -112,12 +112,12 @@ class Reader:
             self.printed = "".join(map(self.run, block.text.splitlines()))
 
     def run(self, command: str) -> str:
-        """What a command printed; it has to end well."""
+        """Run a command, check that its exit code is 0, and return what it printed."""
         self.capsys.readouterr()
         code = cli.run(shlex.split(command)[2 if command.startswith("python") else 1 :])
-        said = self.capsys.readouterr()
-        assert code == 0, f"{command}\n{said.out}{said.err}"
-        return said.out
+        printed = self.capsys.readouterr()
+        assert code == 0, f"{command}\n{printed.out}{printed.err}"
+        return printed.out
 
     def compare(self, block: Block) -> None:
         # The pages show a machine without an accelerator, where `auto` means the CPU.
@@ -130,7 +130,7 @@ class Reader:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty folder to be in; what is imported from it, or stored for Hydra, is forgotten again."""
+    """Enter an empty folder; afterwards forget modules imported from it and configs stored for Hydra."""
     before, stored = set(sys.modules), set(ConfigStore.instance().repo)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -149,13 +149,14 @@ def folder(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def with_others(page: Path) -> object:
-    """A page on other packages, whose warnings are theirs."""
-    theirs = page.stem in ("frameworks", "exporting")
-    return pytest.param(page, marks=pytest.mark.filterwarnings("ignore") if theirs else ())
+def with_warnings(page: Path) -> object:
+    """Return the page as a parameter; ignore warnings on pages about other packages."""
+    about_others = page.stem in ("frameworks", "exporting")
+    marks = pytest.mark.filterwarnings("ignore") if about_others else ()
+    return pytest.param(page, marks=marks)
 
 
-@pytest.mark.parametrize("page", [with_others(page) for page in PAGES], ids=page_id)
+@pytest.mark.parametrize("page", [with_warnings(page) for page in PAGES], ids=page_id)
 def test_a_page_runs_from_top_to_bottom(page, folder, monkeypatch, capsys, plugin):
     reader = Reader(page, folder, capsys)
     # Steps are dataclasses, which look their module up by name.
@@ -176,9 +177,9 @@ def test_links_between_pages_lead_to_a_page_and_a_heading(page):
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors of a page, as GitHub makes them."""
-    found = re.findall(r"^#+ (.+)$", _BLOCK.sub("", page.read_text()), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in found}
+    """Return the anchors of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", _BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -196,7 +197,7 @@ def functions(file: str) -> set[str]:
 
 
 def claims() -> dict[str, list[str]]:
-    """What the pages say, in tests/claims.txt, with the tests that hold it: `file::function`."""
+    """Return each claim in tests/claims.txt with the tests that hold it: `file::function`."""
     entries: dict[str, list[str]] = {}
     claim = ""
     for line in (TESTS / "claims.txt").read_text().splitlines():
@@ -288,13 +289,13 @@ def test_the_site_is_built_without_a_warning_and_shows_every_page(tmp_path):
 
 
 def layers() -> list[set[str]]:
-    """The files in each row of the table of the house, from the top down: `report/` or `cli.py`."""
+    """Return the files in each row of the layer table, from the top down: `report/` or `plan.py`."""
     text = (ROOT / "docs" / "architecture.md").read_text().partition("## The house")[2]
     rows = re.findall(r"^\| [a-z ]+ \| ((?:`[\w/.]+` ?)+) \|", text, re.MULTILINE)
     return [set(re.findall(r"`([\w/.]+)`", row)) for row in rows]
 
 
-def test_every_file_stands_in_the_house_once():
+def test_every_file_is_in_the_layer_table_once():
     package = ROOT / "prepare"
     there = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
     there |= {path.name for path in package.glob("*.py")} - {"__init__.py"}
@@ -302,7 +303,7 @@ def test_every_file_stands_in_the_house_once():
 
 
 @pytest.mark.parametrize("level", range(len(layers())))
-def test_imports_point_down_as_the_house_is_drawn(level):
+def test_imports_point_down_in_the_layer_table(level):
     above = {name.strip("/").removesuffix(".py") for layer in layers()[:level] for name in layer}
     wrong = []
     for name in layers()[level]:
@@ -310,7 +311,7 @@ def test_imports_point_down_as_the_house_is_drawn(level):
         for file in path.rglob("*.py") if path.is_dir() else [path]:
             imported = modules_imported_by(file)
             known = {name.split(".")[1] for name in imported if name.startswith("prepare.")}
-            wrong += [f"{file.name} imports {found}" for found in sorted(known & above)]
+            wrong += [f"{file.name} imports {name}" for name in sorted(known & above)]
     assert wrong == []
 
 
@@ -333,5 +334,5 @@ def test_every_status_and_verdict_is_explained_on_its_page():
 
 def test_every_built_in_step_is_on_a_page():
     text = "\n".join(page.read_text() for page in PAGES)
-    ours = [name for name in STEPS if STEPS[name].__module__.startswith("prepare.steps.")]
-    assert [name for name in ours if f"`{name}" not in text] == []
+    built_in = [name for name in STEPS if STEPS[name].__module__.startswith("prepare.steps.")]
+    assert [name for name in built_in if f"`{name}" not in text] == []
