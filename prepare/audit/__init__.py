@@ -76,11 +76,11 @@ class Audit:
 
     def diff(self, other: Audit) -> list[Difference]:
         """Return every tensor that differs in any field, sorted by name."""
-        ours, theirs = ({row.path: row for row in audit.rows} for audit in (self, other))
+        rows, other_rows = ({row.path: row for row in audit.rows} for audit in (self, other))
         return [
             difference
-            for path in sorted({*ours, *theirs})
-            if (difference := _difference(path, ours.get(path), theirs.get(path)))
+            for path in sorted({*rows, *other_rows})
+            if (difference := _difference(path, rows.get(path), other_rows.get(path)))
         ]
 
 
@@ -98,10 +98,10 @@ def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
         return Audit(*read_model(model, plan))
 
 
-def _difference(path: str, ours: AuditRow | None, theirs: AuditRow | None) -> Difference | None:
-    if ours is None or theirs is None:
-        return Difference(path, "theirs" if ours is None else "ours", {})
-    pairs = zip(AuditRow._fields, ours, theirs, strict=True)
+def _difference(path: str, row: AuditRow | None, other: AuditRow | None) -> Difference | None:
+    if row is None or other is None:
+        return Difference(path, "theirs" if row is None else "ours", {})
+    pairs = zip(AuditRow._fields, row, other, strict=True)
     fields = {name: (a, b) for name, a, b in pairs if a != b}
     return Difference(path, None, fields) if fields else None
 

@@ -1,4 +1,4 @@
-"""The audit says what is, judges by strides it reads itself, and comes back from its file unchanged."""
+"""The audit reads the model itself, judges it against a plan, and loads from its file unchanged."""
 
 import csv
 import io
@@ -27,8 +27,8 @@ def prepared(model, steps=None, **options):
     return audit(model, plan=plan)
 
 
-def row(found, path):
-    return next(row for row in found.rows if row.path == path)
+def row(report, path):
+    return next(row for row in report.rows if row.path == path)
 
 
 def test_every_parameter_and_buffer_of_every_module_has_one_row():
@@ -39,8 +39,8 @@ def test_every_parameter_and_buffer_of_every_module_has_one_row():
 
 
 def test_without_a_plan_every_row_is_untouched():
-    for found in audit(mixed()).rows:
-        assert (found.before, found.steps, found.status, found.reason) == (
+    for each in audit(mixed()).rows:
+        assert (each.before, each.steps, each.status, each.reason) == (
             None,
             (),
             "untouched",
@@ -65,11 +65,11 @@ def test_converted_1x1_weights_are_distinguished_by_their_strides():
         assert row(before, f"{name}.weight").layouts == ("contiguous", "channels_last_3d")
     after = prepared(model, {"conv3d_memory_format": {}})
     for name, module in model.items():
-        found = row(after, f"{name}.weight")
-        assert found.layouts == ("contiguous", "channels_last_3d")
-        assert found.stride == canonical_stride(module.weight.shape, "channels_last_3d")
-        assert found.before["stride"] == row(before, f"{name}.weight").stride != found.stride
-        assert found.status == "converted"
+        weight = row(after, f"{name}.weight")
+        assert weight.layouts == ("contiguous", "channels_last_3d")
+        assert weight.stride == canonical_stride(module.weight.shape, "channels_last_3d")
+        assert weight.before["stride"] == row(before, f"{name}.weight").stride != weight.stride
+        assert weight.status == "converted"
 
 
 def test_strides_that_only_look_channels_last_are_ineffective():
@@ -80,26 +80,28 @@ def test_strides_that_only_look_channels_last_are_ineffective():
     model = nn.Conv2d(3, 1, 3)
     plan = Pipeline.from_config(FLAT).plan(model)
     model.weight.data = odd.copy_(model.weight.data)
-    found = row(audit(model, plan=plan), "weight")
-    assert found.layouts == ("channels_last",)
-    assert found.status == "ineffective"
-    assert "strides (5, 1, 9, 3)" in found.reason
+    weight = row(audit(model, plan=plan), "weight")
+    assert weight.layouts == ("channels_last",)
+    assert weight.status == "ineffective"
+    assert "strides (5, 1, 9, 3)" in weight.reason
 
 
 def test_the_statuses_are_converted_already_skipped_untouched():
     model = small_2d()
     model[3].to(memory_format=torch.channels_last)
-    found = prepared(model, {"conv2d_memory_format": {"exclude": ["4"]}, "half": {"keep": "norms"}})
-    assert row(found, "0.weight").status == "converted"
-    assert row(found, "0.weight").steps == ("conv2d_memory_format", "half")
-    assert row(found, "1.running_mean").status == "skipped"
-    assert row(found, "1.running_mean").reason == "half: keep: norms"
-    assert row(found, "1.num_batches_tracked").status == "untouched"
-    assert row(found, "4.weight").status == "skipped"
-    assert row(found, "4.weight").steps == ("half",)
+    report = prepared(
+        model, {"conv2d_memory_format": {"exclude": ["4"]}, "half": {"keep": "norms"}}
+    )
+    assert row(report, "0.weight").status == "converted"
+    assert row(report, "0.weight").steps == ("conv2d_memory_format", "half")
+    assert row(report, "1.running_mean").status == "skipped"
+    assert row(report, "1.running_mean").reason == "half: keep: norms"
+    assert row(report, "1.num_batches_tracked").status == "untouched"
+    assert row(report, "4.weight").status == "skipped"
+    assert row(report, "4.weight").steps == ("half",)
     again = prepared(model, {"conv2d_memory_format": {"exclude": ["4"]}, "half": {}})
     assert row(again, "0.weight").status == "already"
-    assert found.summary["convolutions"] == {
+    assert report.summary["convolutions"] == {
         "ineffective": 0, "skipped": 1, "converted": 2, "already": 0, "untouched": 0,
     }  # fmt: skip
 
@@ -107,11 +109,11 @@ def test_the_statuses_are_converted_already_skipped_untouched():
 def test_a_step_that_did_not_act_is_ineffective():
     model = small_2d()
     plan = Pipeline.from_config({"half": {"keep": []}, **FLAT}).plan(model)
-    found = audit(model, plan=plan)
-    assert row(found, "0.weight").status == "ineffective"
-    assert "dtype is float32, not float16" in row(found, "0.weight").reason
-    assert "memory format is contiguous" in row(found, "0.weight").reason
-    assert row(found, "1.weight").reason == "dtype is float32, not float16"
+    report = audit(model, plan=plan)
+    assert row(report, "0.weight").status == "ineffective"
+    assert "dtype is float32, not float16" in row(report, "0.weight").reason
+    assert "memory format is contiguous" in row(report, "0.weight").reason
+    assert row(report, "1.weight").reason == "dtype is float32, not float16"
 
 
 class Standardised(nn.Conv2d):
@@ -165,30 +167,30 @@ KEPT = {
 @pytest.mark.parametrize("make", LOST.values(), ids=LOST)
 def test_a_computed_weight_in_another_layout_is_ineffective(make):
     model = nn.Sequential(make())
-    found = prepared(model)
-    computed = row(found, "0.weight (computed)")
+    report = prepared(model)
+    computed = row(report, "0.weight (computed)")
     assert computed.status == "ineffective"
     assert "channels_last" not in computed.layouts
-    assert found.summary["convolutions"]["ineffective"] == 1
-    assert found.summary["convolutions"]["converted"] == 0
+    assert report.summary["convolutions"]["ineffective"] == 1
+    assert report.summary["convolutions"]["converted"] == 0
     assert not Pipeline.from_config(FLAT).plan(model), "a computed weight keeps no plan non-empty"
 
 
 @pytest.mark.parametrize("make", KEPT.values(), ids=KEPT)
 def test_a_computed_weight_in_the_wanted_layout_is_converted(make):
     model = nn.Sequential(make())
-    found = prepared(model)
-    computed = row(found, "0.weight (computed)")
+    report = prepared(model)
+    computed = row(report, "0.weight (computed)")
     assert computed.status == "converted"
     assert computed.stride == canonical_stride((6, 8, 3, 3), "channels_last")
     model(torch.randn(2, 8, 8, 8))
     assert model[0].weight.stride() == computed.stride, "and so it is in a real forward"
-    assert found.summary["convolutions"]["converted"] == 1
+    assert report.summary["convolutions"]["converted"] == 1
 
 
 @pytest.mark.parametrize("make", [*LOST.values(), *KEPT.values()], ids=[*LOST, *KEPT])
 def test_the_computed_weight_is_the_one_forward_uses(make):
-    """Asked of torch itself: the weight that reaches the convolution in a real forward."""
+    """Compare with the weight that reaches torch's convolution in a real forward."""
     model = make()
     prepared(model)
     used = []
@@ -211,9 +213,9 @@ def test_a_subclass_with_an_unmodified_weight_has_no_computed_row():
         def forward(self, x):
             return super().forward(x)
 
-    found = prepared(nn.Sequential(Named(8, 6, 3)))
-    assert [r.kind for r in found.rows] == ["parameter", "parameter"]
-    assert row(found, "0.weight").status == "converted"
+    report = prepared(nn.Sequential(Named(8, 6, 3)))
+    assert [r.kind for r in report.rows] == ["parameter", "parameter"]
+    assert row(report, "0.weight").status == "converted"
 
 
 def test_a_computed_weight_that_cannot_be_evaluated_says_why():
@@ -221,23 +223,23 @@ def test_a_computed_weight_that_cannot_be_evaluated_says_why():
         def forward(self, x, style):
             return self._conv_forward(x, self.weight * style, self.bias)
 
-    found = row(prepared(nn.Sequential(Modulated(8, 6, 3))), "0.weight (computed)")
-    assert found.status == "ineffective"
-    assert found.reason.startswith("cannot be evaluated: TypeError")
+    weight = row(prepared(nn.Sequential(Modulated(8, 6, 3))), "0.weight (computed)")
+    assert weight.status == "ineffective"
+    assert weight.reason.startswith("cannot be evaluated: TypeError")
 
 
 def test_tied_tensors_name_each_other_and_count_once():
-    found = prepared(Tied())
-    assert row(found, "encoder.weight").shared_with == ("decoder.weight",)
-    assert row(found, "decoder.weight").status == "converted"
-    assert found.summary["tensors"] == 5
-    assert found.summary["bytes_after"] == (4 * 4 * 9 + 4 + 4 + 24) * 4 + 3 * 8
+    report = prepared(Tied())
+    assert row(report, "encoder.weight").shared_with == ("decoder.weight",)
+    assert row(report, "decoder.weight").status == "converted"
+    assert report.summary["tensors"] == 5
+    assert report.summary["bytes_after"] == (4 * 4 * 9 + 4 + 4 + 24) * 4 + 3 * 8
 
 
 def test_an_audit_loads_from_its_file_unchanged(tmp_path):
-    found = prepared(mixed(), {"half": {"dtype": "bfloat16"}, **FLAT})
-    found.save(tmp_path / "audit.json")
-    assert Audit.load(tmp_path / "audit.json") == found
+    report = prepared(mixed(), {"half": {"dtype": "bfloat16"}, **FLAT})
+    report.save(tmp_path / "audit.json")
+    assert Audit.load(tmp_path / "audit.json") == report
     data = json.loads((tmp_path / "audit.json").read_text())
     assert (data["format"], data["version"]) == ("prepare.audit", 1)
     assert list(data["rows"][0]) == list(AuditRow._fields)
@@ -248,17 +250,17 @@ def test_the_same_model_and_recipe_give_the_same_bytes():
     texts = set()
     for _ in range(2):
         torch.manual_seed(1)
-        found = prepared(mixed(), {"half": {}, **FLAT})
-        texts.add((found.to_json(), found.to_csv()))
+        report = prepared(mixed(), {"half": {}, **FLAT})
+        texts.add((report.to_json(), report.to_csv()))
     assert len(texts) == 1
 
 
 def test_rows_are_sorted_and_csv_has_one_line_for_each():
-    found = prepared(mixed())
-    keys = [(r.module, r.tensor, r.kind) for r in found.rows]
+    report = prepared(mixed())
+    keys = [(r.module, r.tensor, r.kind) for r in report.rows]
     assert keys == sorted(keys)
-    lines = list(csv.DictReader(io.StringIO(found.to_csv())))
-    assert [line["tensor"] for line in lines] == [r.tensor for r in found.rows]
+    lines = list(csv.DictReader(io.StringIO(report.to_csv())))
+    assert [line["tensor"] for line in lines] == [r.tensor for r in report.rows]
     first = next(
         line for line in lines if line["module"] == "flat.0" and line["tensor"] == "weight"
     )
@@ -270,9 +272,9 @@ def test_module_names_with_any_characters_are_restored(tmp_path):
     model = nn.Module()
     for name in names:
         model.register_module(name, nn.Linear(1, 1))
-    found = audit(model)
-    found.save(tmp_path / "audit.json")
-    found.save(tmp_path / "audit.csv")
+    report = audit(model)
+    report.save(tmp_path / "audit.json")
+    report.save(tmp_path / "audit.csv")
     assert {r.module for r in Audit.load(tmp_path / "audit.json").rows} == set(names)
 
 
@@ -318,6 +320,6 @@ def test_a_missing_file_is_one_clear_error(tmp_path):
 def test_a_model_on_meta_is_audited_without_data():
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(50_000, 50_000) for _ in range(10)))
-    found = audit(model)
-    assert found.summary["bytes_after"] == 10 * (50_000**2 + 50_000) * 4
-    assert {r.device for r in found.rows} == {"meta"}
+    report = audit(model)
+    assert report.summary["bytes_after"] == 10 * (50_000**2 + 50_000) * 4
+    assert {r.device for r in report.rows} == {"meta"}

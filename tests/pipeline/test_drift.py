@@ -1,4 +1,4 @@
-"""What has drifted since a model was prepared is found, and a copy is brought into line."""
+"""Drift of a prepared model is found, and a copy gets the layout of its reference."""
 
 import copy
 
@@ -59,10 +59,10 @@ def test_check_lists_drift_and_raises_it_with_strict(drift):
     model = prepared()
     guard = PIPELINE.guard(model, every=1)
     drift(model)
-    assert {one.where for one in PIPELINE.check(model)} == DRIFTS[drift]
+    assert {found.where for found in PIPELINE.check(model)} == DRIFTS[drift]
     with pytest.raises(DriftError, match=r"0\.weight"):
         PIPELINE.check(model, strict=True)
-    assert {one.where for one in guard.find_drift()} == DRIFTS[drift]
+    assert {found.where for found in guard.find_drift()} == DRIFTS[drift]
     with pytest.raises(DriftError, match="apply the pipeline again"):
         guard()
     PIPELINE.apply(model)
@@ -80,8 +80,8 @@ def test_vector_to_parameters_is_reported_as_drift():
     model = Pipeline.from_config({"conv2d_memory_format": {}}).apply(make())
     vector = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
     nn.utils.vector_to_parameters(vector, model.parameters())
-    found = Pipeline.from_config({"conv2d_memory_format": {}}).check(model)
-    assert {drift.where for drift in found} == {"0.weight", "2.0.weight"}
+    drifts = Pipeline.from_config({"conv2d_memory_format": {}}).check(model)
+    assert {drift.where for drift in drifts} == {"0.weight", "2.0.weight"}
     with pytest.raises(RuntimeError, match="view size is not compatible"):
         nn.utils.parameters_to_vector(prepared().double().parameters())
 
@@ -160,7 +160,7 @@ def averaged(model, kind):
 
 
 def trained(model, average, *, steps):
-    """Trains a little, and averages after each step."""
+    """Train for a few steps, and average after each."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(steps)
     for _ in range(steps):
@@ -172,15 +172,15 @@ def trained(model, average, *, steps):
 
 
 @pytest.mark.parametrize("kind", ["exponential", "equal"])
-@pytest.mark.parametrize("made", ["before", "after"])
-def test_an_averaged_model_keeps_its_layout_and_goes_on_averaging(kind, made):
+@pytest.mark.parametrize("copied", ["before", "after"])
+def test_an_averaged_model_keeps_its_layout_and_goes_on_averaging(kind, copied):
     reference = make().double()
     other = averaged(reference, kind)
     trained(reference, other, steps=2)
     model = make().double()
     average = averaged(model, kind)
     trained(model, average, steps=2)
-    if made == "before":
+    if copied == "before":
         LAYOUT.apply(model)
         assert LAYOUT.check(average.module)
         assert like(average, model) is average

@@ -1,4 +1,4 @@
-"""An optimizer handed over keeps its state in line: the same weights, with every optimizer of torch."""
+"""Optimizer state follows its parameters: training gives the same weights, with every torch optimizer."""
 
 import inspect
 import io
@@ -13,7 +13,7 @@ from small_nets import facts
 
 FLAT = Pipeline.from_config({"conv2d_memory_format": {}})
 BACK = Pipeline.from_config({"conv2d_memory_format": {"memory_format": "contiguous"}})
-# What makes an optimizer hold all the state that it can.
+# Options with which an optimizer holds all the state that it can.
 OPTIONS = {
     "Adam": {"amsgrad": True},
     "AdamW": {"amsgrad": True},
@@ -64,7 +64,7 @@ def network():
 
 
 def make(name, how, model):
-    """The optimizer, of those parameters that it can train."""
+    """Return the optimizer, with the parameters that it can train."""
     kind = getattr(optim, name)
     options = dict(OPTIONS.get(name, {}))
     if "foreach" in inspect.signature(kind).parameters:
@@ -145,7 +145,7 @@ def resumed(name, how, start, *, handed_over):
         model = network()
         optimizer = make(name, how, model)
         each_pipeline.apply(model, optimizer=optimizer if handed_over else None)
-        saved = through_a_file(saving)  # an optimizer goes on with the very tensors it is given
+        saved = through_a_file(saving)  # an optimizer uses the loaded tensors themselves
         model.load_state_dict(saved[0])
         optimizer.load_state_dict(saved[1])
         runs += [model, optimizer]
@@ -170,7 +170,11 @@ def test_relayout_converts_an_optimizer_that_apply_did_not_get(name, how, start)
     moments = {
         f"optimizer state {key} of {path}"
         for path, parameter in model.named_parameters()
-        if path in ("body.0.weight", "body.5.weight")  # a 1x1 kernel lies the same in both layouts
+        if path
+        in (
+            "body.0.weight",
+            "body.5.weight",
+        )  # a 1x1 kernel has the same element order in both layouts
         for key, value in optimizer.state.get(parameter, {}).items()
         if torch.is_tensor(value) and value.shape == parameter.shape
     }
@@ -185,7 +189,7 @@ def test_relayout_converts_an_optimizer_that_apply_did_not_get(name, how, start)
 
 @pytest.mark.parametrize(("name", "how"), FUSED)
 def test_without_the_optimizer_a_fused_one_corrupts_the_weights(name, how):
-    """Why `optimizer=` is there: torch says nothing, and the weights are wrong."""
+    """The reason for `optimizer=`: torch reports nothing, and the weights are wrong."""
     model, reference = network(), network()
     optimizer, other = make(name, how, model), make(name, how, reference)
     train(model, optimizer)
@@ -243,10 +247,10 @@ def test_an_optimizer_of_replaced_parameters_is_refused():
     assert str(drift) == "optimizer: what it trains is another model, prepared as this one"
 
 
-@pytest.mark.parametrize("given", ["optimizer", "batch"])
-def test_an_optimizer_or_batch_given_by_position_is_refused_first(given):
+@pytest.mark.parametrize("argument", ["optimizer", "batch"])
+def test_an_optimizer_or_batch_given_by_position_is_refused_first(argument):
     net = Net()
-    other = optim.SGD(net.parameters()) if given == "optimizer" else torch.randn(1, 3, 8, 8)
+    other = optim.SGD(net.parameters()) if argument == "optimizer" else torch.randn(1, 3, 8, 8)
     remedy = r"an optimizer goes to optimizer=\.\.\., a batch to format\(batch\)"
     with pytest.raises(ConfigError, match=f"strict: a {type(other).__name__} .*; .*{remedy}"):
         FLAT.apply(net, other)

@@ -1,4 +1,4 @@
-"""Declaring, planning and applying: what a user may write, what is refused, and what is kept."""
+"""Declare, plan and apply: accepted and refused configurations, and what stays unchanged."""
 
 import pytest
 import torch
@@ -184,7 +184,7 @@ def test_an_unknown_step_holds_its_data():
     assert caught.value.problems[0].where == "steps.haf"
 
 
-# What half() means
+# Precision
 
 
 def test_half_keeps_batch_and_instance_norms_in_float32():
@@ -378,7 +378,7 @@ def test_an_unavailable_device_is_refused(device, message):
 def test_a_step_that_wants_the_impossible_is_at_fault(plugin, want, message):
     @plugin("odd")
     class Odd(TensorStep):
-        """Wants what it is told."""
+        """Wants the parametrized value."""
 
         def want(self, tensor):
             return want
@@ -505,7 +505,7 @@ def test_a_failure_in_a_later_step_leaves_the_model_as_it_was(marks, plugin):
 def test_a_step_that_never_finishes_is_at_fault(plugin):
     @plugin("endless")
     class Endless(ModelStep):
-        """Never has enough."""
+        """Always has a target."""
 
         def targets(self, model):
             return ("",)
@@ -517,7 +517,7 @@ def test_a_step_that_never_finishes_is_at_fault(plugin):
         Pipeline.from_config({"endless": {}}).apply(nn.Linear(1, 1))
 
 
-# What is kept
+# Identity of tensors
 
 
 def test_the_plan_as_plain_data_has_bytes_steps_and_reasons():

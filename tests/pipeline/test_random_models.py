@@ -1,4 +1,4 @@
-"""Models and pipelines made by chance: what is promised of one holds for all of them."""
+"""Random models and pipelines hold every property that is promised."""
 
 import copy
 import pickle
@@ -39,7 +39,7 @@ DTYPE = st.sampled_from(["float16", "bfloat16"])
 
 
 def patterns(model):
-    """Patterns that mean something in `model`, and some that do not."""
+    """Draw patterns that match modules of `model`, and some that do not."""
     places = [(name, module) for name, module in own_places(model) if name]
     names = {name for name, _ in places}
     words = [*names, *(f"{name}.*" for name in names), *(f"re:{re.escape(name)}" for name in names)]
@@ -84,7 +84,7 @@ def bare_cases(draw):
 
 
 def upstream(model, steps):
-    """What torch's own calls make of `model`."""
+    """Prepare `model` with torch's own calls."""
     if "half" in steps:
         model = model.half() if steps["half"]["dtype"] == "float16" else model.bfloat16()
     for name, (classes, convert, rank) in CONVERTERS.items():
@@ -92,7 +92,7 @@ def upstream(model, steps):
             continue
         wanted = torch_format(steps[name]["memory_format"])
         for module in model.modules():
-            # A converter writes into a computed weight, which is computed anew.
+            # A converter writes into a computed weight, which forward computes again.
             if isinstance(module, classes) and not is_computed(module):
                 convert(module, wanted)
             elif isinstance(module, classes):
@@ -195,12 +195,12 @@ def test_parameters_keep_their_identity_ties_flags_and_hooks(case):
 
 
 def storages(model):
-    """The names of the tensors that lie in one storage, for each."""
-    found = {}
+    """Return the names of the tensors of each storage."""
+    names_by_storage = {}
     for name, tensor in tensors(model).items():
         if tensor.numel():
-            found.setdefault(tensor.untyped_storage().data_ptr(), set()).add(name)
-    return sorted(map(sorted, found.values()))
+            names_by_storage.setdefault(tensor.untyped_storage().data_ptr(), set()).add(name)
+    return sorted(map(sorted, names_by_storage.values()))
 
 
 @for_all(cases())
@@ -335,7 +335,7 @@ def test_a_recipe_gives_an_equal_pipeline(case):
 @for_all(cases())
 def test_copies_of_a_prepared_model_are_prepared(case):
     if case[0].has({"alias", "views"}):
-        reject()  # both ways of copying tear apart what lies in one storage
+        reject()  # both ways of copying separate tensors that share one storage
     model, _, _ = prepared(*case)
     pipeline = Pipeline.from_config(case[1])
     assert not pipeline.plan(copy.deepcopy(model))

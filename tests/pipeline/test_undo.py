@@ -1,4 +1,4 @@
-"""A failure at any point of a pipeline leaves the model as it was; nothing is ever half done."""
+"""A failure at any point of a pipeline leaves the model unchanged."""
 
 import contextlib
 import sys
@@ -82,7 +82,7 @@ def _steps_of_every_kind(plugin):
 
 
 class Marked(nn.Linear):
-    """A linear layer that a structure step has been at."""
+    """A linear layer that a structure step has changed."""
 
 
 def state(model):
@@ -102,7 +102,7 @@ def test_a_failure_at_any_torch_operation_leaves_the_model_as_it_was(make):
             with FailAt(number, error) as mode:
                 pipeline.apply(model, known_issues="ignore")
         except BaseException as raised:
-            # An operation inside a step's own question is reported as the step's fault.
+            # A failing operation inside a step's `want` is reported as the step's fault.
             assert raised is error or raised.__cause__ is error
             assert state(model) == before, f"after operation {number}"
             failed += 1
@@ -122,7 +122,7 @@ def test_the_zoo_has_at_least_five_hundred_operations_to_fail_at():
 
 
 def interrupted(make, lines):
-    """Interrupts one apply at each of `lines`; how many times it was interrupted."""
+    """Interrupt one apply at each of `lines`; return the number of interrupts."""
     pipeline = Pipeline.from_config(STEPS_USED)
     times = 0
     for line in lines:
@@ -133,14 +133,14 @@ def interrupted(make, lines):
                 pipeline.apply(model, known_issues="ignore")
         except KeyboardInterrupt:
             times += 1
-            # Whole as it was, or, where it came after the last act, whole as it is to be.
+            # Either unchanged, or, after the last step acted, fully prepared.
             assert state(model) == before or not pipeline.plan(model), f"line {line}"
     return times
 
 
 def lines_of(make):
     pipeline = Pipeline.from_config(STEPS_USED)
-    pipeline.apply(make(), known_issues="ignore")  # so that what is cached is cached
+    pipeline.apply(make(), known_issues="ignore")  # fill the caches first
     model = make()
     with interrupt_at(-1) as count:
         pipeline.apply(model, known_issues="ignore")
@@ -162,15 +162,15 @@ def test_an_interrupt_at_every_line_leaves_the_model_whole(make):
 
 
 def exchange_lines(make):
-    """The lines of one apply in which tensors are being exchanged or given back."""
-    found, count = [], 0
+    """Return the lines of one apply during which tensors are exchanged or restored."""
+    lines, count = [], 0
 
     def local(frame, event, arg):
         nonlocal count
         if event == "line":
             count += 1
             if frame.f_code.co_name in ("run", "undo", "restore", "held_interrupts", "_refill"):
-                found.append(count)
+                lines.append(count)
         return local
 
     pipeline = Pipeline.from_config(STEPS_USED)
@@ -181,7 +181,7 @@ def exchange_lines(make):
         pipeline.apply(model, known_issues="ignore")
     finally:
         sys.settrace(None)
-    return found
+    return lines
 
 
 def test_an_interrupt_during_the_exchange_is_deferred():

@@ -1,4 +1,4 @@
-"""Compiling in place: what stays, what is known again, what is refused, and what each backend gives."""
+"""The step compile: what stays the same, what is refused, and the results of each backend."""
 
 import copy
 import inspect
@@ -41,18 +41,18 @@ def pipeline(**options):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """A backend called `counted`, and the graphs that it was given."""
-    found = []
+    """Register a backend `counted`, and return the list of graphs that it compiles."""
+    graphs = []
 
     def counted(graph, example):
-        found.append(graph)
+        graphs.append(graph)
         return graph.forward
 
     counted._tags = ()
     registry = torch._dynamo.backends.registry
     monkeypatch.setitem(registry._BACKENDS, "counted", None)
     monkeypatch.setitem(registry._COMPILER_FNS, "counted", counted)
-    return found
+    return graphs
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -193,8 +193,8 @@ def test_the_flow_without_repairs_works_for_a_compiled_model():
     steps = {"conv2d_memory_format": {}, "repair_layout": {}, "compile": {"backend": "eager"}}
     declared = Pipeline.from_config(steps)
     net = declared.apply(UNet2d(width=4, depth=2, norm="instance").eval())
-    found = flow_without_repairs(declared, net, Example((torch.randn(1, 1, 16, 16),), {}))
-    assert "InstanceNorm2d" in {event.type for event in found.events}
+    flow = flow_without_repairs(declared, net, Example((torch.randn(1, 1, 16, 16),), {}))
+    assert "InstanceNorm2d" in {event.type for event in flow.events}
     assert net._compiled_call_impl is not None
 
 
@@ -248,7 +248,7 @@ def test_openvino_computes_in_float32_unless_the_model_is_16_bit(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"backend": "inductr"},
@@ -265,14 +265,14 @@ def test_openvino_computes_in_float32_unless_the_model_is_16_bit(monkeypatch):
         ),
     ],
 )
-def test_wrong_compile_options_are_configuration_errors(options, said):
+def test_wrong_compile_options_are_configuration_errors(options, message):
     with pytest.raises(ConfigError) as caught:
         pipeline(**options)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"backend": "of_a_plugin"},
@@ -293,20 +293,20 @@ def test_wrong_compile_options_are_configuration_errors(options, said):
         ),
     ],
 )
-def test_options_that_torch_rejects_are_refused_before_any_change(options, said):
+def test_options_that_torch_rejects_are_refused_before_any_change(options, message):
     if options["backend"] == "tvm" and find_spec("tvm"):
         pytest.skip("tvm is installed")
     net = Net()
     with pytest.raises(RefusedError) as caught:
         pipeline(**options).apply(net)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
     assert net._compiled_call_impl is None
 
 
 def test_only_inductor_reports_a_missing_compiler(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
-    said = r"backend: inductor needs a C\+\+ compiler \(no-such-compiler\), which is not installed; install it"
-    with pytest.raises(RefusedError, match=said):
+    message = r"backend: inductor needs a C\+\+ compiler \(no-such-compiler\), which is not installed; install it"
+    with pytest.raises(RefusedError, match=message):
         pipeline(backend="inductor").apply(Net())
     pipeline().apply(Net())
 
@@ -324,7 +324,7 @@ def test_a_missing_triton_is_reported_for_cuda(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"freezing": True},
@@ -337,9 +337,9 @@ def test_a_missing_triton_is_reported_for_cuda(monkeypatch):
         ),
     ],
 )
-def test_freezing_and_openvino_are_errors_in_training(options, said):
+def test_freezing_and_openvino_are_errors_in_training(options, message):
     config = {"model": {"_target_": "torch.nn.Identity"}, "steps": {"compile": options}}
-    with pytest.raises(ConfigError, match=f"^{said}"):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         read_settings({**config, "mode": "train"}, choices={})
     read_settings({**config, "mode": "eval"}, choices={})
 
@@ -367,9 +367,9 @@ def same_and_in_the_same_layout(backend, net, x, **options):
     reference = copy.deepcopy(net)
     pipeline(backend=backend, **options).apply(net, known_issues="ignore")
     with torch.no_grad():
-        ours, plain = net(x), reference(x)
-    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
-    return ours.stride() == plain.stride()
+        actual, expected = net(x), reference(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    return actual.stride() == expected.stride()
 
 
 @pytest.mark.slow
@@ -412,7 +412,7 @@ from test_compile import UNet2d, same_and_in_the_same_layout
 net = UNet2d(width=4, depth=2).eval()
 same_and_in_the_same_layout("openvino", net, torch.randn(1, 1, 32, 32))
 import openvino.frontend.pytorch.torchdynamo.execute as execute
-assert len(execute.compiled_cache) == 1  # and not inductor, which it takes where it fails
+assert len(execute.compiled_cache) == 1  # not inductor, its fallback
 """
     # It changes torch's global settings when it is imported.
     done = subprocess.run(

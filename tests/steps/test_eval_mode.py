@@ -1,4 +1,4 @@
-"""Evaluation mode, of a whole model and of a part of it."""
+"""The step eval_mode, for a whole model and for a part of it."""
 
 import copy
 
@@ -73,8 +73,8 @@ def test_a_frozen_norm_is_verified_against_a_frozen_reference():
     model = ResNet2d(width=4, blocks=[1, 1]).train()
     prepared = FROZEN.apply(copy.deepcopy(model))
     x = torch.randn(2, 3, 16, 16)
-    found = verify(model, prepared, x, pipeline=FROZEN, mode="train")
-    assert found.status == "pass", found.reason
+    result = verify(model, prepared, x, pipeline=FROZEN, mode="train")
+    assert result.status == "pass", result.reason
     prepared.train()
     assert verify(model, prepared, x, pipeline=FROZEN, mode="train").status == "fail"
     FROZEN.apply(prepared)
@@ -92,10 +92,10 @@ def settings(options, mode):
 
 
 def test_eval_mode_of_the_whole_model_with_mode_train_is_an_error():
-    said = (
+    message = (
         "^steps.eval_mode: puts the whole model in evaluation mode, and mode=train is for training"
     )
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         settings({}, "train")
     settings({}, "eval")
     settings({"include": ["norms"]}, "train")

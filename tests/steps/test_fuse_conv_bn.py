@@ -1,4 +1,4 @@
-"""Batch norms that become part of the convolution before them: which do, which must not, and how exactly."""
+"""The step fuse_conv_bn: which batch norms it fuses, which it must not fuse, and how exactly."""
 
 import copy
 
@@ -110,9 +110,9 @@ def test_other_steps_of_the_pipeline_act_on_the_fused_weights():
     assert not pipeline.plan(net)
     assert {t.dtype for t in net.parameters()} == {torch.bfloat16}
     assert net.conv.weight.is_contiguous(memory_format=torch.channels_last)
-    found = audit(net, plan=plan)
-    assert {row.status for row in found.rows} == {"converted"}
-    assert [row.tensor for row in found.rows] == ["bias", "weight"]
+    report = audit(net, plan=plan)
+    assert {row.status for row in report.rows} == {"converted"}
+    assert [row.tensor for row in report.rows] == ["bias", "weight"]
 
 
 def test_a_norm_with_several_names_is_replaced_under_all_of_them():
@@ -175,7 +175,7 @@ def test_a_convolution_with_a_second_consumer_is_not_fused(call):
 
 
 class Optional(Net):
-    """Whether the norm is given the convolution's output alone depends on an argument."""
+    """An argument decides whether the convolution's output goes only to the norm."""
 
     def forward(self, x, skip=None):
         y = self.conv(x)
@@ -222,7 +222,7 @@ def test_the_plan_gives_the_reason_for_each_unfused_norm(reason):
 
 
 class Scaled(nn.BatchNorm2d):
-    """A norm that does something of its own."""
+    """A norm with another forward."""
 
     def forward(self, x):
         return super().forward(x) * 2
@@ -308,7 +308,7 @@ def test_a_failure_anywhere_restores_the_unfused_modules(steps):
 
 
 def test_an_interrupt_leaves_all_pairs_unfused_or_all_fused():
-    FUSE.apply(lively(Net()))  # so that what is cached is cached
+    FUSE.apply(lively(Net()))  # fill the caches first
     with interrupt_at(-1) as count:
         FUSE.apply(lively(Net()))
     for line in range(1, count(), count() // 30):
@@ -383,10 +383,12 @@ QUICK = ("resnet2d", "transformers_resnet")
 
 
 def check_network(model, example, pairs, norms):
-    found = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    norm_count = sum(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
+    )
     reference = lively(model)
     prepared = FUSE.apply(copy.deepcopy(reference))
-    assert (len(fused(prepared)) - len(fused(reference)), found) == (pairs, norms)
+    assert (len(fused(prepared)) - len(fused(reference)), norm_count) == (pairs, norms)
     assert not FUSE.plan(prepared)
     verification = verify(reference, prepared, example, pipeline=FUSE)
     assert verification.status == "pass", verification.reason

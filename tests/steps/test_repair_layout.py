@@ -1,4 +1,4 @@
-"""The step repair_layout: what it repairs and what it leaves; and what every repair must hold to."""
+"""The step repair_layout: which modules it repairs, and the properties of every repair."""
 
 import copy
 import pickle
@@ -20,7 +20,7 @@ FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 FLAT = {"conv2d_memory_format": {}, "repair_layout": {}}
 DEEP = {"conv3d_memory_format": {}, "repair_layout": {}}
 
-# One of every class that a repair is for, and the shape of an input.
+# One module of every class with a repair, and the shape of an input.
 EXAMPLES = {
     "InstanceNorm2d": (lambda: nn.InstanceNorm2d(16, affine=True), (2, 16, 9, 10)),
     "InstanceNorm3d": (lambda: nn.InstanceNorm3d(16), (2, 16, 5, 6, 7)),
@@ -49,22 +49,22 @@ def _old_weight_norm(module):
 
 
 def example(name):
-    """A module, the repair that is for it, and an input."""
+    """Return a module, its repair, and an input."""
     torch.manual_seed(0)
     make, shape = EXAMPLES[name]
     module = make()
-    found = [
+    candidates = [
         repair
         for each in repairs.repair_names()
         if (repair := repairs.find_repair(each)).fits(module)
     ]
     kind = "computed_weight" if name.startswith("weight_norm") else None
-    (repair,) = [repair for repair in found if kind in (None, repair.name)]
+    (repair,) = [repair for repair in candidates if kind in (None, repair.name)]
     return module, repair, torch.randn(shape)
 
 
 def fixed(name):
-    """The same module, repaired; torch copies no module with a weight_norm of old."""
+    """Return the same module, repaired; torch cannot copy a module with the legacy weight_norm."""
     module, repair, _ = example(name)
     repair.repair(module, {4: "channels_last", 5: "channels_last_3d"})
     return module
@@ -135,14 +135,14 @@ def test_a_repair_keeps_every_tensor_key_and_hook(name):
 def test_a_repaired_module_keeps_the_layout_and_the_values(name, n):
     module, _, x = example(name)
     x = x[:1].repeat(n, *[1] * (x.dim() - 1)) + torch.randn(n, *x.shape[1:])
-    ours, theirs = run(fixed(name), channels_last(x)), run(module, x)
-    assert is_canonical(ours[0])
-    assert is_canonical(ours[1])
-    for one, other in zip(ours, theirs, strict=True):
+    actual, expected = run(fixed(name), channels_last(x)), run(module, x)
+    assert is_canonical(actual[0])
+    assert is_canonical(actual[1])
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-# torch's own softmax needs what it gave for its backward.
+# torch's own softmax needs its output for its backward.
 CHANGED_IN_PLACE = [name for name in EXAMPLES if "oftm" not in name]
 
 
@@ -150,15 +150,15 @@ CHANGED_IN_PLACE = [name for name in EXAMPLES if "oftm" not in name]
 @pytest.mark.parametrize("name", CHANGED_IN_PLACE)
 def test_outputs_of_a_repaired_module_can_be_changed_in_place(name, large, monkeypatch):
     # As the activations of most networks do it: LeakyReLU(inplace=True).
-    if large:  # norms go another way where it is worth it
+    if large:  # norms use other kernels for large inputs
         monkeypatch.setattr("prepare.steps.repairs._norm_autograd._MIN_ELEMENTS", 0)
     module, _, x = example(name)
-    found = []
-    for each, given in ((fixed(name), channels_last(x)), (module, x)):
-        given = given.detach().requires_grad_()
-        nn.functional.leaky_relu_(each(given), 0.1).square().sum().backward()
-        found.append([given.grad, *(p.grad for p in each.parameters())])
-    for one, other in zip(*found, strict=True):
+    gradients = []
+    for each_module, value in ((fixed(name), channels_last(x)), (module, x)):
+        value = value.detach().requires_grad_()
+        nn.functional.leaky_relu_(each_module(value), 0.1).square().sum().backward()
+        gradients.append([value.grad, *(p.grad for p in each_module.parameters())])
+    for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
@@ -166,25 +166,25 @@ def test_outputs_of_a_repaired_module_can_be_changed_in_place(name, large, monke
 def test_contiguous_and_unbatched_inputs_give_the_same_as_before(name):
     module, _, x = example(name)
     torch.testing.assert_close(fixed(name)(x), module(x), rtol=1e-5, atol=1e-5)
-    if name not in ("GroupNorm", "LayerNorm"):  # those take none without a batch
+    if name not in ("GroupNorm", "LayerNorm"):  # those do not accept an input without a batch
         torch.testing.assert_close(fixed(name)(x[0]), module(x[0]), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_repaired_module_is_copied_pickled_and_compiled(name):
     _, repair, x = example(name)
-    ours, x = fixed(name), channels_last(x)
+    actual, x = fixed(name), channels_last(x)
     copies = []
     if name != "weight_norm of old":
-        copies.append(copy.deepcopy(ours))
+        copies.append(copy.deepcopy(actual))
     if not name.startswith("weight_norm"):
-        copies.append(pickle.loads(pickle.dumps(ours)))
+        copies.append(pickle.loads(pickle.dumps(actual)))
     for again in copies:
         assert repair.is_repaired(again)
-        assert bits(again(x)) == bits(ours(x))
+        assert bits(again(x)) == bits(actual(x))
     torch._dynamo.reset()
-    compiled = torch.compile(ours, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(x), ours(x), rtol=1e-4, atol=1e-4)
+    compiled = torch.compile(actual, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), actual(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if not name.startswith("weight_norm")])
@@ -217,8 +217,8 @@ def test_gradients_in_training_are_correct_at_every_batch_size(rank, n):
     model(channels_last(x)).square().mean().backward()
     exact(x.double()).square().mean().backward()
     largest = max(p.grad.abs().max() for p in exact.parameters())
-    for ours, right in zip(model.parameters(), exact.parameters(), strict=True):
-        assert (ours.grad - right.grad).abs().max() < 1e-5 * largest
+    for actual, right in zip(model.parameters(), exact.parameters(), strict=True):
+        assert (actual.grad - right.grad).abs().max() < 1e-5 * largest
 
 
 def test_only_ranks_in_channels_last_in_the_pipeline_are_repaired():

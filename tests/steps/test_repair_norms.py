@@ -1,4 +1,4 @@
-"""The repaired norms: as right as torch's contiguous ones, in the layout of their input, as torch in all else."""
+"""The repaired norms: as accurate as torch's contiguous norms, and in the layout of their input."""
 
 import copy
 import pickle
@@ -13,7 +13,7 @@ from prepare.steps.repairs import find_repair
 from small_nets import bits
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-# Where the largest error of the contiguous kernel is 0 by luck: one rounding of the largest number.
+# If the largest error of the contiguous kernel happens to be 0: one rounding of the largest number.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9}
 
 # Sizes with and without divisors, so that torch's kernels see them in few lanes and in many.
@@ -33,7 +33,7 @@ CASES = {
 
 
 def repaired(module: nn.Module) -> nn.Module:
-    """A copy of `module`, repaired."""
+    """Return a repaired copy of `module`."""
     module = copy.deepcopy(module)
     (repair,) = (
         r for r in map(find_repair, ("instance_norm", "group_norm", "layer_norm")) if r.fits(module)
@@ -42,7 +42,7 @@ def repaired(module: nn.Module) -> nn.Module:
     return module
 
 
-def made(case: str, *, seed: int = 0) -> nn.Module:
+def make_norm(case: str, *, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     module = CASES[case][0]()
     with torch.no_grad():
@@ -64,7 +64,7 @@ def is_canonical(x: torch.Tensor) -> bool:
 
 
 def results(module: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:
-    """The output, and the gradients of the input and of the parameters."""
+    """Return the output, and the gradients of the input and of the parameters."""
     x = x.detach().requires_grad_()
     module.zero_grad()
     y = module(x)
@@ -75,18 +75,18 @@ def results(module: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> list[torc
 def errors_against_float64(
     case: str, *, n: int, mean: float, dtype: torch.dtype, weights: torch.dtype
 ) -> list[tuple[str, float, float, float]]:
-    """Largest errors of what is repaired and of torch's contiguous way; the largest number."""
-    module = made(case).to(weights)
+    """Yield the largest errors of the repair and of torch's contiguous kernel, and the largest number."""
+    module = make_norm(case).to(weights)
     x, grad = inputs(case, n, mean).to(dtype), torch.randn(n, *CASES[case][1]).to(dtype)
     exact = results(copy.deepcopy(module).double(), x.double(), grad.double())
     contiguous = results(module, x, grad)
-    ours = results(repaired(module), channels_last(x), channels_last(grad))
-    assert is_canonical(ours[0])
-    assert is_canonical(ours[1])
+    actual = results(repaired(module), channels_last(x), channels_last(grad))
+    assert is_canonical(actual[0])
+    assert is_canonical(actual[1])
     return [
         (name, _largest(our - right), _largest(their - right), _largest(right))
         for name, our, their, right in zip(
-            ("output", "input", "weight", "bias"), ours, contiguous, exact, strict=False
+            ("output", "input", "weight", "bias"), actual, contiguous, exact, strict=False
         )
     ]
 
@@ -108,12 +108,12 @@ def _largest(x: torch.Tensor) -> float:
 )
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_and_gradients_are_as_accurate_as_contiguous_ones(case, dtype, weights, mean, n):
-    for what, ours, theirs, size in errors_against_float64(
+    for what, actual, expected, size in errors_against_float64(
         case, n=n, mean=mean, dtype=dtype, weights=weights
     ):
-        # A gradient of weights is a sum over all of the input: one rounding of each of its terms.
+        # A weight gradient is a sum over the whole input: allow one rounding of each term.
         spared = ROUNDING[weights if what in ("weight", "bias") else dtype] * size
-        assert ours <= 4 * max(theirs, spared), (what, ours, theirs)
+        assert actual <= 4 * max(expected, spared), (what, actual, expected)
 
 
 @pytest.mark.slow
@@ -122,10 +122,10 @@ def test_a_large_volume_is_as_accurate_as_a_contiguous_one(mean, monkeypatch):
     monkeypatch.setitem(
         CASES, "large", (lambda: nn.InstanceNorm3d(32, affine=True), (32, 48, 48, 48))
     )
-    for what, ours, theirs, _ in errors_against_float64(
+    for what, actual, expected, _ in errors_against_float64(
         "large", n=1, mean=mean, dtype=torch.float32, weights=torch.float32
     ):
-        assert ours <= 4 * theirs, what
+        assert actual <= 4 * expected, what
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_network_gradients_at_batch_1_match_float64(norm, width):
     (net(channels_last(x).requires_grad_()) ** 2).sum().backward()
     assert seen == [True]
     largest = max(_largest(p.grad) for p in exact.parameters())
-    for ours, right in zip(net.parameters(), exact.parameters(), strict=True):
-        assert _largest(ours.grad - right.grad) < 1e-5 * largest
+    for actual, right in zip(net.parameters(), exact.parameters(), strict=True):
+        assert _largest(actual.grad - right.grad) < 1e-5 * largest
     weight, step = exact[0].weight, 1e-5
     values = []
     for shift in (step, -2 * step):
@@ -161,7 +161,7 @@ def test_network_gradients_at_batch_1_match_float64(norm, width):
 
 @pytest.mark.parametrize("case", CASES)
 def test_backward_and_double_backward_match_finite_differences(case):
-    module = repaired(made(case)).double()
+    module = repaired(make_norm(case)).double()
     shape = {4: (2, 4, 3), 5: (2, 4, 3, 2)}[len(CASES[case][1]) + 1]
     c = CASES[case][1][0]
     if isinstance(module, nn.LayerNorm):
@@ -178,37 +178,37 @@ def test_double_backward_equals_that_of_a_contiguous_input(case):
         (slope,) = torch.autograd.grad(module(x).pow(3).mean(), x, create_graph=True)
         return torch.autograd.grad(slope.square().sum() * 1e3, [x, *module.parameters()])
 
-    module, x = made(case), inputs(case)
-    for ours, theirs in zip(
+    module, x = make_norm(case), inputs(case)
+    for actual, expected in zip(
         penalty(repaired(module), channels_last(x)), penalty(module, x), strict=True
     ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("momentum", [0.1, 0.0, None])
 @pytest.mark.parametrize("affine", [True, False])
 def test_running_statistics_equal_those_of_torch(momentum, affine):
     torch.manual_seed(0)
-    theirs = nn.InstanceNorm2d(6, momentum=momentum, affine=affine, track_running_stats=True)
-    ours = repaired(theirs)
+    expected = nn.InstanceNorm2d(6, momentum=momentum, affine=affine, track_running_stats=True)
+    actual = repaired(expected)
     for _ in range(3):
         x = torch.randn(3, 6, 40, 70) * 2 + 5
-        torch.testing.assert_close(ours(channels_last(x)), theirs(x), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
-    ours.eval()
-    theirs.eval()
+        torch.testing.assert_close(actual(channels_last(x)), expected(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual.state_dict(), expected.state_dict())
+    actual.eval()
+    expected.eval()
     x = torch.randn(1, 6, 40, 70)
     for one, other in zip(
-        results(ours, channels_last(x), channels_last(x)), results(theirs, x, x), strict=True
+        results(actual, channels_last(x), channels_last(x)), results(expected, x, x), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    assert is_canonical(ours(channels_last(x)))
-    assert bits(ours.running_mean) != bits(torch.zeros(6)) or not momentum
+    assert is_canonical(actual(channels_last(x)))
+    assert bits(actual.running_mean) != bits(torch.zeros(6)) or not momentum
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_contiguous_input_gives_torchs_own_bits(case):
-    module, x = made(case), inputs(case)
+    module, x = make_norm(case), inputs(case)
     y = repaired(module)(x)
     assert y.is_contiguous()
     assert bits(y) == bits(module(x))
@@ -216,7 +216,7 @@ def test_a_contiguous_input_gives_torchs_own_bits(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_unbatched_and_empty_inputs_give_what_torch_gives(case):
-    module = made(case)
+    module = make_norm(case)
     for x in (inputs(case)[0], inputs(case, 0)):
         x = channels_last(x) if x.dim() in FORMATS else x
         assert _outcome(repaired(module), x) == _outcome(module, x)
@@ -263,28 +263,28 @@ def test_mismatched_channels_give_torchs_warning():
 @pytest.mark.parametrize("case", ["in2d", "in2d-small", "gn2d", "ln2d"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_autocast_gives_the_dtype_of_torch(case, dtype):
-    module, x = made(case), inputs(case).to(dtype)
+    module, x = make_norm(case), inputs(case).to(dtype)
     with torch.autocast("cpu", torch.bfloat16):
-        ours, theirs = repaired(module)(channels_last(x)), module(x)
-    assert ours.dtype == theirs.dtype
-    torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+        actual, expected = repaired(module)(channels_last(x)), module(x)
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_repaired_norm_is_still_the_same_module(case, tmp_path):
-    module, x = made(case), channels_last(inputs(case))
-    ours = repaired(module)
+    module, x = make_norm(case), channels_last(inputs(case))
+    actual = repaired(module)
     kind = type(module)
-    assert isinstance(ours, kind)
-    assert ours.state_dict().keys() == module.state_dict().keys()
-    assert repr(ours).partition("(")[2] == repr(module).partition("(")[2]
-    ours.register_forward_hook(lambda *_: None)
-    for again in (copy.deepcopy(ours), pickle.loads(pickle.dumps(repaired(module)))):
-        assert type(again) is type(ours)
-        assert bits(again(x)) == bits(ours(x))
+    assert isinstance(actual, kind)
+    assert actual.state_dict().keys() == module.state_dict().keys()
+    assert repr(actual).partition("(")[2] == repr(module).partition("(")[2]
+    actual.register_forward_hook(lambda *_: None)
+    for again in (copy.deepcopy(actual), pickle.loads(pickle.dumps(repaired(module)))):
+        assert type(again) is type(actual)
+        assert bits(again(x)) == bits(actual(x))
     torch.save(repaired(module), tmp_path / "module.pt")
     loaded = torch.load(tmp_path / "module.pt", weights_only=False)
-    assert bits(loaded(x)) == bits(ours(x))
+    assert bits(loaded(x)) == bits(actual(x))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -292,18 +292,18 @@ def test_a_repaired_norm_is_still_the_same_module(case, tmp_path):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_repaired_norm_compiles_as_one_graph_and_trains(case, n, backend):
     torch._dynamo.reset()
-    module, x, grad = made(case), inputs(case, n), inputs(case, n)
-    ours = torch.compile(repaired(module), fullgraph=True, backend=backend)
-    found = results(ours, channels_last(x), channels_last(grad))
-    assert is_canonical(found[0])
-    assert is_canonical(found[1])
-    for one, other in zip(found, results(module, x, grad), strict=True):
+    module, x, grad = make_norm(case), inputs(case, n), inputs(case, n)
+    compiled = torch.compile(repaired(module), fullgraph=True, backend=backend)
+    actual = results(compiled, channels_last(x), channels_last(grad))
+    assert is_canonical(actual[0])
+    assert is_canonical(actual[1])
+    for one, other in zip(actual, results(module, x, grad), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_repaired_norm_exports_with_any_batch_size(case):
-    module, x = repaired(made(case)).eval(), channels_last(inputs(case, 3))
+    module, x = repaired(make_norm(case)).eval(), channels_last(inputs(case, 3))
     program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
     y = program.module()(channels_last(inputs(case, 5)))
     assert y.shape[0] == 5
@@ -312,45 +312,45 @@ def test_a_repaired_norm_exports_with_any_batch_size(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_fake_tensors_and_the_meta_device_show_the_layout(case):
-    module = repaired(made(case))
+    module = repaired(make_norm(case))
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         y = module(channels_last(inputs(case)))
     assert is_canonical(y)
     assert is_canonical(module.to("meta")(channels_last(inputs(case)).to("meta")))
 
 
-# torch compiles a derivative formula of its own for `jvp`.
+# torch compiles its own derivative formula for `jvp`.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("case", ["in2d", "gn2d", "ln2d"])
 def test_function_transforms_work_on_a_repaired_norm(case):
-    module, x = made(case), inputs(case, 3)
+    module, x = make_norm(case), inputs(case, 3)
 
     def loss(net, x):
         return net(x).pow(3).mean()
 
-    ours, theirs = (
+    actual, expected = (
         torch.func.grad(loss, 1)(m, v)
         for m, v in ((repaired(module), channels_last(x)), (module, x))
     )
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-6)
     each = torch.func.vmap(repaired(module))(torch.stack([channels_last(x)] * 2))
     torch.testing.assert_close(each[1], module(x), rtol=1e-3, atol=1e-4)
     tangent = torch.randn_like(x)
-    _, ours = torch.func.jvp(repaired(module), (channels_last(x),), (channels_last(tangent),))
-    _, theirs = torch.func.jvp(module, (x,), (tangent,))
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    _, actual = torch.func.jvp(repaired(module), (channels_last(x),), (channels_last(tangent),))
+    _, expected = torch.func.jvp(module, (x,), (tangent,))
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_gradients_of_any_layout_become_channels_last():
-    module, x = made("in2d"), inputs("in2d", 1)
+    module, x = make_norm("in2d"), inputs("in2d", 1)
     grad = torch.randn(x.shape)
     # The strides that a view leaves at batch 1: channels-last to `is_contiguous`, and not canonical.
     odd = channels_last(grad).as_strided(x.shape, (32, 1, 48 * 32, 32))
     wanted = results(module, x, grad)
-    for given in (grad, channels_last(grad), odd, grad.flip(3).flip(3)):
-        found = results(repaired(module), channels_last(x), given)
-        assert is_canonical(found[1])
-        for one, other in zip(found, wanted, strict=True):
+    for gradient in (grad, channels_last(grad), odd, grad.flip(3).flip(3)):
+        actual = results(repaired(module), channels_last(x), gradient)
+        assert is_canonical(actual[1])
+        for one, other in zip(actual, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
@@ -364,8 +364,8 @@ def test_ambiguous_strides_follow_the_intended_format():
 def test_inf_and_nan_stay_in_their_channel():
     x = inputs("in2d", 1)
     x[0, 3, 5, 5] = float("nan")
-    ours, theirs = repaired(made("in2d"))(channels_last(x)), made("in2d")(x)
-    assert torch.equal(ours.isnan(), theirs.isnan())
+    actual, expected = repaired(make_norm("in2d"))(channels_last(x)), make_norm("in2d")(x)
+    assert torch.equal(actual.isnan(), expected.isnan())
 
 
 @pytest.mark.parametrize(
@@ -382,6 +382,6 @@ def test_an_inplace_activation_can_follow_in_training(act, batch):
     x = torch.randn(batch, 3, 96, 96)
     for each in (model, reference):
         (each(x.to(memory_format=torch.channels_last)) ** 2).mean().backward()
-    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        scale = max(1e-3, float(theirs.grad.abs().max()))
-        assert (mine.grad - theirs.grad).abs().max() < 1e-4 * scale
+    for actual, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        scale = max(1e-3, float(expected.grad.abs().max()))
+        assert (actual.grad - expected.grad).abs().max() < 1e-4 * scale

@@ -1,4 +1,4 @@
-"""The repairs of pooling, softmax, small 3-d convolutions and computed weights: as right, in the layout given."""
+"""The repairs of pooling, softmax, small 3-d convolutions and computed weights: accurate, same layout."""
 
 import copy
 import pickle
@@ -72,7 +72,7 @@ EVERY = {
     **{name: ("softmax", make) for name, make in SOFTMAXES.items()},
     **{name: ("conv3d", make) for name, make in CONVOLUTIONS.items()},
 }
-# One of each class and path, where a full count would only repeat them.
+# One of each class and code path, for tests that need no more.
 FEW = (
     "avg ceil", "power 2", "adaptive avg", "adaptive avg to one", "adaptive max",
     "softmax", "softmin", "log_softmax", "softmax2d", "plain", "one output", "product", "transposed",
@@ -80,7 +80,7 @@ FEW = (
 
 
 def pair(name):
-    """The module as torch has it, and a repaired copy."""
+    """Return torch's module, and a repaired copy."""
     repair, make = EVERY[name]
     module = make()
     repaired = copy.deepcopy(module)
@@ -114,15 +114,15 @@ def test_a_repaired_module_is_as_accurate_and_keeps_the_layout(name, batch, dtyp
     module = module.to(dtype).float()
     repaired.load_state_dict(module.state_dict())
     exact = results(module, x, torch.float64)
-    found = results(repaired, laid_out(x), dtype)
-    for error, limit in zip(errors(found, exact), limits(module, x, dtype, exact), strict=True):
+    actual = results(repaired, laid_out(x), dtype)
+    for error, limit in zip(errors(actual, exact), limits(module, x, dtype, exact), strict=True):
         assert error <= limit
-    assert found[0].dtype == dtype
+    assert actual[0].dtype == dtype
     if name not in CONVOLUTIONS:
-        assert all(is_canonical(each) for each in found[:2])
+        assert all(is_canonical(each) for each in actual[:2])
     elif dtype == torch.float32 and name != "padded product":
-        assert is_canonical(found[0])
-        assert is_canonical(found[1]) or "circular" in name
+        assert is_canonical(actual[0])
+        assert is_canonical(actual[1]) or "circular" in name
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -143,10 +143,10 @@ def test_double_backward_is_correct(name):
     x = sample(repaired)[..., :4, :5]
     if x.dim() == 5:
         x = x[:, :, :5]
-    if name in CONVOLUTIONS:  # in float64 the convolutions go torch's way: against that, then
+    if name in CONVOLUTIONS:  # in float64 the convolutions run torch's code, so compare with that
         exact = _second(copy.deepcopy(repaired).double(), laid_out(x).double())
-        found = _second(repaired, laid_out(x)).double()
-        torch.testing.assert_close(found, exact, atol=1e-4, rtol=1e-4)
+        actual = _second(repaired, laid_out(x)).double()
+        torch.testing.assert_close(actual, exact, atol=1e-4, rtol=1e-4)
         return
     x = laid_out(x.double()[:, :2]).requires_grad_()
     assert torch.autograd.gradgradcheck(repaired, (x,), fast_mode=True)
@@ -242,7 +242,7 @@ def test_a_small_convolution_uses_onednn_forward_and_backward():
         assert is_canonical(repaired(x))
 
 
-# Larger than what they are given, and large enough for oneDNN to take its own kernels for bfloat16.
+# Larger than their inputs, and large enough for oneDNN to take its own kernels for bfloat16.
 LARGER = {
     "padded": lambda: nn.Conv3d(64, 64, 3, padding=1),
     "same": lambda: nn.Conv3d(64, 64, 5, padding="same"),
@@ -267,11 +267,11 @@ def test_bfloat16_gradients_of_a_kernel_larger_than_its_input(name):
     for shape in ((2, 64, 2, 2, 2), (1, 64, 2, 6, 4), (64, 2, 2, 2)):
         x = torch.randn(shape)
         exact = results(module, x, torch.float64)
-        for given in (x, laid_out(x) if x.dim() == 5 else x):
-            found = results(module, given, torch.bfloat16)
-            for error, right in zip(errors(found, exact), exact, strict=True):
+        for value in (x, laid_out(x) if x.dim() == 5 else x):
+            actual = results(module, value, torch.bfloat16)
+            for error, right in zip(errors(actual, exact), exact, strict=True):
                 assert error < 0.03 * right.abs().max()
-        assert is_canonical(found[0]) or x.dim() == 4
+        assert is_canonical(actual[0]) or x.dim() == 4
         with torch.autocast("cpu"):
             (_, _, weight, *_) = results(module, x, torch.float32)
         assert (weight.double() - exact[2]).abs().max() < 0.03 * exact[2].abs().max()
@@ -357,9 +357,9 @@ def test_a_computed_weight_is_repaired_and_audited_as_converted(name, shape):
     assert list(module.state_dict()) == keys
     assert not find_repair("computed_weight").is_repaired(module)
     pipeline.apply(model)
-    found = audit(model, plan=plan)
-    assert found.summary["convolutions"]["converted"] == 1
-    assert found.summary["status"]["ineffective"] == 0
+    report = audit(model, plan=plan)
+    assert report.summary["convolutions"]["converted"] == 1
+    assert report.summary["status"]["ineffective"] == 0
     assert list(module.state_dict()) == keys
     torch.testing.assert_close(module(x), before)
     assert is_canonical(module.weight)
@@ -437,7 +437,7 @@ def test_a_parametrization_added_later_is_repaired_again():
 def test_a_repaired_computed_weight_is_pickled_and_compiled(name):
     module, x = computed(name, "2-d")
     find_repair("computed_weight").repair(module, NAMES)
-    if not parametrize.is_parametrized(module):  # torch pickles no parametrized module
+    if not parametrize.is_parametrized(module):  # torch cannot pickle a parametrized module
         again = pickle.loads(pickle.dumps(module))
         assert find_repair("computed_weight").is_repaired(again)
     before = module(x)
@@ -470,7 +470,7 @@ def test_a_random_pooling_or_convolution_is_as_accurate_as_before(seed):
     allowed = limits(module, x, torch.float32, exact)
     repair = "conv3d" if hasattr(module, "weight") else "pooling"
     find_repair(repair).repair(module, NAMES)
-    found = results(module, laid_out(x), torch.float32)
-    for error, limit in zip(errors(found, exact), allowed, strict=True):
+    actual = results(module, laid_out(x), torch.float32)
+    for error, limit in zip(errors(actual, exact), allowed, strict=True):
         assert error <= limit
-    assert is_canonical(found[0])
+    assert is_canonical(actual[0])

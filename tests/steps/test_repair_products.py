@@ -1,4 +1,4 @@
-"""Large convolutions that give few pixels run as a matrix product: as right, in the layout given, without copies."""
+"""Large convolutions with few output pixels run as a matrix product: accurate, in the same layout, no copies."""
 
 import copy
 
@@ -14,7 +14,7 @@ from repair_errors import errors, limits, results
 
 NAMES = {4: "channels_last", 5: "channels_last_3d"}
 
-# Each with the size in space of an input of which few pixels come out.
+# Each with a spatial input size that gives few output pixels.
 FEW_PIXELS = {
     "padded": (lambda: nn.Conv2d(96, 320, 3, padding=1), (6, 6)),
     "without a bias": (lambda: nn.Conv2d(96, 320, 3, bias=False), (8, 8)),
@@ -41,11 +41,11 @@ LEFT_ALONE = {
 
 
 def repaired(module):
-    """Channels-last, and a repaired copy of it."""
-    last = copy.deepcopy(module).to(memory_format=FORMATS[module.weight.dim()])
-    ours = copy.deepcopy(last)
-    find_repair(f"conv{module.weight.dim() - 2}d").repair(ours, NAMES)
-    return last, ours
+    """Return the module in channels-last, and a repaired copy of it."""
+    plain_conv = copy.deepcopy(module).to(memory_format=FORMATS[module.weight.dim()])
+    repaired_conv = copy.deepcopy(plain_conv)
+    find_repair(f"conv{module.weight.dim() - 2}d").repair(repaired_conv, NAMES)
+    return plain_conv, repaired_conv
 
 
 def example(name, batch=1):
@@ -57,40 +57,42 @@ def example(name, batch=1):
 
 
 def products(monkeypatch):
-    """A list that gets an item for each product from now on."""
-    made, product = [], _conv_as_matmul.convolve
-    monkeypatch.setattr(_conv_as_matmul, "convolve", lambda *args: made.append(1) or product(*args))
-    return made
+    """Return a list that gets an item for each product from now on."""
+    calls, product = [], _conv_as_matmul.convolve
+    monkeypatch.setattr(
+        _conv_as_matmul, "convolve", lambda *args: calls.append(1) or product(*args)
+    )
+    return calls
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("name", FEW_PIXELS)
 def test_a_product_is_as_accurate_and_keeps_the_layout(name, batch, dtype, monkeypatch):
-    made = products(monkeypatch)
+    calls = products(monkeypatch)
     module, x = example(name, batch)
-    _, ours = repaired(module)
+    _, repaired_conv = repaired(module)
     exact = results(module, x, torch.float64)
-    assert not made
+    assert not calls
     if batch == 2:  # twice as many pixels
         monkeypatch.setattr(_conv_as_matmul, "_MIN_CHANNELS_PER_PIXEL", 4)
-    found = results(ours, x, dtype)
-    assert made == [1]
-    for error, limit in zip(errors(found, exact), limits(module, x, dtype, exact), strict=True):
+    actual = results(repaired_conv, x, dtype)
+    assert calls == [1]
+    for error, limit in zip(errors(actual, exact), limits(module, x, dtype, exact), strict=True):
         assert error <= limit
-    for t in found[:3]:
+    for t in actual[:3]:
         assert t.stride() == canonical_stride(t.shape, NAMES[t.dim()])
 
 
 @pytest.mark.parametrize("name", ["padded", "of one pixel, strided", "3-d, strided"])
 def test_without_gradients_a_product_gives_the_same(name, monkeypatch):
     module, x = example(name)
-    _, ours = repaired(module)
+    _, repaired_conv = repaired(module)
     with torch.inference_mode():
-        without = ours(x)
-    made = products(monkeypatch)
-    assert torch.equal(ours(x), without)
-    assert made
+        without = repaired_conv(x)
+    calls = products(monkeypatch)
+    assert torch.equal(repaired_conv(x), without)
+    assert calls
 
 
 @pytest.mark.parametrize("name", ["padded", "dilated", "of one pixel, strided", "3-d"])
@@ -98,12 +100,12 @@ def test_double_backward_equals_that_of_the_convolution(name):
     module, x = example(name)
 
     def second(module):
-        given = x.clone().requires_grad_()
-        first = torch.autograd.grad(module(given).square().mean(), given, create_graph=True)[0]
-        return torch.autograd.grad(first.square().sum(), [given, module.weight])
+        value = x.clone().requires_grad_()
+        first = torch.autograd.grad(module(value).square().mean(), value, create_graph=True)[0]
+        return torch.autograd.grad(first.square().sum(), [value, module.weight])
 
-    last, ours = repaired(module)
-    for one, other in zip(second(ours), second(last), strict=True):
+    plain_conv, repaired_conv = repaired(module)
+    for one, other in zip(second(repaired_conv), second(plain_conv), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
 
 
@@ -111,32 +113,35 @@ def test_double_backward_equals_that_of_the_convolution(name):
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_function_transforms_work_on_a_product():
     module, x = example("padded")
-    last, ours = repaired(module)
+    plain_conv, repaired_conv = repaired(module)
     batched = torch.stack([x, 2 * x])
-    torch.testing.assert_close(torch.vmap(ours)(batched), torch.vmap(last)(batched))
-    found, expected = (
-        torch.func.jvp(lambda given, m=m: m(given), (x,), (x,))[1] for m in (ours, last)
+    torch.testing.assert_close(torch.vmap(repaired_conv)(batched), torch.vmap(plain_conv)(batched))
+    actual, expected = (
+        torch.func.jvp(lambda value, m=m: m(value), (x,), (x,))[1]
+        for m in (repaired_conv, plain_conv)
     )
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def copied(module, x):
-    """The shapes that a training step copies."""
+    """Return the shapes that a training step copies."""
     x = x.detach().requires_grad_()
     module(x).sum().backward()
     module.zero_grad()
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         module(x).sum().backward()
-    return [event.input_shapes[0] for event in found.events() if event.name == "aten::copy_"]
+    return [event.input_shapes[0] for event in profiler.events() if event.name == "aten::copy_"]
 
 
 @pytest.mark.parametrize("name", ["wide", "3-d, wide"])
 def test_a_training_step_copies_no_weight_and_no_weight_gradient(name):
     module, x = example(name)
-    _, ours = repaired(module)
-    assert list(module.weight.shape) not in copied(ours, x)
-    ours.to(memory_format=torch.contiguous_format)  # then torch's own runs, and copies it
-    assert list(module.weight.shape) in copied(ours, x)
+    _, repaired_conv = repaired(module)
+    assert list(module.weight.shape) not in copied(repaired_conv, x)
+    repaired_conv.to(
+        memory_format=torch.contiguous_format
+    )  # then torch's own code runs, and copies the weight
+    assert list(module.weight.shape) in copied(repaired_conv, x)
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)
@@ -145,22 +150,24 @@ def test_a_convolution_that_gains_nothing_is_not_repaired(name):
 
 
 def test_torchs_convolution_runs_where_a_product_does_not_apply(monkeypatch):
-    made = products(monkeypatch)
+    calls = products(monkeypatch)
     module, x = example("padded")
-    last, ours = repaired(module)
-    for given in (
+    plain_conv, repaired_conv = repaired(module)
+    for value in (
         torch.cat([x, x]),  # more pixels than an eighth of the channels
         x.contiguous(),
         x[0],
     ):
-        assert torch.equal(ours(given), last(given))
-    assert torch.equal(copy.deepcopy(ours).double()(x.double()), last.double()(x.double()))
+        assert torch.equal(repaired_conv(value), plain_conv(value))
+    assert torch.equal(
+        copy.deepcopy(repaired_conv).double()(x.double()), plain_conv.double()(x.double())
+    )
     with torch.autocast("cpu"):
-        assert ours(x).dtype == torch.bfloat16
-    contiguous = copy.deepcopy(ours).to(memory_format=torch.contiguous_format)
+        assert repaired_conv(x).dtype == torch.bfloat16
+    contiguous = copy.deepcopy(repaired_conv).to(memory_format=torch.contiguous_format)
     contiguous(x)
     with pytest.raises(RuntimeError, match="to have 96 channels, but got 95"):
-        ours(x[:, :95].to(memory_format=torch.channels_last))
-    assert not made
-    ours(x)
-    assert made
+        repaired_conv(x[:, :95].to(memory_format=torch.channels_last))
+    assert not calls
+    repaired_conv(x)
+    assert calls

@@ -1,4 +1,4 @@
-"""Every registered step holds to the contract; and a built-in one has a YAML that spells out its options."""
+"""Every registered step passes the contract, and every built-in step has a YAML with all its options."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from prepare.testing import StepContract
 from small_nets import mixed
 
 NAMES = list(STEPS)
-# What a step needs to have something to do, where its defaults leave the network alone.
+# Settings with which a step has something to do, if its defaults change nothing in the network.
 SPECIAL = {
     "compile": {"options": {"backend": "eager"}},
     "eval_mode": {"model": lambda self: mixed().train()},
@@ -30,7 +30,7 @@ globals().update({f"Test_{name}": contract(name) for name in NAMES})
 
 
 class Test_device(StepContract):
-    """On a machine with nothing but a CPU it has nothing to do."""
+    """The step has nothing to do on a machine with only a CPU."""
 
     step = "device"
 

@@ -16,22 +16,22 @@ SOURCES = str(Path(prepare.__file__).parent)
 
 
 class FailAt(TorchDispatchMode):
-    """Raises at the operation of that number; counts them."""
+    """Count operations, and raise at the given number."""
 
     def __init__(self, number, error):
         super().__init__()
-        self.left, self.error, self.count = number, error, 0
+        self.number, self.error, self.count = number, error, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += 1
-        if self.count == self.left:
+        if self.count == self.number:
             raise self.error
         return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
 def interrupt_at(line):
-    """Sends this process a real Ctrl-C when that many lines of our own code have run."""
+    """Send this process a real SIGINT after `line` lines of our own code have run."""
     count = 0
 
     def local(frame, event, arg):
@@ -52,6 +52,6 @@ def interrupt_at(line):
         yield lambda: count
     finally:
         sys.settrace(before)
-        # What is raised at the line of a `with` as it ends, which a tracer can, leaves it without its exit.
+        # An exception that the tracer raises at the end of a `with` skips its exit.
         torch.set_grad_enabled(gradients)
         torch._C._set_torch_function_state(overriding)

@@ -15,34 +15,36 @@ def laid_out(x):
 
 
 def results(module, x, dtype):
-    """Outputs, and the gradients of the input and of all parameters."""
+    """Return the output, and the gradients of the input and of all parameters."""
     module = copy.deepcopy(module).to(dtype)
     x = x.detach().to(dtype).requires_grad_()
     out = module(x)
-    # Of one sign: where a bias's gradient cancels to nothing, no error is small against it.
+    # All positive: if a bias gradient cancels to almost nothing, every relative error is large.
     weights = torch.linspace(0.5, 1, out.numel()).view_as(out)
     weights = torch.empty_like(out).copy_(weights)
     return [out, *torch.autograd.grad(out, [x, *module.parameters()], weights)]
 
 
-def errors(found, exact):
-    return [float((a.double() - b).abs().max().detach()) for a, b in zip(found, exact, strict=True)]
+def errors(actual, exact):
+    return [
+        float((a.double() - b).abs().max().detach()) for a, b in zip(actual, exact, strict=True)
+    ]
 
 
 def limits(module, x, dtype, exact):
-    """Four times the largest errors of torch's own kernels, and no less than four roundings of the largest number.
+    """Return four times the largest error of torch's kernels, at least four roundings of the largest number.
 
-    Of the roundings alone where torch's own would write beyond its memory.
+    Uses only the roundings if torch's kernel would write outside its memory.
     """
     runs = [(x, exact)]
-    if hasattr(module, "weight"):  # oneDNN's too, which torch takes for more samples than one
+    if hasattr(module, "weight"):  # also oneDNN's, which torch uses for more than one sample
         twice = laid_out(torch.cat([x, x]))
         runs.append((twice, results(module, twice, torch.float64)))
     if any(backward_exceeds_memory(module, each.to(dtype), right[0]) for each, right in runs):
         runs = []
     try:
         known = [errors(results(module, each, dtype), right) for each, right in runs]
-    except RuntimeError:  # torch has no average pooling in 3-d for bfloat16
+    except RuntimeError:  # torch has no 3-d average pooling for bfloat16
         known = []
     rounding = [torch.finfo(dtype).eps * float(each.detach().abs().max()) for each in exact]
     return [4 * max(of_one) for of_one in zip(*known, rounding, strict=True)]
