@@ -1,4 +1,4 @@
-"""Training in several processes: which one this is, and whether all of them hold a model alike."""
+"""Distributed training: the rank of this process, and a check that all ranks hold the same model."""
 
 from __future__ import annotations
 
@@ -20,48 +20,49 @@ _REMEDY = "prepare with one recipe on every rank, before DistributedDataParallel
 
 
 def rank() -> int:
-    """The number of this process among those that train together; 0 where there is only one.
+    """Return the rank of this process; 0 if there is only one.
 
-    As torch.distributed says once it is initialised, else as torchrun has put it into the environment.
+    From torch.distributed if it is initialised, else from the environment that torchrun sets.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank()
+        return int(distributed.get_rank())
     number = os.environ.get("RANK", "")
     return int(number) if number.isdecimal() and "WORLD_SIZE" in os.environ else 0
 
 
 def same_on_all_ranks(model: nn.Module, *, group: ProcessGroup | None = None) -> None:
-    """Checks that every rank holds the same tensors: name, order, shape, strides, dtype, kind of device.
+    """Check that every rank holds the same tensors: name, order, shape, strides, dtype, device type.
 
-    Collectives ship memory as it lies. Where one rank is in another layout they mix elements up, or
-    one rank raises and the others wait for it. Call this on every rank of `group` (all of them, by
-    default) when the model is prepared, before it is wrapped: it is a collective itself, of a few
-    bytes. Values are not compared. Without an initialised process group it does nothing.
+    Collectives send memory without regard to strides. If one rank has another layout, elements are
+    mixed up, or one rank raises and the others wait for it. Call this on every rank of `group` (by
+    default all ranks) after preparing the model and before wrapping it: it is itself a collective,
+    of a few bytes. Values are not compared. Without an initialised process group it does nothing.
 
     Raises:
-        RefusedError: on every rank, naming the tensors and what they are where.
+        RefusedError: on every rank, with the tensors and their state on both ranks.
     """
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
         return
-    ours = _described(model)
-    digest = hashlib.sha256(repr(ours).encode()).hexdigest()
+    tensors = _described(model)
+    digest = hashlib.sha256(repr(tensors).encode()).hexdigest()
     if len(set(_gathered(digest, group))) > 1:
-        raise RefusedError.of(_differences(_gathered(ours, group)))
+        raise RefusedError.of(_differences(_gathered(tensors, group)))
 
 
-def _gathered(what: Any, group: ProcessGroup | None) -> list[Any]:
+def _gathered(value: Any, group: ProcessGroup | None) -> list[Any]:
+    """Return `value` of every rank."""
     from torch import distributed
 
-    found: list[Any] = [None] * distributed.get_world_size(group)
-    distributed.all_gather_object(found, what, group=group)
-    return found
+    values: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(values, value, group=group)
+    return values
 
 
 def _described(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """Each tensor as plain data, by its name, in the order of the model."""
+    """Return each tensor as plain data, by its name, in the order of the model."""
     from prepare.core.model.tensors import is_lazy, is_strided, named_tensors
 
     return {
@@ -77,22 +78,24 @@ def _described(model: nn.Module) -> dict[str, tuple[Any, ...]]:
 
 
 def _differences(ranks: list[dict[str, tuple[Any, ...]]]) -> Iterator[Problem]:
-    """What differs between the first rank and another, of the first few tensors."""
+    """Yield the differences between the first rank and another, for the first few tensors."""
     first = ranks[0]
     other = next(
         index for index, held in enumerate(ranks) if list(held.items()) != list(first.items())
     )
-    held = ranks[other]
-    found = [
-        (path, f"{side} is {one} on rank 0 and {two} on rank {other}")
-        for path in first.keys() & held.keys()
-        for side, one, two in zip(_SIDES, first[path], held[path], strict=True)
-        if one != two
+    second = ranks[other]
+    differences = [
+        (path, f"{side} is {a} on rank 0 and {b} on rank {other}")
+        for path in first.keys() & second.keys()
+        for side, a, b in zip(_SIDES, first[path], second[path], strict=True)
+        if a != b
     ]
-    found += [(path, f"is not there on rank {other}") for path in first.keys() - held.keys()]
-    found += [(path, "is not there on rank 0") for path in held.keys() - first.keys()]
-    found = sorted(found) or [("the model", f"its tensors stand in another order on rank {other}")]
-    for path, wrong in found[:_SHOWN]:
-        yield Problem(path, wrong, _REMEDY if (path, wrong) == found[-1] else "")
-    if len(found) > _SHOWN:
-        yield Problem("", f"and {len(found) - _SHOWN} more differences", _REMEDY)
+    differences += [(path, f"is missing on rank {other}") for path in first.keys() - second.keys()]
+    differences += [(path, "is missing on rank 0") for path in second.keys() - first.keys()]
+    differences.sort()
+    if not differences:
+        differences = [("the model", f"its tensors are in another order on rank {other}")]
+    for path, wrong in differences[:_SHOWN]:
+        yield Problem(path, wrong, _REMEDY if (path, wrong) == differences[-1] else "")
+    if len(differences) > _SHOWN:
+        yield Problem("", f"and {len(differences) - _SHOWN} more differences", _REMEDY)

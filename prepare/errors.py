@@ -1,16 +1,16 @@
-"""Every error that prepare raises on purpose, as one tree.
+"""The exception classes of prepare, as one tree.
 
     PrepareError
     ├── ConfigError               what was asked for is wrong; the command line exits with 2
     │   ├── UnknownStepError      no step of that name
     │   ├── PatternError          a pattern cannot be read, or matches nothing
     │   ├── NothingMatchesError   a memory format was asked for and no tensor can take it
-    │   ├── ConflictError         two steps want different things of one tensor
-    │   ├── KnownIssueError       this torch is known to give wrong numbers for it
+    │   ├── ConflictError         two steps want different values for one tensor
+    │   ├── KnownIssueError       this version of torch has a known issue with wrong numbers
     │   └── RecipeError           a recipe that cannot be read
     ├── RefusedError              this model cannot be prepared as it is now
-    ├── DriftError                a prepared model no longer lies as it was prepared
-    ├── PartialError              a failure midway, where the old tensors had been given up
+    ├── DriftError                a prepared model is no longer in its prepared state
+    ├── PartialError              a failure midway, when old tensors had already been freed
     ├── ModelError                the model's own code raised while it was built or run
     ├── StepError                 a step broke its contract or raised; the step is at fault
     ├── CheckpointError           a file of weights that is broken, or does not fit the model
@@ -22,7 +22,7 @@
     ├── SweepError                the launcher of a sweep stopped before its end
     └── FileError                 a file could not be written or read
 
-Anything else that escapes is a bug of ours and keeps its traceback.
+Any other exception from prepare is a bug, and is shown with its traceback.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: where it is, what is wrong, and what to do about it."""
+    """One mistake: its place, what is wrong, and the remedy."""
 
     where: str
     wrong: str
@@ -44,7 +44,7 @@ class Problem:
 
 
 class PrepareError(Exception):
-    """The root; holds its mistakes as data in `problems`, one `Problem` each."""
+    """The root; `problems` holds one `Problem` for each mistake."""
 
     def __init__(self, where: str, wrong: str, remedy: str = "") -> None:
         self.problems: tuple[Problem, ...] = (Problem(where, wrong, remedy),)
@@ -52,7 +52,7 @@ class PrepareError(Exception):
 
     @classmethod
     def of(cls, problems: Iterable[Problem]) -> Self:
-        """One error that holds all of `problems`."""
+        """Return one error that holds all of `problems`."""
         first, *rest = problems
         error = cls(first.where, first.wrong, first.remedy)
         error.problems = (first, *rest)
@@ -60,11 +60,13 @@ class PrepareError(Exception):
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Sweeps carry errors between processes; Exception's own way would call __init__ with the text.
+        # Sweeps pickle errors; Exception.__reduce__ would call __init__ with the text only.
         return _restored, (type(self), self.args, vars(self))
 
 
-def _restored(cls: type[PrepareError], args: tuple, attributes: dict[str, Any]) -> PrepareError:
+def _restored(
+    cls: type[PrepareError], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> PrepareError:
     error = cls.__new__(cls)
     error.args = args
     vars(error).update(attributes)
@@ -95,15 +97,15 @@ class NothingMatchesError(ConfigError):
 
 
 class ConflictError(ConfigError):
-    """Two steps want different things of one tensor."""
+    """Two steps want different values for one tensor."""
 
 
 class KnownIssueError(ConfigError):
-    """This torch is known to give wrong numbers for this model in training, prepared so."""
+    """This version of torch has a known issue: wrong numbers in training this model, so prepared."""
 
 
 class KnownIssueWarning(UserWarning):
-    """What torch is known to do wrong or slowly with this model, prepared so."""
+    """A known issue of torch makes this model, so prepared, wrong or slow."""
 
 
 class RecipeError(ConfigError):
@@ -111,17 +113,17 @@ class RecipeError(ConfigError):
 
 
 class RefusedError(PrepareError):
-    """This model cannot be prepared as it is now; the remedy says what to do first."""
+    """This model cannot be prepared in its current state; the remedy says what to do first."""
 
 
 class DriftError(PrepareError):
-    """A prepared model no longer lies as it was prepared; one problem for everything that differs."""
+    """A prepared model is no longer in its prepared state; one problem for each difference."""
 
 
 class PartialError(PrepareError):
-    """A failure midway, where the old tensors had been given up to save memory.
+    """A failure midway, when old tensors had already been freed to save memory.
 
-    `changed` and `unchanged` hold the names of the tensors; every one of them is whole.
+    `changed` and `unchanged` hold the names of the tensors; every tensor is complete.
     """
 
     def __init__(self, cause: BaseException, changed: list[str], unchanged: list[str]) -> None:
@@ -135,7 +137,7 @@ class PartialError(PrepareError):
 
 
 class ModelError(PrepareError):
-    """The model's own code raised while it was built or run; what it raised is the cause."""
+    """The model's own code raised while it was built or run; its exception is the `__cause__`."""
 
 
 class StepError(PrepareError):
@@ -143,9 +145,9 @@ class StepError(PrepareError):
 
 
 class CheckpointError(PrepareError):
-    """A file of weights that is broken or does not fit the model; one problem for every tensor.
+    """A file of weights that is broken or does not fit the model; one problem for each tensor.
 
-    Each problem's `where` is the file, and after a comma the tensor where it is one tensor's.
+    `where` of each problem is the file, followed by a comma and the tensor if it is about one.
     """
 
 

@@ -1,4 +1,4 @@
-"""Our groups in somebody else's Hydra application: under `prepare/`, and nothing of theirs is touched."""
+"""Add the config groups of prepare to another Hydra application, under `prepare/`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hydra.core.object_type import ObjectType
 from prepare.core.utils.conf_folder import conf_dir
 
 _UNDER = "prepare"
-# The groups that fill `steps`. Networks, example inputs and launchers another application has of its own.
+# The groups that fill `steps`. Another application has its own networks, example inputs and launchers.
 _GROUPS = ("device", "precision", "memfmt")
 
 
 def register() -> None:
-    """Stores our groups in Hydra's ConfigStore; what stands there already is left, so twice is once.
+    """Store the config groups of prepare in Hydra's ConfigStore; existing entries are kept.
 
     Call it before `hydra.main` or `hydra.compose` runs. An application then takes
     `+prepare=default prepare/memfmt=channels_last_3d` (and `prepare/precision`, `prepare/device`,
@@ -27,10 +27,10 @@ def register() -> None:
         _store(path.stem, f"{_UNDER}/steps", _read(path), package=f"{_UNDER}.steps")
     for group in _GROUPS:
         for path in sorted((conf_dir() / group).glob("*.yaml")):
-            # Each of them fills `steps` from the top; here the top is `prepare`.
+            # These files fill `steps` at the root; here the root is `prepare`.
             _store(path.stem, f"{_UNDER}/{group}", _read(path), package=_UNDER)
-    run = _read(conf_dir() / "config.yaml")
-    chosen = [one for one in run["defaults"] if isinstance(one, dict) and set(one) <= {*_GROUPS}]
+    defaults = _read(conf_dir() / "config.yaml")["defaults"]
+    chosen = [entry for entry in defaults if isinstance(entry, dict) and set(entry) <= {*_GROUPS}]
     _store("default", _UNDER, {"defaults": ["_self_", *chosen], "steps": {}}, package=_UNDER)
 
 
@@ -43,7 +43,7 @@ def _store(name: str, group: str, node: dict[str, Any], *, package: str) -> None
 
 
 def _moved(entry: Any) -> Any:
-    """An entry of a defaults list; one that is named from the top (`/steps/half@steps`) is below ours now."""
+    """Move an entry of a defaults list from the root (`/steps/half@steps`) to below `prepare`."""
     return f"/{_UNDER}{entry}" if isinstance(entry, str) and entry.startswith("/") else entry
 
 

@@ -1,4 +1,4 @@
-"""Which modules a user means: a glob on the dotted name, `type:` and a class, or `re:` and a full match."""
+"""Match modules by a glob on the dotted name, by `type:` and a class, or by `re:` and a full match."""
 
 import fnmatch
 import re
@@ -12,23 +12,23 @@ NORMS = "norms"
 
 
 def matches(pattern: str, name: str, module: Any) -> bool:
-    """Whether `pattern` means this module, known by its dotted `name` ("" for the model itself).
+    """Whether `pattern` matches this module with its dotted `name` ("" for the model itself).
 
-    `encoder.*` is a glob over the whole dotted name (`*` crosses dots, case counts), `type:Conv3d`
-    names the class or any base class, `re:...` has to match the whole name. The word `norms` means
-    batch and instance norm of every rank.
+    `encoder.*` is a glob over the whole dotted name (`*` matches dots too, case-sensitive),
+    `type:Conv3d` matches the name of the class or of any base class, `re:...` must match the whole
+    name. The word `norms` matches batch and instance norm of every rank.
     """
     return _matcher(pattern)(name, module)
 
 
 def readable(patterns: tuple[str, ...]) -> None:
-    """Raises ValueError, saying why, for a pattern that cannot be read."""
+    """Raise ValueError with the reason for a pattern that is not valid."""
     for pattern in patterns:
         _matcher(pattern)
 
 
 def near_misses(pattern: str, candidates: Mapping[str, Any]) -> str:
-    """What a pattern that matched nothing may have meant, among `{dotted name: module}`."""
+    """Return a hint for a pattern that matched nothing in `{dotted name: module}`."""
     if not candidates:
         return "there is no such module at all"
     if pattern.startswith("type:"):
@@ -52,7 +52,7 @@ Patterns = Annotated[tuple[str, ...], "a list of patterns", readable]
 def _matcher(pattern: str) -> Callable[[str, Any], bool]:
     kind, _, rest = pattern.partition(":")
     if pattern == NORMS:
-        # The common base of torch's batch and instance norms; torch itself is not imported here.
+        # The base class of torch's batch and instance norms, by name: torch is not imported here.
         return _by_class("_NormBase".__eq__)
     if kind == "type" and rest:
         return _by_class(re.compile(fnmatch.translate(rest)).match)

@@ -1,4 +1,4 @@
-"""What a pipeline would do to a model, tensor by tensor, as plain data."""
+"""The plan of a pipeline: what it would change in a model, tensor by tensor, as plain data."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from prepare.errors import ConfigError, Problem
 
 
 class State(NamedTuple):
-    """How a tensor lies: strides in elements (None where it has none), dtype and device by name."""
+    """The state of a tensor: strides in elements (None without strides), names of dtype and device."""
 
     stride: tuple[int, ...] | None
     dtype: str
@@ -20,11 +20,11 @@ class State(NamedTuple):
 
 
 class TensorPlan(NamedTuple):
-    """One place of one tensor: how it is, how it is to be, and who wants that or was kept off.
+    """One place of one tensor: its old and new state, and the steps that want it or were kept off.
 
-    `kind` is parameter, buffer, or computed (the weight that forward would use, which is looked at
-    and never acted on). `wants` maps device, dtype and memory_format to what is wanted, `by` to the
-    steps that want it; `off` maps a step that was kept off to the reason.
+    `kind` is parameter, buffer, or computed (the weight that forward would use, which is read and
+    never changed). `wants` maps device, dtype and memory_format to the requested value, `by` to the
+    steps that request it; `off` maps a step that was kept off to the reason.
     """
 
     module: str
@@ -42,17 +42,17 @@ class TensorPlan(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether anything is to be done to this tensor."""
+        """Whether this tensor would change."""
         return self.old != self.new
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The steps that want something of it, each once."""
+        """Return the steps that want something of this tensor, each once."""
         return steps_of(self.by)
 
     @property
     def changing(self) -> tuple[str, ...]:
-        """The steps that want what is not so yet."""
+        """Return the steps whose request differs from the old state."""
         differs = {
             "device": self.old.device != self.new.device,
             "dtype": self.old.dtype != self.new.dtype,
@@ -63,7 +63,7 @@ class TensorPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class Action:
-    """What a step that is no tensor step would do: to which modules."""
+    """The modules that a structure, runtime or input step would change."""
 
     step: str
     phase: str
@@ -72,11 +72,12 @@ class Action:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pipeline would do to one model; false when there is nothing to do.
+    """The changes that a pipeline would make to one model; false if it would change nothing.
 
     `tensors` holds every place of every tensor, sorted by name; `actions` the structure, runtime
-    and input steps that have something to do; `errors` the requests that come to nothing, and what
-    is known to go wrong; `warnings` what is known to be slow, or wrong where it does not matter now.
+    and input steps that would change something; `errors` the requests without effect, and known
+    issues with wrong numbers; `warnings` known issues that make the model slow, or wrong only in
+    parts that are not used now.
     """
 
     steps: dict[str, dict[str, Any]]
@@ -89,7 +90,7 @@ class Plan:
         return bool(self.actions) or any(tensor.changes for tensor in self.tensors)
 
     def summary(self) -> dict[str, Any]:
-        """Counts and bytes; a tensor that stands in several places counts once."""
+        """Return counts and bytes; a tensor in several places counts once."""
         once = [t for t in self.tensors if t.kind != "computed" and _is_first_place(t)]
         changing = [t for t in once if t.changes]
         by_step = Counter(step for t in changing for step in t.changing)
@@ -103,7 +104,7 @@ class Plan:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of `plan.json`."""
+        """Return the content of `plan.json`."""
         return {
             "format": "prepare.plan",
             "version": 1,
@@ -120,7 +121,7 @@ class Plan:
 
 
 def state(tensor: Tensor) -> State:
-    """How a tensor lies now."""
+    """Return the current state of a tensor."""
     stride = tensor.stride() if is_strided(tensor) else None
     return State(stride, name_of(tensor.dtype), name_of(tensor.device))
 
@@ -131,5 +132,5 @@ def _is_first_place(plan: TensorPlan) -> bool:
 
 
 def steps_of(by: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The steps in a mapping from sides to steps, each once."""
+    """Return the steps in a mapping from device, dtype and memory_format to steps, each once."""
     return tuple(dict.fromkeys(step for steps in by.values() for step in steps))

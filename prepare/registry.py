@@ -1,4 +1,4 @@
-"""The one registry: from a step's name to its class, for built-in and third-party steps alike."""
+"""The registry of steps: a mapping from names to classes, for built-in and third-party steps."""
 
 import dataclasses
 import importlib
@@ -18,11 +18,11 @@ _Class = TypeVar("_Class", bound=type[Step])
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def register(name: str) -> Callable[[_Class], _Class]:
-    """Registers a step under `name`; makes the class a frozen, keyword-only dataclass if it is none yet.
+    """Register a step under `name`; make the class a frozen, keyword-only dataclass if needed.
 
     Raises:
-        StepError: the class is of none of the four kinds of step.
-        ConfigError: the name is taken; the message names both owners.
+        StepError: the class is not a subclass of one of the four kinds of step.
+        ConfigError: the name is taken; the message names both classes.
     """
 
     def decorate(cls: _Class) -> _Class:
@@ -30,7 +30,8 @@ def register(name: str) -> Callable[[_Class], _Class]:
             kinds = ", ".join(kind.__name__ for kind in _KINDS)
             raise StepError(f"step {name!r}", f"{cls!r} is not a step", f"subclass one of {kinds}")
         if "__dataclass_params__" not in vars(cls):
-            cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+            # Without slots this changes `cls` in place and returns it.
+            dataclasses.dataclass(frozen=True, kw_only=True)(cls)
         cls.name = name
         STEPS.add(name, cls)
         return cls
@@ -39,14 +40,14 @@ def register(name: str) -> Callable[[_Class], _Class]:
 
 
 class Registry(Mapping[str, type[Step]]):
-    """Names to step classes, sorted by name; a third-party step is imported when it is first used."""
+    """A mapping from names to step classes, sorted by name; third-party steps are imported on first use."""
 
     def __init__(self) -> None:
         self._classes: dict[str, type[Step]] = {}
         self._entry_points: dict[str, metadata.EntryPoint] | None = None
 
     def add(self, name: str, cls: type[Step]) -> None:
-        """Registers `cls`; importing the same class again is no clash."""
+        """Register `cls`; importing the same class again is not a conflict."""
         taken = self._classes.get(name)
         if taken is not None and owner(taken) != owner(cls):
             raise _name_taken(name, owner(taken), owner(cls))
@@ -72,24 +73,27 @@ class Registry(Mapping[str, type[Step]]):
         return name in self._discover() or name in self._classes
 
     def _discover(self) -> dict[str, metadata.EntryPoint]:
-        """Imports the built-in steps once, and reads what the installed packages declare."""
+        """Import the built-in steps once, and return the entry points of installed packages."""
         if self._entry_points is None:
-            self._entry_points = {}
+            entry_points: dict[str, metadata.EntryPoint] = {}
+            self._entry_points = entry_points
             package = importlib.import_module("prepare.steps")
             for module in pkgutil.iter_modules(package.__path__):
                 if not (module.ispkg or module.name.startswith("_")):
                     importlib.import_module(f"{package.__name__}.{module.name}")
             for point in metadata.entry_points(group=ENTRY_POINTS):
-                self._declare(point)
+                self._declare(point, entry_points)
         return self._entry_points
 
-    def _declare(self, point: metadata.EntryPoint) -> None:
-        taken = self._entry_points.get(point.name)
+    def _declare(
+        self, point: metadata.EntryPoint, declared: dict[str, metadata.EntryPoint]
+    ) -> None:
+        taken = declared.get(point.name)
         if taken is not None and taken.value != point.value:
             raise _name_taken(point.name, taken.value, point.value)
         if point.name in self._classes:
             raise _name_taken(point.name, owner(self._classes[point.name]), point.value)
-        self._entry_points[point.name] = point
+        declared[point.name] = point
 
     def _load(self, point: metadata.EntryPoint) -> None:
         try:
@@ -97,7 +101,7 @@ class Registry(Mapping[str, type[Step]]):
         except Exception as error:
             wrong = f"the plugin {point.value} failed to import: {type(error).__name__}: {error}"
             raise StepError(
-                f"steps.{point.name}", wrong, "mend or uninstall that package"
+                f"steps.{point.name}", wrong, "repair or uninstall that package"
             ) from error
         if point.name not in self._classes:
             if not (isinstance(loaded, type) and issubclass(loaded, _KINDS)):
@@ -106,7 +110,7 @@ class Registry(Mapping[str, type[Step]]):
 
 
 def owner(cls: type[Step]) -> str:
-    """Where a step comes from: `package.module.Class`."""
+    """Return the qualified name of a step's class: `package.module.Class`."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 

@@ -1,4 +1,4 @@
-"""The step contract: the four kinds of step, what a step wants of a tensor, and how options become a step."""
+"""The step contract: the four kinds of step, their options, and the `Want` for one tensor."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PHASES = ("structure", "tensors", "runtime", "inputs")
 
 @dataclasses.dataclass(frozen=True)
 class Want:
-    """What one tensor should have; a None leaves that side of it alone.
+    """The device, dtype and memory format that one tensor should have; None leaves a property unchanged.
 
-    Each may be given as torch's object or by its name (`torch.float16` or "float16"), and is kept
-    by name, so that a plan is plain data.
+    Each may be torch's object or its name (`torch.float16` or "float16"); the name is stored, so that
+    a plan is plain data.
     """
 
     device: str | torch.device | None = None
@@ -48,7 +48,7 @@ class Step:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
-        """The step with these options.
+        """Return the step with these options.
 
         Raises:
             ConfigError: with one problem for every option that is unknown, missing or ill-typed.
@@ -56,119 +56,119 @@ class Step:
         return cls(**read_options(cls, options, where=f"steps.{cls.name}"))
 
     def to_options(self) -> dict[str, Any]:
-        """Every field as plain data; `from_options` of it gives an equal step."""
+        """Return every field as plain data, for which `from_options` returns an equal step."""
         return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     def settle(self) -> Self:
-        """This step with what depends on this machine decided (`device: auto`); recipes hold that."""
+        """Return this step with machine-dependent options resolved (`device: auto`), as recipes store it."""
         return self
 
     def bind(self, steps: Iterable[Step]) -> Self:
-        """This step in a pipeline of `steps`: options left null may follow the others."""
+        """Return this step for a pipeline of `steps`: options that are null may depend on the other steps."""
         return self
 
     def obstacles(self, model: torch.nn.Module) -> Iterable[Problem]:
-        """What makes this step impossible on this machine or model, each with the way out."""
+        """Return the problems that make this step impossible on this machine or model, with remedies."""
         return ()
 
     def in_training(self) -> Iterable[Problem]:
-        """What makes this step wrong for a model that is to be trained, as its options alone tell."""
+        """Return the problems of this step with a model in training, judged by its options alone."""
         return ()
 
     def remarks(self, model: torch.nn.Module) -> Iterable[Problem]:
-        """What this step leaves undone, and why; `model` is as the structure steps make it."""
+        """Return what this step leaves undone, and why; `model` is the result of the structure steps."""
         return ()
 
     def chosen(self, field: str) -> tuple[str, ...]:
-        """The patterns in the option `field`; none where this step has no such option."""
+        """Return the patterns in the option `field`; an empty tuple if this step has no such option."""
         value = getattr(self, field, ())
         return (value,) if isinstance(value, str) else value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TensorStep(Step):
-    """Says what one tensor should have. An author writes `want`, and nothing else.
+    """A step that decides what each tensor should have. An author writes only `want`.
 
-    Fields named `include`, `exclude` and `keep` take patterns and are honoured by the pipeline:
-    `want` need not look at them.
+    The pipeline applies the patterns in fields named `include`, `exclude` and `keep`: `want` can
+    ignore them.
     """
 
     phase: ClassVar[str] = "tensors"
 
     def want(self, tensor: NamedTensor) -> Want | None:
-        """What this tensor should have, or None. Pure: looks, and touches nothing."""
+        """Return what this tensor should have, or None. Must be pure: it changes nothing."""
         raise NotImplementedError
 
     def nothing_matched(self, model: torch.nn.Module) -> str:
-        """What it likely means that this step found nothing in `model`."""
-        return f"no tensor of {type(model).__name__} is one that {self.name} prepares"
+        """Return the likely reason why this step wants nothing in `model`."""
+        return f"{self.name} prepares no tensor of {type(model).__name__}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModuleStep(Step):
-    """Replaces or changes modules.
+    """A step that replaces or changes modules.
 
-    Fields named `include`, `exclude` and `keep` take patterns and are honoured by the pipeline:
-    `targets` need not look at them.
+    The pipeline applies the patterns in fields named `include`, `exclude` and `keep`: `targets` can
+    ignore them.
     """
 
     phase: ClassVar[str] = "structure"
     keeps_tensors: ClassVar[bool] = False
-    """Whether what is rewritten holds the tensors that it held; then they are verified."""
+    """Whether rewritten modules keep their tensors; then these are verified."""
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
-        """The dotted names of the modules that are not yet as wanted. Pure."""
+        """Return the dotted names of the modules that this step has yet to change. Must be pure."""
         raise NotImplementedError
 
     def candidates(self, model: torch.nn.Module) -> Iterable[str]:
-        """The names of all modules that this step's patterns may mean, as wanted already or not. Pure."""
+        """Return the names of all modules that patterns may match, changed already or not. Must be pure."""
         return (name for name, _ in model.named_modules(remove_duplicate=False))
 
     def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
-        """Makes `name` as wanted: `{dotted name: module}` of what is to stand there.
+        """Rewrite the module `name`; return `{dotted name: module}` with the modules to put there.
 
-        Gives the same object back wherever a change of its class or of an attribute is enough, so
-        that hooks and references survive. Never writes into a tensor: a plan runs this on a copy
-        of the module tree that shares the model's tensors.
+        Return the same object wherever a change of its class or of an attribute is enough, so that
+        hooks and references survive. Never write into a tensor: a plan runs this on a copy of the
+        module tree that shares the model's tensors.
         """
         raise NotImplementedError
 
     def rewrites(
         self, model: torch.nn.Module, names: Iterable[str]
     ) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Every rewrite of `names`; for a step of its own only where one look does for all of them."""
+        """Yield every rewrite of `names`; override this only to analyse the model once for all of them."""
         for name in names:
             yield from self.rewrite(model, name).items()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelStep(Step):
-    """Acts on the model as a whole, in place, after its tensors are as wanted."""
+    """A step that changes the model as a whole, in place, after its tensors have been converted."""
 
     phase: ClassVar[str] = "runtime"
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
-        """The dotted names of the modules that are not yet as wanted. Pure."""
+        """Return the dotted names of the modules that this step has yet to change. Must be pure."""
         raise NotImplementedError
 
     def act(self, model: torch.nn.Module) -> None:
-        """Makes them so."""
+        """Change the targets, in place."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InputStep(Step):
-    """Formats a batch of inputs; may also install itself on the model."""
+    """A step that formats a batch of inputs; it may also register itself on the model."""
 
     phase: ClassVar[str] = "inputs"
 
     def format(self, batch: Any) -> Any:
-        """The batch as the prepared model wants it; the same object where nothing differs."""
+        """Return the batch formatted for the prepared model; the same object if nothing changes."""
         raise NotImplementedError
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
-        """Where this step is yet to install itself; nowhere, unless a step says otherwise."""
+        """Return the names of modules on which this step has yet to register itself; by default none."""
         return ()
 
     def act(self, model: torch.nn.Module) -> None:
-        """Installs it."""
+        """Register the step on the model."""

@@ -68,9 +68,9 @@ DISAGREE = {
     on_ranks.one_by_one: r"2\.weight: stride is \(8, 1, .* on rank 0 and \(8, 1, .*; prepare with one recipe",
     on_ranks.dtype: r"2\.bias: dtype is \w+ on rank 0 and \w+ on rank 1\n2\.weight: dtype",
     on_ranks.shape: r"4\.bias: shape is \(\d,\) on rank 0 and \(\d,\) on rank 1",
-    on_ranks.missing: r"0\.bias: is not there on rank \d; prepare with one recipe",
-    on_ranks.added: r"count: is not there on rank \d",
-    on_ranks.order: r"the model: its tensors stand in another order on rank 1",
+    on_ranks.missing: r"0\.bias: is missing on rank \d; prepare with one recipe",
+    on_ranks.added: r"count: is missing on rank \d",
+    on_ranks.order: r"the model: its tensors are in another order on rank 1",
     on_ranks.frozen: r"0\.weight: requires_grad is \w+ on rank 0 and \w+ on rank 1",
     on_ranks.everything: r"\nand 6 more differences; prepare with one recipe on every rank, before Dist",
 }

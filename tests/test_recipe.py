@@ -435,7 +435,7 @@ def test_floats_come_back_as_floats_from_here_and_from_other_readers(number):
     assert repr(yaml.safe_load(text)["steps"]["a"]["b"]) == repr(number)
 
 
-def test_an_escaped_backslash_before_u_is_no_surrogate_and_costs_no_room():
+def test_an_escaped_backslash_before_u_is_not_a_surrogate():
     steps = {"a": {"b": "\\ud800" * 20_000}}
     assert recipe.loads(recipe.dumps(steps)) == steps
 
@@ -556,7 +556,7 @@ def test_steps_that_cannot_be_written_leave_the_old_file(tmp_path):
     assert [found.name for found in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
-def test_a_file_that_is_not_there_is_a_recipe_error_with_the_nearest_name(tmp_path):
+def test_a_missing_recipe_is_an_error_with_the_nearest_name(tmp_path):
     recipe.save(tmp_path / "recipe.yaml", {})
     with pytest.raises(RecipeError) as raised:
         recipe.load(tmp_path / "recpie.yaml")

@@ -103,7 +103,7 @@ def test_an_entry_point_with_a_taken_name_is_an_error_naming_both_owners(monkeyp
         list(registry)
 
 
-def test_what_is_no_step_cannot_be_registered():
+def test_only_a_subclass_of_a_step_kind_can_be_registered():
     for wrong in (nn.Linear, Step, 3):
         with pytest.raises(
             StepError, match="is not a step; subclass one of TensorStep, ModuleStep"

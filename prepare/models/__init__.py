@@ -1,1 +1,1 @@
-"""The example networks that come with prepare; they need nothing but torch."""
+"""The example networks of prepare; they require torch only."""

@@ -1,4 +1,4 @@
-"""The normalisations that the built-in networks offer, by name and by dimension."""
+"""The normalisations of the built-in networks, by name and by number of dimensions."""
 
 import math
 
@@ -8,15 +8,15 @@ from prepare.core.utils.suggest import choose
 
 NORMS = ("batch", "group", "instance")
 
-# Wu and He 2018 (arXiv:1803.08494) take 32 groups; these networks are narrower than theirs.
+# Wu and He 2018 (arXiv:1803.08494) use 32 groups; these networks are narrower.
 _GROUPS = 8
 
 
 def build_norm(name: str, *, channels: int, dims: int) -> nn.Module:
-    """The normalisation called `name` over `channels` channels of a `dims`-d image.
+    """Return the normalisation called `name` over `channels` channels of a `dims`-d image.
 
     Group norm has 8 groups, or as many fewer as divide the channels evenly. Instance norm is
-    affine, as nnU-Net uses it. Raises ValueError when `name` is none of `NORMS`.
+    affine, as nnU-Net uses it. Raises ValueError if `name` is not in `NORMS`.
     """
     if name not in NORMS:
         raise ValueError(f"norm: {name!r} is not a normalisation; {choose(name, NORMS)}")

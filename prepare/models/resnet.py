@@ -1,4 +1,4 @@
-"""A small residual network for images: the usual shape of a 2-d classifier."""
+"""A small residual network for images, as a typical 2-d classifier."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ class ResNet2d(nn.Module):
     """A residual classifier of basic blocks, after He et al. 2016 (arXiv:1512.03385).
 
     Input `(batch, in_channels, height, width)`, output `(batch, classes)`. The stem is the one
-    3x3 convolution of the paper's section 4.2, so small images do. Stage `i` holds `blocks[i]`
+    3x3 convolution of the paper's section 4.2, so small images are enough. Stage `i` holds `blocks[i]`
     basic blocks of `width * 2**i` channels and, from the second stage on, halves the size. Where
     size or channels change, the shortcut is a 1x1 convolution (the paper's option B).
 
@@ -49,7 +49,7 @@ class ResNet2d(nn.Module):
         self.head = nn.Linear(before, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of every class, `(batch, classes)`."""
+        """Return the scores of every class, `(batch, classes)`."""
         x = self.stem(x)
         for stage in self.stages:
             x = stage(x)
@@ -58,7 +58,7 @@ class ResNet2d(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and the shortcut around them; `stride` is that of the first."""
+    """Two 3x3 convolutions and the shortcut around them; `stride` is that of the first convolution."""
 
     def __init__(self, before: int, after: int, *, stride: int, norm: str) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class BasicBlock(nn.Module):
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
         self.norm2 = build_norm(norm, channels=after, dims=2)
         self.relu = nn.ReLU()
-        self.shortcut = nn.Identity()
+        self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
             self.shortcut = nn.Sequential(
                 nn.Conv2d(before, after, kernel_size=1, stride=stride, bias=False),
@@ -75,7 +75,7 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(batch, before, h, w)` to `(batch, after, h / stride, w / stride)`, rounded up."""
+        """Map `(batch, before, h, w)` to `(batch, after, h / stride, w / stride)`, sizes rounded up."""
         out = self.relu(self.norm1(self.conv1(x)))
         return self.relu(self.norm2(self.conv2(out)) + self.shortcut(x))
 

@@ -10,7 +10,7 @@ from prepare.models.norms import build_norm, check_positive
 
 
 class _UNet(nn.Module):
-    """What `UNet2d` and `UNet3d` share; `dims` is the number of image axes."""
+    """The base of `UNet2d` and `UNet3d`; `dims` is the number of image axes."""
 
     dims: int
 
@@ -33,7 +33,7 @@ class _UNet(nn.Module):
         before = in_channels
         for after in channels:
             # The second convolution doubles the channels before pooling, not the first after
-            # it: the paper's way around a bottleneck (its section 2).
+            # it: the paper avoids a bottleneck in this way (its section 2).
             self.encoder.append(self._block((before, after // 2, after), norm=norm))
             before = after
         for fine, coarse in zip(channels[-2::-1], channels[:0:-1], strict=True):
@@ -43,7 +43,7 @@ class _UNet(nn.Module):
         self.head = self._layer("Conv")(channels[0], out_channels, kernel_size=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of every class at every pixel or voxel; see the class for the shapes."""
+        """Return the scores of every class at every pixel or voxel; see the class for the shapes."""
         self._check_size(x)
         skips = []
         for block in self.encoder[:-1]:
@@ -57,7 +57,7 @@ class _UNet(nn.Module):
     def _block(self, channels: tuple[int, int, int], *, norm: str) -> nn.Sequential:
         layers = OrderedDict()
         for i, (before, after) in enumerate(pairwise(channels), start=1):
-            # No bias: the normalisation that follows would take it out again.
+            # Without bias: the normalisation that follows would remove it.
             layers[f"conv{i}"] = self._layer("Conv")(before, after, 3, padding=1, bias=False)
             layers[f"norm{i}"] = build_norm(norm, channels=after, dims=self.dims)
             layers[f"relu{i}"] = nn.ReLU()
@@ -76,7 +76,7 @@ class _UNet(nn.Module):
 
 
 class UNet2d(_UNet):
-    """The U-Net for images: the network of `UNet3d` with one axis less.
+    """The U-Net for images: the network of `UNet3d` with one axis fewer.
 
     Input `(batch, in_channels, height, width)`, output `(batch, out_channels, height, width)`;
     each size a multiple of `2 ** (depth - 1)`, or ValueError is raised.

@@ -1,4 +1,4 @@
-"""What a package with a step of its own inherits, so that its step passes what the built-in ones pass."""
+"""The test suite for steps: inherit it in a package with its own step."""
 
 from prepare.testing.contract import StepContract
 

@@ -1,14 +1,16 @@
-"""A network with something for every step in it, and everything that preparing may change about one."""
+"""Networks that every step can change, and functions that read their state."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-# What of a module may change while it stays the same object: its class, its mode, and its hooks.
+# A module that stays the same object may change its class, its mode and these hooks.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 
 def small_2d() -> nn.Module:
-    """Convolutions in two dimensions, one of them 1x1, and a norm."""
+    """Return 2-d convolutions, one of them 1x1, and a norm."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3),
         nn.BatchNorm2d(8),
@@ -19,7 +21,7 @@ def small_2d() -> nn.Module:
 
 
 def small_3d() -> nn.Module:
-    """Convolutions in three dimensions, the first of one channel, and a norm."""
+    """Return 3-d convolutions, the first with one channel, and a norm."""
     return nn.Sequential(
         nn.Conv3d(1, 8, 3),
         nn.InstanceNorm3d(8, affine=True),
@@ -46,7 +48,7 @@ class Tied(nn.Module):
 
 
 def mixed() -> nn.Module:
-    """Convolutions of both ranks, norms, ties, integers, complex numbers, and a 4-d parameter apart."""
+    """Return a model with 2-d and 3-d convolutions, norms, tied weights, integers and complex tensors."""
     model = nn.ModuleDict({"flat": small_2d(), "deep": small_3d(), "tied": Tied()})
     model.register_parameter("position", nn.Parameter(torch.randn(1, 4, 5, 5)))
     model.register_parameter("phase", nn.Parameter(torch.randn(3, dtype=torch.complex64)))
@@ -57,29 +59,29 @@ def mixed() -> nn.Module:
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer under every name."""
+    """Return every parameter and buffer under every name."""
     named = dict(model.named_parameters(remove_duplicate=False))
     return named | dict(model.named_buffers(remove_duplicate=False))
 
 
-def facts(model: nn.Module) -> dict[str, tuple]:
-    """Everything that preparing may change about a model: each tensor, each module's class and hooks.
+def facts(model: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Return the state of each tensor, and the class, mode and hooks of each module, of a model.
 
-    Tensors stand under their own name, what is a module's under `name:what`.
+    Tensors are stored under their name, facts of a module under `name:fact`.
     """
-    found: dict[str, tuple] = {}
+    state: dict[str, tuple[Any, ...]] = {}
     for name, t in tensors(model).items():
-        found[name] = (id(t), t.stride(), t.dtype, t.device, t.requires_grad, bits(t))
-        found[name] += (t._backward_hooks is None,)
+        state[name] = (id(t), t.stride(), t.dtype, t.device, t.requires_grad, bits(t))
+        state[name] += (t._backward_hooks is None,)
     for name, module in model.named_modules():
-        found[f"{name}:class"] = (id(module), type(module), module.training)
+        state[f"{name}:class"] = (id(module), type(module), module.training)
         for table in _HOOKS:
-            found[f"{name}:{table}"] = tuple(map(id, getattr(module, table).values()))
-    return found
+            state[f"{name}:{table}"] = tuple(map(id, getattr(module, table).values()))
+    return state
 
 
 def bits(tensor: Tensor) -> bytes:
-    """The values of a tensor, bit for bit, whatever its strides."""
+    """Return the values of a tensor as bytes, independent of its strides."""
     if tensor.device.type == "meta":
         return b""
     flat = tensor.detach().cpu().contiguous().reshape(-1)

@@ -82,7 +82,7 @@ def test_the_layouts_that_convolutions_gave_are_those_of_the_strides():
     assert [call.input_formats for call in calls] == [("contiguous",), ("channels_last",)]
 
 
-def test_a_convolution_counts_once_and_only_if_every_call_gave_the_format():
+def test_a_convolution_counts_once_if_every_output_has_the_format():
     calls = [
         ConvCall("a", 4, (), ("channels_last",)),
         ConvCall("a", 4, (), ("contiguous",)),

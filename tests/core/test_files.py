@@ -298,9 +298,7 @@ def test_a_read_only_folder_and_a_read_only_file_are_left_alone(tmp_path):
 
 
 @posix
-def test_a_file_that_its_owner_locked_is_left_alone_even_where_the_folder_is_open(
-    tmp_path, monkeypatch
-):
+def test_a_write_protected_file_in_a_writable_folder_stays(tmp_path, monkeypatch):
     path = tmp_path / "a"
     path.write_text("old")
     # root passes every such question, so it is answered here as it would be to anybody else.

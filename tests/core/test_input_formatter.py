@@ -110,7 +110,7 @@ def test_sparse_nested_and_mkldnn_tensors_keep_their_layout():
         lambda: torch.randn(1, 1, 8, 8),
     ],
 )
-def test_batch_1_inputs_get_canonical_strides_even_where_is_contiguous_says_yes(make):
+def test_batch_1_inputs_get_canonical_strides(make):
     tensor = make()
     assert tensor.is_contiguous(memory_format=torch.channels_last)
     result = formatted(tensor, memory_format="channels_last")

@@ -224,7 +224,7 @@ def test_with_the_repair_nothing_is_wrong_and_nothing_is_said(norm):
     torch.testing.assert_close(gradient(model), reference, rtol=1e-4, atol=1e-4)
 
 
-def test_a_network_in_the_contiguous_format_or_without_such_modules_meets_nothing():
+def test_contiguous_or_unaffected_networks_have_no_known_issue():
     contiguous = Pipeline.from_config({"conv2d_memory_format": {"memory_format": "contiguous"}})
     assert not contiguous.plan(with_norm(nn.InstanceNorm2d(8))).errors
     plan = FLAT.plan(with_norm(nn.BatchNorm2d(8)))
@@ -247,7 +247,7 @@ def test_what_is_slow_is_a_warning_of_the_plan_that_names_the_repair():
     assert plan.to_dict()["warnings"] == said
 
 
-def test_of_what_is_slow_at_some_sizes_alone_no_plan_warns_and_the_repair_does_it():
+def test_issues_at_some_sizes_only_are_repaired_without_a_warning():
     model = nn.Sequential(nn.Conv2d(512, 512, 3))
     assert not FLAT.plan(model).warnings
     repaired = REPAIRED.plan(model)
@@ -261,7 +261,7 @@ def test_a_layer_norm_over_the_last_dimension_alone_is_not_named():
     assert not FLAT.plan(model).warnings
 
 
-def test_a_depthwise_transposed_convolution_is_an_error_in_training_and_another_is_not():
+def test_only_a_depthwise_transposed_conv_is_an_error_in_training():
     pipeline = Pipeline.from_config({"conv3d_memory_format": {}})
     (error,) = pipeline.plan(nn.Sequential(nn.ConvTranspose3d(8, 8, 3, groups=8))).errors
     assert "garbage" in str(error)

@@ -33,7 +33,7 @@ def test_satisfied_answers_as_is_contiguous_does(made):
             assert satisfied(shape, tensor.stride()) == wanted
 
 
-def test_strides_that_only_look_channels_last_satisfy_the_format_and_are_not_canonical():
+def test_ambiguous_channels_last_strides_are_not_canonical():
     tensor = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)[0][None]
     assert "channels_last" in satisfied(tensor.shape, tensor.stride())
     tensor = torch.from_numpy(torch.randn(8, 8, 3).numpy()).permute(2, 0, 1).unsqueeze(0)

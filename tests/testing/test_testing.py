@@ -157,10 +157,10 @@ class NoCard(Casts):
     """Casts."""
 
 
-# What breaks a property, and what its author is told.
+# For each property: a step that breaks it, and the message of the failing test.
 BROKEN = {
-    "test_it_has_something_to_do_here": (Idle, "give `options` with which it acts"),
-    "test_a_plan_touches_nothing_and_is_the_same_twice": (WritesInWant, "planning has changed"),
+    "test_it_has_something_to_do_here": (Idle, "give `options` with which it changes"),
+    "test_a_plan_touches_nothing_and_is_the_same_twice": (WritesInWant, "planning changed"),
     "test_want_is_pure": (ChangesItsMind, "two answers"),
     "test_only_what_the_plan_named_changes": (ZeroesAnother, r"not in the plan: \['deep.0.weight'"),
     "test_every_tensor_is_as_planned": (CastsAnother, "deep.0.bias was planned as"),
@@ -171,7 +171,7 @@ BROKEN = {
     "test_the_model_its_parameters_and_ties_keep_their_identity": (Replaces, "is another object"),
     "test_a_failure_afterwards_leaves_the_model_as_it_was": (
         WritesInto,
-        "has changed flat.0.weight",
+        "changed flat.0.weight",
     ),
     "test_a_prepared_model_can_be_copied_and_pickled": (HooksALambda, "pickle"),
     "test_a_model_without_anything_to_prepare_is_left_alone": (
