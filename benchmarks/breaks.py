@@ -1,9 +1,9 @@
-"""Where real networks lose channels-last, and what the step repair_layout leaves of it.
+"""Count the layout breaks of real networks in channels-last, with and without the step repair_layout.
 
     python benchmarks/breaks.py
 
-Predicts the layout flow of every network of `zoo_networks.py`, without computing anything: with weights and
-input in channels-last as torch leaves them, and repaired. Writes `results/breaks.json`.
+Predicts the layout flow of every network of `zoo_networks.py` without computing anything, with weights and
+input in channels-last: the original modules, and repaired. Writes `results/breaks.json`.
 """
 
 import json
@@ -21,8 +21,8 @@ from prepare.pipeline import Pipeline
 FILE = Path(__file__).parent / "results" / "breaks.json"
 
 
-def look(network: Network, *, repaired: bool) -> dict[str, Any]:
-    """How often the layout is lost in one forward, the bytes that are copied for it, and why."""
+def predict_breaks(network: Network, *, repaired: bool) -> dict[str, Any]:
+    """Return the layout breaks of one forward, the bytes that they copy, and their causes."""
     steps: dict[str, dict] = {f"conv{network.rank}d_memory_format": {}, "input_format": {}}
     if repaired:
         steps["repair_layout"] = {}
@@ -33,16 +33,16 @@ def look(network: Network, *, repaired: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Looks at all of them, and says what it sees."""
+    """Predict all networks, print the results and write the file."""
     warnings.simplefilter("ignore")
     found = {}
     for name, network in NETWORKS.items():
         try:
             found[name] = {
-                word: look(network, repaired=word == "repaired")
+                word: predict_breaks(network, repaired=word == "repaired")
                 for word in ("as it is", "repaired")
             }
-        except Exception as error:  # what cannot be predicted is part of what is found
+        except Exception as error:  # recorded as part of the result
             found[name] = {"reason": f"{type(error).__name__}: {first_line(error)}"}
         print(f"{name}: {found[name]}", flush=True)
     report = {"networks": found, "environment": environment()}

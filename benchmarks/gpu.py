@@ -1,10 +1,10 @@
-"""The zoo on a CUDA device, in under ten minutes: one command, one file to send.
+"""Time the zoo on a CUDA device in under ten minutes, into one file.
 
     python benchmarks/gpu.py [--budget SECONDS] [--precision float32 float16 bfloat16]
 
-Networks whose library is missing are left out and named: monai, diffusers, transformers,
+Networks whose library is missing are skipped and listed: monai, diffusers, transformers,
 dynamic-network-architectures, torchvision, timm. Writes `results/gpu.json`, and prints its tables.
-Without a CUDA device it refuses: no other device may answer for one.
+Without a CUDA device it exits with an error; it never falls back to another device.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from zoo_tables import line_of, tables
 FILE = Path(__file__).parent / "results" / "gpu.json"
 LIMIT = 600.0
 LIBRARIES = {"nnunet": "dynamic_network_architectures"}
-# Of the zoo those that differ most; the first are timed first, should the time run out.
+# The most different networks of the zoo, in the order of timing: the time may run out.
 CHOSEN = (
     "nnunet plain 3-d",
     "nnunet resenc 2-d",
@@ -42,7 +42,7 @@ CHOSEN = (
 
 
 def torchvision(name: str) -> Callable[[], nn.Module]:
-    """A network of torchvision, with random weights."""
+    """Return a function that builds a torchvision network with random weights."""
 
     def make() -> nn.Module:
         from torchvision import models
@@ -53,7 +53,7 @@ def torchvision(name: str) -> Callable[[], nn.Module]:
 
 
 def timm(name: str) -> Callable[[], nn.Module]:
-    """A network of timm, with random weights."""
+    """Return a function that builds a timm network with random weights."""
 
     def make() -> nn.Module:
         import timm as library
@@ -64,13 +64,13 @@ def timm(name: str) -> Callable[[], nn.Module]:
 
 
 def networks(batch: int) -> dict[str, Network]:
-    """Those to be timed, with as many samples each."""
+    """Return the networks to time, with a batch of that size where the input allows it."""
     found = {name: NETWORKS[name] for name in CHOSEN}
     found["torchvision resnet50"] = Network(torchvision("resnet50"), 2, IMAGE)
     found["torchvision mobilenet_v3_large"] = Network(torchvision("mobilenet_v3_large"), 2, IMAGE)
     found["timm convnext_tiny"] = Network(timm("convnext_tiny"), 2, IMAGE)
     found["timm efficientnet_b0"] = Network(timm("efficientnet_b0"), 2, IMAGE)
-    # What a network takes beside its first tensor is made for one sample.
+    # Further inputs of a network are made for one sample.
     return {
         name: one if one.more is not dict else replace(one, shape=(batch, *one.shape[1:]))
         for name, one in found.items()
@@ -78,14 +78,14 @@ def networks(batch: int) -> dict[str, Network]:
 
 
 def missing(name: str) -> str:
-    """The library that a network needs and that is not there; empty where all is."""
+    """Return the library that a network needs and that is not installed, or an empty string."""
     library = name.partition(" ")[0]
     library = LIBRARIES.get(library, library)
     return "" if importlib.util.find_spec(library) else library
 
 
 def measure_all(options: argparse.Namespace, device: str) -> dict[str, Any]:
-    """Every case that fits into the time, and what was left out, and why."""
+    """Time every case that fits into the limit; return the cases and the reasons of the others."""
     began, cases, left_out = time.perf_counter(), [], {}
     for precision in options.precision:
         for train in (False, True):
@@ -101,7 +101,7 @@ def measure_all(options: argparse.Namespace, device: str) -> dict[str, Any]:
                 try:
                     how = {"budget": options.budget, "tune_budget": options.budget}
                     data = zoo.measure(network, case, **how, device=device)
-                except Exception as error:  # of somebody else's network: the others go on
+                except Exception as error:  # one network may fail: the others continue
                     traceback.print_exc()
                     left_out[label] = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
                     continue
@@ -111,7 +111,7 @@ def measure_all(options: argparse.Namespace, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Does what the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

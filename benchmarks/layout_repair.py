@@ -1,16 +1,16 @@
-"""What the step repair_layout buys: channels-last with it and without it, against contiguous.
+"""Time channels-last with and without the step repair_layout, against contiguous.
 
     python benchmarks/layout_repair.py [--minutes 25] [--threads 2] [--only nnunet_plain 2-d] [--json FILE]
 
 Networks of nnU-Net and MONAI with InstanceNorm, 2-d and 3-d, float32 and bfloat16, batch 1 and 2, an
-evaluation and a training step (forward and backward). The variants of a case run interleaved, in an
-order shuffled anew for every round; `contiguous` stands in the list twice, which shows the noise
-(A/A). A figure is the median over the rounds of the time against that of contiguous in the same
-round, so that a machine that slows down slows both; below 1 is faster than contiguous.
+evaluation and a training step (forward and backward). The variants of a case run interleaved, in a new
+random order in every round; `contiguous` runs twice per round, which shows the noise (A/A). A figure
+is the median of the ratios to contiguous in the same round, so a machine that slows down slows both;
+below 1 is faster than contiguous.
 
-The cases share the minutes: each has as many rounds as its share lasts, from `--least` to `--most`.
-The file is written after each case; with `--resume` those that it holds are not measured again.
-`python benchmarks/tables.py` brings the page of benchmarks into line with it.
+The cases share the minutes: each runs rounds for its share, from `--least` to `--most`. The file is
+written after each case; with `--resume` the cases in it are not measured again.
+`python benchmarks/tables.py` updates the tables in the docs.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from prepare.core.utils.text import first_line
 from prepare.pipeline import Pipeline
 
 VARIANTS = ("contiguous", "contiguous (again)", "channels-last", "channels-last, repaired")
-# Sizes that people run. nnU-Net plans slices of 512 x 512 for CT, and volumes of 128 cubed for a GPU: 64
+# Usual sizes. nnU-Net plans slices of 512 x 512 for CT, and volumes of 128 cubed for a GPU: 64
 # is what finishes on a CPU. DynUNet is MONAI's nnU-Net. MONAI's tutorials run its UNet on slices of
 # 256 x 256, and on volumes of 96 cubed.
 SIZES = {
@@ -81,7 +81,7 @@ NETWORKS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def prepared(name: str, rank: int, dtype: str, variant: str, *, train: bool) -> Callable:
-    """One step of one variant, ready to be timed; it takes the batch."""
+    """Return a function that runs one step of a variant on a batch."""
     torch.manual_seed(0)
     model = NETWORKS[name](rank).train(train)
     step = f"conv{rank}d_memory_format"
@@ -109,7 +109,11 @@ def label(case: Case) -> str:
 
 
 def measure(case: Case, until: float, least: int, most: int) -> dict[str, list[float]]:
-    """Seconds of each variant in each round; NotImplementedError where torch cannot run contiguous."""
+    """Return the seconds of each variant in each round.
+
+    Raises:
+        NotImplementedError: torch cannot run the contiguous variant.
+    """
     name, rank, dtype, batch, train = case
     acts = {v: prepared(name, rank, dtype, v, train=train) for v in VARIANTS}
     given = torch.randn(batch, 1, *[SIZES[name][rank]] * rank, dtype=getattr(torch, dtype))
@@ -126,13 +130,13 @@ def measure(case: Case, until: float, least: int, most: int) -> dict[str, list[f
 
 
 def ratio(seconds: dict[str, list[float]], variant: str) -> float:
-    """The median over rounds of a variant's time against contiguous."""
+    """Return the median ratio of a variant's time to contiguous in the same round."""
     pairs = zip(seconds[variant], seconds[VARIANTS[0]], strict=True)
     return statistics.median(own / base for own, base in pairs)
 
 
 def summary(cases: list[dict]) -> dict[str, tuple[float, float]]:
-    """Of each variant but the first the geometric mean of its ratios, and the largest."""
+    """Return the geometric mean and the maximum of the ratios of each variant but the first."""
     found = {}
     for variant in VARIANTS[1:]:
         ratios = [ratio(case["seconds"], variant) for case in cases]
@@ -152,8 +156,8 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def kept(options: argparse.Namespace) -> dict:
-    """The report to add to: what the file holds, if it was taken as this one is."""
+def report_to_extend(options: argparse.Namespace) -> dict:
+    """Return the report to extend: the saved one if its conditions are the same, else an empty one."""
     report = {
         "torch": torch.__version__,
         "threads": options.threads,
@@ -164,7 +168,7 @@ def kept(options: argparse.Namespace) -> dict:
         before = json.loads(options.json.read_text())
         if {key: before.get(key) for key in report} == report:
             return before
-        print("the file was taken otherwise: it begins anew")
+        print("the file was measured under other conditions: starting again")
     return report | {"cases": [], "not_run": []}
 
 
@@ -179,7 +183,7 @@ def show(name: str, seconds: dict[str, list[float]], end: float) -> None:
 def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
-    report = kept(options)
+    report = report_to_extend(options)
     print(", ".join(f"{key} {report[key]}" for key in ("torch", "threads", "cpu")), end=", ")
     print(f"Python {platform.python_version()}")
     done = {found["case"] for found in report["cases"] + report["not_run"]}

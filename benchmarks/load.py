@@ -1,11 +1,11 @@
-"""From a file of weights to a prepared model: time and peak memory, against torch's calls in turn.
+"""Measure time and peak memory of loading weights into a prepared model, against separate torch calls.
 
     python benchmarks/load.py [--gigabytes 1.3] [--channels 1024] [--repeats 7] [--threads 2] [--json FILE]
 
-Each variant runs in a fresh process, interleaved, in an order shuffled anew for every repeat. The file
-is float32, on this disk and in the page cache; the model is to be bfloat16 and channels-last on the CPU.
-Medians are printed, and ratios to the first variant, which stands in the list twice (A/A). Memory is
-the peak above what the process held before it began, with what it maps of the file.
+Each variant runs in a new process, interleaved, in a new random order in every repeat. The file is
+float32 and in the page cache; the target is bfloat16 and channels-last on the CPU. The figures are
+medians, and ratios to the first variant, which runs twice (A/A). Memory is the peak above the memory of
+the process before the load, including the mapped part of the file.
 """
 
 import argparse
@@ -40,13 +40,13 @@ _BUFFER = bytearray(2**20)
 
 
 def build(gigabytes: float, channels: int) -> nn.Module:
-    """3x3 convolutions of so many channels, that many gigabytes of float32 weights."""
+    """Return 3x3 convolutions with so many channels and gigabytes of float32 weights."""
     count = max(1, round(gigabytes * 1e9 / (channels * channels * 9 * 4)))
     return nn.Sequential(*(nn.Conv2d(channels, channels, 3) for _ in range(count)))
 
 
 def by_torch(path: Path, make: Callable[[], nn.Module]) -> nn.Module:
-    """As most people write it."""
+    """Load in the usual way."""
     from safetensors.torch import load_file
 
     model = make()
@@ -55,7 +55,7 @@ def by_torch(path: Path, make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def by_torch_on_meta(path: Path, make: Callable[[], nn.Module]) -> nn.Module:
-    """As torch's documentation advises for large models; for those without unsaved buffers."""
+    """Load as torch's documentation advises for large models without non-persistent buffers."""
     from safetensors.torch import load_file
 
     with torch.device("meta"):
@@ -64,7 +64,7 @@ def by_torch_on_meta(path: Path, make: Callable[[], nn.Module]) -> nn.Module:
     return convert_conv2d_weight_memory_format(model.to(torch.bfloat16), torch.channels_last)
 
 
-def by_us(path: Path, make: Callable[[], nn.Module], *, check: str) -> nn.Module:
+def by_prepare(path: Path, make: Callable[[], nn.Module], *, check: str) -> nn.Module:
     return load(path, make, pipeline=Pipeline.from_config(STEPS), check=check).model
 
 
@@ -72,23 +72,23 @@ VARIANTS: dict[str, Callable[[Path, Callable[[], nn.Module]], nn.Module]] = {
     "build, load_state_dict, cast, convert": by_torch,
     "build, load_state_dict, cast, convert (again)": by_torch,
     "build on meta, load_state_dict(assign=True), cast, convert": by_torch_on_meta,
-    "checkpoint.load(check='never')": partial(by_us, check="never"),
-    "checkpoint.load, every sha256 compared": partial(by_us, check="always"),
+    "checkpoint.load(check='never')": partial(by_prepare, check="never"),
+    "checkpoint.load, every sha256 compared": partial(by_prepare, check="always"),
 }
 
 
 def peak_memory() -> int:
-    """The most memory this process has held since the peak was last reset, in bytes (Linux)."""
+    """Return the peak memory of this process since its last reset, in bytes (Linux)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
 
 def measure(name: str, path: Path, gigabytes: float, channels: int) -> dict[str, float]:
-    """One variant in this process: seconds, and bytes at the peak above those before."""
-    import safetensors.torch  # noqa: F401  what an import takes is not the matter
+    """Run one variant in this process; return its seconds and its peak memory in bytes."""
+    import safetensors.torch  # noqa: F401  the import is not part of the timing
 
-    # A virtual machine's host takes free memory away, and handing it out again costs more than all
-    # that is measured here; whoever came first would pay for it.
+    # The host of a virtual machine reclaims free memory, and providing it again costs more than all that
+    # is measured here; the first variant would pay for it.
     huge_pages(torch.empty(int(gigabytes * 2.1e9), dtype=torch.uint8)).fill_(1)
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_memory()
@@ -103,7 +103,7 @@ def measure(name: str, path: Path, gigabytes: float, channels: int) -> dict[str,
 
 
 def read(path: Path) -> None:
-    """Once through the file, so that everybody finds it in the page cache."""
+    """Read the file once, so that it is in the page cache for every variant."""
     with path.open("rb", buffering=0) as file:
         while file.readinto(_BUFFER):
             pass

@@ -1,9 +1,9 @@
-"""What one `apply` costs in time and memory, against the usual calls and against a plain copy.
+"""Measure time and memory of one `apply`, against the usual calls and a plain copy.
 
     python benchmarks/prepare_cost.py [--gigabytes 1.3] [--channels 1024] [--repeats 15] [--dtype bfloat16]
 
-Variants run interleaved, in an order shuffled anew for every repeat, each on a fresh model.
-Medians and ratios are printed; `apply` stands in the list twice, which shows the noise (A/A).
+Variants run interleaved, in a new random order in every repeat, each on a new model. Prints medians and
+ratios; `apply` runs twice, which shows the noise (A/A).
 """
 
 import argparse
@@ -26,7 +26,7 @@ from prepare.pipeline import Pipeline
 
 
 def build(gigabytes: float, channels: int) -> nn.Module:
-    """3x3 convolutions of so many channels, that many gigabytes of float32 weights."""
+    """Return 3x3 convolutions with so many channels and gigabytes of float32 weights."""
     count = max(1, round(gigabytes * 1e9 / (channels * channels * 9 * 4)))
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Conv2d(channels, channels, 3) for _ in range(count)))
@@ -68,7 +68,7 @@ def variants(dtype: torch.dtype) -> dict[str, Callable[[nn.Module], object]]:
 
 
 def peak_memory() -> int:
-    """The most memory this process has held since the peak was last reset, in bytes (Linux)."""
+    """Return the peak memory of this process since its last reset, in bytes (Linux)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) * 1024
@@ -76,17 +76,17 @@ def peak_memory() -> int:
 
 
 def warm_memory(gigabytes: float) -> None:
-    """Touches twice the memory that the model takes, and gives it back.
+    """Write to twice the memory of the model, and release it.
 
-    A virtual machine's host takes free memory away, and handing it out again costs more than all
-    that is measured here; whoever came first would pay for it.
+    The host of a virtual machine reclaims free memory, and providing it again costs more than all that
+    is measured here; the first variant would pay for it.
     """
     # In one piece and in huge pages: memory that is free in large blocks serves every variant.
     huge_pages(torch.empty(int(gigabytes * 2e9), dtype=torch.uint8)).fill_(1)
 
 
 def measure(act: Callable[[nn.Module], object], gigabytes: float, channels: int) -> Cost:
-    """Seconds, and bytes held above what the process held at the start."""
+    """Return the seconds, and the peak memory above that of the process at the start."""
     model = build(gigabytes, channels)
     gc.collect()
     warm_memory(gigabytes)
@@ -122,7 +122,7 @@ def copies(gigabytes: float, channels: int, repeats: int, dtype: torch.dtype) ->
 
 
 def many_modules(count: int, repeats: int) -> dict[str, float]:
-    """Seconds for `plan` and `audit` of `count` modules: convolutions, norms, activations in turn."""
+    """Time `plan` and `audit` of `count` modules: convolutions, norms and activations alternate."""
     kinds = (lambda: nn.Conv2d(4, 4, 1), lambda: nn.BatchNorm2d(4), nn.ReLU)
     model = nn.Sequential(*(kinds[i % 3]() for i in range(count)))
     pipeline = Pipeline.from_config({"device": {}, "half": {}, "conv2d_memory_format": {}})
@@ -136,7 +136,7 @@ def many_modules(count: int, repeats: int) -> dict[str, float]:
 
 
 def untouched_batch() -> float:
-    """Seconds for `pipeline.format` of a batch that needs nothing."""
+    """Time `pipeline.format` of a batch that needs no change."""
     pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "input_format": {}})
     batch = {
         "image": torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),

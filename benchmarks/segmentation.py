@@ -1,10 +1,10 @@
-"""Trains a 3-d U-Net on synthetic volumes, prepared and unprepared side by side, to the same loss.
+"""Train a 3-d U-Net on synthetic volumes, prepared and unprepared, and compare the losses.
 
     python benchmarks/segmentation.py [--steps 200] [--threads 2]
 
-Each volume holds a few balls, brighter than the noise around them; the network is to find their voxels.
-Both networks begin with the same weights and see the same batches, one after the other, in turn. Writes
-`results/segmentation.json`, and its curves as `docs/segmentation.svg` where matplotlib is installed.
+Each volume contains a few balls that are brighter than the noise; the network segments them. Both
+networks start with the same weights, get the same batches, and take their steps alternately. Writes
+`results/segmentation.json`, and the curves as `docs/segmentation.svg` where matplotlib is installed.
 """
 
 import argparse
@@ -29,7 +29,7 @@ STEPS = {"conv3d_memory_format": {}, "repair_layout": {}, "input_format": {}}
 
 
 def volumes(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Noisy volumes (count, 1, 32, 32, 32), and which voxels lie in a ball."""
+    """Return noisy volumes (count, 1, 32, 32, 32), and the masks of the balls, of the same shape."""
     numbers = torch.Generator().manual_seed(seed)
     grid = torch.stack(torch.meshgrid(*[torch.arange(float(SIDE))] * 3, indexing="ij"))
     masks = torch.zeros(count, 1, SIDE, SIDE, SIDE)
@@ -42,7 +42,7 @@ def volumes(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def dice(model: nn.Module, pipeline: Pipeline) -> float:
-    """How well held-out volumes are segmented: 1 is all right."""
+    """Return the Dice score on held-out volumes: 1 is perfect."""
     images, masks = volumes(HELD_OUT, seed=10**6)
     with torch.no_grad():
         found = model.eval()(pipeline.format(images)) > 0
@@ -50,7 +50,7 @@ def dice(model: nn.Module, pipeline: Pipeline) -> float:
 
 
 def train(steps: int) -> dict:
-    """Both networks, step by step."""
+    """Train both networks; return losses, Dice scores and seconds per step."""
     torch.manual_seed(0)
     model = UNet3d(in_channels=1, out_channels=1, width=8, depth=3, norm="instance").train()
     pipelines = {"unprepared": Pipeline.from_config({}), "prepared": Pipeline.from_config(STEPS)}
@@ -80,7 +80,7 @@ def train(steps: int) -> dict:
 
 
 def draw(found: dict, path: Path) -> None:
-    """The curves, as a picture for the page."""
+    """Draw the loss curves for the docs."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -101,7 +101,7 @@ def draw(found: dict, path: Path) -> None:
 
 
 def main() -> None:
-    """Does what the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,11 @@
-"""How long the command line takes to answer, against an empty Hydra application.
+"""Time the start of the command line, against an empty Hydra application.
 
     python benchmarks/startup.py [--repeats 21] [--json results.json]
 
-Every command is a process of its own, started from an empty folder. They run interleaved, in an order
-shuffled anew for every repeat, after one that is not counted. Medians, quartiles and ratios of medians
-are printed, of the wall time and of the processor's, which a busy machine changes less. The empty
-application's `--help` stands in the list twice: its ratio to itself is the noise.
+Every command runs in a new process, started from an empty folder. The commands run interleaved, in a
+new random order in every repeat; the first repeat is not counted. Prints medians, quartiles and ratios
+of medians of the wall time and of the CPU time, which a busy machine changes less. The `--help` of the
+empty application runs twice: its ratio to itself is the noise.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 
 RUN = Path(__file__).resolve().parent.parent / "run.py"
-# As Hydra's own documentation begins: one configuration file, one decorated function.
+# The first example of Hydra's documentation: one configuration file, one decorated function.
 EMPTY = """
 import hydra
 
@@ -39,7 +39,7 @@ TARGET = 1.3
 
 
 def write_empty(folder: Path) -> Path:
-    """The empty application in a folder; version_base is gone after Hydra 1.3."""
+    """Write the empty application to a folder; version_base does not exist after Hydra 1.3."""
     old = metadata.version("hydra-core").startswith("1.3")
     (folder / "conf").mkdir()
     (folder / "conf" / "config.yaml").write_text("key: value\n")
@@ -48,7 +48,7 @@ def write_empty(folder: Path) -> Path:
 
 
 def commands(empty: Path) -> dict[str, tuple[list[str], int]]:
-    """Each command by its name, with the exit code that it must have."""
+    """Return each command by its name, with its expected exit code."""
     python, run = sys.executable, str(RUN)
     return {
         BASE: ([python, str(empty), "--help"], 0),
@@ -69,7 +69,7 @@ def commands(empty: Path) -> dict[str, tuple[list[str], int]]:
 
 
 def timed(command: list[str], code: int, folder: Path) -> tuple[float, float]:
-    """The seconds that passed, and those that processors worked for it."""
+    """Return the wall time and the CPU time of a command, in seconds."""
     start, before = time.perf_counter(), processor()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - start

@@ -1,16 +1,16 @@
-"""Real networks: unprepared, by torch's own means, compiled, by every recipe, and by `auto`.
+"""Time real networks: unprepared, with torch's own tools, compiled, with every recipe, and with `auto`.
 
     python benchmarks/zoo.py [--only NAME ...] [--mode eval train] [--precision float32 bfloat16]
     python benchmarks/zoo.py --table
 
-A case is a network, a mode and a precision. In each, prepare.tune first makes its choice (`auto`, and
-`auto, compiler allowed`); then all variants are timed interleaved, against the unprepared network and
-with an A/A control: torch's converters, model.to(memory_format=...), torch.compile plain and frozen,
+A case is a network, a mode and a precision. prepare.tune first chooses a recipe (`auto`, and `auto,
+compiler allowed`); then all variants are timed interleaved, against the unprepared network and with an
+A/A control: torch's converters, model.to(memory_format=...), torch.compile plain and frozen,
 OpenVINO, every recipe without a compiler that auto has to choose from, and what it chose with one. The raw
 file is `results/zoo.json`; cases that it holds of this processor, with intervals, are left out, so this can
 be stopped and started again, and another processor adds tables of its own.
 
-Each case has a process of its own, as a network has that is trained.
+Each case runs in a new process.
 
 A precision is what is allowed: under `bfloat16` the peers compute in it, the unprepared network in
 float32, and auto may choose. Compilers are timed in evaluation, and in training with `--compile`.
@@ -75,9 +75,9 @@ LIBRARIES = (
     "torchvision",
     "timm",
 )
-# A variant that takes so many times as long as the best one is soon known to be behind.
+# A variant that takes so many times as long as the best one is timed in few rounds only.
 REACH = 1.2
-# Seconds: all are called a few times, and not timed.
+# Seconds: a bench that only warms up.
 NO_TIME = 1e-3
 # Calls of each variant for which the last bench has time: half go into rounds, the rest before and between.
 CALLS = 28
@@ -89,7 +89,7 @@ Made = tuple[Callable[..., Any], Callable[[Any], Any] | None]
 def variants(
     model: nn.Module, network: Network, case: dict[str, Any], recipes: dict[str, Any]
 ) -> Iterator[tuple[str, Callable[[], Made]]]:
-    """Each variant by name, and what makes it: the unprepared model, its peers, and recipes."""
+    """Yield each variant by name with its builder: the unprepared model, its peers, and recipes."""
     yield UNPREPARED, lambda: (model, None)
     dtype, last = getattr(torch, case["precision"]), _LAST[network.rank]
     small = {"half": {"dtype": case["precision"]}, "input_format": {}}
@@ -132,13 +132,13 @@ def _openvino(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _prepared(model: nn.Module, steps: dict[str, Any], case: dict[str, Any]) -> nn.Module:
-    """A copy of the model, prepared as auto prepares it; what it refuses raises."""
+    """Return a copy of the model, prepared as auto prepares it; raise if it is refused."""
     known = "error" if case["train"] else "ignore"
     return Pipeline.from_config(steps).apply(copy.deepcopy(model), known_issues=known)
 
 
 def chosen(model: nn.Module, batch: Any, case: dict[str, Any], budget: float) -> dict[str, Any]:
-    """What prepare.tune chooses, without a compiler and, where those are timed, with one."""
+    """Return the choice of prepare.tune without a compiler and, if compilers are timed, with one."""
     mode = "train" if case["train"] else "eval"
     found = {}
     for name, allow in _allowed(model, case).items():
@@ -158,7 +158,7 @@ def _has_openvino(model: nn.Module) -> bool:
 
 
 def _allowed(model: nn.Module, case: dict[str, Any]) -> dict[str, list[str]]:
-    """What each auto is allowed beyond float32 and eager."""
+    """Return what each auto may use besides float32 and eager."""
     words = {"float32": [], "bfloat16": ["bfloat16"], "float16": ["half"]}[case["precision"]]
     allowed = {AUTO: words}
     if case["compile"]:
@@ -168,7 +168,7 @@ def _allowed(model: nn.Module, case: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def exhaustive(model: nn.Module, case: dict[str, Any], choices: dict[str, Any]) -> dict[str, Any]:
-    """Every recipe that auto may choose without a compiler, and what it chose with one: steps by name."""
+    """Return every recipe that auto may choose without a compiler, and its choice with one."""
     mode = "train" if case["train"] else "eval"
     looked_at = copy.deepcopy(model).train(case["train"])
     allow = tuple(_allowed(model, case)[AUTO])
@@ -187,7 +187,7 @@ def measure(
     tune_budget: float,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """One case, as its raw file holds it."""
+    """Measure one case; return its entry in the raw file."""
     torch.manual_seed(0)
     model, batch = network.build().train(case["train"]).to(device), network.batch(device)
     warm_up(model, network, case.get("warm_up", 0))
@@ -196,7 +196,7 @@ def measure(
     for variant, make in variants(model, network, case, exhaustive(model, case, choices)):
         try:
             made[variant] = make()
-        except Exception as error:  # a peer that cannot do it is part of what is found
+        except Exception as error:  # recorded as part of the result
             left_out[variant] = f"{type(error).__name__}: {first_line(error)}"
     kept = {UNPREPARED, *(choice["name"] for choice in choices.values())}
     rows, found = timed(made, batch, case, budget, kept)
@@ -220,7 +220,7 @@ def measure(
 
 
 def apart(work: Callable[..., Any], *arguments: Any) -> Any:
-    """What `work` gives, in a process of its own; one that breaks down raises here."""
+    """Run `work` in a new process and return its result; raise if the process dies."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(work, *arguments).result()
 
@@ -228,14 +228,14 @@ def apart(work: Callable[..., Any], *arguments: Any) -> Any:
 def _measured(
     name: str, case: dict[str, Any], threads: int, how: dict[str, float]
 ) -> dict[str, Any]:
-    """One case of a network by its name, in a process that does nothing else."""
+    """Measure one case of a network, given by name, in this process."""
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")
     return measure(NETWORKS[name], case, **how)
 
 
 def warm_up(model: nn.Module, network: Network, steps: int) -> None:
-    """Trains it for some steps of SGD: which of two inputs is the brighter one, by its first two channels."""
+    """Train for some steps of SGD: the first two output channels tell which of two inputs is brighter."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     device, bright = next(model.parameters()).device, torch.tensor([0, 1])
     for _ in range(steps):
@@ -252,11 +252,11 @@ def warm_up(model: nn.Module, network: Network, steps: int) -> None:
 def timed(
     made: dict[str, Made], batch: Any, case: dict[str, Any], budget: float, kept: set[str]
 ) -> tuple[dict[str, dict[str, Any]], bench.Comparison]:
-    """The row of each variant, and the last bench, which has those in reach of the best one.
+    """Return the row of each variant, and the last bench, of the variants close to the best one.
 
-    A bench without time compiles, then a third of the time goes to all: where there are twenty variants,
-    most are soon known to be far behind. `kept` stay in any case. The last one takes longer where the
-    calls are so slow that nothing could be concluded else.
+    A first bench only compiles and warms up. A third of the budget goes to all variants, as most of them
+    are far behind; the variants in `kept` stay in any case. The last bench runs longer if the calls are too
+    slow for an interval.
     """
     rows, there = {}, dict(made)
     for seconds, calls in ((NO_TIME, 0), (budget / 3, 0), (budget * 2 / 3, CALLS)):
@@ -285,7 +285,7 @@ def _in_reach(ratios: dict[str, float]) -> list[str]:
 
 
 def _versions() -> dict[str, str]:
-    """Of the libraries that the networks and the peers come from."""
+    """Return the versions of the libraries of networks and peers."""
     found = {}
     for name in LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -294,12 +294,12 @@ def _versions() -> dict[str, str]:
 
 
 def saved() -> list[dict[str, Any]]:
-    """The cases in the raw file."""
+    """Return the cases in the raw file."""
     return json.loads(FILE.read_text())["cases"] if FILE.exists() else []
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every case that was asked for."""
+    """Yield every case that the options select."""
     for mode, precision, name in itertools.product(options.mode, options.precision, NETWORKS):
         if not any(part in name for part in options.only):
             continue
@@ -311,7 +311,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def main() -> None:
-    """Does what the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""The networks of the zoo: as their libraries make them by default, on inputs that a CPU can take."""
+"""The networks of the zoo: defaults of their libraries, with inputs that fit a CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Network:
     more: Callable[[], dict[str, Any]] = dict
 
     def batch(self, device: str = "cpu") -> Any:
-        """What the network is called with: a tensor, or an Example where there is more."""
+        """Return the input of the network: a tensor, or an Example if there are named arguments."""
         torch.manual_seed(1)
         with torch.device(device):
             first, more = torch.randn(self.shape), self.more()

@@ -17,7 +17,7 @@ PEERS = (
 NOT_TO_BE_CHOSEN = ("wrong", "cannot tell", "failed")
 # Rounds; with fewer, a variant is only known to be far behind.
 ENOUGH = 6
-# Times that differ by less are called equal.
+# Ratios within this factor count as equal.
 NEAR = 1.03
 
 
@@ -175,7 +175,7 @@ def _is_behind(case: dict[str, Any], auto: str, other: str) -> bool:
 
 
 def _interval(case: dict[str, Any], name: str) -> list[float] | None:
-    """Of its ratio; the unprepared network's is 1."""
+    """Return the interval of its ratio; that of the unprepared network is 1."""
     row = case["rows"].get(name)
     if row and row["ratio"] == 1.0 and row == case["rows"][UNPREPARED]:
         return [1.0, 1.0]
