@@ -1,4 +1,4 @@
-"""Weights in files: what is saved, what is read straight into a prepared model, and what is refused."""
+"""Tests of checkpoints: saving, loading straight into a prepared model, and files that are refused."""
 
 import copy
 import errno
@@ -45,25 +45,29 @@ def path(request, tmp_path) -> Path:
     return tmp_path / request.param
 
 
-def lying(model: nn.Module) -> dict:
-    found = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-    return {name: (t.stride(), t.dtype, t.requires_grad, t.detach()) for name, t in found.items()}
+def tensor_facts(model: nn.Module) -> dict:
+    """Return the strides, dtype, requires_grad and values of every parameter and buffer."""
+    tensors = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers()),
+    }
+    return {name: (t.stride(), t.dtype, t.requires_grad, t.detach()) for name, t in tensors.items()}
 
 
 def assert_same(one: nn.Module, other: nn.Module) -> None:
-    ours, theirs = lying(one), lying(other)
-    assert ours.keys() == theirs.keys()
-    for name, (*how, values) in ours.items():
-        *as_wanted, wanted = theirs[name]
-        assert how == as_wanted, name
-        assert torch.equal(values, wanted), name
+    first, second = tensor_facts(one), tensor_facts(other)
+    assert first.keys() == second.keys()
+    for name, (*form, values) in first.items():
+        *expected_form, expected = second[name]
+        assert form == expected_form, name
+        assert torch.equal(values, expected), name
 
 
 # ------------------------------------------------------------------------------- there and back
 
 
 @pytest.mark.parametrize("how", ["function", "meta", "real"])
-def test_what_is_loaded_equals_what_apply_makes_of_the_same_values(path, how):
+def test_loading_gives_the_same_tensors_as_apply(path, how):
     original = Awkward().eval()
     save(original, path, pipeline=pipeline())
     given = {"function": Awkward, "meta": build_empty(Awkward), "real": Awkward()}[how]
@@ -84,7 +88,7 @@ def test_what_is_loaded_equals_what_apply_makes_of_the_same_values(path, how):
     assert torch.equal(model.recurrent(sound)[0], original.recurrent(sound)[0])
 
 
-def test_a_prepared_model_is_written_contiguous_and_its_file_is_the_same(tmp_path):
+def test_a_prepared_model_is_saved_as_the_same_bytes(tmp_path):
     plain, prepared = small(), small()
     prepared.load_state_dict(plain.state_dict())
     Pipeline.from_config({"conv2d_memory_format": {}}).apply(prepared)
@@ -97,7 +101,7 @@ def test_a_prepared_model_is_written_contiguous_and_its_file_is_the_same(tmp_pat
         assert both[0] == both[1]
 
 
-def test_others_read_what_is_written_here(tmp_path):
+def test_saved_files_can_be_read_without_prepare(tmp_path):
     model = Awkward()
     state = model.state_dict()
     save(model, tmp_path / "w.safetensors")
@@ -114,7 +118,7 @@ def test_others_read_what_is_written_here(tmp_path):
     assert found._metadata["norm"] == {"version": 2}
 
 
-def test_files_of_others_are_read(tmp_path):
+def test_files_saved_without_prepare_can_be_loaded(tmp_path):
     model = small()
     safetensors.torch.save_file(model.state_dict(), tmp_path / "a.safetensors", {"epoch": "3"})
     torch.save(model.to(memory_format=torch.channels_last).state_dict(), tmp_path / "a.pt")
@@ -129,7 +133,7 @@ def small_like(model: nn.Module) -> nn.Module:
     return like
 
 
-def test_a_sharded_checkpoint_of_transformers_is_read_and_tied_weights_come_back(tmp_path):
+def test_a_sharded_checkpoint_of_transformers_loads_with_tied_weights(tmp_path):
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
@@ -146,7 +150,7 @@ def test_a_sharded_checkpoint_of_transformers_is_read_and_tied_weights_come_back
     assert torch.equal(ours(tokens).logits, theirs(tokens).logits)
 
 
-def test_a_model_whose_norms_were_fused_is_saved_and_loaded_with_its_own_names(path):
+def test_a_model_with_fused_norms_is_saved_and_loaded(path):
     steps = {"fuse_conv_bn": {}, "conv2d_memory_format": {}}
     model = Pipeline.from_config(steps).apply(small().eval())
     save(model, path, pipeline=Pipeline.from_config(steps))
@@ -163,7 +167,7 @@ def test_a_model_whose_norms_were_fused_is_saved_and_loaded_with_its_own_names(p
     assert same_state(state_of(given), before)
 
 
-def test_a_file_that_is_damaged_by_one_shard_says_which(tmp_path):
+def test_a_wrong_shard_of_an_index_is_named(tmp_path):
     safetensors.torch.save_file({"0.weight": torch.ones(2)}, tmp_path / "a.safetensors")
     index = tmp_path / "m.safetensors.index.json"
     for shard, wrong in (
@@ -201,7 +205,9 @@ def peak() -> int:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="only Linux reports the peak"
+)
 def test_the_peak_is_the_prepared_model_and_the_largest_tensor(path):
     def build():
         return nn.Sequential(*(nn.Conv2d(512, 512, 3, bias=False) for _ in range(12)))
@@ -211,7 +217,7 @@ def test_the_peak_is_the_prepared_model_and_the_largest_tensor(path):
     save(model, path, pipeline=pipeline())
     prepared = sum(p.numel() * 2 for p in model.parameters())
     del model
-    load(path, build)  # what is imported and cached by the first is not the matter
+    load(path, build)  # the first load imports and caches
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     before = peak()
@@ -222,10 +228,10 @@ def test_the_peak_is_the_prepared_model_and_the_largest_tensor(path):
     assert prepared > 5 * largest
 
 
-# ------------------------------------------------------------------------------ values that no file holds
+# ------------------------------------------------------------------------------ values that a file never contains
 
 
-def test_a_model_that_needs_its_weights_while_it_is_built_is_built_with_them(path):
+def test_a_model_that_reads_its_weights_while_built_gets_them(path):
     for kind in (FromItsWeights, NeedsItsWeights):
         original = kind()
         save(original, path)
@@ -234,7 +240,7 @@ def test_a_model_that_needs_its_weights_while_it_is_built_is_built_with_them(pat
         assert not any(t.is_meta for t in loaded.buffers())
 
 
-def test_an_unsaved_buffer_on_meta_is_named_and_the_model_stays_as_it_was(path):
+def test_an_unsaved_buffer_on_meta_is_refused_without_a_change(path):
     save(Awkward(), path)
     with torch.device("meta"):
         model = Awkward()
@@ -250,7 +256,7 @@ def test_an_unsaved_buffer_on_meta_is_named_and_the_model_stays_as_it_was(path):
     assert same_state(state_of(model) | {"positions": before["positions"]}, before)
 
 
-def test_a_lazy_and_a_scripted_model_are_refused_and_stay_as_they_are(path):
+def test_lazy_and_scripted_models_are_refused_without_a_change(path):
     save(nn.Sequential(nn.Linear(2, 3)), path)
     lazy = nn.Sequential(nn.LazyLinear(3))
     with pytest.raises(RefusedError, match=r"0\.weight: has no shape yet"):
@@ -265,7 +271,7 @@ def test_a_lazy_and_a_scripted_model_are_refused_and_stay_as_they_are(path):
 # ---------------------------------------------------------------------------------- names
 
 
-def test_missing_and_unexpected_tensors_are_errors_and_with_strict_false_are_told(path):
+def test_missing_and_unexpected_tensors_raise_only_if_strict(path):
     save(nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}), path)
 
     def build():
@@ -289,7 +295,7 @@ def test_missing_and_unexpected_tensors_are_errors_and_with_strict_false_are_tol
     assert torch.equal(model["c"].weight, kept)
 
 
-def test_names_are_mapped_by_a_function_which_may_leave_some_out(path):
+def test_rename_maps_names_and_may_leave_some_out(path):
     model = small()
     wrapped = nn.ModuleDict({"module": model, "extra": nn.Linear(2, 2)})
     save(wrapped, path)
@@ -302,7 +308,7 @@ def test_names_are_mapped_by_a_function_which_may_leave_some_out(path):
         load(path, small, rename=lambda _: "x")
 
 
-def test_the_hooks_of_modules_that_rename_are_asked(path):
+def test_hooks_of_modules_that_rename_are_run(path):
     with pytest.warns(FutureWarning, match="deprecated"):
         old = nn.utils.weight_norm(nn.Conv2d(2, 2, 3))  # its names are weight_g and weight_v
     save(old, path)
@@ -311,7 +317,7 @@ def test_the_hooks_of_modules_that_rename_are_asked(path):
     assert torch.allclose(new(image), old(image))
 
 
-def test_a_hook_that_computes_from_the_file_is_told_and_not_passed_over(path):
+def test_a_hook_that_computes_from_the_file_is_refused(path):
     class Fused(nn.Linear):
         def _load_from_state_dict(self, state, prefix, *rest):
             state[prefix + "weight"] = state[prefix + "weight"].t()  # square: no shape would tell
@@ -324,7 +330,7 @@ def test_a_hook_that_computes_from_the_file_is_told_and_not_passed_over(path):
         load(path, lambda: Fused(3, 3))
 
 
-def test_an_entry_is_chosen_where_a_file_holds_several(tmp_path):
+def test_key_chooses_an_entry_of_a_file_with_several(tmp_path):
     path = tmp_path / "run.pt"
     model, other = small(), small()
     torch.save({"model": model.state_dict(), "ema": other.state_dict(), "epoch": 2}, path)
@@ -338,7 +344,7 @@ def test_an_entry_is_chosen_where_a_file_holds_several(tmp_path):
         load(tmp_path / "w.safetensors", small, key="model")
 
 
-def test_the_hooks_for_after_a_load_are_run_on_the_model_with_its_values(path):
+def test_post_load_hooks_get_the_model_with_its_values(path):
     save(small(), path)
     told = []
 
@@ -351,7 +357,7 @@ def test_the_hooks_for_after_a_load_are_run_on_the_model_with_its_values(path):
     assert told == [(model, [], [])]
 
 
-def test_what_is_known_to_go_wrong_in_training_is_an_error_unless_it_is_to_be_ignored(path):
+def test_known_issues_are_errors_unless_they_are_ignored(path):
     def build():
         return nn.Sequential(
             nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4), nn.SiLU(), nn.Conv2d(4, 4, 3)
@@ -390,7 +396,7 @@ def test_tied_weights_that_differ_in_the_file_are_an_error(path):
 # ------------------------------------------------------------------------ shapes, types, the model's state
 
 
-def test_every_tensor_of_another_shape_or_type_is_named(path):
+def test_every_tensor_of_another_shape_or_dtype_is_named(path):
     save(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4)), path)
     with pytest.raises(CheckpointError) as caught:
         load(path, lambda: nn.Sequential(nn.Linear(2, 3), nn.Linear(5, 6)))
@@ -408,7 +414,7 @@ def test_every_tensor_of_another_shape_or_type_is_named(path):
         load(path, model)
 
 
-def test_float_types_are_cast_as_the_model_and_the_pipeline_say(path):
+def test_float_dtypes_are_cast_as_model_and_pipeline_require(path):
     exact = small()
     save(
         Pipeline.from_config({"half": {"dtype": "bfloat16", "keep": []}}).apply(small_like(exact)),
@@ -428,7 +434,7 @@ def test_float_types_are_cast_as_the_model_and_the_pipeline_say(path):
 
 
 @pytest.mark.parametrize("when", ["values", "apply"])
-def test_a_failure_leaves_a_model_that_was_given_as_it_was(path, when, plugin):
+def test_a_failure_leaves_the_given_model_unchanged(path, when, plugin):
     save(small(), path)
 
     class Never(TensorStep):
@@ -455,7 +461,7 @@ def test_a_failure_leaves_a_model_that_was_given_as_it_was(path, when, plugin):
 
 
 def small_bytes(path: Path) -> bytes:
-    """The bytes of one of its tensors, as they stand in the file."""
+    """Return the bytes of one of its tensors, as they are in the file."""
     from prepare.checkpoint.open_weights import open_weights
     from prepare.checkpoint.stored_tensor import raw
 
@@ -463,7 +469,7 @@ def small_bytes(path: Path) -> bytes:
     return bytes(raw(next(stored.pieces())[1]))
 
 
-def test_loading_is_refused_where_preparing_would_be(path):
+def test_loading_is_refused_where_apply_would_refuse(path):
     save(small(), path)
     model = small()
     model(torch.randn(1, 3, 5, 5)).sum().backward()
@@ -486,7 +492,7 @@ def test_loading_is_refused_where_preparing_would_be(path):
         load(path, small, check="nevr")
 
 
-def test_a_resumed_optimizer_is_in_line_with_what_was_loaded(path):
+def test_a_resumed_optimizer_matches_the_loaded_layout(path):
     """The checkpoint is of a contiguous run, and the model that goes on is channels-last."""
     steps = {"conv2d_memory_format": {}}
     torch.manual_seed(1)
@@ -518,7 +524,7 @@ def test_a_resumed_optimizer_is_in_line_with_what_was_loaded(path):
         assert torch.allclose(ours, theirs, atol=1e-5)
 
 
-def test_a_model_on_meta_is_sent_to_load():
+def test_apply_on_a_meta_model_names_load():
     with pytest.raises(
         RefusedError, match=r"meta holds no data; load it with prepare\.checkpoint\.load"
     ):
@@ -528,7 +534,7 @@ def test_a_model_on_meta_is_sent_to_load():
 # ------------------------------------------------------------------------------------ saving
 
 
-def test_the_manifest_holds_the_recipe_and_every_tensor_and_is_needed_only_where_asked(path):
+def test_the_manifest_has_the_recipe_and_every_tensor(path):
     model = Awkward()
     save(model, path, pipeline=pipeline())
     beside = path.with_name(f"{path.name}.json")
@@ -546,7 +552,7 @@ def test_the_manifest_holds_the_recipe_and_every_tensor_and_is_needed_only_where
         load(path, Awkward, check="always")
 
 
-def test_what_a_file_of_weights_cannot_hold_is_named(tmp_path):
+def test_values_that_a_file_of_weights_cannot_hold_are_named(tmp_path):
     class State(nn.Linear):
         def get_extra_state(self):
             return {"a": 1}
@@ -571,7 +577,7 @@ def test_what_a_file_of_weights_cannot_hold_is_named(tmp_path):
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()],
                          ids=["disk full", "Ctrl-C"])  # fmt: skip
 @pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
-def test_a_failure_at_any_call_leaves_both_files_as_they_were(path, old, error):
+def test_a_failure_at_any_call_leaves_both_files_unchanged(path, old, error):
     folder, first, second = path.parent, nn.Linear(2, 3), nn.Linear(2, 3)
     failed = 0
     for n in range(1, 200):
@@ -589,7 +595,7 @@ def test_a_failure_at_any_call_leaves_both_files_as_they_were(path, old, error):
         after = {each.name: each.read_bytes() for each in folder.iterdir()}
         assert after == before or set(after) == {path.name, f"{path.name}.json"}
         if after != before:
-            # Only the last calls, which sync the folder, come when both are in place.
+            # Only the last calls, which sync the folder, come after both files are in place.
             assert (
                 load(path, lambda: nn.Linear(2, 3), check="always").model.weight[0, 0]
                 == second.weight[0, 0]
@@ -600,7 +606,7 @@ def test_a_failure_at_any_call_leaves_both_files_as_they_were(path, old, error):
     assert failed > 12
 
 
-def test_a_kill_between_the_two_files_is_told(path):
+def test_a_kill_between_the_two_files_is_detected(path):
     first, second = nn.Linear(2, 3), nn.Linear(2, 3)
     save(first, path)
     weights = path.read_bytes()
@@ -615,7 +621,7 @@ def test_a_kill_between_the_two_files_is_told(path):
 # ------------------------------------------------------------------------------------ export
 
 
-def test_an_exported_model_is_torchs_own_again(tmp_path):
+def test_an_exported_model_has_only_classes_of_torch(tmp_path):
     torch.manual_seed(0)
     model = Awkward().eval()
     names = {name: id(p) for name, p in model.named_parameters()}
@@ -648,7 +654,7 @@ def test_an_exported_model_is_torchs_own_again(tmp_path):
     assert b"prepare" not in (tmp_path / "theirs.pt").read_bytes()
 
 
-def test_what_cannot_be_exported_stays_prepared():
+def test_a_model_that_cannot_be_exported_stays_prepared():
     model = small()
     prepared = Pipeline.from_config({"conv2d_memory_format": {}, "compile": {"backend": "eager"}})
     prepared.apply(model)
@@ -660,7 +666,7 @@ def test_what_cannot_be_exported_stays_prepared():
     assert not prepared.plan(model)
 
 
-# ------------------------------------------------------------------------------ the networks of others
+# ------------------------------------------------------------------------------ networks of other packages
 
 
 NETWORKS = sorted(
@@ -671,7 +677,7 @@ NETWORKS = sorted(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # theirs
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_network_of_the_configuration_is_loaded_as_apply_makes_it(path, name):
+def test_every_configured_network_loads_as_apply_prepares_it(path, name):
     import yaml
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
@@ -711,7 +717,7 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("verify", ["none", "short"])
-def test_a_run_loads_weights_first_and_saves_the_prepared_ones(here, verify, capsys):
+def test_a_job_loads_weights_first_and_saves_the_prepared_ones(here, verify, capsys):
     assert cli.run([*RUN, "verify=none", "seed=1", "save=first.safetensors"]) == 0
     argv = [*RUN, f"verify={verify}", "precision=bfloat16", "hydra.run.dir=out"]
     assert cli.run([*argv, "weights=first.safetensors", "save=second.pt"]) == 0
@@ -729,7 +735,7 @@ def test_a_run_loads_weights_first_and_saves_the_prepared_ones(here, verify, cap
     assert rows["encoder.0.norm1.weight"]["status"] == "skipped"
 
 
-def test_a_file_that_does_not_fit_fails_the_run_in_one_line(here, capsys):
+def test_a_file_that_does_not_fit_fails_the_job_in_one_line(here, capsys):
     save(small(), "other.pt")
     assert cli.run([*RUN, "weights=other.pt"]) == 1
     said = capsys.readouterr().err
@@ -740,7 +746,7 @@ def test_a_file_that_does_not_fit_fails_the_run_in_one_line(here, capsys):
     assert "text.pt: is neither a safetensors file nor one of torch's" in capsys.readouterr().err
 
 
-def test_weights_are_never_written_over_a_file(here, capsys):
+def test_saving_weights_never_overwrites_a_file(here, capsys):
     Path("there.pt").write_text("mine")
     for argv, wrong in (
         (

@@ -1,4 +1,4 @@
-"""Files of weights that are broken, or made to do harm: nothing of them is run, and no flip goes unseen."""
+"""Tests of damaged and malicious files of weights: no code is run, and every flipped bit is detected."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from prepare.checkpoint.init_empty import build_empty
 from prepare.errors import CheckpointError
 
 FORMATS = ("w.safetensors", "w.pt")
-TREACHERY = "prepare-test-was-run"
+CREATED = "prepare-test-was-run"
 
 
 def net() -> nn.Sequential:
@@ -38,7 +38,7 @@ def saved(request, tmp_path):
 
 
 def outcome(path: Path, right: dict | None = None, model: nn.Module | None = None) -> str:
-    """What became of loading: `refused`, `right` or `wrong`; the model that was given must be as it was."""
+    """Return `refused`, `right` or `wrong`; after an error the given model must be unchanged."""
     model = build_empty(net) if model is None else model
     before = state_of(model)
     try:
@@ -53,13 +53,13 @@ def outcome(path: Path, right: dict | None = None, model: nn.Module | None = Non
     return "right" if same else "wrong"
 
 
-def test_a_file_that_is_cut_at_any_64th_is_refused(saved):
+def test_a_truncated_file_is_refused(saved):
     path, _ = saved
     data = path.read_bytes()
     for part in range(64):
         path.write_bytes(data[: len(data) * part // 64])
         assert outcome(path) == "refused", part
-    path.with_name(f"{path.name}.json").unlink()  # and also where nothing stands beside it
+    path.with_name(f"{path.name}.json").unlink()  # and also without a manifest
     for part in range(64):
         path.write_bytes(data[: len(data) * part // 64])
         assert outcome(path) == "refused", part
@@ -73,12 +73,12 @@ def flips(path: Path, right: dict, places, *, beside: bool = False) -> None:
         target.write_bytes(data[:byte] + bytes([data[byte] ^ (1 << bit)]) + data[byte + 1 :])
         found[outcome(path, right)] += 1
     assert found["wrong"] == 0
-    # An archive of torch's is padded, and a bit there is nobody's.
+    # An archive of torch has padding, where a bit has no effect.
     assert found["refused"] >= 40
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["weights", "manifest"])
-def test_no_flipped_bit_goes_unseen(saved, beside):
+def test_flipped_bits_are_detected(saved, beside):
     def some(length):
         draw = random.Random(7)
         return [(draw.randrange(length), draw.randrange(8)) for _ in range(120)]
@@ -88,14 +88,14 @@ def test_no_flipped_bit_goes_unseen(saved, beside):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beside", [False, True], ids=["weights", "manifest"])
-def test_no_flipped_bit_of_all_goes_unseen(saved, beside):
+def test_a_flipped_bit_in_any_byte_is_detected(saved, beside):
     flips(*saved, lambda length: [(b, b * 5 % 8) for b in range(length)], beside=beside)
 
 
-# ------------------------------------------------------------------------------------ what would run
+# ------------------------------------------------------------------------------------ pickled code
 
 
-class Treachery:
+class MaliciousPickle:
     def __init__(self, *call):
         self.call = call
 
@@ -103,25 +103,25 @@ class Treachery:
         return self.call
 
 
-def treacheries():
-    """Objects whose pickle makes a file when it is run."""
-    make = f"open({TREACHERY!r}, 'w').close()"
-    yield Treachery(os.system, (f"touch {TREACHERY}",))
-    yield Treachery(eval, (make,))
-    yield Treachery(exec, (make,))
-    yield Treachery(open, (TREACHERY, "w"))
-    yield Treachery(Path.touch, (Path(TREACHERY),))
-    yield Treachery(os.popen, (f"touch {TREACHERY}",))
-    yield Treachery(__import__, ("os",))
-    yield Treachery(torch.hub.load, ("nobody/nothing", "x"))
-    yield Treachery(torch.load, (TREACHERY,))
-    yield Treachery(torch.jit.load, (TREACHERY,))
-    yield Treachery(nn.Linear, (2, 2))
-    yield Treachery(bytearray, (1 << 45,))
+def malicious_pickles():
+    """Yield objects whose pickle creates a file when it is run."""
+    make = f"open({CREATED!r}, 'w').close()"
+    yield MaliciousPickle(os.system, (f"touch {CREATED}",))
+    yield MaliciousPickle(eval, (make,))
+    yield MaliciousPickle(exec, (make,))
+    yield MaliciousPickle(open, (CREATED, "w"))
+    yield MaliciousPickle(Path.touch, (Path(CREATED),))
+    yield MaliciousPickle(os.popen, (f"touch {CREATED}",))
+    yield MaliciousPickle(__import__, ("os",))
+    yield MaliciousPickle(torch.hub.load, ("nobody/nothing", "x"))
+    yield MaliciousPickle(torch.load, (CREATED,))
+    yield MaliciousPickle(torch.jit.load, (CREATED,))
+    yield MaliciousPickle(nn.Linear, (2, 2))
+    yield MaliciousPickle(bytearray, (1 << 45,))
 
 
 def archive(path: Path, pickled: bytes, *, kind=zipfile.ZIP_STORED, twice: bool = False) -> None:
-    """A torch file with this for its pickle."""
+    """Write a torch file with this pickle."""
     with zipfile.ZipFile(path, "w", kind) as file:
         file.writestr("archive/data.pkl", pickled)
         file.writestr("archive/version", "3\n")
@@ -135,11 +135,11 @@ def test_no_pickled_code_is_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "w.pt"
     count = 0
-    for treachery in treacheries():
+    for malicious in malicious_pickles():
         for held in (
-            treachery,
-            {"0.weight": treachery},
-            {"0.weight": torch.ones(3, 5), "x": [treachery]},
+            malicious,
+            {"0.weight": malicious},
+            {"0.weight": torch.ones(3, 5), "x": [malicious]},
         ):
             for protocol in (2, 4):
                 data = pickle.dumps(held, protocol=protocol)
@@ -152,14 +152,14 @@ def test_no_pickled_code_is_run(tmp_path, monkeypatch):
                     assert outcome(path) == "refused"
                     assert outcome(path, model=net()) == "refused"
                     count += 1
-        torch.save({"0.weight": treachery}, path)
+        torch.save({"0.weight": malicious}, path)
         assert outcome(path) == "refused"
     assert count >= 100
-    assert not (tmp_path / TREACHERY).exists()
+    assert not (tmp_path / CREATED).exists()
 
 
 def tar(path: Path, data: bytes) -> None:
-    """The oldest form, of which torch's own safe loader once ran code (CVE-2025-32434)."""
+    """Write the oldest format, of which torch's own safe loader once ran code (CVE-2025-32434)."""
     with tarfile.open(path, "w") as file:
         for name in ("sys_info", "pickle", "tensors", "storages"):
             info = tarfile.TarInfo(name)
@@ -167,7 +167,7 @@ def tar(path: Path, data: bytes) -> None:
             file.addfile(info, io.BytesIO(data))
 
 
-# ------------------------------------------------------------------------------------ what lies
+# ------------------------------------------------------------------------------------ false headers
 
 
 def header(entries: object, values: bytes = b"", *, length: int | None = None) -> bytes:
@@ -180,7 +180,7 @@ def entry(dtype="F32", shape=(5,), offsets=(0, 20)) -> dict:
 
 
 HUGE = 2**40
-LIES = {
+FALSE_FILES = {
     "nothing": b"",
     "text": b"hello, these are no weights at all\n",
     "zeros": b"\0" * 100,
@@ -189,7 +189,7 @@ LIES = {
     "a header of -1 bytes": b"\xff" * 8 + b"{}",
     "a header cut": header(b'{"0.weight": {"dtype"'),
     "a header that is a list": header(b"[]"),
-    "a header that is no UTF-8": header(b'{"\xff": 1}'),
+    "a header that is not UTF-8": header(b'{"\xff": 1}'),
     "a header of brackets": header(b'{"a":' + b"[" * 100_000),
     "a number of a million digits": header(b'{"a":' + b"9" * 1_000_000 + b"}"),
     "a name twice": header(b'{"a":{"dtype":"F32","shape":[5],"data_offsets":[0,20]},'
@@ -200,7 +200,7 @@ LIES = {
     "a shape below 0": header({"0.bias": entry(shape=[-5])}, b"\0" * 20),
     "a shape of halves": header({"0.bias": entry(shape=[2.5, 2])}, b"\0" * 20),
     "a shape that is true": header({"0.bias": entry(shape=[True, 5])}, b"\0" * 20),
-    "a dtype of nobody": header({"0.bias": entry(dtype="F33")}, b"\0" * 20),
+    "an unknown dtype": header({"0.bias": entry(dtype="F33")}, b"\0" * 20),
     "a dtype that is a list": header({"0.bias": entry(dtype=["F32"])}, b"\0" * 20),
     "a dtype of another size": header({"0.bias": entry(dtype="F64")}, b"\0" * 20),
     "offsets beyond the end": header({"0.bias": entry(offsets=[0, 20])}, b"\0" * 10),
@@ -208,31 +208,31 @@ LIES = {
     "offsets backwards": header({"0.bias": entry(offsets=[20, 0])}, b"\0" * 20),
     "offsets that overlap": header({"a": entry(), "b": entry(offsets=[10, 30])}, b"\0" * 30),
     "one offset": header({"0.bias": entry(offsets=[0])}, b"\0" * 20),
-    "bytes that nobody owns": header({"0.bias": entry()}, b"\0" * 30),
+    "bytes of no tensor": header({"0.bias": entry()}, b"\0" * 30),
     "an entry that is a number": header({"0.bias": 5}),
     "an entry with more keys": header({"0.bias": entry() | {"code": "x"}}, b"\0" * 20),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_file_that_lies_about_itself_is_refused(tmp_path, lie):
+@pytest.mark.parametrize("case", FALSE_FILES)
+def test_a_file_with_a_false_header_is_refused(tmp_path, case):
     path = tmp_path / "w.safetensors"
-    path.write_bytes(LIES[lie])
+    path.write_bytes(FALSE_FILES[case])
     assert outcome(path) == "refused"
 
 
-@pytest.mark.parametrize("lie", ["expanded", "huge", "strided", "meta", "sparse", "numbers", "list",
+@pytest.mark.parametrize("case", ["expanded", "huge", "strided", "meta", "sparse", "numbers", "list",
                                  "compressed", "twice", "script", "empty zip", "two entries"])  # fmt: skip
-def test_a_torch_file_that_lies_about_itself_is_refused(tmp_path, lie):
+def test_a_torch_file_with_false_content_is_refused(tmp_path, case):
     path = tmp_path / "w.pt"
     state = net().state_dict()
-    if lie in ("compressed", "twice"):
-        kind = zipfile.ZIP_DEFLATED if lie == "compressed" else zipfile.ZIP_STORED
-        archive(path, pickle.dumps({}, protocol=2), kind=kind, twice=lie == "twice")
-    elif lie == "script":
+    if case in ("compressed", "twice"):
+        kind = zipfile.ZIP_DEFLATED if case == "compressed" else zipfile.ZIP_STORED
+        archive(path, pickle.dumps({}, protocol=2), kind=kind, twice=case == "twice")
+    elif case == "script":
         with pytest.warns(DeprecationWarning, match="deprecated"):
             torch.jit.save(torch.jit.script(nn.ReLU()), path)
-    elif lie == "empty zip":
+    elif case == "empty zip":
         zipfile.ZipFile(path, "w").close()
     else:
         torch.save({
@@ -244,11 +244,11 @@ def test_a_torch_file_that_lies_about_itself_is_refused(tmp_path, lie):
             "numbers": lambda: {"a": [1, 2, 3]},
             "list": lambda: list(state.values()),
             "two entries": lambda: {"a": state, "b": state},
-        }[lie](), path)  # fmt: skip
+        }[case](), path)  # fmt: skip
     assert outcome(path) == "refused"
 
 
-def test_a_manifest_of_another_kind_or_of_other_weights_is_refused(saved):
+def test_a_manifest_that_does_not_fit_the_weights_is_refused(saved):
     path, right = saved
     beside = path.with_name(f"{path.name}.json")
     kept = beside.read_bytes()
@@ -264,7 +264,7 @@ def test_a_manifest_of_another_kind_or_of_other_weights_is_refused(saved):
     assert outcome(path, right) == "right"
 
 
-def test_names_of_any_kind_are_written_and_read_and_shown_on_one_line(tmp_path):
+def test_names_of_any_kind_are_saved_loaded_and_printable(tmp_path):
     for name in ("a\nb", "<script>", "=1+1", "[red]", "a/b", "é" * 300, "\udc80", "__metadata__ "):
         for file in FORMATS:
             model = nn.Module()

@@ -1,4 +1,4 @@
-"""Networks for the tests of checkpoints: each with something that a file of weights has trouble with."""
+"""Networks for the tests of checkpoints, each with a property that is difficult to save or load."""
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ class Awkward(nn.Module):
 
 
 class FromItsWeights(nn.Module):
-    """Keeps something that it computed from the values of a parameter, and saves it in no file."""
+    """Keeps a tensor that it computed from the values of a parameter, and does not save it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class FromItsWeights(nn.Module):
 
 
 class NeedsItsWeights(nn.Module):
-    """Reads a parameter's value while it is built."""
+    """Reads the value of a parameter while it is built."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,13 +70,17 @@ def small() -> nn.Sequential:
 
 
 def state_of(model: nn.Module) -> dict[str, tuple]:
-    """Everything that must not change when something fails: objects, values, layout."""
-    held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-    found = {
-        name: (id(t), t.stride(), t.dtype, t.device, t.detach().clone()) for name, t in held.items()
+    """Return all that must not change after a failure: objects, values and layout."""
+    tensors = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers()),
     }
-    found["modules"] = [(type(m), list(m._forward_pre_hooks)) for m in model.modules()]
-    return found
+    state = {
+        name: (id(t), t.stride(), t.dtype, t.device, t.detach().clone())
+        for name, t in tensors.items()
+    }
+    state["modules"] = [(type(m), list(m._forward_pre_hooks)) for m in model.modules()]
+    return state
 
 
 def same_state(one: dict, other: dict) -> bool:

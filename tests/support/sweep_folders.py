@@ -1,4 +1,4 @@
-"""Folders of sweeps, made up with the records' own functions: what a report is made of, without running anything."""
+"""Folders of sweeps with made-up records, for tests of reports that do not run anything."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def bench(
     cpu="a processor",
     error="",
 ):
-    """What timed the prepared model at `ratio`; with `error`, its baseline could not run."""
+    """Return a bench of a prepared model with this time `ratio`; with `error`, its baseline did not run."""
     low, high = (ratio * 0.97 if low is None else low), (ratio * 1.03 if high is None else high)
     rows = (
         Variant(name="unprepared", verdict="baseline", ratio=1.0, seconds=0.1, device="cpu"),
@@ -78,7 +78,7 @@ def audit(converted=8, *, names=("conv",), after=1 << 20) -> Audit:
 
 def add_row(folder: Path, number: int, overrides, *, result=OK, name=None, choices=None,
             audited=None, flowed=None, verified=None, benched=None, steps=None, shared=False) -> Path:  # fmt: skip
-    """One row of the sweep in `folder`; without a result it has not ended."""
+    """Write one row of the sweep in `folder`; without a result it has not ended."""
     record = Record(folder / (name or f"{number}-row"))
     record.clear()
     record.write_job(Job(number, SWEEP, list(overrides), choices or {}, shared=shared))
@@ -93,7 +93,7 @@ def add_row(folder: Path, number: int, overrides, *, result=OK, name=None, choic
 
 
 def plan(folder: Path, rows) -> None:
-    """Notes which rows the sweep is to have."""
+    """Write the manifest of a sweep with these rows."""
     write_sweep_manifest(folder, SweepManifest(SWEEP, [list(row) for row in rows]))
 
 
@@ -102,7 +102,7 @@ PRECISIONS = ("float32", "bfloat16", "half")
 
 
 def formats_by_precisions(folder: Path) -> Path:
-    """A sweep of two formats by three precisions: one row is best, one fails, one is wrong, one never ran."""
+    """Write a sweep of two formats by three precisions: one row is best, one fails, one is wrong, one never ran."""
     overrides = [["model=unet3d", f"memfmt={f}", f"precision={p}"] for f in FORMATS for p in PRECISIONS]  # fmt: skip
     plan(folder, overrides)
     common = {"audited": audit(0), "flowed": flow(0), "verified": verification(1e-7)}

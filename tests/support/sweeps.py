@@ -1,4 +1,4 @@
-"""Sweeps over the networks of `sample_nets`, in this process or in one of its own."""
+"""Helpers that run sweeps over the networks of `sample_nets`, in this process or in a child process."""
 
 import json
 import os
@@ -14,8 +14,8 @@ import psutil
 from paths import RUN, SHARED
 
 NET = "model._target_=sample_nets."
-# Every way in which a job can end badly, with the status and the words of its row.
-SICK = {
+# Every way in which a job can fail, with the status and the reason of its row.
+FAILING = {
     "raises": ("failed", "raised ValueError: no such depth"),
     "exits": ("failed", "the job called sys.exit(0)"),
     "leaves": ("crashed", "the job ended its process with exit code 0, as os._exit does"),
@@ -23,8 +23,8 @@ SICK = {
     "segfaults": ("crashed", "killed by SIGSEGV: a crash in native code"),
     "runs_out_of_memory": ("failed", "out of memory: MemoryError: 2 TiB"),
 }
-# The sick among healthy ones, and one at the end that finds the process as it should be.
-MIXED = ("Net", *SICK, "changes_the_process", "reports_the_process")
+# Failing jobs among healthy ones; the last one reports whether the process state is intact.
+MIXED = ("Net", *FAILING, "changes_the_process", "reports_the_process")
 
 
 class Ended(NamedTuple):
@@ -51,14 +51,14 @@ class Ended(NamedTuple):
 
 
 def start(*words: str, cwd: Path, folder: str = "swept", **environ: str) -> subprocess.Popen:
-    """Starts the sweep in a process of its own, which heeds Ctrl-C and finds `sample_nets`."""
+    """Start the sweep in a child process, which reacts to Ctrl-C and can import `sample_nets`."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": SHARED, "COLUMNS": "200"} | environ
-    # A shell has its background processes ignore Ctrl-C, and all that they start.
-    heeds = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    # A shell makes its background processes, and all that they start, ignore Ctrl-C.
+    restore_sigint = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
     return subprocess.Popen(
         [sys.executable, str(RUN), "--multirun", "bench=none", "verify=none", "flow=none",
          f"hydra.sweep.dir={folder}", *words],
-        cwd=cwd, env=env, preexec_fn=heeds, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=cwd, env=env, preexec_fn=restore_sigint, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -71,33 +71,33 @@ def run(*words: str, cwd: Path, **environ: str) -> Ended:
     return finish(start(*words, cwd=cwd, **environ), cwd / "swept")
 
 
-def healthy_and_sick(ended: Ended) -> None:
-    """Asserts that every healthy job of MIXED is done, every sick one named, and the summary complete."""
+def assert_only_failing_jobs_fail(ended: Ended) -> None:
+    """Assert that each healthy job of MIXED is done, each failing one named, and the summary complete."""
     assert ended.code == 1, ended.err
     assert len(ended.rows) == len(MIXED)
     for name, row in zip(MIXED, ended.rows, strict=True):
-        status, words = SICK.get(name, ("ok", ""))
+        status, words = FAILING.get(name, ("ok", ""))
         assert row["status"] == status, (name, row)
         assert words in (row["reason"] or ""), (name, row)
         assert ended.result(row["number"])["status"] == status
     assert "Traceback" not in ended.out + ended.err
-    said = ended.file(len(MIXED) - 1, "log.txt").read_text()
-    assert said.startswith("process (torch.float32, True, ")
+    log = ended.file(len(MIXED) - 1, "log.txt").read_text()
+    assert log.startswith("process (torch.float32, True, ")
 
 
 def wait_for(condition, *, seconds: float = 60.0):
-    """What `condition` gives, once that is true."""
+    """Return the value of `condition` as soon as it is true."""
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < deadline, condition
         time.sleep(0.02)
-    return found
+    return value
 
 
-def left_of(folder: Path) -> list[psutil.Process]:
-    """The processes whose current folder, or whose command, is in `folder`, but for those of the test itself."""
-    found, ours = [], psutil.Process()
-    known = {ours, *ours.children(recursive=True)}
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Return other processes whose working directory or command is in `folder`, but not the test's own."""
+    processes, this = [], psutil.Process()
+    known = {this, *this.children(recursive=True)}
     for process in psutil.process_iter():
         try:
             about = [process.cwd(), *process.cmdline()]
@@ -105,5 +105,5 @@ def left_of(folder: Path) -> list[psutil.Process]:
             continue
         ended = process in known or process.status() == psutil.STATUS_ZOMBIE
         if not ended and any(str(folder) in word for word in about):
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes

@@ -1,4 +1,4 @@
-"""Each job of a sweep has a process of its own: what it does to that reaches nobody else, and is told."""
+"""Tests of isolation: each job of a sweep has its own process, and its failures are reported."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import pytest
 from prepare.cli import main as cli
 from prepare.job.record import Record
 from prepare.sweep import locks
-from sweeps import MIXED, NET, Ended, healthy_and_sick, left_of, start, wait_for
+from sweeps import MIXED, NET, Ended, assert_only_failing_jobs_fail, processes_in, start, wait_for
 
 QUICK = ("bench=none", "verify=none", "flow=none")
 posix = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
@@ -18,7 +18,7 @@ pytestmark = posix
 
 @pytest.fixture
 def sweep(tmp_path, monkeypatch, capsys):
-    """Runs a sweep in an empty folder, started by this process."""
+    """Run a sweep in an empty folder, started by this process."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words):
@@ -31,7 +31,7 @@ def sweep(tmp_path, monkeypatch, capsys):
 def test_a_failing_job_is_reported_and_leaves_the_others_alone(sweep):
     names = [f"sample_nets.{name}" for name in MIXED]
     ran = sweep(f"model._target_={','.join(names)}")
-    healthy_and_sick(ran)
+    assert_only_failing_jobs_fail(ran)
     fell = ran.result(MIXED.index("segfaults"))
     assert "about to fall" in fell["traceback"]
     assert "in segfaults" in fell["traceback"]
@@ -88,7 +88,7 @@ def test_a_plugin_registers_its_step_in_the_job_process(sweep, tmp_path):
 def test_processes_that_a_job_started_end_with_it(sweep, tmp_path):
     ran = sweep(NET + "forks", "seed=0,1")
     assert ran.code == 0
-    wait_for(lambda: not _lives(int((tmp_path / "left").read_text())), seconds=5)
+    wait_for(lambda: not _is_alive(int((tmp_path / "left").read_text())), seconds=5)
 
 
 def test_without_isolation_a_job_runs_in_the_sweep_process(sweep, tmp_path):
@@ -124,7 +124,7 @@ def test_a_killed_fork_server_fails_one_job_and_is_replaced(tmp_path):
     ended = Ended(process.returncode, out, err, tmp_path / "swept")
     assert ended.statuses == ["failed", "ok"]
     assert "the process that starts the jobs has ended" in ended.rows[0]["reason"]
-    assert not _lives(job)
+    assert not _is_alive(job)
 
 
 def test_a_job_and_its_children_end_when_all_parents_are_killed(tmp_path):
@@ -136,7 +136,7 @@ def test_a_job_and_its_children_end_when_all_parents_are_killed(tmp_path):
     os.kill(_parent(job), signal.SIGKILL)
     process.kill()
     process.communicate(timeout=60)
-    wait_for(lambda: not left_of(tmp_path), seconds=5)
+    wait_for(lambda: not processes_in(tmp_path), seconds=5)
 
 
 def test_sequential_jobs_are_not_marked_as_sharing_cores(sweep):
@@ -161,7 +161,7 @@ def test_a_lock_is_released_when_its_process_is_killed(tmp_path):
     assert not locks.is_held(path)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     import psutil
 
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

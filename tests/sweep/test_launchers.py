@@ -1,4 +1,4 @@
-"""The launchers of a sweep: each does every healthy job and names every sick one, and what is timed on it is marked."""
+"""Tests of the launchers: each runs all jobs, names those that fail, and marks shared timings."""
 
 import importlib.util
 import io
@@ -14,7 +14,16 @@ from prepare.cli.launcher_checks import launcher_problems
 from prepare.job.record import Record
 from prepare.report.terminal.sweep_progress import _time
 from prepare.sweep.launchers import shares_cores
-from sweeps import MIXED, NET, finish, healthy_and_sick, left_of, run, start, wait_for
+from sweeps import (
+    MIXED,
+    NET,
+    assert_only_failing_jobs_fail,
+    finish,
+    processes_in,
+    run,
+    start,
+    wait_for,
+)
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
 # Each with the extra that brings it; those that take long to start are for the slow tier.
@@ -41,11 +50,11 @@ def needs(launcher: str) -> None:
 def test_a_failing_job_leaves_the_others_alone_on_every_launcher(tmp_path, launcher):
     needs(launcher)
     ran = run(f"model._target_={NAMES}", f"hydra/launcher={launcher}", cwd=tmp_path)
-    healthy_and_sick(ran)
+    assert_only_failing_jobs_fail(ran)
     jobs = [Record(ran.file(number, "")).job() for number in range(len(MIXED))]
     assert {(job.launcher, job.shared) for job in jobs} == {(launcher, True)}
     assert f"{len(MIXED)} of {len(MIXED)} done" in ran.err
-    wait_for(lambda: not left_of(tmp_path), seconds=5)
+    wait_for(lambda: not processes_in(tmp_path), seconds=5)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -84,7 +93,7 @@ def test_stopping_a_sweep_leaves_no_process_of_any_launcher(tmp_path, launcher, 
     ended = finish(process, tmp_path / "swept")
     # Ray's own agents, which outlive a cluster that was not shut down for a minute, are not ours to end.
     wait_for(
-        lambda: not [one for one in left_of(tmp_path) if one.name() not in RAYS_OWN], seconds=5
+        lambda: not [one for one in processes_in(tmp_path) if one.name() not in RAYS_OWN], seconds=5
     )
     # Ray takes SIGTERM for itself, and dumps core.
     if number != signal.SIGKILL and (launcher, number) != ("ray", signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""A sweep that is stopped, in whatever way, loses nothing, and is taken up where it was left."""
+"""Tests of stopping and resuming: a stopped sweep loses nothing, and resumes where it was."""
 
 import json
 import os
@@ -16,12 +16,12 @@ from prepare.cli import main as cli
 from prepare.job.record import KEPT, Record
 from prepare.sweep.identity import identity, number_duplicates
 from prepare.sweep.summary import read_summary
-from sweeps import NET, Ended, finish, left_of, start, wait_for
+from sweeps import NET, Ended, finish, processes_in, start, wait_for
 
 QUICK = ("bench=none", "verify=none", "flow=none")
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
 
-# Notes each time that a network is built, and fails as long as there is a file that says so.
+# Logs each build of a network, and fails as long as a file "NAME fails" exists.
 NOTED = """
 import os, time
 from pathlib import Path
@@ -39,7 +39,7 @@ def net(name="", slow=0.0):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """The current folder, which holds the module `noted`."""
+    """Return the current folder, which contains the module `noted`."""
     (tmp_path / "noted.py").write_text(NOTED)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
@@ -48,7 +48,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def sweep(folder, capsys):
-    """Runs a sweep over names of networks, in a folder that stays the same."""
+    """Run a sweep over names of networks, always in the same folder."""
 
     def run(names: str, *words: str) -> Ended:
         words = ("model._target_=noted.net", f"+model.name={names}", *QUICK, *words)
@@ -59,7 +59,7 @@ def sweep(folder, capsys):
 
 
 def built(folder: Path) -> list[str]:
-    """The names of the networks that were built since the last time."""
+    """Return the names of the networks that were built since the last call."""
     path = folder / "built"
     names = path.read_text().split("\n")[:-1] if path.exists() else []
     path.unlink(missing_ok=True)
@@ -98,7 +98,7 @@ def test_added_rows_run_and_old_ones_are_kept_under_new_numbers(sweep, folder):
     assert [row["choices"]["model.name"] for row in ran.rows] == ["a", "b", "c", "d"]
     assert ran.statuses == ["ok"] * 4
     assert Record(ran.folder / ran.rows[3]["folder"]).job().number == 1
-    # What is not asked for any more is no row.
+    # A row that is not requested any more is left out.
     assert len(sweep("a,d", "resume=true").rows) == 2
 
 
@@ -235,7 +235,7 @@ def _until(process, word: str) -> str:
 
 
 def check_files(folder: Path) -> None:
-    """Every file can be read as what it is, and no result is without the rest of its record."""
+    """Assert that every file is whole, and that each result has the rest of its record."""
     for path in folder.rglob("*.json"):
         assert json.loads(path.read_text()), path
     for path in folder.rglob("result.json"):
@@ -248,9 +248,9 @@ def check_files(folder: Path) -> None:
 def stop_and_resume(
     sweep, folder: Path, number: int, *, delay: float, begun: bool, launcher: str = "basic"
 ) -> int:
-    """Stops a sweep by a signal, `delay` seconds after it started or made its plan, and takes it up again.
+    """Stop a sweep by a signal, `delay` seconds after it started or wrote its manifest, and resume it.
 
-    Gives the number of jobs that were done by then.
+    Return the number of jobs that were done by then.
     """
     shutil.rmtree(folder / "swept", ignore_errors=True)
     built(folder)
@@ -266,7 +266,7 @@ def stop_and_resume(
     time.sleep(delay)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    wait_for(lambda: not left_of(folder), seconds=5)
+    wait_for(lambda: not processes_in(folder), seconds=5)
     check_files(swept)
     kept = {}
     for path in swept.rglob("result.json"):
@@ -282,7 +282,7 @@ def stop_and_resume(
     elif process.returncode == 0:
         assert len(kept) == len(names)
     else:
-        # Before it could heed a signal, or by one that nobody can heed.
+        # The signal came before its handler was installed, or was SIGKILL.
         assert process.returncode == -number, err
     built(folder)
     ended = sweep(",".join(names), "resume=true")
@@ -340,7 +340,7 @@ def test_the_running_job_of_a_killed_sweep_is_shown_as_killed(folder):
     wait_for((folder / "began").exists)
     process.kill()
     process.communicate()
-    wait_for(lambda: not left_of(folder), seconds=5)
+    wait_for(lambda: not processes_in(folder), seconds=5)
     rows = read_summary(folder / "swept").rows
     assert [row.status for row in rows] == ["crashed", "interrupted"]
     assert rows[0].reason == "it ended without a result: killed"

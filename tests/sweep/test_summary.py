@@ -1,4 +1,4 @@
-"""The summary of a sweep, from its files alone: what is compared, what is best, and what is said of the rest."""
+"""Tests of the summary of a sweep, read from its files alone: order, best row, and notes."""
 
 import csv
 import json
@@ -73,13 +73,13 @@ def out_of(capsys, summary, width=200):
 # ------------------------------------------------------------------------------------- the order
 
 
-def test_rows_stand_by_their_measured_time_and_then_by_number(swept):
+def test_rows_are_ordered_by_measured_time_then_by_number(swept):
     ranking = rank(read_summary(swept))
     assert numbers(ranking.rows) == [4, 1, 0, 3, 2, 5]
     assert ranking.best == {4}
 
 
-def test_the_best_is_faster_beyond_doubt_or_there_is_none(sweep):
+def test_the_best_row_is_significantly_faster(sweep):
     summary = sweep(
         timed("a", 0.95, verdict="no significant difference"), timed("b", 1.2, verdict="slower")
     )
@@ -88,7 +88,7 @@ def test_the_best_is_faster_beyond_doubt_or_there_is_none(sweep):
     assert said.startswith("no row is significantly faster than the unprepared model; ")
 
 
-def test_a_row_whose_interval_meets_that_of_the_best_is_named(sweep):
+def test_a_row_whose_interval_overlaps_the_best_is_named(sweep):
     summary = sweep(timed("a", 0.50), timed("b", 0.51), timed("c", 0.9))
     (said,) = conclusions(summary, rank(summary))
     assert said == (
@@ -97,14 +97,14 @@ def test_a_row_whose_interval_meets_that_of_the_best_is_named(sweep):
     )
 
 
-def test_what_was_found_right_is_preferred_to_what_nobody_could_tell(sweep):
+def test_a_verified_row_is_preferred_to_an_unverified_one(sweep):
     unknown = made.verification(status="cannot tell")
     summary = sweep({**timed("a", 0.4), "verified": unknown}, timed("b", 0.5))
     assert rank(summary).best == {1}
     assert numbers(rank(summary).rows) == [0, 1]
 
 
-def test_a_best_row_that_was_not_verified_is_said_to_be_so(sweep):
+def test_a_best_row_without_verification_is_marked(sweep):
     summary = sweep({**timed("a", 0.4), "verified": None}, timed("b", 2.0, verdict="slower"))
     (said,) = conclusions(summary, rank(summary))
     assert said.endswith("; correctness: not verified")
@@ -116,7 +116,7 @@ def test_a_row_that_failed_verification_is_never_the_best(sweep):
     assert (ranking.best, numbers(ranking.rows)) == ({1}, [1, 0])
 
 
-def test_what_was_timed_on_shared_cores_is_marked_and_ranked_against_nothing(sweep, capsys):
+def test_rows_timed_on_shared_cores_are_marked_and_not_ranked(sweep, capsys):
     summary = sweep({**timed("a", 0.1), "shared": True}, timed("b", 0.9), timed("c", 0.8))
     ranking = rank(summary)
     assert (ranking.best, numbers(ranking.rows)) == ({2}, [2, 1, 0])
@@ -139,7 +139,7 @@ def test_times_of_different_models_and_machines_are_not_compared(sweep):
     assert "another processor" in ranking.groups[2].about
 
 
-def test_seeds_and_formats_compete_in_one_field(sweep):
+def test_seeds_and_formats_are_ranked_in_one_group(sweep):
     rows = [{**timed("a", 0.5), "overrides": ["memfmt=a", "seed=0", "device=cpu", "verify=full"]}]
     rows += [{**timed("a", 0.4), "overrides": ["memfmt=b", "seed=1", "device=auto", "verify=none"]}]
     assert len(rank(sweep(*rows)).groups) == 1
@@ -148,7 +148,7 @@ def test_seeds_and_formats_compete_in_one_field(sweep):
 # ------------------------------------------------------------------------------------- the terminal
 
 
-def test_the_terminal_has_every_figure_and_a_star_for_the_best(swept, capsys):
+def test_the_terminal_table_has_every_figure_and_marks_the_best(swept, capsys):
     out = out_of(capsys, read_summary(swept))
     head, first, *_ = out.splitlines()
     assert head.split() == ["#", "memfmt", "precision", "status", "time", "verdict", "interval", "verified", "converted", "already", "memory", "breaks", "copied", "seconds"]  # fmt: skip
@@ -159,7 +159,7 @@ def test_the_terminal_has_every_figure_and_a_star_for_the_best(swept, capsys):
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100, 140])
-def test_a_narrow_terminal_leaves_columns_out_and_says_which(swept, capsys, width):
+def test_a_narrow_terminal_omits_columns_and_names_them(swept, capsys, width):
     lines = out_of(capsys, read_summary(swept), width).splitlines()
     left = next(line for line in lines if line.startswith("columns left out"))
     assert "copied" in left
@@ -171,20 +171,20 @@ def test_a_narrow_terminal_leaves_columns_out_and_says_which(swept, capsys, widt
         assert "seconds" in left or width > 100
 
 
-def test_a_reason_that_many_rows_share_is_said_once(sweep, capsys):
+def test_a_reason_that_many_rows_share_is_printed_once(sweep, capsys):
     failed = Result("failed", "error", "RuntimeError: no\nsecond line")
     out = out_of(capsys, sweep(*[row(f"seed={n}", result=failed) for n in range(12)]))
     assert "#0, #1, #2, #3, #4, #5, #6, #7 and 4 more: RuntimeError: no (and 1 more line)\n" in out
     assert out.count("RuntimeError") == 1
 
 
-def test_columns_that_hold_nothing_are_left_out(sweep):
+def test_empty_columns_are_left_out(sweep):
     summary = sweep(row("seed=0", result=Result("ok", seconds=1.0)), row("seed=1"))
     titles = [column.title for column in columns(summary, rank(summary))]
     assert titles == ["#", "seed", "status", "seconds"]
 
 
-def test_figures_in_words():
+def test_texts_of_memory_and_verification():
     found = headline(Path("nowhere"))
     assert memory_text(found) == ""
     assert memory_text(replace(found, bytes_before=1 << 20, bytes_after=1 << 20)) == "1.0 MiB"
@@ -194,7 +194,7 @@ def test_figures_in_words():
     assert verified_text(Verified(status="pass", error=1e-7, wrong=3)) == "pass 1e-07, wrong in training"  # fmt: skip
 
 
-def test_the_command_of_a_row_holds_what_it_was_asked_and_not_where_it_wrote(swept):
+def test_the_command_of_a_row_leaves_out_its_folder(swept):
     summary = read_summary(swept)
     asked = ("hydra.sweep.dir=x", "+steps.half={keep: []}", "~model.depth", "hydra/launcher=basic")
     found = command(replace(summary.rows[4], overrides=(*summary.rows[4].overrides, *asked)))
@@ -218,7 +218,7 @@ def test_the_csv_has_a_column_for_each_figure(swept):
     assert (rows[2]["reason"], rows[2]["error"]) == ("RuntimeError: \"slow_conv3d\" not implemented for 'Half'", "")  # fmt: skip
 
 
-def test_the_json_holds_what_was_found_and_which_is_best(swept):
+def test_the_json_has_the_results_and_marks_the_best(swept):
     write_summary(read_summary(swept), swept)
     data = json.loads((swept / "summary.json").read_text())
     assert (data["format"], data["version"]) == ("prepare.summary", 1)
@@ -236,9 +236,7 @@ def test_the_markdown_is_a_table_in_the_order_of_the_rank(swept):
     assert lines[-1].startswith("best: #4 ")
 
 
-def test_hostile_values_are_text_in_every_form_and_come_back_from_csv_and_json(
-    sweep, tmp_path, capsys
-):
+def test_hostile_values_survive_every_format_as_text(sweep, tmp_path, capsys):
     rows = [row(f"a={text}", result=Result("failed", "error", text)) for text in HOSTILE]
     summary = sweep(*rows)
     folder = tmp_path / "swept"
@@ -271,7 +269,7 @@ def test_a_copied_folder_gives_the_same_summary(swept, tmp_path):
         assert (swept / name).read_bytes() == (there / name).read_bytes()
 
 
-def test_a_row_that_has_not_ended_is_no_success_and_the_others_are_shown(swept):
+def test_a_row_without_a_result_is_crashed_and_others_are_shown(swept):
     (swept / "4-row" / "result.json").unlink()
     summary = read_summary(swept)
     assert summary.rows[4].status == "crashed"
@@ -280,7 +278,7 @@ def test_a_row_that_has_not_ended_is_no_success_and_the_others_are_shown(swept):
 
 @pytest.mark.parametrize("name", ["audit.json", "flow.json", "verify.json", "bench.json", "result.json"])  # fmt: skip
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": 1}', b"\xff", b"[" * 100_000])
-def test_a_row_with_a_file_that_is_none_is_named_and_the_others_stay(swept, name, content):
+def test_a_row_with_an_invalid_file_is_named_and_others_are_shown(swept, name, content):
     (swept / "4-row" / name).write_bytes(content)
     rows = read_summary(swept).rows
     assert (rows[4].status, rows[1].status) == ("crashed", "ok")
@@ -297,7 +295,7 @@ def test_a_row_with_a_file_that_is_none_is_named_and_the_others_stay(swept, name
         ("flow.json", "summary", 3),
     ],
 )  # fmt: skip
-def test_odd_figures_of_another_hand_are_named(swept, name, key, value):
+def test_invalid_figures_in_a_record_are_named(swept, name, key, value):
     path = swept / "4-row" / name
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}, separators=(",", ":")))
     row = read_summary(swept).rows[4]
@@ -308,7 +306,7 @@ def test_odd_figures_of_another_hand_are_named(swept, name, key, value):
         assert name in row.reason
 
 
-def test_numbers_that_json_cannot_hold_are_none(swept):
+def test_nan_in_a_record_becomes_none(swept):
     path = swept / "4-row" / "bench.json"
     path.write_text(path.read_text().replace("0.41,", "NaN,").replace("0.41}", "NaN}"))
     summary = read_summary(swept)
@@ -326,7 +324,7 @@ def test_a_head_gives_the_same_figures_as_the_whole_file(swept):
     assert short.lost == Lost(status="ok", breaks=13, copied_bytes=53248, convolutions=0, in_layout=0)  # fmt: skip
 
 
-def test_a_bench_whose_baseline_could_not_run_says_why(sweep, capsys):
+def test_a_bench_without_a_baseline_gives_the_reason(sweep, capsys):
     broken = made.bench(error="the unprepared model raised RuntimeError")
     summary = sweep(row("seed=0", benched=broken), row("seed=1", benched=made.bench(0.5)))
     found = summary.rows[0].headline.timed[0]
@@ -336,7 +334,7 @@ def test_a_bench_whose_baseline_could_not_run_says_why(sweep, capsys):
     assert "#0: not timed: the unprepared model raised RuntimeError\n" in out_of(capsys, summary)
 
 
-def test_summary_and_diff_start_no_torch(swept):
+def test_summary_and_diff_do_not_import_torch(swept):
     script = (
         "import sys\nfrom prepare.cli import main as cli\n"
         f"codes = [cli.run(['summary', {str(swept)!r}])]\n"
@@ -350,7 +348,7 @@ def test_summary_and_diff_start_no_torch(swept):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_to_is_shown_all_the_same(swept, capsys):
+def test_a_read_only_folder_is_still_summarised(swept, capsys):
     swept.chmod(0o500)
     assert cli.run(["summary", str(swept)]) == 1
     swept.chmod(0o700)
@@ -359,7 +357,7 @@ def test_a_folder_that_cannot_be_written_to_is_shown_all_the_same(swept, capsys)
     assert len(said.err.splitlines()) == 1
 
 
-def test_a_summary_that_cannot_be_written_is_shown_all_the_same(swept, capsys):
+def test_a_summary_that_cannot_be_written_is_still_shown(swept, capsys):
     (swept / "summary.json").mkdir()
     assert cli.run(["summary", str(swept)]) == 1
     said = capsys.readouterr()
@@ -368,7 +366,7 @@ def test_a_summary_that_cannot_be_written_is_shown_all_the_same(swept, capsys):
     assert len(said.err.splitlines()) == 1
 
 
-def test_a_summary_reads_no_table_of_its_rows(swept, monkeypatch):
+def test_a_summary_does_not_read_whole_records(swept, monkeypatch):
     def read_whole(path):
         raise AssertionError(path)
 
@@ -380,7 +378,7 @@ def test_a_summary_reads_no_table_of_its_rows(swept, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_sweep_of_a_thousand_rows_is_summed_up(tmp_path):
+def test_a_sweep_of_a_thousand_rows_is_summarised(tmp_path):
     folder = tmp_path / "swept"
     audited = made.audit(8, names=[f"block.{n}" for n in range(500)])
     made.plan(folder, [[f"seed={n}"] for n in range(1000)])

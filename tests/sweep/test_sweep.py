@@ -1,4 +1,4 @@
-"""A sweep: every row runs and says what came of it, none takes another along, and the table is complete."""
+"""Tests of sweeps: every row has a result, none affects another, and the table is complete."""
 
 import csv
 import json
@@ -42,7 +42,7 @@ class Swept(NamedTuple):
 
 @pytest.fixture
 def sweep(tmp_path, monkeypatch, capsys):
-    """Runs a sweep in an empty folder, in this process."""
+    """Run a sweep in an empty folder, in this process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     folder = tmp_path / "swept"
