@@ -228,10 +228,10 @@ def _times(first: Headline, second: Headline) -> Iterator[Change]:
     """Yield the times of both; if their intervals overlap, neither is known to be faster."""
     timed = [{entry.what: entry for entry in side.timed} for side in (first, second)]
     for what in dict.fromkeys([*timed[0], *timed[1]]):
-        one, other = timed[0].get(what), timed[1].get(what)
-        overlap = one is not None and other is not None and one.meets(other)
+        before, after = timed[0].get(what), timed[1].get(what)
+        overlap = before is not None and after is not None and before.meets(after)
         note = "the intervals overlap" if overlap else ""
-        yield Change(f"time of one {what}", _time(one), _time(other), note=note)
+        yield Change(f"time of one {what}", _time(before), _time(after), note=note)
 
 
 def _time(timed: Timed | None) -> str:

@@ -49,10 +49,10 @@ def change(path, **keys):
     path.write_text(json.dumps(json.loads(path.read_text()) | keys))
 
 
-def told(capsys, *argv):
+def diff(capsys, *argv):
     code = cli.run(["diff", *map(str, argv)])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def test_two_jobs_differ_in_recipe_command_results_and_machine(swept):
@@ -74,7 +74,7 @@ def test_two_jobs_differ_in_recipe_command_results_and_machine(swept):
 
 
 def test_two_equal_jobs_do_not_differ(same, capsys):
-    assert told(capsys, *same) == (0, "no difference\n", "")
+    assert diff(capsys, *same) == (0, "no difference\n", "")
     assert "The two jobs do not differ" in Reader(diff_page(read_differences(*same))).text
 
 
@@ -99,8 +99,8 @@ def test_two_machines_differ_in_their_environment(same):
 
 def test_times_with_overlapping_intervals_get_a_note(same):
     made.bench(0.42).save(same[1] / "bench.json")
-    (said,) = changes(*same)["results"]
-    assert said == "time of one inference: 0.410 (0.398 to 0.422), faster -> 0.420 (0.407 to 0.433), faster; the intervals overlap"  # fmt: skip
+    (line,) = changes(*same)["results"]
+    assert line == "time of one inference: 0.410 (0.398 to 0.422), faster -> 0.420 (0.407 to 0.433), faster; the intervals overlap"  # fmt: skip
     made.bench(0.9).save(same[1] / "bench.json")
     assert "overlap" not in changes(*same)["results"][0]
 
@@ -136,7 +136,7 @@ def test_two_audits_differ_tensor_by_tensor(tmp_path, capsys):
     rows = made.audit(names=["b", "c"])
     rows = type(rows)([rows.rows[0]._replace(dtype="bfloat16", stride=(1,)), rows.rows[1]], rows.summary)  # fmt: skip
     rows.save(tmp_path / "other.json")
-    code, out, _ = told(capsys, tmp_path / "one.json", tmp_path / "other.json")
+    code, out, _ = diff(capsys, tmp_path / "one.json", tmp_path / "other.json")
     assert code == 0
     assert out.splitlines() == [
         "a.weight: only in ours",
@@ -147,7 +147,7 @@ def test_two_audits_differ_tensor_by_tensor(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "said"),
+    ("first", "second", "lines"),
     [
         ({}, {}, []),
         ({"a": {"x": 1}}, {"a": {"x": 1, "y": None}}, ["steps.a.y: absent -> null"]),
@@ -159,10 +159,10 @@ def test_two_audits_differ_tensor_by_tensor(tmp_path, capsys):
         ({"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1}}, {"b": {"x": 1}, "a": {"x": 1}}, ['steps.c: {"x":1} -> absent', "the order of the steps: a, b -> b, a"]),
     ],
 )  # fmt: skip
-def test_two_recipes_differ_option_by_option(tmp_path, ours, theirs, said):
-    recipe.save(tmp_path / "one.yaml", ours)
-    recipe.save(tmp_path / "other.yml", theirs)
-    assert changes(tmp_path / "one.yaml", tmp_path / "other.yml").get("recipe", []) == said
+def test_two_recipes_differ_option_by_option(tmp_path, first, second, lines):
+    recipe.save(tmp_path / "one.yaml", first)
+    recipe.save(tmp_path / "other.yml", second)
+    assert changes(tmp_path / "one.yaml", tmp_path / "other.yml").get("recipe", []) == lines
 
 
 def test_equal_options_in_other_notation_do_not_differ(tmp_path):
@@ -195,14 +195,14 @@ def test_incomparable_paths_give_one_line_and_exit_code_2(swept, monkeypatch, ca
     Path("empty").mkdir()
     Path("broken.yaml").write_text("[")
     Path("0-row/flow.json").write_text("{")
-    code, out, err = told(capsys, *pair)
+    code, out, err = diff(capsys, *pair)
     assert (code, out) == (2, "")
     assert err.startswith(line)
     assert len(err.splitlines()) == 1
 
 
 def test_an_unwritable_page_gives_one_line_after_the_text(same, tmp_path, capsys):
-    code, out, err = told(capsys, *same, "--page", tmp_path / "none" / "x.html")
+    code, out, err = diff(capsys, *same, "--page", tmp_path / "none" / "x.html")
     assert (code, out) == (1, "no difference\n")
     assert len(err.splitlines()) == 1
 
@@ -211,11 +211,11 @@ def test_an_unwritable_page_gives_one_line_after_the_text(same, tmp_path, capsys
 
 
 def test_the_page_has_both_sides_and_every_difference(swept, tmp_path, capsys):
-    code, out, _ = told(capsys, swept / "0-row", swept / "4-row", f"--page={tmp_path / 'x.html'}")
+    code, out, _ = diff(capsys, swept / "0-row", swept / "4-row", f"--page={tmp_path / 'x.html'}")
     assert code == 0
     assert out.splitlines()[-2:] == ["10 differences", f"the page is in {tmp_path / 'x.html'}"]
     found = Reader((tmp_path / "x.html").read_text())
-    for said in (
+    for phrase in (
         "10 differences",
         "comparison of two jobs",
         f"A {swept / '0-row'}",
@@ -225,7 +225,7 @@ def test_the_page_has_both_sides_and_every_difference(swept, tmp_path, capsys):
         'steps.half {"dtype":"bfloat16"} only in B',
         "memfmt contiguous channels_last_3d differs",
     ):
-        assert said in found.text, said
+        assert phrase in found.text, phrase
     levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch("h[1-6]", tag)]
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
 
@@ -245,7 +245,7 @@ def test_two_audits_have_a_page(tmp_path):
 def test_hostile_names_are_one_line_each_in_the_terminal(tmp_path, capsys):
     made.audit(names=HOSTILE).save(tmp_path / "one.json")
     made.audit(names=[]).save(tmp_path / "other.json")
-    _, out, _ = told(capsys, tmp_path / "one.json", tmp_path / "other.json")
+    _, out, _ = diff(capsys, tmp_path / "one.json", tmp_path / "other.json")
     assert len(out.splitlines()) == len(HOSTILE) + 1
     assert out.replace("\n", "").isprintable()
 
@@ -261,6 +261,6 @@ class TestInABrowser:
     @pytest.mark.parametrize("width", [390, 1200])
     def test_the_page_opens_without_errors_and_fits(self, swept, tmp_path, width):
         text = diff_page(read_differences(swept / "0-row", swept / "4-row"))
-        measured, said = opened(text, tmp_path, width=width)
-        assert said == []
+        measured, console = opened(text, tmp_path, width=width)
+        assert console == []
         assert measured["wide"] == measured["room"] <= width

@@ -135,7 +135,7 @@ def ran(tmp_path) -> Path:
 def test_the_page_shows_the_record_of_a_job(ran):
     found = Reader(run_page(ran))
     summary = Audit.load(ran / "audit.json").summary
-    for said in (
+    for phrase in (
         "python run.py model=small_3d memfmt=channels_last_3d '+model.x=[1, 2]'",
         f"{summary['convolutions']['converted']} converted",
         "2 of 3 convolutions returned channels_last_3d (1 of these also satisfy another memory format)",
@@ -149,7 +149,7 @@ def test_the_page_shows_the_record_of_a_job(ran):
         "1.2 s",
         "a note",
     ):
-        assert said in found.text, said
+        assert phrase in found.text, phrase
 
 
 def test_every_tensor_is_in_the_page_with_its_status(ran):
@@ -175,7 +175,7 @@ def test_the_page_needs_no_network_and_runs_no_script_but_its_own(ran):
     found = Reader(text)
     assert not found.tags & {"link", "img", "iframe", "object", "base", "form"}
     script = (TEMPLATES / "page.js").read_text()
-    assert [said for tag, said in found.texts if tag == "script"] == [script.strip()]
+    assert [text for tag, text in found.texts if tag == "script"] == [script.strip()]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = found.all("meta")[-1]["content"]
     assert (
@@ -320,8 +320,8 @@ def test_a_failed_job_shows_its_error(tmp_path):
         Result("failed", "oom", "RuntimeError: no memory", "Traceback: line 1", 2.0)
     )
     text = Reader(run_page(tmp_path)).text
-    for said in ("failed", "oom", "RuntimeError: no memory", "Traceback", "Traceback: line 1"):
-        assert said in text
+    for phrase in ("failed", "oom", "RuntimeError: no memory", "Traceback", "Traceback: line 1"):
+        assert phrase in text
 
 
 def test_other_pages_are_made_by_the_same_template():
@@ -364,10 +364,10 @@ def test_the_picture_shows_where_the_layout_is_lost():
     assert len(lost) == flow.summary["breaks"] == 3
     assert all("aten.clone (instance_norm), once" in texts(g) and "4.0 KiB" in texts(g) for g in lost)  # fmt: skip
     assert len(marked(svg, "regain")) == flow.summary["regains"] == 3
-    said = texts(ET.fromstring(svg))
-    assert "3 breaks, all InstanceNorm3d" in said
-    assert "Lost first in body.0.norm (InstanceNorm3d), by aten.clone (instance_norm)." in said
-    assert "lost 3 times, regained 3 times; 3 of 3 convolutions returned it" in said
+    phrase = texts(ET.fromstring(svg))
+    assert "3 breaks, all InstanceNorm3d" in phrase
+    assert "Lost first in body.0.norm (InstanceNorm3d), by aten.clone (instance_norm)." in phrase
+    assert "lost 3 times, regained 3 times; 3 of 3 convolutions returned it" in phrase
 
 
 def test_a_flow_without_a_break_says_so():
@@ -381,8 +381,10 @@ def test_counts_and_phases_are_shown():
     flow = blocks(1)
     events = (event("body.0.norm", count=12), event("body.0.conv", phase="backward"))
     titles = [t.text for t in ET.fromstring(flow_svg(replace(flow, events=events))).iter(f"{SVG}title")]  # fmt: skip
-    assert any("; aten.clone (instance_norm), 12 times; 4.0 KiB copied" in said for said in titles)
-    assert any(said.endswith("aten.clone (instance_norm), once in backward") for said in titles)
+    assert any(
+        "; aten.clone (instance_norm), 12 times; 4.0 KiB copied" in phrase for phrase in titles
+    )
+    assert any(title.endswith("aten.clone (instance_norm), once in backward") for title in titles)
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "channels_last_3d", "contiguous", "ambiguous", "other"])  # fmt: skip
@@ -502,14 +504,14 @@ class TestInABrowser:
     pytestmark = browser
 
     def test_the_console_of_the_browser_is_seen(self, tmp_path):
-        _, said = opened("<script>console.error('heard')</script>", tmp_path)
-        assert any("heard" in line for line in said)
+        _, console = opened("<script>console.error('heard')</script>", tmp_path)
+        assert any("heard" in line for line in console)
 
     @pytest.mark.parametrize("details", [False, True])
     def test_a_page_opens_without_errors_and_fits_a_phone(self, ran, tmp_path, details):
         hostile_flow().save(ran / "flow_before.json")
-        measured, said = opened(run_page(ran), tmp_path, width=390, details=details)
-        assert said == []
+        measured, console = opened(run_page(ran), tmp_path, width=390, details=details)
+        assert console == []
         assert measured["wide"] == measured["room"] <= 390
 
     def test_two_wide_pictures_side_by_side_fit(self, ran, tmp_path):
@@ -518,8 +520,8 @@ class TestInABrowser:
         assert measured["wide"] == measured["room"]
 
     def test_a_page_of_20000_modules_opens_in_3_seconds(self, tmp_path):
-        measured, said = opened(run_page(large(tmp_path / "run")), tmp_path)
-        assert said == []
+        measured, console = opened(run_page(large(tmp_path / "run")), tmp_path)
+        assert console == []
         assert measured["milliseconds"] < 3000
 
     def test_the_page_is_dark_where_that_is_preferred(self, ran, tmp_path):
@@ -533,22 +535,22 @@ class TestInABrowser:
         script = """
           const details = [...page.querySelectorAll("details")].find((one) => one.textContent.includes("All tensors"));
           details.open = true; await pause();
-          const rows = () => [...details.querySelectorAll("tbody tr")], said = () => details.querySelector("[role=status]").textContent;
+          const rows = () => [...details.querySelectorAll("tbody tr")], status = () => details.querySelector("[role=status]").textContent;
           const type = async (text) => { search.value = text; search.dispatchEvent(new Event("input")); await pause(); };
           const search = details.querySelector("input"), select = details.querySelector("select"), more = details.querySelector("button");
-          seen.first = [rows().length, said(), more.textContent, details.querySelector(".cut") === null];
-          more.click(); seen.more = [rows().length, said()];
-          await type("body.4321. WEIGHT"); seen.found = [rows().map((row) => row.cells[0].textContent), said(), more.hidden];
+          seen.first = [rows().length, status(), more.textContent, details.querySelector(".cut") === null];
+          more.click(); seen.more = [rows().length, status()];
+          await type("body.4321. WEIGHT"); seen.found = [rows().map((row) => row.cells[0].textContent), status(), more.hidden];
           seen.cells = [...rows()[0].cells].map((cell) => cell.textContent);
           seen.status = rows()[0].cells[2].firstElementChild.className;
-          await type("no such module"); seen.none = [rows().length, said()];
+          await type("no such module"); seen.none = [rows().length, status()];
           await type("body.4321.");
           seen.options = [...select.options].map((one) => one.textContent);
           select.value = "skipped"; select.dispatchEvent(new Event("change")); await pause();
-          seen.skipped = [rows().map((row) => row.cells[2].textContent), said()];
+          seen.skipped = [rows().map((row) => row.cells[2].textContent), status()];
         """
-        seen, said = acted(text, tmp_path, script)
-        assert said == []
+        seen, console = acted(text, tmp_path, script)
+        assert console == []
         rows_ = Audit.load(tmp_path / "run" / "audit.json").rows
         of_one = [row for row in rows_ if row.module.startswith("body.4321.")]
         weights = [row for row in of_one if "weight" in row.path]
@@ -587,8 +589,8 @@ class TestInABrowser:
           seen.scripts = [before, page.querySelectorAll("script").length];
           seen.hacked = [window.hacked ?? null, frame.ownerDocument.defaultView.hacked ?? null];
         """
-        seen, said = acted(run_page(ran), tmp_path, script)
-        assert said == []
+        seen, console = acted(run_page(ran), tmp_path, script)
+        assert console == []
         assert seen["names"] == [short(name, 400) for name in names]
         assert seen["elements"] == ["code", "span", "td", "th", "tr"]
         assert seen["found"] == 1
@@ -597,9 +599,9 @@ class TestInABrowser:
 
     def test_a_foreign_script_does_not_run(self, ran, tmp_path):
         text = run_page(ran).replace("</body>", "<script>parent.hacked = 1</script></body>")
-        seen, said = acted(text, tmp_path, "seen.hacked = window.hacked ?? null;")
+        seen, console = acted(text, tmp_path, "seen.hacked = window.hacked ?? null;")
         assert seen == {"hacked": None}
-        assert "Content Security Policy" in " ".join(said)
+        assert "Content Security Policy" in " ".join(console)
 
     def test_without_scripts_the_first_rows_and_a_note_are_shown(self, tmp_path):  # fmt: skip
         text = run_page(large(tmp_path / "run"))

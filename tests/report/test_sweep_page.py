@@ -53,7 +53,7 @@ def cells(text):
 
 def test_the_page_recommends_the_best_row(swept):
     found = Reader(page_of(swept))
-    for said in (
+    for phrase in (
         "unet3d: 6 jobs",
         "Rows that are ok 4 of 6 1 failed, 1 interrupted",
         "Best: #4 memfmt=channels_last_3d precision=bfloat16: 0.410 of the time of the unprepared model (0.398 to 0.422).",
@@ -63,7 +63,7 @@ def test_the_page_recommends_the_best_row(swept):
         'Pipeline.load("recipe.yaml")',
         "largest error 0.004",
     ):
-        assert said in found.text, said
+        assert phrase in found.text, phrase
 
 
 def test_the_matrix_has_a_cell_for_each_pair_of_choices(swept):
@@ -175,8 +175,8 @@ def test_speed_against_error_shows_each_row_that_has_both(swept):
     found = Reader(page_of(swept))
     (chart,) = found.all("svg")
     assert chart["role"] == "img"
-    for said in ("#4 channels_last_3d bfloat16", "0.410 (0.398 to 0.422), faster; pass 0.004", "unprepared"):  # fmt: skip
-        assert said in found.text
+    for phrase in ("#4 channels_last_3d bfloat16", "0.410 (0.398 to 0.422), faster; pass 0.004", "unprepared"):  # fmt: skip
+        assert phrase in found.text
     assert "#2 contiguous half" not in found.text
 
 
@@ -299,8 +299,8 @@ class TestInABrowser:
 
     @pytest.mark.parametrize("width", [390, 1200])
     def test_the_page_opens_without_errors_and_fits(self, swept, tmp_path, width):
-        measured, said = opened(page_of(swept), tmp_path, width=width)
-        assert said == []
+        measured, console = opened(page_of(swept), tmp_path, width=width)
+        assert console == []
         assert measured["wide"] == measured["room"] <= width
 
     def test_a_row_is_found_by_a_search_and_by_its_status(self, tmp_path):
@@ -317,6 +317,6 @@ class TestInABrowser:
           search.value = "18-row"; search.dispatchEvent(new Event("input")); await pause();
           seen.one = numbers();
         """
-        seen, said = acted(page_of(tmp_path), tmp_path, script)
-        assert said == []
+        seen, console = acted(page_of(tmp_path), tmp_path, script)
+        assert console == []
         assert seen == {"ok": [str(n) for n in range(0, 30, 2)], "one": ["18"]}
