@@ -1,4 +1,4 @@
-"""Prepares a model as the command line says: `python run.py --help`."""
+"""Prepare a model from the command line: `python run.py --help`."""
 
 from prepare.cli.main import main
 

@@ -1,1 +1,1 @@
-"""The command line: bare words, flags, and everything else through Hydra."""
+"""The command line: commands, flags, and everything else through Hydra."""

@@ -1,4 +1,4 @@
-"""The flags of the command line, as Hydra reads them; and what is wrong with them."""
+"""Read and check the flags of the command line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _WITH_VALUE = (
     *("--config-dir", "-cd", "--experimental-rerun"),
 )
 _REFUSED = ("--experimental-rerun",)
-# What Hydra's own shell completion can be asked for.
+# The arguments of Hydra's own shell completion.
 _COMPLETION, _SHELLS = ("install", "uninstall", "query"), ("bash", "fish", "zsh")
 
 
 def flags_first(argv: list[str]) -> list[str]:
-    """The arguments with the flags first: Hydra 1.3 takes none after an override."""
+    """Return the arguments with the flags first: Hydra 1.3 does not accept a flag after an override."""
     values = {index + 1 for index, word in enumerate(argv) if word in _WITH_VALUE}
     flags = [word for index, word in enumerate(argv) if word.startswith("-") or index in values]
     rest = [w for index, w in enumerate(argv) if not (w.startswith("-") or index in values)]
@@ -29,10 +29,10 @@ def flags_first(argv: list[str]) -> list[str]:
 
 
 def read_flags(argv: list[str]) -> Namespace:
-    """The arguments as Hydra reads them.
+    """Return the arguments as Hydra reads them.
 
     Raises:
-        ConfigError: a flag that does not exist, or is given wrongly.
+        ConfigError: a flag does not exist, or has a wrong value.
     """
     from hydra._internal.utils import get_args_parser
 
@@ -40,42 +40,44 @@ def read_flags(argv: list[str]) -> Namespace:
     known = [name for action in parser._actions for name in action.option_strings]
     unknown = [w for w in argv if w.startswith("-") and w.partition("=")[0] not in known]
     if unknown:
-        flags = [name for name in known if name.startswith("--") and name not in _REFUSED]
-        raise ConfigError.of(_no_flag(word, flags) for word in unknown)
+        names = [name for name in known if name.startswith("--") and name not in _REFUSED]
+        raise ConfigError.of(_unknown_flag(word, names) for word in unknown)
 
     def refuse(message: str) -> NoReturn:
         raise ConfigError("", message, "see --help")
 
-    parser.error = refuse
-    asked = parser.parse_args(argv)
-    _check_flags(asked)
-    return asked
+    vars(parser)["error"] = refuse
+    flags = parser.parse_args(argv)
+    _check_flags(flags)
+    return flags
 
 
-def _no_flag(word: str, flags: list[str]) -> Problem:
+def _unknown_flag(word: str, names: list[str]) -> Problem:
     key, sign, value = word.lstrip("-").partition("=")
     if key.split(".")[0] not in KEYS:
-        return Problem(word, "no such flag", choose(word, flags, noun="flags"))
+        return Problem(word, "no such flag", choose(word, names, noun="flags"))
     value = value if sign else "NAME" if key in GROUPS else "VALUE"
     return Problem(word, "no such flag", f"write it without the dashes: {key}={value}")
 
 
-def _check_flags(asked: Namespace) -> None:
-    """What Hydra would answer with a traceback."""
-    if asked.experimental_rerun is not None:
-        wrong = "a run is not repeated from a pickle, which may run any code"
-        remedy = "give the overrides in its job.json once more"
+def _check_flags(flags: Namespace) -> None:
+    """Raise ConfigError for values that Hydra would answer with a traceback."""
+    if flags.experimental_rerun is not None:
+        wrong = "runs are not repeated from a pickle, which may execute any code"
+        remedy = "give the overrides in its job.json again"
         raise ConfigError("--experimental-rerun", wrong, remedy)
-    given = {"--run": asked.run, "--multirun": asked.multirun, "--cfg": asked.cfg}
-    given |= {"--shell-completion": asked.shell_completion, "--info": asked.info}
-    several = [flag for flag, value in given.items() if value]
+    modes = {"--run": flags.run, "--multirun": flags.multirun, "--cfg": flags.cfg}
+    modes |= {"--shell-completion": flags.shell_completion, "--info": flags.info}
+    several = [flag for flag, value in modes.items() if value]
     if len(several) > 1:
-        raise ConfigError(" ".join(several), "only one of these can be done", "give one of them")
-    if asked.resolve and not asked.cfg:
-        raise ConfigError("--resolve", "is for --cfg", "write --cfg job --resolve")
-    if asked.shell_completion:
-        words = [word.partition("=") for word in asked.overrides]
+        raise ConfigError(
+            " ".join(several), "only one of these flags can be given", "drop the others"
+        )
+    if flags.resolve and not flags.cfg:
+        raise ConfigError("--resolve", "needs --cfg", "write --cfg job --resolve")
+    if flags.shell_completion:
+        words = [word.partition("=") for word in flags.overrides]
         if len(words) != 1 or words[0][0] not in _COMPLETION or words[0][2] not in _SHELLS:
             remedy = f"write --shell-completion install=bash; shells: {', '.join(_SHELLS)}"
-            wrong = f"takes one of {', '.join(_COMPLETION)}, with the name of a shell"
+            wrong = f"takes one of {', '.join(_COMPLETION)} and the name of a shell"
             raise ConfigError("--shell-completion", wrong, remedy)

@@ -1,4 +1,4 @@
-"""The page that --help prints, made of the configurations themselves: no need to start Hydra."""
+"""Build the page of --help from the configuration files, without Hydra."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prepare.job.settings import GROUPS
 
 
 def help_page(width: int, config_dir: str | None = None) -> str:
-    """The page, its lists of options folded to `width`; `config_dir` may add options of a user's own."""
+    """Return the page, its lists folded to `width` columns; `config_dir` is a folder of more options."""
     text = (conf_dir() / "config.yaml").read_text(encoding="utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     template = yaml.load(text, Loader=loader)["hydra"]["help"]["template"]  # noqa: S506  both are safe
@@ -24,5 +24,5 @@ def help_page(width: int, config_dir: str | None = None) -> str:
 
 
 def _options(folders: list[Path], group: str) -> list[str]:
-    found = (path.stem for folder in folders for path in (folder / group).glob("*.yaml"))
-    return sorted(set(found))
+    names = (path.stem for folder in folders for path in (folder / group).glob("*.yaml"))
+    return sorted(set(names))

@@ -1,4 +1,4 @@
-"""What Hydra runs: the task, and the checks before it."""
+"""Define the Hydra application: the task, and the checks before it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -52,43 +52,43 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Session:
-    """What has become of one command line: whether a task began, and its part in a sweep."""
+class CommandState:
+    """The state of one command line: whether a task began, and the sweep that it leads."""
 
     began: bool = False
     coordinator: Coordinator | None = None
     progress: SweepProgress | None = None
 
 
-SESSION: ContextVar[Session | None] = ContextVar("SESSION", default=None)
+STATE: ContextVar[CommandState | None] = ContextVar("STATE", default=None)
 
 
 def launch() -> None:
-    """Runs the task under Hydra, with the arguments in `sys.argv`."""
+    """Run the task under Hydra, with the arguments in `sys.argv`."""
     store_launchers()
-    with _as_before():
+    with _hydra_13_rules():
         hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, **BASE)(task)()
 
 
 def task(config: DictConfig) -> None:
-    """One run. In a sweep it never raises, but for Ctrl-C; a single one ends with its exit code."""
-    if (session := SESSION.get()) is not None:
-        session.began = True
-    about = HydraConfig.get()
+    """Execute one job; a single job exits with its code, a job of a sweep raises nothing but Ctrl-C."""
+    if (state := STATE.get()) is not None:
+        state.began = True
+    about = cast("DictConfig", HydraConfig.get())
     if about.mode == RunMode.RUN:
-        _alone(config, about)
+        _run_single(config, about)
     else:
-        _in_sweep(config, about)
+        _run_sweep_job(config, about)
 
 
-def _alone(config: DictConfig, about: DictConfig) -> None:
+def _run_single(config: DictConfig, about: DictConfig) -> None:
     spec = _spec(config, about, Job(None, None, overrides_in(about), choices_in(about)))
     outcome = run_job(spec, stage=stage)
     show_outcome(outcome, spec.folder)
     raise SystemExit(outcome.code)
 
 
-def _in_sweep(config: DictConfig, about: DictConfig) -> None:
+def _run_sweep_job(config: DictConfig, about: DictConfig) -> None:
     folder = Path(about.runtime.cwd, about.sweep.dir).resolve()
     manifest = read_sweep_manifest(folder) or SweepManifest("", None, host="")
     launcher = about.runtime.choices.get("hydra/launcher")
@@ -111,46 +111,46 @@ def _in_sweep(config: DictConfig, about: DictConfig) -> None:
             check()
             raise KeyboardInterrupt
     except Stopped:
-        if SESSION.get() is not None:
+        if STATE.get() is not None:
             raise
-        # A worker: nobody is there any more to whom an exception would say anything.
+        # In a worker: the process that would receive an exception has ended.
         os._exit(INTERRUPTED)
 
 
 class Checks(Callback):
-    """Checks a configuration, and every row of a sweep, before Hydra makes a folder for it."""
+    """Check a configuration, and every row of a sweep, before Hydra makes a folder for it."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Ends the program with exit code 2 where the configuration is wrong."""
-        with _ends_here():
+        """Exit with code 2 if the configuration is wrong."""
+        with _exit_on_errors():
             problems = [*folder_problems(config), *Composer().problems(config)]
-            _stop_at([*problems, *resume_problems(config, [], sweep=False)])
+            _exit_if_any([*problems, *resume_problems(config, [], sweep=False)])
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """The same for every row of the sweep; then notes which rows there are to be."""
-        with _ends_here():
+        """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""
+        with _exit_on_errors():
             composer = Composer(kwargs.get("config_name"))
             launching, sweeping = (as_mapping(config.hydra, key) for key in ("launcher", "sweeper"))
             choices = config.hydra.runtime.choices
-            _stop_at([*launcher_problems(choices, launching=launching, sweeping=sweeping)])
+            _exit_if_any([*launcher_problems(choices, launching=launching, sweeping=sweeping)])
             rows, empty = composer.rows(config)
             folders = [
                 *folder_problems(config),
                 *shared_folder(config, rows or []),
                 *shared_save(rows or []),
             ]
-            _stop_at([*folders, *empty, *composer.examine(rows or [])])
-            _stop_at(resume_problems(config, rows, sweep=True))
+            _exit_if_any([*folders, *empty, *composer.examine(rows or [])])
+            _exit_if_any(resume_problems(config, rows, sweep=True))
             identities = number_duplicates(_identity(composer.compose(row)) for row in rows or [])
             folder = Path(config.hydra.sweep.dir).resolve()
             resume = config.get("resume") is True
             coordinator = Coordinator(folder, rows=rows, identities=identities, resume=resume)
             what = plural(len(rows), "run") if rows else "a sweep"
             line(f"{what} in {shown_folder(folder)}", errors=True)
-            if (session := SESSION.get()) is not None:
-                session.progress = SweepProgress(folder, coordinator.manifest)
-                session.coordinator = coordinator
-                session.progress.start()
+            if (state := STATE.get()) is not None:
+                state.progress = SweepProgress(folder, coordinator.manifest)
+                state.coordinator = coordinator
+                state.progress.start()
 
 
 def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
@@ -168,21 +168,21 @@ def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
 
 
 def _identity(config: DictConfig) -> str | None:
-    """What determines the result of a row; None where it depends on what is known in the job only."""
+    """Return what determines the result of a row; None if that is known only in the job."""
     values, problems = resolved(config)
     return None if problems else identity(values, choices_in(config.hydra))
 
 
 def _instantiate(model: Mapping[str, Any]) -> Any:
-    with _as_before():
+    with _hydra_13_rules():
         return hydra.utils.instantiate(dict(model), _convert_="all")
 
 
 @contextmanager
-def _as_before() -> Iterator[None]:
-    """What may be instantiated is what Hydra 1.3 lets through; 1.4 asks for a list, and until then warns.
+def _hydra_13_rules() -> Iterator[None]:
+    """Allow what Hydra 1.3 instantiates; Hydra 1.4 warns unless it has a list of what is allowed.
 
-    The user's own words name the model: a list made of them would allow even what is refused now.
+    The user's own words name the model: a list of them would allow even what Hydra refuses now.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"hydra\.utils\.instantiate\(\) resolved _target_=")
@@ -190,8 +190,8 @@ def _as_before() -> Iterator[None]:
 
 
 @contextmanager
-def _ends_here() -> Iterator[None]:
-    """Hydra makes a warning of what a callback raises and goes on; a bug of ours is not to pass so."""
+def _exit_on_errors() -> Iterator[None]:
+    """Exit on an error: Hydra turns an exception of a callback into a warning and continues."""
     try:
         yield
     except PrepareError as error:
@@ -202,7 +202,7 @@ def _ends_here() -> Iterator[None]:
         raise SystemExit(FAILED) from None
 
 
-def _stop_at(problems: list[Problem]) -> None:
+def _exit_if_any(problems: list[Problem]) -> None:
     if problems:
         show_problems(problems)
         raise SystemExit(WRONG)

@@ -9,7 +9,7 @@ from typing import Any
 from prepare.cli.override_errors import HYDRAS, several_options
 from prepare.errors import Problem
 
-# What each needs, and the extra that brings it; `basic` needs nothing.
+# The extra and the modules that each launcher needs; `basic` needs none.
 _NEEDS = {
     "joblib": ("joblib", "hydra_plugins.hydra_joblib_launcher"),
     "submitit_local": ("submitit", "hydra_plugins.hydra_submitit_launcher"),
@@ -21,26 +21,28 @@ _NEEDS = {
 def launcher_problems(
     choices: Mapping[str, Any], *, launching: Mapping[str, Any], sweeping: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """What would stop Hydra before the first job; given its choices, and its two configurations."""
-    # One that is given a list is no choice to Hydra.
+    """Return what would stop Hydra before the first job, from its choices and its two configurations."""
+    # Hydra records no choice for a group that is given a list.
     yield from (several_options(group) for group in HYDRAS if choices.get(group) is None)
-    launcher = choices.get("hydra/launcher")
+    launcher = str(choices.get("hydra/launcher"))
     extra, *modules = _NEEDS.get(launcher, ("", ""))
-    missing = [name for name in (extra, *modules) if name and not _is_there(name)]
+    missing = [name for name in (extra, *modules) if name and not _is_installed(name)]
     if missing:
         remedy = f"install the extra: pip install 'torch-prepare[{extra}]'"
-        yield Problem("hydra/launcher", f"{launcher} needs {missing[0]}, which is not here", remedy)
+        yield Problem(
+            "hydra/launcher", f"{launcher} needs {missing[0]}, which is not installed", remedy
+        )
     elif not _names_a_class(launching):
         yield _no_class("hydra.launcher", launching)
     if not _names_a_class(sweeping):
         yield _no_class("hydra.sweeper", sweeping)
     size = sweeping.get("max_batch_size")
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        remedy = "give a whole number from 1, or null for all at once"
-        yield Problem("hydra.sweeper.max_batch_size", f"{size!r} is no size of a batch", remedy)
+        remedy = "give a whole number of at least 1, or null for all at once"
+        yield Problem("hydra.sweeper.max_batch_size", f"{size!r} is not a batch size", remedy)
 
 
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -49,10 +51,10 @@ def _is_there(module: str) -> bool:
 
 def _names_a_class(config: Mapping[str, Any]) -> bool:
     module, _, name = str(config.get("_target_")).rpartition(".")
-    return bool(module and name.isidentifier() and _is_there(module))
+    return bool(module and name.isidentifier() and _is_installed(module))
 
 
 def _no_class(where: str, config: Mapping[str, Any]) -> Problem:
     group = where.replace(".", "/")
-    wrong = f"{config.get('_target_')!r} is no class that can be imported"
+    wrong = f"{config.get('_target_')!r} is not a class that can be imported"
     return Problem(f"{where}._target_", wrong, f"choose one that is installed with {group}=NAME")

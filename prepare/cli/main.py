@@ -1,4 +1,4 @@
-"""The command line: the bare words, the flags, and everything else through Hydra; gives exit codes."""
+"""Run the command line: commands, flags, and everything else through Hydra; return exit codes."""
 
 from __future__ import annotations
 
@@ -21,36 +21,38 @@ from prepare.job.outcome import DONE, FAILED, INTERRUPTED, WRONG
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from prepare.cli.hydra_app import Session
+    from prepare.cli.hydra_app import CommandState
+    from prepare.report.terminal.sweep_progress import SweepProgress
+    from prepare.sweep.coordinator import Coordinator
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line with `argv` (that of the process where it is None), and exits."""
+    """Run the command line with `argv` (None: that of the process), and exit."""
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 
 def run(argv: list[str]) -> int:
-    """Runs the command line; gives its exit code.
+    """Run the command line and return its exit code.
 
-    Under torchrun the first process does it: one folder, one record, and the others end quietly.
+    Under torchrun only rank 0 runs it, with one folder and one record; the other ranks return 0.
     """
     if rank() > 0:
         return DONE
     switch_off_telemetry()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A module may be named by anything; a terminal that cannot show it is no failure.
+            # Names of modules may hold any character, also those that the terminal cannot show.
             stream.reconfigure(errors="backslashreplace")
     try:
         return _answer(argv)
     except PrepareError as error:
-        _complain(error.problems)
+        _print_problems(error.problems)
         return WRONG if isinstance(error, ConfigError) else FAILED
     except KeyboardInterrupt:
-        _complain([Problem("", "interrupted")])
+        _print_problems([Problem("", "interrupted")])
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone (`| head`): what is left in the buffer must not raise again.
+        # The reader of our output has ended (`| head`): flushing the buffer must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
 
@@ -67,28 +69,27 @@ def _answer(argv: list[str]) -> int:
 
 
 def _through_hydra(argv: list[str]) -> int:
-    from prepare.cli import hydra_app as ours
+    from prepare.cli import hydra_app
     from prepare.cli.flags import flags_first, read_flags
 
     argv = flags_first(argv)
-    asked = read_flags(argv)
-    _keep_the_checks(asked)
-    session = ours.Session()
-    token = ours.SESSION.set(session)
+    flags = read_flags(argv)
+    _refuse_callback_overrides(flags)
+    state = hydra_app.CommandState()
+    token = hydra_app.STATE.set(state)
     code = FAILED
     with stopped_by_sigterm():
         try:
-            code = _launch(argv, asked, session)
+            code = _launch(argv, flags, state)
         finally:
-            ours.SESSION.reset(token)
-            if session.coordinator is not None:
-                code = _end_sweep(session, code)
+            hydra_app.STATE.reset(token)
+            if state.coordinator is not None:
+                code = _end_sweep(state.coordinator, state.progress, code)
     return code
 
 
-def _end_sweep(session: Session, code: int) -> int:
-    """Sees to it that every row has an end, and shows the table."""
-    coordinator, progress = session.coordinator, session.progress
+def _end_sweep(coordinator: Coordinator, progress: SweepProgress | None, code: int) -> int:
+    """Give every row of the sweep a result, show its table, and return the exit code."""
     try:
         if code == DONE and (elsewhere := coordinator.running_elsewhere()):
             line(f"waiting for {plural(elsewhere, 'run')} of another process", errors=True)
@@ -96,92 +97,92 @@ def _end_sweep(session: Session, code: int) -> int:
     except KeyboardInterrupt:
         code = INTERRUPTED
         coordinator.end(stopped=True)
-    progress.stop()
-    found = show_sweep(coordinator.folder)
-    return code or found
+    if progress is not None:
+        progress.stop()
+    sweep_code = show_sweep(coordinator.folder)
+    return code or sweep_code
 
 
-def _keep_the_checks(asked: Namespace) -> None:
-    """Refuses what would switch off the checks before a run; what else is wrong is said with it."""
-    from prepare.cli import compose_config
-    from prepare.cli import override_errors as mistakes
+def _refuse_callback_overrides(flags: Namespace) -> None:
+    """Refuse overrides that would switch off the checks before a run, with all other problems."""
+    from prepare.cli.compose_config import composing
+    from prepare.cli.override_errors import callback_problem
 
-    found = {word: mistakes.of_our_checks(word) for word in asked.overrides}
-    if not any(found.values()):
+    refused = {word: callback_problem(word) for word in flags.overrides}
+    if not any(refused.values()):
         return
-    rest = [word for word, problem in found.items() if problem is None]
-    with compose_config.composing(asked.config_dir) as composer:
-        others = composer.diagnose(rest, multirun=asked.multirun)
-    raise ConfigError.of([*filter(None, found.values()), *others])
+    rest = [word for word, problem in refused.items() if problem is None]
+    with composing(flags.config_dir) as composer:
+        others = composer.diagnose(rest, multirun=flags.multirun)
+    raise ConfigError.of([*filter(None, refused.values()), *others])
 
 
-def _launch(argv: list[str], asked: Namespace, session: Session) -> int:
-    from prepare.cli import compose_config
-    from prepare.cli import hydra_app as ours
-    from prepare.cli import override_errors as mistakes
+def _launch(argv: list[str], flags: Namespace, state: CommandState) -> int:
+    from prepare.cli import compose_config, hydra_app
+    from prepare.cli.override_errors import first_sentence
 
     try:
-        with _arguments(argv), _launcher_errors(session):
-            ours.launch()
+        with _hydra_arguments(argv), _launcher_errors(state):
+            hydra_app.launch()
     except KeyboardInterrupt:
-        _complain([Problem("", "interrupted")])
+        _print_problems([Problem("", "interrupted")])
         return INTERRUPTED
     except SystemExit as stop:
-        if asked.cfg and stop.code == FAILED:
-            return WRONG  # Hydra has said what there is nothing of to show.
+        if flags.cfg and stop.code == FAILED:
+            return WRONG  # Hydra has printed what it cannot show.
         return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
     except compose_config.ERRORS as error:
-        if session.began:
+        if state.began:
             raise
-        with compose_config.composing(asked.config_dir) as composer:
-            problems = composer.diagnose(asked.overrides, multirun=asked.multirun)
+        with compose_config.composing(flags.config_dir) as composer:
+            problems = composer.diagnose(flags.overrides, multirun=flags.multirun)
         if not problems and isinstance(error, compose_config.BUILT_IN):
             raise
-        _complain(problems or [Problem("", mistakes.first_sentence(str(error)))])
+        _print_problems(problems or [Problem("", first_sentence(str(error)))])
         return WRONG
     except OSError as error:
-        # A run of ours raises none; Hydra does where it cannot make a run's folder.
+        # A job raises none; Hydra does if it cannot make the folder of a run.
         if error.filename is None:
             raise
         from prepare.job.record import unusable
 
-        key = "hydra.sweep.subdir" if session.coordinator else "hydra.run.dir"
+        key = "hydra.sweep.subdir" if state.coordinator else "hydra.run.dir"
         raise unusable(error.filename, error, key) from error
     return DONE
 
 
-def _of_an_interrupt(error: BaseException | None) -> bool:
-    """Whether an error came of Ctrl-C: a library that closes a file it has not opened yet makes one of it."""
+def _is_from_interrupt(error: BaseException | None) -> bool:
+    """Return whether Ctrl-C caused an error, as in a library that then closes a file it has not opened."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 @contextlib.contextmanager
-def _launcher_errors(session: Session) -> Iterator[None]:
-    """In a sweep no job raises: an exception comes from the launcher; keep what the jobs have written."""
+def _launcher_errors(state: CommandState) -> Iterator[None]:
+    """Turn an error in a sweep into a SweepError: no job raises, so the launcher did; its records stay."""
     try:
         yield
     except Exception as error:
-        if _of_an_interrupt(error):
+        if _is_from_interrupt(error):
             raise KeyboardInterrupt from error
-        if session.coordinator is None or isinstance(error, OSError):
+        if state.coordinator is None or isinstance(error, OSError):
             raise
         from prepare.cli.override_errors import first_sentence
         from prepare.core.utils import files
 
-        path = session.coordinator.folder / "error.txt"
+        path = state.coordinator.folder / "error.txt"
         files.write_text(path, traceback.format_exc())
         wrong = f"the launcher stopped: {type(error).__name__}: {first_sentence(str(error))}"
         remedy = (
-            f"the traceback is in {files.printable_path(path)}; resume=true does what is missing"
+            f"the traceback is in {files.printable_path(path)}; resume=true runs the missing jobs"
         )
         raise SweepError("hydra/launcher", wrong, remedy) from error
 
 
 @contextlib.contextmanager
-def _arguments(argv: list[str]) -> Iterator[None]:
-    """Hydra reads `sys.argv`, and hides errors unless this variable is set; both as before afterwards."""
+def _hydra_arguments(argv: list[str]) -> Iterator[None]:
+    """Set `sys.argv`, which Hydra reads, and the variable without which it hides errors; restore both."""
     before, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [before[0] if before else "prepare", *argv]
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -195,6 +196,6 @@ def _arguments(argv: list[str]) -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = full
 
 
-def _complain(problems: Sequence[Problem]) -> None:
+def _print_problems(problems: Sequence[Problem]) -> None:
     for problem in problems:
         line(printable(problem), errors=True)

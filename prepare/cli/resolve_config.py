@@ -1,28 +1,28 @@
-"""Reads a composed configuration: plain data out of it, and what in it cannot be resolved."""
+"""Resolve a composed configuration to plain data, and list what in it cannot be resolved."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
-from prepare.cli import override_errors
+from prepare.cli.override_errors import first_sentence
 from prepare.errors import Problem
 from prepare.job.settings import GROUPS
 
 NO_VALUE = "has no value yet (???)"
-# Where Hydra is to make folders.
+# The keys that name the folders that Hydra makes.
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 
 
 def resolved(config: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
-    """The configuration as plain data, every interpolation resolved, and what could not be.
+    """Return the configuration as plain data with every interpolation resolved, and the problems.
 
-    What could not be resolved is None in the plain data.
+    A value that cannot be resolved is None in the plain data.
     """
     problems: list[Problem] = []
 
@@ -48,7 +48,7 @@ def resolved(config: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
 
 
 def folder_problems(config: DictConfig) -> list[Problem]:
-    """What is wrong with the folders that Hydra is to make; it would call one None, or stop."""
+    """Return the problems of the folders that Hydra makes; Hydra would name one None, or stop."""
     problems = []
     for where in _FOLDERS:
         node = OmegaConf.select(config, where.rpartition(".")[0])
@@ -59,7 +59,7 @@ def folder_problems(config: DictConfig) -> list[Problem]:
         try:
             node[name]
         except OmegaConfBaseException as error:
-            # The number of a job is known in the job only, and so is what is asked of Hydra itself.
+            # The number of a job, and Hydra's own values, are known only in the job.
             later = isinstance(error, InterpolationToMissingValueError) and name == "subdir"
             problem = _unresolved(node, name, error)
             later = later or ("${hydra:" in problem.wrong and where != "hydra.sweep.dir")
@@ -69,24 +69,22 @@ def folder_problems(config: DictConfig) -> list[Problem]:
 
 
 def shared_folder(config: DictConfig, rows: Sequence[Any]) -> list[Problem]:
-    """The problem of a sweep whose rows would all write into one folder."""
+    """Return the problem of a sweep whose rows would all write into one folder."""
     where = "hydra.sweep.subdir"
     subdir = str(_written(config.hydra.sweep, "subdir"))
     if len(rows) < 2 or "${" in subdir or subdir == "???":
         return []
     return [
         Problem(
-            where, f"{subdir!r} is one folder for {len(rows)} runs", "put ${hydra.job.num} in it"
+            where, f"{subdir!r} is one folder for {len(rows)} runs", "add ${hydra.job.num} to it"
         )
     ]
 
 
 def shared_save(rows: Sequence[Sequence[str]]) -> list[Problem]:
-    """The problem of a sweep of which several rows would write the same file of weights."""
-    named = [word.partition("=")[2] for row in rows for word in row if word.startswith("save=")]
-    shared = [
-        name for name in named if named.count(name) > 1 and name != "null" and "${" not in name
-    ]
+    """Return the problem of a sweep of which several rows would write the same file of weights."""
+    paths = [word.partition("=")[2] for row in rows for word in row if word.startswith("save=")]
+    shared = [p for p in paths if paths.count(p) > 1 and p != "null" and "${" not in p]
     if not shared:
         return []
     wrong = f"{shared[0]!r} is one file for {len(shared)} runs"
@@ -96,40 +94,45 @@ def shared_save(rows: Sequence[Sequence[str]]) -> list[Problem]:
 def resume_problems(
     config: DictConfig, rows: Sequence[Any] | None, *, sweep: bool
 ) -> list[Problem]:
-    """What is wrong with `resume=true`: there has to be a sweep that can be taken up again."""
+    """Return the problems of `resume=true`, which needs a sweep that can be resumed."""
     if config.get("resume") is not True:
         return []
     if not sweep:
         remedy = "add --multirun and hydra.sweep.dir=FOLDER"
-        return [Problem("resume", "is for sweeps, and this is a single run", remedy)]
+        return [Problem("resume", "resumes a sweep, and this is a single run", remedy)]
     if rows is None:
-        wrong = "this sweeper chooses its runs as it goes, so that none can be found again"
+        wrong = "this sweeper chooses its runs during the sweep, so they cannot be matched"
         return [Problem("resume", wrong, "sweep with hydra/sweeper=basic")]
     if "${prepare_unique" in str(_written(config.hydra.sweep, "dir")):
         wrong = "a new folder has nothing to resume"
-        return [Problem("resume", wrong, "give that of the sweep as hydra.sweep.dir=FOLDER")]
+        return [Problem("resume", wrong, "give the folder of the sweep as hydra.sweep.dir=FOLDER")]
     return []
 
 
 def as_mapping(config: DictConfig, key: str) -> dict[str, Any]:
-    """What stands under a key, as it is written; empty where that is no mapping."""
-    found = _written(config, key)
-    return found if isinstance(found, dict) else {}
+    """Return the unresolved value of a key; an empty mapping if it is not a mapping."""
+    value = _written(config, key)
+    return value if isinstance(value, dict) else {}
+
+
+def plain_mapping(config: DictConfig) -> dict[str, Any]:
+    """Return a configuration as plain data, with its interpolations as they are written."""
+    return cast("dict[str, Any]", OmegaConf.to_container(config, resolve=False))
 
 
 def overrides_in(about: DictConfig) -> list[str]:
-    """The overrides of a run as they were written; an interpolation in one is for its own key."""
-    return list(map(as_written, OmegaConf.to_container(about.overrides, resolve=False)["task"]))
+    """Return the overrides of a run as they were written; an interpolation belongs to its own key."""
+    return list(map(as_written, plain_mapping(about.overrides)["task"]))
 
 
 def choices_in(about: DictConfig) -> dict[str, Any]:
-    """The option chosen in each of our groups; a group whose choice was dropped is not there."""
+    """Return the option chosen in each of our groups, without the groups that were dropped."""
     chosen = about.runtime.choices
     return {group: chosen[group] for group in GROUPS if group in chosen}
 
 
 def with_a_decoder(problem: Problem, config: DictConfig) -> Problem:
-    """The problem, with a word more where a number was wanted and the environment gave a text."""
+    """Add to the remedy if a number was expected and an environment variable gave a text."""
     above, _, key = problem.where.rpartition(".")
     node = OmegaConf.select(config, above) if above else config
     if not isinstance(node, DictConfig) or key not in node:
@@ -142,16 +145,15 @@ def with_a_decoder(problem: Problem, config: DictConfig) -> Problem:
 
 
 def as_written(override: Any) -> str:
-    r"""Hydra's sweeper escapes an interpolation, `$\{seed\}`, which means the same."""
-    return re.sub(r"\$\\{.*?\\}", lambda found: found[0].replace("\\", ""), str(override))
+    r"""Return an override without the escapes that Hydra's sweeper adds to an interpolation, `$\{seed\}`."""
+    return re.sub(r"\$\\{.*?\\}", lambda match: match[0].replace("\\", ""), str(override))
 
 
 def _unresolved(node: DictConfig | ListConfig, key: Any, error: Exception) -> Problem:
-    said = override_errors.first_sentence(str(error))
-    wrong = f"{_written(node, key)} cannot be resolved: {said}"
+    wrong = f"{_written(node, key)} cannot be resolved: {first_sentence(str(error))}"
     return Problem(node._get_full_key(key), wrong)
 
 
 def _written(node: DictConfig | ListConfig, key: Any) -> Any:
-    """The value of a key before it is resolved."""
-    return OmegaConf.to_container(node, resolve=False)[key]
+    """Return the value of a key before it is resolved."""
+    return cast("Any", OmegaConf.to_container(node, resolve=False))[key]

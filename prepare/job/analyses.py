@@ -1,4 +1,4 @@
-"""What a run looks at beside the audit: the layout flow, whether the answers are right, and the time."""
+"""Run the analyses of a job: layout flow, verification, timing and tuning."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
     from prepare.tune.records import Tuning
     from prepare.verify.records import Verification
 
-# A model of more bytes is not copied for the sake of looks that nobody asked for.
+# A larger model, in bytes, is not copied for the default analyses.
 _LARGEST = 1 << 30
 
 
 def example_of(settings: Settings) -> Example | None:
-    """The example as it is given; None where none is."""
+    """Build the example input; None if none is declared."""
     return build_example(settings.input, settings.seed) or None
 
 
 def tuning_of(settings: Settings, model: nn.Module, progress: Stage) -> Tuning:
-    """The fastest recipe for this model and example; what was declared is one more candidate.
+    """Find the fastest recipe for this model and example; the declared steps are one more candidate.
 
     Raises:
-        ConfigError: there is no example.
+        ConfigError: no example is declared.
     """
-    given = example_of(settings)
-    if not given:
+    example = example_of(settings)
+    if not example:
         remedy = "give one with input.shape=[...]"
         raise ConfigError("input", "task=tune needs an example input", remedy)
     from prepare.tune import tune
 
     return tune(
         model,
-        given,
+        example,
         allow=settings.tune.allow,
         mode=settings.mode,
         budget=settings.tune.budget,
@@ -61,7 +61,7 @@ def tuning_of(settings: Settings, model: nn.Module, progress: Stage) -> Tuning:
 
 
 def formatted(example: Example, pipeline: Pipeline) -> Example:
-    """The example, formatted as the pipeline's steps say, whether one of them is for inputs or not."""
+    """Format the example for the pipeline, which need not have an input step."""
     steps = pipeline.steps.values()
     formats = next((s for s in steps if isinstance(s, InputFormat)), InputFormat()).bind(steps)
     return replace(
@@ -70,48 +70,47 @@ def formatted(example: Example, pipeline: Pipeline) -> Example:
 
 
 def flow_of(settings: Settings, model: nn.Module, example: Example | None) -> Flow | None:
-    """Where the model loses the layout; None where nobody asks, or there is nothing to call it with."""
+    """Compute the layout flow of the model; None with flow=none, or without an example."""
     if settings.flow == "none" or not example:
         return None
     from prepare import flow
 
-    look = flow.predict if settings.flow == "predict" else flow.observe
-    return look(model, example, backward=settings.mode == "train")
+    follow = flow.predict if settings.flow == "predict" else flow.observe
+    return follow(model, example, backward=settings.mode == "train")
 
 
 def flow_without_repairs(
     pipeline: Pipeline, model: nn.Module, example: Example | None
 ) -> Flow | None:
-    """Where it would lose the layout without its repairs; None where there are none."""
+    """Predict the layout flow without the repairs; None if the pipeline repairs nothing."""
     if not example or "repair_layout" not in pipeline.steps:
         return None
     from prepare.flow import predict
 
-    bare = copy_tree(model)  # shares the tensors, which predict does not write into
+    bare = copy_tree(model)  # shares the tensors, which predict does not change
     repair_layout.undo(bare)
-    compile.undo(bare)  # what is compiled calls the original
+    compile.undo(bare)  # a compiled model calls the original
     return predict(bare, example, backward=model.training)
 
 
 def reference_of(settings: Settings, model: nn.Module) -> nn.Module | str | None:
-    """A copy of the unprepared model, or why there is none; None where nothing is compared with it."""
+    """Copy the unprepared model; return the reason if it cannot be copied, None if no copy is needed."""
     if {settings.verify, settings.bench} == {"none"}:
         return None
     if not is_copied(settings, model):
-        wrong = f"the model holds {size(_bytes(model))}, and is not copied for it"
-        return f"{wrong}; verify=full or bench=full does so"
+        wrong = f"the model holds {size(_bytes(model))}, too much to copy it by default"
+        return f"{wrong}; verify=full or bench=full copies it"
     if any(tensor.is_meta for tensor in model.parameters()):
-        return "a model on the meta device holds no numbers"
+        return "a model on the meta device holds no data"
     try:
         return copy.deepcopy(model)
-    except (
-        Exception
-    ) as error:  # the model's own code, or torch's: weight_norm of old, graphs, handles
+    # Raised by the model's own code, or by torch for the old weight_norm, graphs and handles.
+    except Exception as error:
         return f"the model cannot be copied: {type(error).__name__}: {first_line(error)}"
 
 
 def is_copied(settings: Settings, model: nn.Module) -> bool:
-    """Whether anything that was asked for compares the prepared model with a copy from before."""
+    """Return whether the job compares the prepared model with a copy of the unprepared one."""
     levels = {settings.verify, settings.bench}
     return "full" in levels or (levels != {"none"} and _bytes(model) <= _LARGEST)
 
@@ -123,7 +122,7 @@ def verification_of(
     model: nn.Module,
     example: Example | None,
 ) -> Verification | None:
-    """Whether the prepared model computes what its reference does; None where nobody asks."""
+    """Verify the prepared model against its reference; None with verify=none, or without an example."""
     if settings.verify == "none" or reference is None or not example:
         return None
     if isinstance(reference, str):
@@ -147,9 +146,10 @@ def bench_of(
     took: float,
     tell: Callable[[str], object] | None,
 ) -> Bench | None:
-    """How fast the prepared model is beside its reference; None where nobody asks.
+    """Time the prepared model against its reference; None with bench=none.
 
-    `took` are the seconds of its first forward. The reference is moved to the wanted device.
+    `took` is the time in seconds of a forward of the prepared model. The reference is moved to the
+    device of the pipeline.
     """
     if settings.bench == "none" or reference is None:
         return None

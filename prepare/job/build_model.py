@@ -1,4 +1,4 @@
-"""Builds the model that a configuration names, and checks that it is one that was asked for."""
+"""Import plugins, and build and check the model that a configuration names."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _LOW = ("float16", "bfloat16")
 
 
 def import_plugins(names: Iterable[str]) -> None:
-    """Imports the modules that may register steps.
+    """Import the modules that may register steps.
 
     Raises:
-        ConfigError: there is no such module.
+        ConfigError: a module does not exist.
     """
     for index, name in enumerate(names):
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            wrong = f"there is no module {error.name!r}"
+            wrong = f"module {error.name!r} does not exist"
             remedy = "install it, or start in the folder that holds it"
             raise ConfigError(f"plugins[{index}]", wrong, remedy) from error
 
 
 def build_model(settings: Settings, build: Callable[[Mapping[str, Any]], Any]) -> nn.Module:
-    """The model, built by `build` from its configuration, in the mode asked for.
+    """Build the model from its configuration with `build`, and set its mode.
 
     Raises:
-        ConfigError: the target, a keyword or the precision is wrong, or what it gives is no model.
+        ConfigError: the target, a keyword or the precision is wrong, or the result is not a Module.
         ModelError: the model's own code raised.
     """
     check_targets(settings.model)
@@ -54,27 +54,25 @@ def build_model(settings: Settings, build: Callable[[Mapping[str, Any]], Any]) -
             raise cause from None
         said = first_line(cause)
         key, _, wrong = said.partition(": ")
-        if _is_ours(target) and isinstance(cause, ValueError) and key in settings.model:
+        if _is_built_in(target) and isinstance(cause, ValueError) and key in settings.model:
             raise ConfigError(f"model.{key}", wrong) from error
         wrong = f"building {target} raised {type(cause).__name__}: {said}"
         raise ModelError("model", wrong) from error
     if not isinstance(model, nn.Module):
-        wrong = (
-            f"{target} gave an object of type {type(model).__name__}, which is no torch.nn.Module"
-        )
-        raise ConfigError("model._target_", wrong, "name a class or function that gives a model")
+        wrong = f"{target} returned an object of type {type(model).__name__}, not a torch.nn.Module"
+        raise ConfigError("model._target_", wrong, "name a class or function that returns a model")
     if settings.choices.get("precision") == "float32" and settings.steps.get("half") is None:
         _require_float32(model)
     return model.train(settings.mode == "train")
 
 
-def _is_ours(target: str) -> bool:
-    """Whether it is a built-in network, which checks its keywords, and names the one that is wrong."""
+def _is_built_in(target: str) -> bool:
+    """Return whether this is a built-in network, whose ValueErrors name the wrong keyword."""
     return target.startswith("prepare.models.")
 
 
 def _require_float32(model: nn.Module) -> None:
-    """precision=float32 adds no step, so a model that is something else would stay so unnoticed."""
+    """Raise ConfigError for 16-bit tensors: precision=float32 adds no step that would cast them."""
     low = {
         id(place.tensor): f"{place.path} ({str(place.tensor.dtype).removeprefix('torch.')})"
         for place in named_tensors(model)

@@ -39,7 +39,7 @@ def run_job(
         if not begun:
             record.begin(spec.job)
         outcome = _run_in_clean_state(spec, record, stage)
-    except BaseException as error:  # one job may not take the others of a sweep along
+    except BaseException as error:  # an error of one job may not end the sweep
         outcome = failure(error)
     seconds = round(time.perf_counter() - start, 3)
     outcome = replace(outcome, result=replace(outcome.result, seconds=seconds))
@@ -147,7 +147,7 @@ def _run_example(
         start = time.perf_counter()
         forward = run_example(model, example)
         seconds = time.perf_counter() - start
-    formats = {tensor.wants.get("memory_format") for tensor in plan.tensors} - {None}
+    formats = {name for t in plan.tensors if (name := t.wants.get("memory_format"))}
     convolutions = count_layouts(forward.calls, formats)
     return ExampleRun(forward.inputs, forward.output, convolutions), seconds
 
@@ -166,6 +166,6 @@ def _follow(settings: Settings, model: nn.Module, stage: Stage) -> Results:
     with stage("following the layout of activations"):
         flow = analyses.flow_of(settings, model, analyses.formatted(example, unprepared))
     steps = ", ".join(name for name in settings.steps if name != "device")
-    notes = [f"{steps}: not applied, for task=flow looks at the model as it is"] if steps else []
+    notes = [f"{steps}: not applied: task=flow analyses the unprepared model"] if steps else []
     name = type(model).__name__
     return Results(model=name, pipeline=unprepared, plan=plan, notes=notes, flow=flow)

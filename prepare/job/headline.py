@@ -1,4 +1,8 @@
-"""What a run found, in a few figures: read from its files without torch, and without their long tables."""
+"""Read the key figures of a job from its record, without torch and without its long tables.
+
+`results.read_results` reads whole files. A sweep of a thousand rows needs a few figures of each, so
+this module decodes only the head of a file that holds a row for every tensor or place.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +21,19 @@ from prepare.errors import FileError
 from prepare.flow.records import Flow
 from prepare.verify.records import Verification
 
-# The counts of an audit that a table shows of its convolutions.
+# The statuses of convolutions that tables count.
 CONVOLUTIONS = ("converted", "already", "skipped", "ineffective")
-# A head is a few hundred bytes; a file that has none in so many is read as a whole.
+# A head is a few hundred bytes; a file without a head in this many bytes is read as a whole.
 _HEAD = 1 << 16
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """A verification: its status, its largest error that counts, and how many checks were wrong.
+class VerifyFigures:
+    """The figures of a verification.
 
-    `error` and `allowed` are those of the check with the largest error, `what` says which that is;
-    None where nothing was measured. `wrong` counts what is wrong in a mode in which it does not count.
+    `error` and `allowed` belong to the check with the largest error, whose name is `what`; they are None
+    if nothing was measured. `wrong` counts the checks that are wrong in the mode that does not decide.
     """
 
     status: str
@@ -40,8 +44,8 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """A layout flow: how often the layout is lost in one forward, and the bytes copied for that."""
+class FlowFigures:
+    """The figures of a layout flow: breaks in one forward, and the bytes copied at them."""
 
     status: str
     breaks: int
@@ -51,11 +55,11 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """One comparison of the prepared model with the unprepared one; `ratio` below 1 is faster.
+class BenchFigures:
+    """The figures of one comparison with the unprepared model; `ratio` below 1 is faster.
 
-    `what` was timed: inference, training step. Ratios may be compared where `where` is the same: that is
-    the machine, its threads, and the device of the baseline.
+    `what` is the case: inference, training step. Ratios are comparable if `where` is the same: the
+    machine, its threads, and the device of the baseline.
     """
 
     what: str
@@ -66,63 +70,63 @@ class Timed:
     where: str
     reason: str = ""
 
-    def meets(self, other: Timed) -> bool:
-        """Whether the intervals of the two have a ratio in common; false where one has none."""
-        one, two = self.interval, other.interval
-        return bool(one and two) and one[0] <= two[1] and two[0] <= one[1]
+    def overlaps(self, other: BenchFigures) -> bool:
+        """Return whether the two intervals overlap; false if one is missing."""
+        if self.interval is None or other.interval is None:
+            return False
+        (low, high), (other_low, other_high) = self.interval, other.interval
+        return low <= other_high and other_low <= high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """What a run's files add up to; None, or nothing in `timed`, for each that is not there."""
+    """The key figures of a job; None, or an empty `timed`, for each file that is missing."""
 
     convolutions: dict[str, int] | None = None
     bytes_before: int | None = None
     bytes_after: int | None = None
-    lost: Lost | None = None
-    verified: Verified | None = None
-    timed: tuple[Timed, ...] = ()
+    lost: FlowFigures | None = None
+    verified: VerifyFigures | None = None
+    timed: tuple[BenchFigures, ...] = ()
 
 
 def headline(folder: Path) -> Headline:
-    """The figures of the run in `folder`. Raises PrepareError for a file that is not what it should be."""
+    """Read the key figures of the record in `folder`. Raises PrepareError for a wrong file."""
     audit = audit_summary(folder)
+    counts = audit and {word: audit["convolutions"].get(word, 0) for word in CONVOLUTIONS}
     return Headline(
-        convolutions=audit and {word: audit["convolutions"].get(word, 0) for word in CONVOLUTIONS},
-        bytes_before=audit and audit["bytes_before"],
-        bytes_after=audit and audit["bytes_after"],
-        lost=_of(folder / "flow.json", _lost),
-        verified=_of(folder / "verify.json", _verified),
-        timed=_of(folder / "bench.json", _timed) or (),
+        convolutions=counts,
+        bytes_before=audit["bytes_before"] if audit else None,
+        bytes_after=audit["bytes_after"] if audit else None,
+        lost=_read(folder / "flow.json", _flow_figures),
+        verified=_read(folder / "verify.json", _verify_figures),
+        timed=_read(folder / "bench.json", _bench_figures) or (),
     )
 
 
 def audit_summary(folder: Path) -> dict[str, Any] | None:
-    """The counts of the audit in `folder`; None where there is none. Raises PrepareError."""
-    return _of(folder / "audit.json", _audited)
+    """Read the counts of the audit in `folder`; None if it is missing. Raises PrepareError."""
+    return _read(folder / "audit.json", _audited)
 
 
-def _of(path: Path, read: Callable[[Path], _T]) -> _T | None:
-    """What `read` makes of the file; None where there is none."""
+def _read(path: Path, read: Callable[[Path], _T]) -> _T | None:
+    """Call `read` with the file; return None if it is missing."""
     if not path.is_file():
         return None
     try:
         return read(path)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # Another hand's file, or one of another version.
+        # A file of another program, or of another version.
         wrong = f"does not hold what it should: {type(error).__name__}: {error}"
         raise FileError(files.printable_path(path), wrong) from error
 
 
 def _head(path: Path, kind: str, table: str) -> dict[str, Any] | None:
-    """What stands before the first table of a file of ours; None where it is not written as ours are.
-
-    Tables have a row for every tensor or place: a sweep of a thousand rows is not to read them.
-    """
+    """Decode the part of a file before its first table; None if it is not written as our files are."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         with path.open("rb") as file:
-            head, found, _ = file.read(_HEAD).partition(table.encode())
-        data = json.loads(head + table.encode() + b"]}") if found else {}
+            head, separator, _ = file.read(_HEAD).partition(table.encode())
+        data = json.loads(head + table.encode() + b"]}") if separator else {}
         if data.get("format") == kind and data.get("version") == 1:
             return data
     return None
@@ -130,43 +134,45 @@ def _head(path: Path, kind: str, table: str) -> dict[str, Any] | None:
 
 def _audited(path: Path) -> dict[str, Any]:
     data = _head(path, "prepare.audit", '"rows":[')
-    found = data["summary"] if data else Audit.load(path).summary
-    counted = {str(word): int(count) for word, count in found["convolutions"].items()}
-    sizes = {key: int(found[key]) for key in ("bytes_before", "bytes_after")}
-    return {**found, "convolutions": counted, **sizes}
+    summary = data["summary"] if data else Audit.load(path).summary
+    counts = {str(word): int(count) for word, count in summary["convolutions"].items()}
+    sizes = {key: int(summary[key]) for key in ("bytes_before", "bytes_after")}
+    return {**summary, "convolutions": counts, **sizes}
 
 
-def _lost(path: Path) -> Lost:
+def _flow_figures(path: Path) -> FlowFigures:
     data = _head(path, "prepare.flow", '"events": [')
     if data is None:
         flow = Flow.load(path)
         data = {"status": flow.status, "summary": flow.summary}
     keys = ("breaks", "copied_bytes", "convolutions", "in_layout")
-    return Lost(status=str(data["status"]), **{key: int(data["summary"][key]) for key in keys})
-
-
-def _verified(path: Path) -> Verified:
-    found = Verification.load(path)
-    checks = [check for check in found.checks if check.status not in ("wrong", "skipped")]
-    measured = [check for check in checks if _finite(check.error) is not None]
-    worst = max(measured, key=lambda check: check.error, default=None)
-    return Verified(
-        status=found.status,
-        error=worst and _finite(worst.error),
-        allowed=worst and _finite(worst.allowed),
-        what=str(worst.what) if worst else "",
-        wrong=sum(check.status == "wrong" for check in found.checks),
+    return FlowFigures(
+        status=str(data["status"]), **{key: int(data["summary"][key]) for key in keys}
     )
 
 
-def _timed(path: Path) -> tuple[Timed, ...]:
-    return tuple(map(_timing, Bench.load(path).cases))
+def _verify_figures(path: Path) -> VerifyFigures:
+    verification = Verification.load(path)
+    checks = [check for check in verification.checks if check.status not in ("wrong", "skipped")]
+    measured = [(error, check) for check in checks if (error := _finite(check.error)) is not None]
+    error, worst = max(measured, key=lambda pair: pair[0], default=(None, None))
+    return VerifyFigures(
+        status=verification.status,
+        error=error,
+        allowed=_finite(worst.allowed) if worst else None,
+        what=str(worst.what) if worst else "",
+        wrong=sum(check.status == "wrong" for check in verification.checks),
+    )
 
 
-def _timing(case: Case) -> Timed:
+def _bench_figures(path: Path) -> tuple[BenchFigures, ...]:
+    return tuple(map(_case_figures, Bench.load(path).cases))
+
+
+def _case_figures(case: Case) -> BenchFigures:
     row = case.row
     low, high = map(_finite, row.ratio_interval or (None, None))
-    return Timed(
+    return BenchFigures(
         what=str(case.what),
         verdict=row.verdict,
         ratio=_finite(row.ratio),
@@ -177,15 +183,16 @@ def _timing(case: Case) -> Timed:
     )
 
 
-def _where(found: Comparison) -> str:
-    """The machine, what torch has of it, and the device of the baseline."""
-    env, settings = found.environment, found.settings
-    baseline = next((row.device for row in found.rows if row.name == found.baseline), "")
+def _where(comparison: Comparison) -> str:
+    """Describe the machine, what torch uses of it, and the device of the baseline."""
+    env, settings = comparison.environment, comparison.settings
+    rows = (row for row in comparison.rows if row.name == comparison.baseline)
+    baseline = next((row.device for row in rows), "")
     parts = [env.get("cpu"), env.get("platform"), *(env.get("devices") or [])]
     parts += [f"torch {env.get('torch')}", f"{settings.get('threads')} threads"]
     return "; ".join(str(part) for part in [*parts, f"baseline on {baseline}"] if part)
 
 
 def _finite(value: Any) -> float | None:
-    """A number that JSON can hold, or None."""
+    """Return a number that JSON can hold, or None."""
     return float(value) if value is not None and math.isfinite(value) else None

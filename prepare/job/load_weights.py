@@ -1,4 +1,4 @@
-"""The weights of a run: those of a file, read straight into the prepared layout where that can be."""
+"""Load and save the weights of a job, if possible straight into the prepared layout."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def model_of(settings: Settings, build: Callable[[Mapping[str, Any]], Any]) -> nn.Module:
-    """The model of a run, with the weights that `weights` names; without, as it is built.
+    """Build the model of a job and load the file that `weights` names.
 
-    Where nothing looks at the unprepared model its parameters are left on meta, for `read_into`.
+    If nothing needs the unprepared values, the parameters stay on meta until `read_into`.
     """
     if settings.weights is None:
         return build_model(settings, build)
@@ -38,13 +38,13 @@ def model_of(settings: Settings, build: Callable[[Mapping[str, Any]], Any]) -> n
 
 
 def read_into(settings: Settings, model: nn.Module, pipeline: Pipeline) -> None:
-    """Reads the weights that `model_of` has left out, each tensor as `pipeline` wants it."""
+    """Load the weights that `model_of` has not loaded, each tensor as `pipeline` wants it."""
     if settings.weights is not None and _is_left_empty(settings, model):
         _read(settings, model, pipeline)
 
 
 def plan_of(settings: Settings, model: nn.Module, pipeline: Pipeline) -> Plan:
-    """The plan for a model whose weights may not be read yet: as they would be, on the CPU."""
+    """Plan for a model whose weights may not be loaded yet, as if they were on the CPU."""
     plan = pipeline.plan(model, known_issues=settings.known_issues)
     if settings.weights is None:
         return plan
@@ -53,7 +53,7 @@ def plan_of(settings: Settings, model: nn.Module, pipeline: Pipeline) -> Plan:
 
 
 def save(settings: Settings, model: nn.Module, pipeline: Pipeline, stage: Stage) -> list[str]:
-    """Writes the prepared model where `save` says so; in words where weights came from and went to."""
+    """Save the prepared model if `save` names a file; return notes on the weights read and written."""
     notes = [f"weights: those of {settings.weights}"] if settings.weights else []
     if settings.save:
         with stage("saving the weights"):
@@ -65,7 +65,7 @@ def save(settings: Settings, model: nn.Module, pipeline: Pipeline, stage: Stage)
 
 
 def _is_left_empty(settings: Settings, model: nn.Module) -> bool:
-    """Whether nothing needs the unprepared values, and the device they are to be on is known."""
+    """Return whether nothing needs the unprepared values, and the target device is known."""
     named = settings.steps.get("device") is not None
     return named and settings.task == "prepare" and not analyses.is_copied(settings, model)
 

@@ -1,4 +1,4 @@
-"""Finds what a model's `_target_` names, and checks its keywords before anything is built."""
+"""Locate the `_target_` of a model, and check its keywords before anything is built."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.text import first_line
 from prepare.errors import ConfigError, ModelError, PrepareError, Problem
 
-# Packages that come with an extra of ours, as they are imported.
+# Import names of packages, and the extra of ours that installs each.
 EXTRAS = {
     "monai": "monai",
     "dynamic_network_architectures": "nnunet",
@@ -24,13 +24,13 @@ EXTRAS = {
     "torchvision": "torchvision",
     "timm": "timm",
 }
-# Keys that are for Hydra, and not for the target.
-_HYDRAS = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")
+# Keys that Hydra reads and does not pass to the target.
+_HYDRA_KEYS = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")
 _CONVERTS = ("none", "partial", "object", "all")
 
 
 def check_targets(config: Mapping[str, Any], where: str = "model") -> None:
-    """Checks a mapping with `_target_`, and every such mapping within it.
+    """Check a mapping with `_target_`, and every such mapping inside it.
 
     Raises:
         ConfigError: with one problem for every target that does not exist and every keyword that
@@ -50,7 +50,7 @@ def check_targets(config: Mapping[str, Any], where: str = "model") -> None:
 
 
 def hydra_key_problems(config: Mapping[str, Any], where: str = "model") -> Iterable[Problem]:
-    """The values that Hydra would refuse, or pass over, in the keys that are its own."""
+    """Return the problems of Hydra's own keys, whose wrong values it would refuse or ignore."""
     for path, node in _targets(config, where):
         for key in ("_partial_", "_recursive_"):
             if key in node and not isinstance(node[key], bool):
@@ -65,38 +65,38 @@ def hydra_key_problems(config: Mapping[str, Any], where: str = "model") -> Itera
             )
         if not isinstance(node.get("_args_") or [], list):
             yield Problem(
-                f"{path}._args_", f"{as_written(node['_args_'])} is no list", "give [a,b]"
+                f"{path}._args_", f"{as_written(node['_args_'])} is not a list", "give [a,b]"
             )
 
 
 def locate(target: str, where: str = "model") -> Callable[..., Any]:
-    """The class or function that the dotted name `target` means.
+    """Return the class or function with the dotted name `target`.
 
     Raises:
-        ConfigError: there is none; names the part that is not there, and what is close to it.
+        ConfigError: it does not exist; the error names the missing part and its nearest match.
         ModelError: importing its module raised.
     """
     where = f"{where}._target_"
     parts = target.split(".")
     module = _import(parts[0], where, target)
-    found: Any = module
+    target_object: Any = module
     for index, part in enumerate(parts[1:], start=1):
-        if isinstance(found, ModuleType) and not hasattr(found, part):
+        if isinstance(target_object, ModuleType) and not hasattr(target_object, part):
             with suppress(_AbsentError):
                 _import(".".join(parts[: index + 1]), where, target)
-        if not hasattr(found, part):
+        if not hasattr(target_object, part):
             name = ".".join(parts[:index])
-            close = nearest(part, _names(found))
+            close = nearest(part, _names(target_object))
             remedy = f"did you mean {'.'.join([name, close[0]])!r}?" if close else ""
             raise ConfigError(where, f"{name} has no {part!r}", remedy)
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(where, f"{target} is no class or function")
-    return found
+        target_object = getattr(target_object, part)
+    if not callable(target_object):
+        raise ConfigError(where, f"{target} is not a class or function")
+    return target_object
 
 
 class _AbsentError(ConfigError):
-    """The module itself does not exist."""
+    """The module does not exist."""
 
 
 def _import(name: str, where: str, target: str) -> ModuleType:
@@ -105,10 +105,10 @@ def _import(name: str, where: str, target: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or name
         if missing == name and "." in name:
-            raise _AbsentError(where, f"there is no module {name}") from error
-        whose = "" if missing == target.partition(".")[0] else f", which {name} imports"
+            raise _AbsentError(where, f"module {name!r} does not exist") from error
+        whose = "" if missing == target.partition(".")[0] else f", imported by {name},"
         raise ConfigError(
-            where, f"there is no module {missing!r}{whose}", _install(missing)
+            where, f"module {missing!r}{whose} does not exist", _install(missing)
         ) from error
     except Exception as error:
         said = first_line(error)
@@ -123,10 +123,10 @@ def _install(package: str) -> str:
     return "install it, or start in the folder that holds it"
 
 
-def _names(found: Any) -> list[str]:
-    names = [name for name in dir(found) if not name.startswith("_")]
-    if isinstance(found, ModuleType):
-        names += [module.name for module in pkgutil.iter_modules(getattr(found, "__path__", []))]
+def _names(owner: Any) -> list[str]:
+    names = [name for name in dir(owner) if not name.startswith("_")]
+    if isinstance(owner, ModuleType):
+        names += [module.name for module in pkgutil.iter_modules(getattr(owner, "__path__", []))]
     return names
 
 
@@ -142,31 +142,31 @@ def _targets(node: Any, where: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
 
 
 def _keyword_problems(
-    found: Callable[..., Any], node: Mapping[str, Any], where: str
+    target: Callable[..., Any], node: Mapping[str, Any], where: str
 ) -> Iterable[Problem]:
     try:
-        parameters = inspect.signature(found).parameters.values()
-        # A wrapper may take more than what it wraps says: the configurations of transformers do.
-        outermost = inspect.signature(found, follow_wrapped=False).parameters.values()
+        parameters = inspect.signature(target).parameters.values()
+        # A wrapper may accept more than the function it wraps, as the configurations of transformers do.
+        outermost = inspect.signature(target, follow_wrapped=False).parameters.values()
     except (ValueError, TypeError):  # classes written in C may have no signature
         return
     positional = node.get("_args_") or []
-    given = [str(key) for key in node if key not in _HYDRAS]
+    keywords = [str(key) for key in node if key not in _HYDRA_KEYS]
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     allowed = [p.name for p in named]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in (*parameters, *outermost))
-    unknown = [] if takes_any else [key for key in given if key not in allowed]
+    accepts_any = any(p.kind is p.VAR_KEYWORD for p in (*parameters, *outermost))
+    unknown = [] if accepts_any else [key for key in keywords if key not in allowed]
     for key in unknown:
-        known = [*allowed, *_HYDRAS] if key.startswith("_") else allowed
-        wrong = f"{node['_target_']} takes no such keyword"
+        known = [*allowed, *_HYDRA_KEYS] if key.startswith("_") else allowed
+        wrong = f"not a keyword of {node['_target_']}"
         yield Problem(f"{where}.{key}", wrong, choose(key, known, noun="keywords"))
     if node.get("_partial_"):
         return
-    # A keyword that is misspelt is not complained of as missing too.
-    given += [match for key in unknown for match in nearest(key, allowed)[:1]]
+    # A misspelt keyword is not reported as missing too.
+    keywords += [match for key in unknown for match in nearest(key, allowed)[:1]]
     for index, parameter in enumerate(named):
         filled = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and index < len(positional)
-        if parameter.default is parameter.empty and parameter.name not in given and not filled:
-            wrong = f"{node['_target_']} needs it, and it is not given"
+        if parameter.default is parameter.empty and parameter.name not in keywords and not filled:
+            wrong = f"is missing, and {node['_target_']} needs it"
             remedy = f"give +{where}.{parameter.name}=value"
             yield Problem(f"{where}.{parameter.name}", wrong, remedy)

@@ -1,4 +1,4 @@
-"""How a run ended: what an exception means for its record, its exit code and whoever watches."""
+"""The outcome of a job: its result, its exit code, and what an exception means for both."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ def finished(results: Results) -> Outcome:
 
 
 def failure(error: BaseException) -> Outcome:
-    """The outcome of a run that raised."""
+    """Return the outcome of a job that raised `error`."""
     trace = "".join(traceback.format_exception(error))
-    said = _said(error)
-    line = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    message = _message(error)
+    line = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         return Outcome(
-            Result("interrupted", "interrupted", said or "stopped by Ctrl-C"), INTERRUPTED
+            Result("interrupted", "interrupted", message or "stopped by Ctrl-C"), INTERRUPTED
         )
     if isinstance(error, NothingMatchesError):
-        return Outcome(Result("no_effect", "no effect", said), WRONG)
+        return Outcome(Result("no_effect", "no effect", message), WRONG)
     if isinstance(error, (ConfigError, RefusedError)):
         reason = "refused" if isinstance(error, RefusedError) else "configuration"
         reason = "known issue" if isinstance(error, KnownIssueError) else reason
-        return Outcome(Result("failed", reason, said), WRONG)
+        return Outcome(Result("failed", reason, message), WRONG)
     if isinstance(error, SystemExit):
         return Outcome(
             Result("failed", "exit", f"the job called sys.exit({error.code!r})", trace), 1
@@ -69,11 +69,12 @@ def failure(error: BaseException) -> Outcome:
         return Outcome(Result("failed", "oom", f"out of memory: {line}", trace), FAILED)
     if isinstance(error, (FileError, CheckpointError)):
         reason = "file" if isinstance(error, FileError) else "weights"
-        return Outcome(Result("failed", reason, said), FAILED)
+        return Outcome(Result("failed", reason, message), FAILED)
     reasons = {ModelError: "model", StepError: "step"}
     reason = next((word for kind, word in reasons.items() if isinstance(error, kind)), "error")
     return Outcome(
-        Result("failed", reason, said if isinstance(error, PrepareError) else line, trace), FAILED
+        Result("failed", reason, message if isinstance(error, PrepareError) else line, trace),
+        FAILED,
     )
 
 
@@ -83,7 +84,7 @@ def write_result(outcome: Outcome, record: Record) -> Outcome:
         record.write_result(outcome.result)
     except FileError as error:
         if outcome.code != DONE:
-            # Its traceback has gone with the file; what is left is to say what happened first.
+            # The traceback is lost with the file; the first error is still reported.
             return replace(outcome, result=replace(outcome.result, traceback=None))
         failed = replace(failure(error).result, seconds=outcome.result.seconds)
         with suppress(FileError):
@@ -92,15 +93,15 @@ def write_result(outcome: Outcome, record: Record) -> Outcome:
     return outcome
 
 
-def _said(error: BaseException) -> str:
-    """One line for each mistake, whatever the names in it hold; what others raise stays as it is."""
+def _message(error: BaseException) -> str:
+    """Return one line for each problem of a PrepareError; other messages are unchanged."""
     if isinstance(error, PrepareError):
         return "\n".join(map(printable, error.problems))
     return str(error).strip()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on the CPU or on a device; torch says so in more than one way."""
+    """Return whether memory ran out, on the CPU or a device; torch has several messages for it."""
     if isinstance(error, MemoryError):
         return True
     words = ("out of memory", "can't allocate memory", "not enough memory")

@@ -1,4 +1,4 @@
-"""The folder one run leaves behind: every file of it is written and read here, and nowhere else."""
+"""The record of a job: the folder that it writes, and its files about the job and its result."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ STATUSES = (
     *("ok", "no_effect", "skipped", "interrupted"),
     *("verification_failed", "failed", "crashed"),
 )
-# What a sweep that is taken up again leaves as it is: to do it again would give the same.
+# A resumed sweep does not repeat jobs of these statuses: the result would be the same.
 KEPT = ("ok", "no_effect", "verification_failed")
-# Everything a run may leave; what an earlier run left in the same folder is removed first.
+# Every file of a record; a new job in the same folder first removes those of an earlier one.
 FILES = (
     *("recipe.yaml", "plan.json", "audit.json", "audit.csv"),
     *("flow.json", "flow_before.json", "flow.svg", "verify.json"),
@@ -32,13 +32,13 @@ FILES = (
 )
 _RESULT, _JOB = "prepare.result", "prepare.job"
 _VERSION = 1
-# More than any of these files needs; a summary reads what stands in the folders of others.
+# More than any of these files needs; a summary also reads folders that others have written.
 _LIMIT = 1 << 24
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. `reason` is a word (`oom`, `model`), `error` says what happened in a line."""
+    """The end of a job. `reason` is a word (`oom`, `model`), `error` says in a line what happened."""
 
     status: str
     reason: str | None = None
@@ -49,11 +49,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Job:
-    """What a run was asked: its number in a sweep, its overrides, the options chosen in each group.
+    """A job as its record describes it: number in a sweep, overrides, option chosen in each group.
 
-    `sweep` tells the rows of one sweep from what an older one left in the same folder, and `identity`
-    one job of it from another. `shared` says that its launcher runs several on one machine at a time.
-    `seen` is what the example forward showed, once there was one.
+    `sweep` distinguishes a sweep from an older one in the same folder, and `identity` one of its jobs
+    from another. `shared`: its launcher runs several jobs at a time on one machine. `seen` describes
+    the forward of the example input, if it ran.
     """
 
     number: int | None
@@ -67,16 +67,16 @@ class Job:
 
 
 class Record:
-    """One run's folder."""
+    """The folder of one job."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
     def clear(self) -> None:
-        """Makes the folder, and removes what an earlier run may have left in it."""
+        """Make the folder, and remove the files of an earlier job in it. Raises FileError."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # The result first: what has one is complete.
+            # The result first: a record that has one is complete.
             for name in reversed(FILES):
                 (self.folder / name).unlink(missing_ok=True)
             for left_by_a_kill in self.folder.glob(f".*{files.TEMPORARY}"):
@@ -91,44 +91,44 @@ class Record:
             self.write_job(job)
 
     def write_job(self, job: Job) -> None:
-        """What was asked, in `job.json`."""
+        """Write `job.json`."""
         self._write("job.json", {"format": _JOB, "version": _VERSION, **asdict(job)})
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Where it ran, in `environment.json`."""
+        """Write `environment.json`: packages and devices."""
         self._write("environment.json", environment)
 
     def write_plan(self, plan: Plan) -> None:
-        """What was to be done, in `plan.json`."""
+        """Write `plan.json`."""
         json_records.write_json(self.folder / "plan.json", plan.to_dict(), lines=True)
 
     def write_prepared(self, pipeline: Pipeline, audit: Audit) -> None:
-        """The recipe and the audit; the same bytes for the same model and recipe."""
+        """Write the recipe and the audit; the same bytes for the same model and recipe."""
         pipeline.save(self.folder / "recipe.yaml")
         audit.save(self.folder / "audit.json")
         audit.save(self.folder / "audit.csv")
 
     def write_result(self, result: Result) -> None:
-        """How it ended, in `result.json`: the last file to be written."""
+        """Write `result.json`, the last file of a record."""
         self._write("result.json", {"format": _RESULT, "version": _VERSION, **asdict(result)})
 
     def result(self) -> Result | None:
-        """How it ended; None where the run has not come so far."""
+        """Read the result; None if the job has not ended. Raises FileError."""
         data = _read(self.folder / "result.json", _RESULT)
-        return data and Result(**data)
+        return None if data is None else Result(**data)
 
     def job(self) -> Job | None:
-        """What was asked; None where nothing was written."""
+        """Read the job; None if nothing was written. Raises FileError."""
         data = _read(self.folder / "job.json", _JOB)
-        return data and Job(**data)
+        return None if data is None else Job(**data)
 
     def is_of(self, job: Job) -> bool:
-        """Whether it was this job that ran here."""
-        found = self.job()
-        return found is not None and (found.sweep, found.identity) == (job.sweep, job.identity)
+        """Return whether the record is that of `job`. Raises FileError."""
+        own = self.job()
+        return own is not None and (own.sweep, own.identity) == (job.sweep, job.identity)
 
     def remove(self) -> None:
-        """Removes what a run has left, and its folder where nothing else is in it."""
+        """Remove the files of the job, and the folder if it is then empty."""
         self.clear()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
@@ -146,10 +146,10 @@ def _read(path: Path, kind: str) -> dict[str, Any] | None:
             known = (Result if kind == _RESULT else Job).__dataclass_fields__
             if data.keys() == set(known):
                 return data
-    raise FileError(files.printable_path(path), f"is no {kind} of version {_VERSION}", "")
+    raise FileError(files.printable_path(path), f"is not a {kind} file of version {_VERSION}", "")
 
 
 def unusable(folder: str | Path, error: OSError, key: str = "hydra.run.dir") -> FileError:
-    """The error of a folder that cannot be made; `key` is where another is chosen."""
+    """Return the error of a folder that cannot be made; `key` is the option that names another."""
     remedy = files.REMEDIES.get(error.errno or 0, f"choose another with {key}=FOLDER")
     return FileError(files.printable_path(folder), f"cannot be used: {error.strerror}", remedy)

@@ -132,7 +132,8 @@ def read_results(folder: str | Path) -> SavedResults:
     Raises:
         FileError: the folder does not exist, or holds no file of a record.
     """
-    folder, problems = Path(folder), []
+    folder = Path(folder)
+    problems: list[str] = []
     record = Record(folder)
     readers: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "result": ("result.json", lambda _: record.result()),
@@ -145,9 +146,9 @@ def read_results(folder: str | Path) -> SavedResults:
     }
     parts = {key: _read(folder / name, reader, problems) for key, (name, reader) in readers.items()}
     if not problems and not any(value is not None for value in parts.values()):
-        wrong = "holds nothing of a run"
+        wrong = "is not the record of a job"
         raise FileError(
-            files.printable_path(folder), wrong, "give the folder that a run left behind"
+            files.printable_path(folder), wrong, "give the folder that a job has written"
         )
     return SavedResults(name=folder.resolve().name, problems=tuple(problems), **parts)
 
@@ -170,6 +171,6 @@ def _json(path: Path, kind: str) -> dict[str, Any]:
         if data["format"] == kind and data["version"] == 1:
             return data
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        wrong = f"is no {kind}: {type(error).__name__}: {error}"
+        wrong = f"is not a {kind} file: {type(error).__name__}: {error}"
         raise FileError(files.printable_path(path), wrong) from error
-    raise FileError(files.printable_path(path), f"is no {kind} of version 1")
+    raise FileError(files.printable_path(path), f"is not a {kind} file of version 1")

@@ -1,4 +1,4 @@
-"""What a run is asked to do: the composed configuration as plain data, checked as a whole, without torch."""
+"""The settings of a job: a configuration as plain data, checked as a whole, without torch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from prepare.job.model_target import hydra_key_problems
 from prepare.registry import STEPS
 from prepare.tune.options import TuneOptions, read_tune
 
-# The keys that are one value each.
+# The keys that hold one value each.
 _CONVERTED = (
     *("task", "mode", "strict", "known_issues", "flow", "verify", "bench", "plugins", "seed"),
     *("isolate", "resume", "weights", "save"),
 )
-NONE_CHOSEN = "none is chosen"
-# The groups that a configuration is put together from.
+NO_MODEL = "no model is chosen"
+# The groups that a configuration is composed of.
 GROUPS = ("model", "device", "precision", "memfmt", "input")
-# Everything that stands at the top of a configuration.
+# Every key at the top of a configuration.
 KEYS = (
     *(*GROUPS, "steps", "task", "mode", "strict", "known_issues", "flow", "verify", "bench"),
     *("tune", "plugins", "seed", "isolate", "resume", "weights", "save", "hydra"),
@@ -40,12 +40,12 @@ def _check_plugins(plugins: tuple[str, ...]) -> None:
     for name in plugins:
         if not _is_dotted(name):
             remedy = "give the dotted name of a module, as in my_package.steps"
-            raise ValueError(f"{name!r} is no dotted name", remedy)
+            raise ValueError(f"{name!r} is not a dotted name", remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One run, as plain data; `choices` maps each config group to the option chosen, or None."""
+    """The settings of a job; `choices` maps each group to the chosen option, or None."""
 
     model: dict[str, Any]
     steps: dict[str, Any]
@@ -70,12 +70,12 @@ class Settings:
 def read_settings(
     config: Mapping[str, Any], *, choices: Mapping[str, Any], models: Iterable[str] = ()
 ) -> Settings:
-    """The settings in a resolved configuration.
+    """Check a resolved configuration and return its settings.
 
-    `models` are the options of the group `model`, for the message of a run that names none.
+    `models` are the options of the group `model`, for the message if no model is chosen.
 
     Raises:
-        ConfigError: with one problem for every mistake in it.
+        ConfigError: with one problem for every error in it.
     """
     problems: list[Problem] = []
     read: dict[str, Any] = {"choices": dict(choices)}
@@ -105,8 +105,8 @@ def read_settings(
             problems += check(read[key])
         else:
             problems.append(_not_a_mapping(key, read[key]))
-    read["tune"], found = _read_tune(config)
-    problems += found
+    read["tune"], tune_problems = _read_tune(config)
+    problems += tune_problems
     if not problems:
         problems += _check_task(read)
     if not problems and read.get("mode") == "train":
@@ -117,24 +117,24 @@ def read_settings(
 
 
 def _check_choices(choices: Mapping[str, Any]) -> Iterable[Problem]:
-    """Hydra takes the path of a file for an option; what asks for the option would not know it."""
+    """Refuse a path: Hydra accepts the path of a file as an option, which other code does not expect."""
     for group, choice in choices.items():
         path = str(choice).split("/")
         if ".." in path or path[-1].endswith((".yaml", ".yml")):
             name = path[-1].partition(".")[0]
-            yield Problem(group, f"{choice!r} is a path, and no option", f"write {group}={name}")
+            yield Problem(group, f"{choice!r} is a path, not an option", f"write {group}={name}")
 
 
 def no_model(models: Iterable[str]) -> Problem:
-    """The problem of a run that names no model; says which there are."""
+    """Return the problem of a configuration without a model, with the list of models."""
     listed = ", ".join(models)
     remedy = "choose model=NAME, or give your own as model._target_=package.module.name"
-    return Problem("model", NONE_CHOSEN, f"{remedy}; models: {listed}" if listed else remedy)
+    return Problem("model", NO_MODEL, f"{remedy}; models: {listed}" if listed else remedy)
 
 
-def _not_a_mapping(key: str, value: Any) -> Problem:
-    wrong = f"{as_written(value)} is no mapping"
-    return Problem(key, wrong, f"choose an option of the group, or set its keys as {key}.KEY=value")
+def _not_a_mapping(key: str, value: Any, first: str = "choose an option of the group") -> Problem:
+    wrong = f"{as_written(value)} is not a mapping"
+    return Problem(key, wrong, f"{first}, or set its keys as {key}.KEY=value")
 
 
 def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
@@ -143,15 +143,14 @@ def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
         yield no_model(models)
     elif not isinstance(target, str) or not _is_dotted(target):
         remedy = "give the dotted name of a class or function, as in my_package.nets.build"
-        yield Problem("model._target_", f"{as_written(target)} is no dotted name", remedy)
+        yield Problem("model._target_", f"{as_written(target)} is not a dotted name", remedy)
     yield from hydra_key_problems(model)
 
 
 def _read_tune(config: Mapping[str, Any]) -> tuple[TuneOptions, tuple[Problem, ...]]:
     options = config.get("tune", {})
     if not isinstance(options, dict):
-        remedy = "set its keys as tune.KEY=value; to tune, task=tune"
-        return TuneOptions(), (Problem("tune", f"{as_written(options)} is no mapping", remedy),)
+        return TuneOptions(), (_not_a_mapping("tune", options, "write task=tune to tune"),)
     try:
         return read_tune(options, mode=str(config.get("mode"))), ()
     except ConfigError as error:
@@ -164,16 +163,18 @@ def _is_dotted(name: str) -> bool:
 
 def _check_training(steps: dict[str, Any]) -> Iterable[Problem]:
     for name, options in steps.items():
-        if options is not None and name in STEPS:  # a plugin's step may register later
-            with suppress(PrepareError):  # of a plugin that fails to import
+        if options is not None and name in STEPS:  # a step of a plugin is registered later
+            with suppress(PrepareError):  # of a plugin that cannot be imported
                 yield from STEPS[name].from_options(options).in_training()
 
 
 def _check_task(read: dict[str, Any]) -> Iterable[Problem]:
     if read.get("task") == "flow" and read.get("flow") == "none":
-        yield Problem("flow", "task=flow needs a flow", "choose flow=predict or observe")
+        yield Problem(
+            "flow", "task=flow cannot run without a flow", "choose flow=predict or observe"
+        )
     if read.get("save") and read.get("task") in ("plan", "flow"):
-        wrong = f"task={read['task']} prepares nothing that could be saved"
+        wrong = f"task={read['task']} does not prepare weights to save"
         yield Problem("save", wrong, "drop save, or choose task=prepare")
 
 
@@ -193,10 +194,10 @@ def _check_steps(steps: dict[str, Any], *, plugins: bool) -> Iterable[Problem]:
             yield no_options(name, options)
             continue
         if plugins and name not in STEPS:
-            continue  # A plugin may register it, and those are imported in the job only.
+            continue  # A plugin may register it; plugins are imported only in the job.
         try:
             STEPS[name].from_options(options)
         except ConfigError as error:
             yield from error.problems
         except PrepareError:
-            continue  # An installed plugin that fails to import fails its job, with its traceback.
+            continue  # An installed plugin that cannot be imported fails the job, with its traceback.

@@ -1,4 +1,4 @@
-"""What a run times at each level: which cases, how long each may take, and why there may be none."""
+"""Time the prepared model against the unprepared one: the cases and the budget of each level."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 Level = Literal["short", "full"]
 Mode = Literal["eval", "train"]
 INFERENCE, ONE_SAMPLE, TRAINING = "inference", "inference of one sample", "training step"
-# Seconds for each case, and how precisely its ratio is to be known. A `short` one that began is over
-# within 20 s of its start: what is over the budget is what the last call took longer than expected.
+# Seconds for each case, and the precision at which its timing stops. A `short` case ends within 20 s of
+# its start: its last call may exceed the budget by what it took longer than expected.
 BUDGET = {"short": 17.0, "full": 60.0}
 PRECISION = {"short": 0.03, "full": 0.01}
-# How many forwards a training step is worth, about.
+# The time of a training step in forwards, roughly.
 _FORWARDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """The unprepared model, or why there is none; the prepared one, and what prepared it."""
+    """The unprepared model, or the reason why it cannot be used; the prepared model and its pipeline."""
 
     unprepared: nn.Module | str
     prepared: nn.Module
@@ -51,17 +51,18 @@ def time_models(
     took: float = 0.0,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Bench:
-    """Times the prepared model against the unprepared one, which is moved to the wanted device.
+    """Time the prepared model against the unprepared one, which is moved to the device of the pipeline.
 
     Args:
-        models: both stay as they are, but for that move.
-        example: what the unprepared model is called with.
-        level: `short` times inference or, in mode `train`, a training step, within 20 seconds: where
-            the calls are too long for that, nothing is compared, and the reason says so. `full` times
-            inference, that of one sample, and a training step, a minute each, however long the calls.
-        mode: what the model is for; that case comes first.
-        took: the seconds of a forward of the prepared model, for a first estimate.
-        tell: is given a line on what is going on, now and then.
+        models: apart from that move, both are left unchanged.
+        example: the arguments of the unprepared model.
+        level: `short` times inference or, in mode `train`, a training step, within 20 seconds; if the
+            calls are too long for that, nothing is compared, and the reason says so. `full` times
+            inference, inference of one sample and a training step for a minute each, however long a
+            call takes.
+        mode: the use of the model; its case comes first.
+        took: the time in seconds of a forward of the prepared model, for a first estimate.
+        tell: called at intervals with a line on the progress.
     """
     start = time.perf_counter()
     first = TRAINING if mode == "train" else INFERENCE
@@ -77,24 +78,24 @@ def time_models(
 
 
 def _reason(models: Models, example: Example | None) -> str:
-    """Why nothing can be compared; empty where it can."""
+    """Return why nothing can be compared; empty if it can."""
     if not example:
         return "there is no example input; give one with input.shape=[...]"
     if isinstance(models.unprepared, str):
         return models.unprepared
     try:
-        _where(models).apply(models.unprepared, known_issues="ignore")
+        _device_steps(models).apply(models.unprepared, known_issues="ignore")
     except Exception as error:
         return _expected(error)
     return ""
 
 
 def _too_long(models: Models, what: str, took: float) -> str:
-    """What is said where three calls of a variant would not even fit into its part of the time."""
+    """Return the reason if three calls of a variant do not fit into its share of the time; else empty."""
     seconds = took * (_FORWARDS if what == TRAINING else 1)
     device = next((p.device.type for p in models.prepared.parameters()), "cpu")
     compiles = any(step.phase == "runtime" for step in models.pipeline.steps.values())
-    # A first forward that compiles, or elsewhere loads libraries, tells nothing of the next one.
+    # A first forward that compiles, or loads libraries on a GPU, says nothing about the next one.
     if compiles or device != "cpu" or seconds <= BUDGET["short"] / 3:
         return ""
     call = f"{what} takes about {seconds:.0f} s"
@@ -105,39 +106,42 @@ def _calls(call: Call, level: Level, first: str) -> Iterator[tuple[str, Call]]:
     yield first, call
     if level == "full":
         yield INFERENCE, call
-        one = resized(call, 1)
-        if one is not call:
-            yield ONE_SAMPLE, one
+        one_sample = resized(call, 1)
+        if one_sample is not call:
+            yield ONE_SAMPLE, one_sample
         yield TRAINING, call
 
 
 def _case(
     models: Models, what: str, call: Call, *, level: Level, tell: Callable[[str], object]
 ) -> Case:
+    unprepared = models.unprepared
+    assert not isinstance(unprepared, str)  # else no case is timed
+
     def progress(now: Progress) -> None:
-        tell(f"timing {what}: {_said(now)}")
+        tell(f"timing {what}: {_progress_text(now)}")
 
     try:
-        found = compare(
-            {UNPREPARED: models.unprepared, PREPARED: models.prepared},
+        comparison = compare(
+            {UNPREPARED: unprepared, PREPARED: models.prepared},
             call,
             train=what == TRAINING,
             budget=BUDGET[level],
             within_budget=level == "short",
             precision=PRECISION[level],
             format={
-                UNPREPARED: partial(_format, models.unprepared, _where(models)),
+                UNPREPARED: partial(_format, unprepared, _device_steps(models)),
                 PREPARED: partial(_format, models.prepared, models.pipeline),
             },
             progress=progress,
         )
     except Exception as error:
         return Case(what=what, reason=_expected(error))
-    return Case(what=what, comparison=found)
+    return Case(what=what, comparison=comparison)
 
 
-def _where(models: Models) -> Pipeline:
-    """What of the pipeline the unprepared model needs to run beside the prepared one: its device."""
+def _device_steps(models: Models) -> Pipeline:
+    """Return a pipeline of the device step only, which the unprepared model needs for the comparison."""
     return Pipeline([step for step in models.pipeline.steps.values() if step.name == "device"])
 
 
@@ -145,7 +149,7 @@ def _format(model: nn.Module, pipeline: Pipeline, call: Call) -> Call:
     return format_call(call, model, pipeline)
 
 
-def _said(now: Progress) -> str:
+def _progress_text(now: Progress) -> str:
     if not now.rounds:
         return now.doing
     is_known = now.precision is not None and now.precision < 1
@@ -155,7 +159,7 @@ def _said(now: Progress) -> str:
 
 
 def _expected(error: Exception) -> str:
-    """What is said of an error that a model may be at fault for; any other one is raised."""
+    """Return the text of an error that the model may have caused; raise any other error."""
     if isinstance(error, PrepareError):
         problem = error.problems[0]
         return f"{problem.wrong}; bench=full does it" if problem.where == "budget" else str(problem)

@@ -31,4 +31,4 @@ def check_positive(**counts: int) -> None:
     """Raise ValueError naming the first of `counts` that is not a whole number above zero."""
     for name, count in counts.items():
         if type(count) is not int or count < 1:
-            raise ValueError(f"{name}: {count!r} is not a count; give a whole number from 1 up")
+            raise ValueError(f"{name}: {count!r} is not a count; give a whole number of at least 1")

@@ -13,7 +13,7 @@ from prepare.audit import Audit
 from prepare.core.utils import files
 from prepare.core.utils.text import counts, plural, size
 from prepare.errors import ConfigError, FileError
-from prepare.job.headline import CONVOLUTIONS, Headline, Timed, headline
+from prepare.job.headline import CONVOLUTIONS, Headline, BenchFigures, headline
 from prepare.job.results import read_results
 from prepare.report.sentences import time_text, verified_text
 
@@ -229,12 +229,12 @@ def _times(first: Headline, second: Headline) -> Iterator[Change]:
     timed = [{entry.what: entry for entry in side.timed} for side in (first, second)]
     for what in dict.fromkeys([*timed[0], *timed[1]]):
         before, after = timed[0].get(what), timed[1].get(what)
-        overlap = before is not None and after is not None and before.meets(after)
+        overlap = before is not None and after is not None and before.overlaps(after)
         note = "the intervals overlap" if overlap else ""
         yield Change(f"time of one {what}", _time(before), _time(after), note=note)
 
 
-def _time(timed: Timed | None) -> str:
+def _time(timed: BenchFigures | None) -> str:
     if timed is None:
         return ""
     return time_text(timed) + (f": {timed.reason}" if timed.reason else "")

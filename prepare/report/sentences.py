@@ -11,7 +11,7 @@ from prepare.core.utils.text import plural, printable, size
 if TYPE_CHECKING:
     from prepare.bench.records import Case, Control, Interval
     from prepare.flow.records import Event, Flow
-    from prepare.job.headline import Headline, Timed, Verified
+    from prepare.job.headline import BenchFigures, Headline, VerifyFigures
     from prepare.tune.records import Tuning
     from prepare.verify.records import Verification
 
@@ -112,7 +112,7 @@ def memory_text(figures: Headline) -> str:
     return f"{figure}{'' if same else f' {unit}'} -> {after_figure} {after_unit}"
 
 
-def verified_text(verified: Verified | None) -> str:
+def verified_text(verified: VerifyFigures | None) -> str:
     """Return `pass 3.1e-05`: the status and the largest error that counts."""
     if verified is None:
         return ""
@@ -122,17 +122,17 @@ def verified_text(verified: Verified | None) -> str:
     return verified.status + error + (", wrong in training" if verified.wrong else "")
 
 
-def ratio_text(timed: Timed | None) -> str:
+def ratio_text(timed: BenchFigures | None) -> str:
     """Return `0.512`: the time relative to that of the unprepared model."""
     return "" if timed is None or timed.ratio is None else f"{timed.ratio:.3f}"
 
 
-def interval_text(timed: Timed | None) -> str:
+def interval_text(timed: BenchFigures | None) -> str:
     """Return `0.490 to 0.530`."""
     return "" if timed is None else span(timed.interval, "{:.3f}".format)
 
 
-def time_text(timed: Timed) -> str:
+def time_text(timed: BenchFigures) -> str:
     """Return ratio, interval and verdict: `0.512 (0.490 to 0.530), faster`."""
     interval = interval_text(timed)
     parts = [ratio_text(timed) + (f" ({interval})" if interval else ""), timed.verdict]

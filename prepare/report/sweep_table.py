@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import size
-from prepare.job.headline import CONVOLUTIONS, Timed
+from prepare.job.headline import CONVOLUTIONS, BenchFigures
 from prepare.report.sentences import interval_text, memory_text, ratio_text, verified_text
 from prepare.sweep.ranking import RankedGroup, Ranking, first_timing
 
@@ -61,7 +61,7 @@ def timings(summary: Summary) -> list[str]:
     return list(dict.fromkeys(timed.what for row in summary.rows for timed in row.headline.timed))
 
 
-def timing(row: SweepRow, what: str) -> Timed | None:
+def timing(row: SweepRow, what: str) -> BenchFigures | None:
     """Return the row's comparison of that kind."""
     return next((timed for timed in row.headline.timed if timed.what == what), None)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prepare.job.headline import Timed
+    from prepare.job.headline import BenchFigures
     from prepare.sweep.summary import Summary, SweepRow
 
 # Choices that change what is measured, not how it is prepared: their time ratios are not comparable.
@@ -58,7 +58,7 @@ def rank(summary: Summary) -> Ranking:
     return Ranking((*ranked, *rest), groups)
 
 
-def first_timing(row: SweepRow) -> Timed | None:
+def first_timing(row: SweepRow) -> BenchFigures | None:
     """Return the comparison that a row is ranked by: its first; None if nothing was timed."""
     return next(iter(row.headline.timed), None)
 
@@ -98,4 +98,4 @@ def _candidates(ranked: Iterable[SweepRow]) -> list[SweepRow]:
 
 def _overlap(row: SweepRow, other: SweepRow) -> bool:
     first, second = first_timing(row), first_timing(other)
-    return first is not None and second is not None and first.meets(second)
+    return first is not None and second is not None and first.overlaps(second)

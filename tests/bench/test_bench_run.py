@@ -305,7 +305,7 @@ def test_a_large_model_is_copied_only_at_level_full(monkeypatch):
     for verify, bench in (("short", "none"), ("none", "short"), ("short", "short")):
         found = analyses.reference_of(settings(verify, bench), net())
         assert found.startswith(
-            "the model holds 560 bytes, and is not copied for it; verify=full or"
+            "the model holds 560 bytes, too much to copy it by default; verify=full or"
         )
         timing = timed(models(unprepared=found))
         assert timing.headline.reason == found

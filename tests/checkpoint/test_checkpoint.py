@@ -758,7 +758,7 @@ def test_saving_weights_never_overwrites_a_file(here, capsys):
             "save: nowhere/w.pt cannot be written; there is no folder nowhere\n",
         ),
         (["save=w.txt"], "save: w.txt has no suffix of weights; did you mean '.pt'?"),
-        (["save=w.pt", "task=plan"], "save: task=plan prepares nothing that could be saved"),
+        (["save=w.pt", "task=plan"], "save: task=plan does not prepare weights to save"),
         (["weights=ther.pt"], "weights: ther.pt is not there; did you mean there.pt?\n"),
         (["weights=."], "weights: . is a folder; give one of its files: there.pt\n"),
         (

@@ -430,13 +430,13 @@ for argv in (
         (
             ["model._target_=sample_nets.NeedsDepth"],
             "failed",
-            "model.depth: sample_nets.NeedsDepth needs it, and it is not given; give +model.depth=value",
+            "model.depth: is missing, and sample_nets.NeedsDepth needs it; give +model.depth=value",
         ),
         (
             [NET, "+model.dept=2"],
             "failed",
             (
-                "model.dept: sample_nets.Net takes no such keyword; did you mean 'depth'? "
+                "model.dept: not a keyword of sample_nets.Net; did you mean 'depth'? "
                 "keywords: depth, width, dtype"
             ),
         ),
@@ -448,7 +448,7 @@ for argv in (
         (
             ["model._target_=sample_netz.Net"],
             "failed",
-            "model._target_: there is no module 'sample_netz'; install it, or start in the folder that holds it",
+            "model._target_: module 'sample_netz' does not exist; install it, or start in the folder that holds it",
         ),
         (
             ["model._target_=sample_nets.gives_no_model"],
@@ -461,7 +461,7 @@ for argv in (
         (
             [NET, "plugins=[no_such_plugin]"],
             "failed",
-            "plugins[0]: there is no module 'no_such_plugin'; install it, or start in the folder that holds it",
+            "plugins[0]: module 'no_such_plugin' does not exist; install it, or start in the folder that holds it",
         ),
     ],
 )
@@ -486,7 +486,8 @@ def test_a_package_that_is_not_there_names_the_extra_that_brings_it(go):
     if "no module" not in ran.err:
         pytest.skip("timm is installed")
     assert (
-        "there is no module 'timm'; install the extra: pip install 'torch-prepare[timm]'" in ran.err
+        "module 'timm' does not exist; install the extra: pip install 'torch-prepare[timm]'"
+        in ran.err
     )
 
 
@@ -594,7 +595,7 @@ def test_diff_says_what_differs_between_two_runs(go):
         (["diff", "a", "b", "--page"], "diff: --page names no file; give one: --page FILE.html"),
         (["diff", "broken.json", "b"], "broken.json: this is not an audit: "),
         (["diff", "missing.json", "b"], "missing.json: cannot be read: No such file or directory"),
-        (["diff", ".", "."], ".: holds nothing of a run; give the folder that a run left behind"),
+        (["diff", ".", "."], ".: is not the record of a job; give the folder that a job has written"),
         (["summary"], "summary: takes 1 argument, got 0; summary FOLDER: the folder of a sweep"),
         (["summary", "."], ".: is not the folder of a sweep; give a folder under multirun/"),
         (["steps", "x"], "steps: takes no argument, got 1"),

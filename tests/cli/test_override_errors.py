@@ -110,7 +110,7 @@ def wrapper(**keywords):
 
 def test_what_a_wrapper_takes_is_no_mistake_and_what_the_wrapped_needs_is():
     check_targets({"_target_": "test_override_errors.wrapper", "depth": 1, "other": 2})
-    with pytest.raises(ConfigError, match="^model.depth: .* needs it, and it is not given"):
+    with pytest.raises(ConfigError, match="^model.depth: is missing, and .* needs it"):
         check_targets({"_target_": "test_override_errors.wrapper", "other": 2})
 
 

@@ -220,14 +220,18 @@ def test_an_unknown_norm_is_refused_with_the_nearest_name(network):
 @pytest.mark.parametrize(
     ("network", "options", "message"),
     [
-        (UNet3d, {"depth": 0}, "depth: 0 is not a count; give a whole number from 1 up"),
-        (UNet2d, {"width": 1.5}, "width: 1.5 is not a count; give a whole number from 1 up"),
+        (UNet3d, {"depth": 0}, "depth: 0 is not a count; give a whole number of at least 1"),
+        (UNet2d, {"width": 1.5}, "width: 1.5 is not a count; give a whole number of at least 1"),
         (
             ResNet2d,
             {"blocks": []},
             "blocks: [] is not a list of counts; give one for each stage, as in [2,2,2]",
         ),
-        (ResNet2d, {"blocks": [1, 0]}, "blocks: 0 is not a count; give a whole number from 1 up"),
+        (
+            ResNet2d,
+            {"blocks": [1, 0]},
+            "blocks: 0 is not a count; give a whole number of at least 1",
+        ),
     ],
 )
 def test_a_wrong_count_is_refused_by_name(network, options, message):

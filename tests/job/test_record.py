@@ -59,7 +59,9 @@ def test_an_empty_folder_has_neither(record):
 )  # fmt: skip
 def test_a_file_that_is_no_result_is_an_error_naming_it(record, text):
     (record.folder / "result.json").write_text(text)
-    with pytest.raises(FileError, match=r"result\.json: is no prepare\.result of version 1"):
+    with pytest.raises(
+        FileError, match=r"result\.json: is not a prepare\.result file of version 1"
+    ):
         record.result()
 
 

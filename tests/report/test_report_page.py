@@ -290,7 +290,7 @@ def test_a_section_with_a_malformed_file_is_left_out_and_named(ran, name, key, v
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path):
-    with pytest.raises(FileError, match="holds nothing of a run; give the folder that a run left"):
+    with pytest.raises(FileError, match="is not the record of a job; give the folder that a job"):
         write_page(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -109,11 +109,11 @@ def test_a_launcher_without_its_package_is_a_one_line_error(
     tmp_path, monkeypatch, capsys, launcher
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("prepare.cli.launcher_checks._is_there", lambda module: False)
+    monkeypatch.setattr("prepare.cli.launcher_checks._is_installed", lambda module: False)
     code = cli.run(["--multirun", "model=unet3d", "seed=0,1", f"hydra/launcher={launcher}"])
     extra = launcher.partition("_")[0]
     said = (
-        f"hydra/launcher: {launcher} needs {extra}, which is not here; "
+        f"hydra/launcher: {launcher} needs {extra}, which is not installed; "
         f"install the extra: pip install 'torch-prepare[{extra}]'\n"
     )
     out, err = capsys.readouterr()
@@ -126,15 +126,15 @@ def test_a_launcher_without_its_package_is_a_one_line_error(
     ("words", "said"),
     [
         (["hydra.sweeper.max_batch_size=0"],
-         "hydra.sweeper.max_batch_size: 0 is no size of a batch; give a whole number from 1, or null for all at once"),
+         "hydra.sweeper.max_batch_size: 0 is not a batch size; give a whole number of at least 1, or null for all at once"),
         (["hydra.sweeper._target_=nope"],
-         "hydra.sweeper._target_: 'nope' is no class that can be imported; choose one that is installed with hydra/sweeper=NAME"),
+         "hydra.sweeper._target_: 'nope' is not a class that can be imported; choose one that is installed with hydra/sweeper=NAME"),
         (["hydra.launcher._target_=no.such.Launcher"],
-         "hydra.launcher._target_: 'no.such.Launcher' is no class that can be imported; choose one that is installed with hydra/launcher=NAME"),
-        (["hydra/launcher=[basic]"], "hydra/launcher: takes one option, and not a list; write hydra/launcher=NAME"),
-        (["hydra/launcher=[basic,joblib]"], "hydra/launcher: takes one option, and not a list; write hydra/launcher=NAME"),
+         "hydra.launcher._target_: 'no.such.Launcher' is not a class that can be imported; choose one that is installed with hydra/launcher=NAME"),
+        (["hydra/launcher=[basic]"], "hydra/launcher: takes one option, not a list; write hydra/launcher=NAME"),
+        (["hydra/launcher=[basic,joblib]"], "hydra/launcher: takes one option, not a list; write hydra/launcher=NAME"),
         (["hydra/launcher=jobli"],
-         "hydra/launcher: there is no option 'jobli'; did you mean 'joblib'?"),
+         "hydra/launcher: 'jobli' is not an option; did you mean 'joblib'?"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )  # fmt: skip

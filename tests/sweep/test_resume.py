@@ -361,13 +361,13 @@ def test_a_stray_temporary_file_is_removed_when_its_job_runs_again(sweep, folder
 
 def test_resume_needs_an_explicit_sweep_folder(folder, capsys):
     code = cli.run(["--multirun", NET + "Net", "seed=0,1", "resume=true"])
-    said = "resume: a new folder has nothing to resume; give that of the sweep as hydra.sweep.dir=FOLDER\n"
+    said = "resume: a new folder has nothing to resume; give the folder of the sweep as hydra.sweep.dir=FOLDER\n"
     assert (code, capsys.readouterr().err) == (2, said)
 
 
 def test_resume_is_refused_for_a_single_job(folder, capsys):
     code = cli.run([NET + "Net", "resume=true"])
-    said = "resume: is for sweeps, and this is a single run; add --multirun and hydra.sweep.dir=FOLDER\n"
+    said = "resume: resumes a sweep, and this is a single run; add --multirun and hydra.sweep.dir=FOLDER\n"
     assert (code, capsys.readouterr().err) == (2, said)
     assert not (ROOT / "tests" / "outputs").exists()
     assert not (folder / "outputs").exists()

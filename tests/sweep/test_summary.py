@@ -16,7 +16,7 @@ from paths import RUN
 from prepare.audit import Audit
 from prepare.cli import main as cli
 from prepare.flow.records import Flow
-from prepare.job.headline import Lost, Verified, headline
+from prepare.job.headline import FlowFigures, VerifyFigures, headline
 from prepare.job.record import Result
 from prepare.report.sentences import memory_text, verified_text
 from prepare.report.sweep_table import columns, conclusions
@@ -190,8 +190,8 @@ def test_texts_of_memory_and_verification():
     assert memory_text(replace(found, bytes_before=1 << 20, bytes_after=1 << 20)) == "1.0 MiB"
     changed = replace(found, bytes_before=6 << 20, bytes_after=3 << 20)
     assert memory_text(changed) == "6.0 -> 3.0 MiB"
-    assert verified_text(Verified(status="cannot tell", error=0.1)) == "cannot tell"
-    assert verified_text(Verified(status="pass", error=1e-7, wrong=3)) == "pass 1e-07, wrong in training"  # fmt: skip
+    assert verified_text(VerifyFigures(status="cannot tell", error=0.1)) == "cannot tell"
+    assert verified_text(VerifyFigures(status="pass", error=1e-7, wrong=3)) == "pass 1e-07, wrong in training"  # fmt: skip
 
 
 def test_the_command_of_a_row_leaves_out_its_folder(swept):
@@ -321,7 +321,7 @@ def test_a_head_gives_the_same_figures_as_the_whole_file(swept):
         path = swept / "4-row" / name
         path.write_text(json.dumps(json.loads(path.read_text()), indent=3))
     assert headline(swept / "4-row") == short
-    assert short.lost == Lost(status="ok", breaks=13, copied_bytes=53248, convolutions=0, in_layout=0)  # fmt: skip
+    assert short.lost == FlowFigures(status="ok", breaks=13, copied_bytes=53248, convolutions=0, in_layout=0)  # fmt: skip
 
 
 def test_a_bench_without_a_baseline_gives_the_reason(sweep, capsys):

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from prepare.core.utils.options import ALIASES, as_written
+from prepare.core.utils.options import as_written, read_options
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     import torch
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
-DTYPES = (*FLOATS, *INTEGERS, "bool", "complex64", "complex128")
+Float = Literal["float16", "bfloat16", "float32", "float64"]
+Integer = Literal["int64", "int32", "int16", "int8", "uint8"]
+Dtype = Literal[Float, Integer, "bool", "complex64", "complex128"]
+FLOATS, INTEGERS, DTYPES = get_args(Float), get_args(Integer), get_args(Dtype)
 KEYS = ("shape", "dtype", "low", "high", "args", "kwargs")
 _TENSOR_KEYS = KEYS[:4]
+_SIZES = "a list of sizes, as in [2,3,64,64]"
+
+
+def _check_sizes(shape: tuple[int, ...]) -> None:
+    if any(size < 1 for size in shape):
+        raise ValueError(f"{list(shape)} holds a size below 1", f"give {_SIZES}")
+
+
+def _check_finite(bound: float) -> None:
+    if not math.isfinite(bound):
+        raise ValueError(f"{bound} is not a finite number", "give a number or null")
+
+
+_Bound = Annotated[int | float, "a number or null", _check_finite] | None
 
 
 @dataclass(frozen=True)
@@ -29,10 +44,10 @@ class TensorSpec:
     uniform in [low, high); booleans are uniform.
     """
 
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-    low: float | None = None
-    high: float | None = None
+    shape: Annotated[tuple[int, ...], _SIZES, _check_sizes]
+    dtype: Dtype = "float32"
+    low: _Bound = None
+    high: _Bound = None
 
     def draw(self, generator: torch.Generator) -> torch.Tensor:
         """Draw the tensor in float32 and round it, so that every precision has the same values."""
@@ -103,23 +118,24 @@ def build_example(config: Mapping[str, Any] | None, seed: int = 0) -> Example:
 
 
 def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
-    problems += _unknown(config, "input", KEYS)
+    problems += _unknown_keys(config)
     args, kwargs = config.get("args"), config.get("kwargs")
     if args is not None and not isinstance(args, list):
-        problems.append(
-            Problem("input.args", f"{as_written(args)} is not a list", "give [item,item]")
-        )
+        wrong = f"{as_written(args)} is not a list"
+        problems.append(Problem("input.args", wrong, "give [item,item]"))
         args = None
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        problems.append(
-            Problem("input.kwargs", f"{as_written(kwargs)} is not a mapping", "give {name:item}")
-        )
+        wrong = f"{as_written(kwargs)} is not a mapping"
+        problems.append(Problem("input.kwargs", wrong, "give {name:item}"))
         kwargs = None
     single = config.get("shape") is not None
     if single and args:
         remedy = "drop one of them, with input.shape=null or input.args=null"
         problems.append(Problem("input.shape", "is set together with input.args", remedy))
-    items = [_tensor(config, "input", _TENSOR_KEYS, problems)] if single else []
+    items = []
+    if single:
+        tensor = {key: config[key] for key in _TENSOR_KEYS if key in config}
+        items.append(_item(tensor, "input", problems))
     items += [_item(item, f"input.args[{i}]", problems) for i, item in enumerate(args or [])]
     named = {
         str(key): _item(item, f"input.kwargs.{key}", problems)
@@ -128,104 +144,60 @@ def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
     return Example(tuple(items), named)
 
 
-def _unknown(config: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> Iterator[Problem]:
+def _unknown_keys(config: Mapping[str, Any]) -> Iterator[Problem]:
     for key in config:
-        if key not in keys:
-            yield Problem(f"{where}.{key}", "no such key", choose(str(key), keys, noun="keys"))
+        if key not in KEYS:
+            yield Problem(f"input.{key}", "no such key", choose(str(key), KEYS, noun="keys"))
 
 
 def _item(item: Any, where: str, problems: list[Problem]) -> Any:
-    """Return a TensorSpec if the item is a mapping, else the plain value itself."""
+    """Return the TensorSpec of a mapping, or a plain value unchanged; add to `problems`."""
     if not isinstance(item, Mapping):
         return item
-    problems += _unknown(item, where, _TENSOR_KEYS)
-    return _tensor(item, where, tuple(item), problems)
+    # A key that is null has its default.
+    options = {k: v for k, v in item.items() if v is not None or k not in _TENSOR_KEYS}
+    try:
+        spec = TensorSpec(**read_options(TensorSpec, options, where=where, noun="key"))
+    except ConfigError as error:
+        problems += error.problems
+        return None
+    problems += (Problem(f"{where}.{key}", *text) for key, *text in _bound_problems(spec))
+    return spec
 
 
-def _tensor(
-    item: Mapping[str, Any], where: str, keys: tuple[str, ...], problems: list[Problem]
-) -> TensorSpec:
-    before = len(problems)
-    values: dict[str, Any] = dict.fromkeys(_TENSOR_KEYS)
-    values |= {key: item.get(key) for key in keys if key in values}
-    for key, check in _CHECKS.items():
-        problems += (Problem(f"{where}.{key}", *mistake) for mistake in check(values[key]))
-    dtype = _dtype(values["dtype"])
-    if len(problems) == before:
-        problems += (
-            Problem(f"{where}.{key}", *mistake)
-            for key, *mistake in _range(dtype, values["low"], values["high"])
-        )
-    if len(problems) > before:
-        return TensorSpec(())
-    return TensorSpec(tuple(values["shape"]), dtype, values["low"], values["high"])
-
-
-def _dtype(value: Any) -> Any:
-    word = ("float32" if value is None else str(value)).removeprefix("torch.")
-    return word if word in DTYPES else ALIASES.get(word.lower(), word)
-
-
-def _check_shape(value: Any) -> Iterator[tuple[str, str]]:
-    remedy = "give a list of sizes, as in [2,3,64,64]"
-    if value is None:
-        yield "is missing", remedy
-    elif not isinstance(value, list) or any(type(size) is not int for size in value):
-        yield f"{as_written(value)} is not a list of whole numbers", remedy
-    elif any(size < 1 for size in value):
-        yield f"{value!r} holds a size below 1", remedy
-
-
-def _check_dtype(value: Any) -> Iterator[tuple[str, str]]:
-    if _dtype(value) not in DTYPES:
-        yield f"{as_written(value)} is not a dtype", choose(str(value), DTYPES)
-
-
-def _check_bound(value: Any) -> Iterator[tuple[str, str]]:
-    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-        yield f"{as_written(value)} is not a finite number", "give a number or null"
-
-
-def _range(dtype: str, low: Any, high: Any) -> Iterator[tuple[str, str, str]]:
-    whole = dtype in INTEGERS
-    if whole and high is None:
-        remedy = "give the first number that is too high, as in high=1000 for 0 to 999"
-        yield "high", f"is missing for {dtype}", remedy
-    mistakes = list(_unfit(dtype, low, high)) if whole else []
-    yield from mistakes
-    if mistakes or (high is None and (low is None or whole)) or dtype not in (*FLOATS, *INTEGERS):
+def _bound_problems(spec: TensorSpec) -> Iterator[tuple[str, str, str]]:
+    low, high = spec.low, spec.high
+    if spec.dtype in INTEGERS:
+        if high is None:
+            remedy = "give the first number that is too high, as in high=1000 for 0 to 999"
+            yield "high", f"is missing for {spec.dtype}", remedy
+        unfit = list(_unfit_integers(spec))
+        yield from unfit
+        if unfit or high is None:
+            return
+    elif spec.dtype not in FLOATS or (low is None and high is None):
         return
-    first, last = TensorSpec((), dtype, low, high).bounds()
-    if first >= last and high is None:
-        yield (
-            "high",
-            "is missing",
-            f"give one above low, which is {low}; without it values end at 1",
-        )
-    elif first >= last and low is None:
-        yield (
-            "low",
-            "is missing",
-            f"give one below high, which is {high}; without it values start at 0",
-        )
-    elif first >= last:
+    first, last = spec.bounds()
+    if first < last:
+        return
+    if high is None:
+        remedy = f"give one above low, which is {low}; without it values end at 1"
+        yield "high", "is missing", remedy
+    elif low is None:
+        remedy = f"give one below high, which is {high}; without it values start at 0"
+        yield "low", "is missing", remedy
+    else:
         yield "high", f"{high} is not above low, which is {low}", "values are in [low, high)"
 
 
-def _unfit(dtype: str, low: Any, high: Any) -> Iterator[tuple[str, str, str]]:
-    signed = not dtype.startswith("u")
-    bits = int(dtype.removeprefix("u").removeprefix("int")) - signed
+def _unfit_integers(spec: TensorSpec) -> Iterator[tuple[str, str, str]]:
+    signed = not spec.dtype.startswith("u")
+    bits = int(spec.dtype.removeprefix("u").removeprefix("int")) - signed
     # `high` itself is not drawn; torch does not accept 2**63.
-    for key, bound, last in (("low", low, 2**bits - 1), ("high", high, min(2**bits, 2**63 - 1))):
+    limits = (("low", spec.low, 2**bits - 1), ("high", spec.high, min(2**bits, 2**63 - 1)))
+    for key, bound, last in limits:
         if isinstance(bound, float) and not bound.is_integer():
-            yield key, f"{bound!r} is not a whole number", f"give one, as the dtype is {dtype}"
+            remedy = f"give one, as the dtype is {spec.dtype}"
+            yield key, f"{bound!r} is not a whole number", remedy
         elif bound is not None and not -(2**bits) * signed <= bound <= last:
-            yield key, f"{bound} is out of range for {dtype}", "choose another input.dtype"
-
-
-_CHECKS: dict[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
-    "shape": _check_shape,
-    "dtype": _check_dtype,
-    "low": _check_bound,
-    "high": _check_bound,
-}
+            yield key, f"{bound} is out of range for {spec.dtype}", "choose another input.dtype"

@@ -26,7 +26,9 @@ def plain(value: Any) -> Any:
     return value
 
 
-def read_options(cls: type, options: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+def read_options(
+    cls: type, options: Mapping[str, Any], *, where: str, noun: str = "option"
+) -> dict[str, Any]:
     """Return keyword arguments for the dataclass `cls`, checked against the types of its fields.
 
     Raises:
@@ -37,9 +39,8 @@ def read_options(cls: type, options: Mapping[str, Any], *, where: str) -> dict[s
     problems, read = [], {}
     for key, value in options.items():
         if key not in fields:
-            problems.append(
-                Problem(f"{where}.{key}", "no such option", choose(key, fields, noun="options"))
-            )
+            remedy = choose(str(key), fields, noun=f"{noun}s")
+            problems.append(Problem(f"{where}.{key}", f"no such {noun}", remedy))
             continue
         try:
             read[key] = convert(plain(value), hints[key])

@@ -28,7 +28,7 @@ from prepare.report.terminal.run import shown_folder
 from prepare.sweep.ranking import Ranking, rank
 
 if TYPE_CHECKING:
-    from prepare.job.headline import Verified
+    from prepare.job.headline import VerifyFigures
     from prepare.sweep.summary import Summary, SweepRow
 
 FORMAT, VERSION = "prepare.summary", 1
@@ -121,7 +121,7 @@ def _csv(summary: Summary, ranking: Ranking) -> Iterator[list[Any]]:
         ]
 
 
-def _checked(verified: Verified | None) -> tuple[Any, ...]:
+def _checked(verified: VerifyFigures | None) -> tuple[Any, ...]:
     if verified is None:
         return (None,) * 4
     return verified.status, verified.error, verified.allowed, verified.what
