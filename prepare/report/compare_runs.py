@@ -13,7 +13,7 @@ from prepare.audit import Audit
 from prepare.core.utils import files
 from prepare.core.utils.text import counts, plural, size
 from prepare.errors import ConfigError, FileError
-from prepare.job.headline import CONVOLUTIONS, Headline, BenchFigures, headline
+from prepare.job.headline import CONVOLUTIONS, BenchFigures, Headline, headline
 from prepare.job.results import read_results
 from prepare.report.sentences import time_text, verified_text
 

@@ -116,7 +116,7 @@ def test_the_main_job_prepares_audits_and_leaves_its_record(go):
     assert "8 converted, 0 already, 0 skipped, 0 ineffective" in ran.out
     assert "[2, 1, 8, 8, 8] float32 -> [2, 2, 8, 8, 8] float32" in ran.out
     # How many depends on the kernels that this machine chooses; that they were watched does not.
-    assert re.search(r"\d of 8 convolutions gave channels_last_3d", ran.out)
+    assert re.search(r"\d of 8 convolutions returned channels_last_3d", ran.out)
     assert str(ran.folder.relative_to(Path.cwd())) in ran.out
 
 
@@ -234,8 +234,8 @@ def test_the_example_forward_does_not_count_in_running_statistics(go):
 def test_networks_with_both_kinds_of_convolution_take_by_rank(go):
     ran = go("model._target_=sample_nets.Mixed", "input.shape=[2,3,5,8,8]", "memfmt=by_rank")
     assert ran.code == 0, ran.err
-    assert "1 of 1 convolution gave channels_last\n" in ran.out
-    assert "1 of 1 convolution gave channels_last_3d\n" in ran.out
+    assert "1 of 1 convolution returned channels_last\n" in ran.out
+    assert "1 of 1 convolution returned channels_last_3d\n" in ran.out
 
 
 def test_names_that_hold_anything_are_shown_and_written(go):
@@ -454,8 +454,8 @@ for argv in (
             ["model._target_=sample_nets.gives_no_model"],
             "failed",
             (
-                "model._target_: sample_nets.gives_no_model gave an object of type int, which is no "
-                "torch.nn.Module; name a class or function that gives a model"
+                "model._target_: sample_nets.gives_no_model returned an object of type int, "
+                "not a torch.nn.Module; name a class or function that returns a model"
             ),
         ),
         (
