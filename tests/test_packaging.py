@@ -106,9 +106,11 @@ def test_the_wheel_says_what_it_is(wheel):
     assert found.get_payload().strip() or found["Description"]
 
 
-def test_the_core_asks_for_torch_and_yaml_only(wheel):
+def test_the_core_needs_torch_pyyaml_and_safetensors_only(wheel):
     asked = map(Requirement, about(wheel).get_all("Requires-Dist"))
-    assert {one.name for one in asked if "extra" not in str(one.marker)} == {"torch", "pyyaml"}
+    assert {one.name for one in asked if "extra" not in str(one.marker)} == {
+        "torch", "pyyaml", "safetensors",
+    }  # fmt: skip
 
 
 def test_what_the_core_and_the_command_line_ask_for_is_what_these_tests_run_with(wheel):
