@@ -12,7 +12,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Network:
-    """How to build one, the rank of its convolutions, and the shape of its input.
+    """A function that builds the network, the rank of its convolutions, and the shape of its input.
 
     `more` makes the named arguments of the call, where it takes some beside the first tensor.
     """

@@ -170,7 +170,7 @@ def _is_known(case: dict[str, Any], name: str) -> bool:
 
 
 def _is_behind(case: dict[str, Any], auto: str, other: str) -> bool:
-    """Whether a variant is faster than auto's choice significantly: their intervals do not meet."""
+    """Return whether a variant is faster than auto's choice significantly: their intervals do not meet."""
     one, another = (_interval(case, name) for name in (auto, other))
     return bool(one and another) and one[0] > another[1]
 

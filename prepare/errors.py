@@ -74,7 +74,7 @@ def _restored(
 
 
 class ConfigError(PrepareError):
-    """What was asked for is wrong."""
+    """The configuration or the arguments are wrong."""
 
 
 def combined(errors: Sequence[ConfigError]) -> ConfigError:

@@ -12,7 +12,7 @@ NORMS = "norms"
 
 
 def matches(pattern: str, name: str, module: Any) -> bool:
-    """Whether `pattern` matches this module with its dotted `name` ("" for the model itself).
+    """Return whether `pattern` matches this module with its dotted `name` ("" for the model itself).
 
     `encoder.*` is a glob over the whole dotted name (`*` matches dots too, case-sensitive),
     `type:Conv3d` matches the name of the class or of any base class, `re:...` must match the whole

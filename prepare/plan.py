@@ -42,7 +42,7 @@ class TensorPlan(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether this tensor would change."""
+        """Return whether this tensor would change."""
         return self.old != self.new
 
     @property

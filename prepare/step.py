@@ -114,7 +114,7 @@ class ModuleStep(Step):
 
     phase: ClassVar[str] = "structure"
     keeps_tensors: ClassVar[bool] = False
-    """Whether rewritten modules keep their tensors; then these are verified."""
+    """Return whether rewritten modules keep their tensors; then these are verified."""
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
         """Return the dotted names of the modules that this step has yet to change. Must be pure."""

@@ -1,4 +1,4 @@
-"""What every test shares: one thread, random numbers, and no network beyond this machine."""
+"""Setup of every test: one thread, fixed random numbers, and no network beyond this machine."""
 
 import os
 import sys

@@ -24,7 +24,7 @@ openvino = pytest.mark.skipif(not importlib.util.find_spec("openvino"), reason="
 
 
 def refused_by(code: str, folder: Path) -> str:
-    """What a process that runs `code` tried to reach."""
+    """Return what a process that runs `code` tried to reach."""
     log = folder / "refused"
     log.touch()
     # A home of its own: OpenVINO asks there whether it was told to be silent.

@@ -39,7 +39,7 @@ _NOTABLE_PART, _NOTABLE_FAULTS = 0.1, 1000
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What is timed, for how long, how precisely, and the random seed; see `prepare.bench.compare`."""
+    """Options of a bench: mode, seconds, precision and random seed; see `prepare.bench.compare`."""
 
     train: bool
     budget: float

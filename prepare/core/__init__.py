@@ -1,1 +1,1 @@
-"""What every part of prepare builds on; it imports nothing from them."""
+"""The base that every part of prepare builds on; it imports nothing from them."""

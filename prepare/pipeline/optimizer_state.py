@@ -114,7 +114,7 @@ def mismatched_state(
 
 
 def same_element_order(state: Tensor, parameter: Tensor) -> bool:
-    """Whether both have the same element order, device and dtype; strides of size-1 dimensions may differ.
+    """Compare element order, device and dtype; strides of size-1 dimensions may differ.
 
     Adafactor creates its statistics of a 1x1 kernel so; only the fast kernels of foreach need exact strides.
     """

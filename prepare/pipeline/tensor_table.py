@@ -76,7 +76,7 @@ class StorageGroup:
     requests: list[TensorRequest]
 
     def must_separate(self) -> bool:
-        """Whether the requests can be fulfilled only by giving the views storages of their own."""
+        """Return whether the requests can be fulfilled only by giving the views storages of their own."""
         moves = [request.move() for request in self.requests]
         if len(moves) == 1 or not any(moves):
             return False

@@ -120,7 +120,7 @@ def _device_of(model: torch.nn.Module) -> str:
 
 
 def _has_weights_in(model: torch.nn.Module, rank: int, memory_format: str) -> bool:
-    """Whether a convolution weight has exactly the strides of this format, and not also of contiguous."""
+    """Return whether a weight has exactly the strides of this format, and not those of contiguous too."""
     from torch import nn
 
     from prepare.core.model.memory_format import canonical_stride

@@ -68,7 +68,7 @@ class Candidate:
 
     @property
     def compiles(self) -> bool:
-        """Whether it uses a compiler, so that its first call takes long."""
+        """Return whether it uses a compiler, so that its first call takes long."""
         return "compile" in self.steps
 
     @property

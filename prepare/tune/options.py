@@ -34,7 +34,7 @@ class TuneOptions:
     budget: Annotated[float, "seconds, as in 60", _check_budget] = 60.0
     """Seconds for preparing, timing and verifying candidates."""
     cache: Annotated[bool | str, "true, false, or a folder"] = True
-    """Whether the result is cached, or the folder for it."""
+    """Return whether the result is cached, or the folder for it."""
 
 
 def read_tune(options: Mapping[str, Any], *, mode: str) -> TuneOptions:

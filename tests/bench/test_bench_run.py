@@ -1,4 +1,4 @@
-"""What a run times: the key, its levels and their limits, the file, the page with its charts, their file."""
+"""The key `bench`: its levels and limits, its file, the page with its charts, and their files."""
 
 import copy
 import itertools

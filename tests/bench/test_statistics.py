@@ -21,7 +21,7 @@ def machine(order, rounds, factors):
 
 
 def simulated(cases, factor, *, rounds=40, stops=True):
-    """What is said of a variant that takes `factor` of the baseline's time, and if its interval holds."""
+    """The verdict on a variant that takes `factor` of the baseline's time, and if its interval holds."""
     order, words, holds = random.Random(1), [], 0
     for _ in range(cases):
         base, again, other = machine(order, rounds, (1.0, 1.0, factor))

@@ -258,7 +258,7 @@ def test_a_pipeline_from_a_composed_configuration_prepares_and_saves(compose, tm
 
 
 def train(folder: Path, *overrides: str) -> dict:
-    """What the project's own program leaves, run from a folder of its own."""
+    """Run the project's own program in an empty folder, and return what it leaves."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, PROJECT / "train.py", *overrides, "hydra.run.dir=out"],

@@ -91,7 +91,7 @@ def run(*words: str, cwd: Path, first: tuple[Path, ...] = ()) -> tuple[int, str,
 
 
 def plain(text: str) -> list[str]:
-    """What was said, without what differs from run to run: folders, times, and what runs and takes long."""
+    """The output without what differs from run to run: folders, times and progress."""
     text = re.sub(
         r"(outputs|multirun)/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-\w+-\d+-\w+", r"\1/FOLDER", text
     )

@@ -1,4 +1,4 @@
-"""What is seen of one forward: it changes nothing, leaves nothing behind, and promises nothing."""
+"""The layouts of convolutions in one forward: watching changes nothing and leaves nothing behind."""
 
 from typing import Any, NamedTuple
 

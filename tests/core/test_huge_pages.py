@@ -18,7 +18,7 @@ needs_huge_pages = pytest.mark.skipif(
 
 
 def advised(tensor: torch.Tensor) -> bool:
-    """Whether the middle of the tensor's memory is marked `hg`: huge pages were asked for."""
+    """Return whether the middle of the tensor's memory is marked `hg`: huge pages were asked for."""
     middle = tensor.data_ptr() + tensor.nbytes // 2
     inside = False
     for line in SMAPS.read_text().splitlines():

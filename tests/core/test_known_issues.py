@@ -1,4 +1,4 @@
-"""What is known to be wrong or slow is true of this torch, and a plan says so."""
+"""Each known issue is true of this torch, and a plan names it."""
 
 import subprocess
 import sys

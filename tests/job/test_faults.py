@@ -126,12 +126,12 @@ def finish(process: subprocess.Popen) -> tuple[int, str, str]:
 
 
 def told(err: str) -> list[str]:
-    """What stands on stderr, without what says that something takes its time."""
+    """The lines on stderr, without those that report progress."""
     return [line for line in err.splitlines() if not line.endswith(" ...")]
 
 
 def whole(path: Path) -> bool:
-    """Whether a file can be read as what its name says; asserts it, so that a failure shows the reason."""
+    """Return whether a file can be read as what its name says; asserts it, so that a failure shows the reason."""
     text = path.read_bytes()
     assert text.endswith(b"\n"), path
     if path.suffix == ".json":

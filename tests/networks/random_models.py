@@ -199,7 +199,7 @@ def lay_out(module):
 
 
 def is_computed(module):
-    """Whether torch computes the weight of this module from other tensors."""
+    """Return whether torch computes the weight of this module from other tensors."""
     return "weight" not in module._parameters
 
 

@@ -154,7 +154,7 @@ def mutated(rng: random.Random) -> bytes:
 
 
 def outcome(data: bytes) -> str:
-    """What became of one case; an exception is a finding."""
+    """The outcome of one case; an exception is a finding."""
     steps = read(data)
     if isinstance(steps, RecipeError):
         lines = str(steps).split("\n")

@@ -107,7 +107,7 @@ def off(gradients):
 
 
 def refusal(act, *args):
-    """What `act` is refused with, as its class and its words."""
+    """Return the class and the text of the error that refuses `act`."""
     try:
         act(*args)
     except Exception as error:
@@ -120,7 +120,7 @@ def strides(model):
 
 
 def received(model):
-    """What arrives of a model that is sent here: its layout, and the hook that formats its inputs."""
+    """Receive a model from another process; return its layout and whether it formats its inputs."""
     output = model(torch.randn(2, 3, 8, 8))
     return PREPARED.check(model), output.dtype, output.stride()
 
@@ -148,7 +148,7 @@ def ddp(prepared, view):
 
 
 def ddp_training():
-    """How far three steps of a fused optimizer on two ranks are from those of one process."""
+    """The difference between three steps of a fused optimizer on two ranks and in one process."""
     reference = network()
     other = torch.optim.AdamW(reference.parameters(), lr=1e-2)
     model = network()
@@ -213,7 +213,7 @@ def everything(model):
 
 
 def disagree(change, rank):
-    """What the check says where one rank has made this change; and that the group works on afterwards."""
+    """The text of the check if one rank made this change; the group works on afterwards."""
     model = network()
     if distributed.get_rank() == rank:
         change(model)
@@ -285,7 +285,7 @@ def _mesh():
 
 
 def fsdp2(steps):
-    """How far the gradients are off under fully_shard, and the strides of each convolution's output."""
+    """The gradients' error under fully_shard, and the strides of each convolution's output."""
     from torch.distributed.fsdp import fully_shard
 
     pipeline = Pipeline.from_config(steps)
@@ -305,7 +305,7 @@ def fsdp2(steps):
 
 
 def wrapped_already(kind):
-    """What `apply` says to a model that is wrapped, and whether it left that alone."""
+    """The error of `apply` for a wrapped model, and whether the model is unchanged."""
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
     model = network()

@@ -10,14 +10,14 @@ from torch import nn
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calls of this module itself are compiled."""
+    """Return whether calls of this module itself are compiled."""
     return getattr(module, "_compiled_call_impl", None) is not None or (
         type(module).__name__ == "OptimizedModule"
     )
 
 
 def contains_compiled(model: nn.Module) -> bool:
-    """Whether the model, or any module in it, is compiled."""
+    """Return whether the model, or any module in it, is compiled."""
     return any(is_compiled(module) for module in model.modules())
 
 

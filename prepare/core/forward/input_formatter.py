@@ -68,7 +68,7 @@ class FormatHook:
         return new_args, new_kwargs
 
     def is_on(self, model: nn.Module) -> bool:
-        """Whether `model` has a hook equal to this one."""
+        """Return whether `model` has a hook equal to this one."""
         return self in model._forward_pre_hooks.values()
 
     def install(self, model: nn.Module) -> None:

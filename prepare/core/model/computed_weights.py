@@ -56,7 +56,7 @@ def _like(tensor: Tensor, copy: Tensor) -> Tensor:
 
 
 def _has_own_forward(module: nn.Module) -> bool:
-    """Whether its forward is neither torch's nor a repair's: those use the weight unchanged."""
+    """Return whether its forward is neither torch's nor a repair's: those use the weight unchanged."""
     return not all(_is_known(module, name) for name in ("forward", "_conv_forward"))
 
 
@@ -89,7 +89,7 @@ def _weight_in_forward(module: Any) -> Tensor:
 
 
 def _is_held(module: nn.Module, used: Tensor) -> bool:
-    """Whether `used` is a parameter or buffer of the module, with the same strides."""
+    """Return whether `used` is a parameter or buffer of the module, with the same strides."""
     held = chain(module.parameters(), module.buffers())
     return any(
         is_strided(tensor)

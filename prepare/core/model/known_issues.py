@@ -35,13 +35,13 @@ class Issue:
     evidence: str
 
     def stands(self, device: str, torch_version: str) -> bool:
-        """Whether this version of torch has the issue on this type of device (`cpu`, `cuda`)."""
+        """Return whether this version of torch has the issue on this type of device (`cpu`, `cuda`)."""
         now = _numbers(torch_version)
         ended = self.until is not None and _numbers(self.until) <= now
         return device in self.devices and _numbers(self.since) <= now and not ended
 
     def concerns(self, operation: str, formats: Iterable[str], dtypes: Iterable[str]) -> bool:
-        """Whether a module of the class `operation` has the issue, given the convolutions' formats."""
+        """Return whether a module of the class `operation` has the issue, given the convolutions' formats."""
         same_rank = {name for name in formats if _agree(_rank(name), _rank(operation))}
         return (
             operation in self.operations

@@ -11,7 +11,7 @@ _RANK = {"channels_last": 4, "channels_last_3d": 5}
 
 
 def takes(memory_format: str, rank: int) -> bool:
-    """Whether a tensor of `rank` dimensions can have `memory_format`."""
+    """Return whether a tensor of `rank` dimensions can have `memory_format`."""
     return _RANK.get(memory_format, rank) == rank
 
 

@@ -15,10 +15,10 @@ def mark_repair(cls: _Class) -> _Class:
 
 
 def is_repair(cls: type) -> bool:
-    """Whether `cls` itself was marked with `mark_repair`."""
+    """Return whether `cls` itself was marked with `mark_repair`."""
     return vars(cls).get(_MARK) is cls
 
 
 def is_repaired(module: Any) -> bool:
-    """Whether the class of `module` is a repair."""
+    """Return whether the class of `module` is a repair."""
     return is_repair(type(module))

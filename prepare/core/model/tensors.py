@@ -135,24 +135,24 @@ def identity(tensor: Tensor) -> Hashable:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether this is exactly a Tensor, Parameter or Buffer, with strides."""
+    """Return whether this is exactly a Tensor, Parameter or Buffer, with strides."""
     return type(tensor) in _PLAIN and tensor.layout is torch.strided
 
 
 def is_expanded(tensor: Tensor) -> bool:
-    """Whether several elements share one place in memory, as after `Tensor.expand`."""
+    """Return whether several elements share one place in memory, as after `Tensor.expand`."""
     return 0 in tensor.stride() and any(
         size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
 
 
 def is_wrapper(tensor: Tensor) -> bool:
-    """Whether this is a tensor subclass with its own meaning of dtype and strides (DTensor)."""
+    """Return whether this is a tensor subclass with its own meaning of dtype and strides (DTensor)."""
     return type(tensor).__torch_dispatch__ is not _NO_DISPATCH
 
 
 def is_strided(tensor: Tensor) -> bool:
-    """Whether the tensor has strides (not sparse, nested, mkldnn, or uninitialized)."""
+    """Return whether the tensor has strides (not sparse, nested, mkldnn, or uninitialized)."""
     return tensor.layout is torch.strided and not is_lazy(tensor)
 
 

@@ -44,12 +44,12 @@ class FusionSearch:
 
 
 def is_norm(module: nn.Module | None) -> bool:
-    """Whether this is a batch norm that computes what torch's does."""
+    """Return whether this is a batch norm that computes what torch's does."""
     return isinstance(module, _NORMS) and _has_torch_methods(module)
 
 
 def is_convolution(module: nn.Module | None) -> bool:
-    """Whether this is a convolution that computes what torch's does.
+    """Return whether this is a convolution that computes what torch's does.
 
     A linear layer is not: whether its features are the norm's channels depends on the input's rank.
     """
@@ -133,7 +133,7 @@ class _PairFinder:
                 yield norm, conv
 
     def _is_pair_within(self, root: nn.Module, norm: nn.Module, conv: nn.Module) -> bool:
-        """Whether these are a norm and a convolution, and have no name outside `root`."""
+        """Return whether these are a norm and a convolution, and have no name outside `root`."""
         if not (is_norm(norm) and is_convolution(conv)):
             return False
         prefixes = tuple(f"{name}." if name else "" for name in self.names[id(root)])
@@ -211,7 +211,7 @@ def _tensor_has_hooks(tensor: Tensor) -> bool:
 
 
 def _has_torch_methods(module: nn.Module) -> bool:
-    """Whether its methods are torch's own, or those of one of our repairs, which compute the same."""
+    """Return whether its methods are torch's own, or those of one of our repairs, which compute the same."""
     cls: Any = next(each for each in type(module).__mro__ if not is_repair(each))
     methods = (cls.forward, getattr(cls, "_conv_forward", None))
     return all(method in _METHODS for method in methods) and "forward" not in vars(module)

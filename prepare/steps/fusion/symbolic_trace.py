@@ -42,7 +42,7 @@ def trace(module: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> list[fx.Gr
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether anything runs before or after this module's forward or backward."""
+    """Return whether anything runs before or after this module's forward or backward."""
     return any(vars(module).get(table) for table in _HOOKS)
 
 
@@ -124,7 +124,7 @@ def _traced_modules(module: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> 
 
 
 def _stores_value(module: nn.Module) -> bool:
-    """Whether an attribute of the module, or a collection in one, holds a value of the trace."""
+    """Return whether an attribute of the module, or a collection in one, holds a value of the trace."""
     return any(_has_value(value) for value in vars(module).values())
 
 

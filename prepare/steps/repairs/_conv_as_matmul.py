@@ -21,14 +21,14 @@ _MIN_CHANNELS_PER_PIXEL = 8
 
 
 def is_candidate(module: nn.Conv2d | nn.Conv3d) -> bool:
-    """Whether a convolution has so large a weight that a product may be faster, and pads with zeros."""
+    """Return whether the weight is so large that a product may be faster, and padding is zeros."""
     size = module.in_channels * module.out_channels * prod(module.kernel_size)
     plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
     return plain and module.groups == 1 and size >= _MIN_WEIGHT_ELEMENTS
 
 
 def applies(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool:
-    """Whether a product is faster for this `x`; never while compiling: a compiler sees torch's code."""
+    """Return whether a product is faster for `x`; never while compiling: a compiler sees torch's code."""
     return (
         is_candidate(module)
         and not torch.compiler.is_compiling()

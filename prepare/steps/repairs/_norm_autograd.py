@@ -33,7 +33,7 @@ def normalize(
 
 
 def needs_contiguous_copy(x: Tensor) -> bool:
-    """Whether to copy `x`, normalize it with torch's contiguous kernel, and copy it back."""
+    """Return whether to copy `x`, normalize it with torch's contiguous kernel, and copy it back."""
     # A fake tensor shall show the same copies as a tensor with data.
     if _is_traced(x) and not _is_fake(x):
         return False
@@ -58,14 +58,14 @@ def contiguous_copy(x: Tensor) -> Tensor:
 
 
 def supports(x: Tensor, weight: Tensor | None) -> bool:
-    """Whether `x` has elements, and a dtype for which torch's own norms accept this `weight`."""
+    """Return whether `x` has elements, and a dtype for which torch's own norms accept this `weight`."""
     mixed = x.dtype in (torch.bfloat16, torch.float16)
     dtypes = (x.dtype, torch.float32) if mixed else (x.dtype,)
     return x.numel() > 0 and x.is_floating_point() and (weight is None or weight.dtype in dtypes)
 
 
 def autocasts_to_float32(x: Tensor) -> bool:
-    """Whether autocast runs group and layer norms of `x` in float32; on a CPU it does not."""
+    """Return whether autocast runs group and layer norms of `x` in float32; on a CPU it does not."""
     kind = x.device.type
     return kind not in ("cpu", "meta") and torch.is_autocast_enabled(kind)
 
@@ -150,7 +150,7 @@ def _normalize(
 
 
 def _rounds_to_16_bits(x: Tensor, weight: Tensor | None) -> bool:
-    """Whether the whole result is rounded to 16 bits."""
+    """Return whether the whole result is rounded to 16 bits."""
     return x.dtype.itemsize == 2 and (weight is None or weight.dtype == x.dtype)
 
 
@@ -213,7 +213,7 @@ def _is_fake(x: Tensor) -> bool:
 
 
 def _is_traced(x: Tensor) -> bool:
-    """Whether `x` is traced or transformed, or not on a CPU: then use differentiable operations."""
+    """Return whether `x` is traced or transformed, or not on a CPU: then use differentiable operations."""
     return (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()

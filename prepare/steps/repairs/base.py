@@ -15,7 +15,7 @@ FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether `x` is in the channels-last format of its rank, and not also in the contiguous format.
+    """Return whether `x` is in the channels-last format of its rank, and not also in the contiguous format.
 
     With one channel, or one spatial element, the strides may satisfy both; then the strides of the
     channels and of the last dimension decide.
@@ -41,7 +41,7 @@ class Repair:
     name: str
 
     def fits(self, module: nn.Module) -> bool:
-        """Whether this module is of a kind that this repair handles, and not repaired yet. Pure."""
+        """Return whether this module is of a kind that this repair handles, and not repaired yet. Pure."""
         raise NotImplementedError
 
     def ranks(self, module: nn.Module) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class Repair:
         raise NotImplementedError
 
     def is_repaired(self, module: nn.Module) -> bool:
-        """Whether `module` has this repair."""
+        """Return whether `module` has this repair."""
         raise NotImplementedError
 
     def undo(self, module: nn.Module) -> None:

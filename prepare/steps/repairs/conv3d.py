@@ -131,7 +131,7 @@ REPAIR = SwapClass("conv3d", {nn.Conv3d: KeepingConv3d, nn.ConvTranspose3d: Keep
 
 
 def backward_exceeds_memory(module: nn.Module, x: Tensor, output: Tensor) -> bool:
-    """Whether torch's backward of an unrepaired module may read and write outside its tensors."""
+    """Return whether torch's backward of an unrepaired module may read and write outside its tensors."""
     if not isinstance(module, nn.Conv3d | nn.ConvTranspose3d) or REPAIR.is_repaired(module):
         return False
     sizes = (output if isinstance(module, nn.ConvTranspose3d) else x).shape[-3:]
@@ -139,7 +139,7 @@ def backward_exceeds_memory(module: nn.Module, x: Tensor, output: Tensor) -> boo
 
 
 def _can_use_onednn(module: nn.Conv3d | nn.ConvTranspose3d, x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN could replace torch's kernel; never while compiling: a compiler sees torch's code."""
+    """Return whether oneDNN could replace torch's kernel; never while compiling."""
     return (
         not torch.compiler.is_compiling()
         and module.groups == 1
@@ -155,7 +155,7 @@ def _can_use_onednn(module: nn.Conv3d | nn.ConvTranspose3d, x: Tensor, weight: T
 
 
 def _trains_weight(module: nn.Conv3d | nn.ConvTranspose3d, x: Tensor) -> bool:
-    """Whether a backward on a CPU may compute the gradient of the weight."""
+    """Return whether a backward on a CPU may compute the gradient of the weight."""
     return (
         module.weight.requires_grad
         and torch.is_grad_enabled()
@@ -167,7 +167,7 @@ def _trains_weight(module: nn.Conv3d | nn.ConvTranspose3d, x: Tensor) -> bool:
 def _kernel_exceeds(
     module: nn.Conv3d | nn.ConvTranspose3d, x: Tensor, sizes: Sequence[int]
 ) -> bool:
-    """Whether the kernel is larger than `sizes`, in bfloat16: then the weight gradient may be wrong.
+    """Return whether the kernel is larger than `sizes`, in bfloat16: then the weight gradient may be wrong.
 
     Also true if autocast casts to bfloat16. `sizes` are the spatial sizes over which the kernel moves: of
     the input, or for a transposed convolution of the output.
@@ -188,7 +188,7 @@ def _zero_padding(module: nn.Conv3d | nn.ConvTranspose3d) -> list[int]:
 
 
 def _has_wrong_weight_gradient(module: nn.ConvTranspose3d, x: Tensor) -> bool:
-    """Whether the weight gradient may be wrong; a channels-last weight suffices, whatever the input."""
+    """Return whether the weight gradient may be wrong; a channels-last weight is enough, for any input."""
     return module.groups == module.in_channels > 1 and x.dtype == torch.float32
 
 

@@ -108,7 +108,7 @@ REPAIR = SwapClass(
 
 
 def _fits(x: Tensor, rank: int) -> bool:
-    """Whether torch's CPU kernels lose the layout of this batch; integers would be rounded twice."""
+    """Return whether torch's CPU kernels lose the layout of this batch; integers would be rounded twice."""
     on_cpu = x.dim() == rank and x.device.type == "cpu" and x.is_floating_point()
     return on_cpu and x.numel() > 0 and is_channels_last(x)
 

@@ -1,4 +1,4 @@
-"""What the project has of its own: a network, data, and a trainer."""
+"""The code of another project: a network, data, and a trainer."""
 
 import torch
 from torch import nn

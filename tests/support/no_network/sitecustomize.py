@@ -17,7 +17,7 @@ class NetworkRefusedError(OSError):
 
 
 def is_local(host: object) -> bool:
-    """Whether `host` names this machine; None and an empty host do."""
+    """Return whether `host` names this machine; None and an empty host do."""
     if isinstance(host, bytes):
         host = host.decode(errors="replace")
     if not isinstance(host, str) or host in ("", "localhost", socket.gethostname()):
