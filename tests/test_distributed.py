@@ -35,7 +35,7 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.parametrize("view", [False, True])
-def test_preparing_before_ddp_gives_no_warning_and_the_gradients_of_one_process(ranks, view):
+def test_preparing_before_ddp_gives_the_gradients_of_one_process(ranks, view):
     for warned, off, in_line, stride in ranks(on_ranks.ddp, "before", view):
         assert warned == []
         assert off < 1e-14
@@ -48,7 +48,7 @@ def test_converting_after_ddp_is_what_torch_warns_of(ranks):
         assert any("Grad strides do not match bucket view strides" in each for each in warned)
 
 
-def test_training_prepared_on_two_ranks_gives_the_weights_of_one_process(ranks):
+def test_training_on_two_ranks_gives_the_weights_of_one_process(ranks):
     for off, drifts in ranks(on_ranks.ddp_training):
         assert off < 1e-12
         assert drifts == []
@@ -78,7 +78,7 @@ DISAGREE = {
 
 @pytest.mark.parametrize("change", DISAGREE, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("which", [0, 1])
-def test_ranks_that_disagree_are_refused_on_every_rank_before_any_collective(ranks, change, which):
+def test_ranks_that_disagree_are_refused_before_any_collective(ranks, change, which):
     (first, total), (second, _) = ranks(on_ranks.disagree, change, which)
     assert first == second
     kind, said = first
@@ -87,7 +87,7 @@ def test_ranks_that_disagree_are_refused_on_every_rank_before_any_collective(ran
     assert total == 2, "the process group goes on as if nothing had been"
 
 
-def test_ranks_that_agree_may_hold_other_values_and_be_wrapped_already(ranks):
+def test_ranks_that_agree_may_differ_in_values_and_wrapping(ranks):
     assert ranks(on_ranks.other_values) == [(None, None)] * 2
 
 

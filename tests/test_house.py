@@ -118,7 +118,7 @@ def test_applying_loads_no_compiler_and_no_distributed_training():
     assert run(script) == "[]"
 
 
-def test_training_code_imports_neither_hydra_nor_omegaconf_nor_the_audit():
+def test_training_code_imports_no_hydra_omegaconf_or_audit():
     code = (
         "import sys, prepare.pipeline as p; p.Pipeline.from_config({'half': {}}).to_config(); "
         "print([m for m in ('hydra', 'omegaconf', 'rich', 'prepare.audit', 'jinja2') if m in sys.modules])"

@@ -68,7 +68,7 @@ def installed(wheel, tmp_path_factory) -> Path:
 # ------------------------------------------------------------------------------- what is in the wheel
 
 
-def test_the_wheel_holds_the_package_and_every_configuration_and_nothing_else(wheel):
+def test_the_wheel_holds_the_package_and_all_configurations_only(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     configs = {f"prepare/conf/{path.relative_to(CONF).as_posix()}" for path in CONF.rglob("*.yaml")}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "prepare").rglob("*.py")}
@@ -113,7 +113,7 @@ def test_the_core_needs_torch_pyyaml_and_safetensors_only(wheel):
     }  # fmt: skip
 
 
-def test_what_the_core_and_the_command_line_ask_for_is_what_these_tests_run_with(wheel):
+def test_the_installed_versions_satisfy_the_requirements(wheel):
     asked = [Requirement(text) for text in about(wheel).get_all("Requires-Dist")]
     ours = [one for one in asked if one.marker is None or one.marker.evaluate({"extra": "cli"})]
     assert {"torch", "pyyaml", "hydra-core", "rich"} <= {one.name for one in ours}
@@ -183,11 +183,11 @@ def in_another_application(python: Path | str, folder: Path) -> Path:
     return Path(file)
 
 
-def test_our_groups_can_be_used_in_another_application_from_the_wheel(installed, tmp_path):
+def test_another_application_uses_groups_of_the_wheel(installed, tmp_path):
     assert in_another_application(installed / "python", tmp_path).is_relative_to(installed.parent)
 
 
-def test_our_groups_can_be_used_in_another_application_from_an_editable_install(tmp_path):
+def test_another_application_uses_groups_of_an_editable_install(tmp_path):
     about = metadata.distribution("torch-prepare").read_text("direct_url.json") or "{}"
     if not json.loads(about).get("dir_info", {}).get("editable"):
         pytest.skip("torch-prepare is not installed in editable mode here")
@@ -231,7 +231,7 @@ def test_training_code_works_without_the_command_lines_packages(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
-def test_every_module_but_those_of_the_command_line_loads_without_its_packages(tmp_path):
+def test_only_command_line_modules_need_its_packages(tmp_path):
     code = """
         import importlib, pkgutil, prepare
         absent = []
@@ -305,7 +305,7 @@ def test_a_hydra_that_does_not_start_on_this_python_is_named(tmp_path, monkeypat
     )
 
 
-def test_what_needs_no_extra_is_told_without_the_command_lines_packages(tmp_path):
+def test_commands_that_need_no_extra_work_without_its_packages(tmp_path):
     every = {"steps": "conv3d_memory_format", "--version": "torch ", "--help": "channels_last_3d"}
     for word, told in every.items():
         done = without(CLI, f"from prepare.cli.main import main; main([{word!r}])", tmp_path)

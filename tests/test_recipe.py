@@ -97,7 +97,7 @@ AMBIGUOUS = ["010", "-010", "00", "0_1", "01.5", "1_000", "1_0.5", "1e1_0", "inf
 
 
 @pytest.mark.parametrize("text", AMBIGUOUS)
-def test_a_value_that_the_command_line_takes_for_something_else_is_refused(text):
+def test_a_value_that_the_command_line_reads_otherwise_is_refused(text):
     with pytest.raises(RecipeError) as raised:
         read(text)
     assert str(raised.value) == (
@@ -114,7 +114,7 @@ def test_a_value_that_the_command_line_takes_for_something_else_is_refused(text)
      "bfloat16", "0X1F", "1.2.3", "re:x", "a/b", "a.b.*", "e5", "channels_last_3d", "'010'", "'on'",
      *AMBIGUOUS],
 )  # fmt: skip
-def test_the_same_word_is_the_same_value_in_a_recipe_and_on_the_command_line(text):
+def test_a_word_has_one_value_in_recipes_and_on_the_command_line(text):
     override = OverridesParser.create().parse_override(f"x={text}").value()
     try:
         found = read(text)
@@ -160,7 +160,7 @@ def test_paths_and_names_of_code_are_plain_strings():
         assert read(json.dumps(text)) == text
 
 
-def test_comments_one_document_start_and_a_byte_order_mark_are_allowed():
+def test_comments_a_document_start_and_a_bom_are_allowed():
     assert recipe.loads(f"\ufeff# one\n---\n# two\n{VERSION_1}...\n# %three\n".encode()) == STEPS_1
     assert recipe.loads(VERSION_1.replace("\n", "\r\n")) == STEPS_1
 

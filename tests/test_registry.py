@@ -40,7 +40,7 @@ def run(code, installed, *, check=True):
     return done
 
 
-def test_an_installed_step_is_listed_without_being_imported_and_works_when_used(installed):
+def test_an_installed_step_is_listed_without_being_imported(installed):
     code = """
 import json, sys
 from prepare.registry import STEPS
@@ -92,7 +92,7 @@ def test_a_taken_name_is_an_error_naming_both_owners(plugin):
     assert STEPS["half"].__name__ == "Half"
 
 
-def test_an_entry_point_with_a_taken_name_is_an_error_naming_both_owners(monkeypatch):
+def test_an_entry_point_with_a_taken_name_names_both_owners(monkeypatch):
     from importlib import metadata
 
     point = metadata.EntryPoint("half", "someone.else:Half", "prepare.steps")

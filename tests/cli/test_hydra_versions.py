@@ -175,7 +175,7 @@ def test_the_tests_of_the_command_line_pass(following, tmp_path, file):
 
 
 @pytest.mark.slow
-def test_our_groups_can_be_used_in_another_application_from_the_wheel(following, tmp_path):
+def test_another_application_uses_groups_of_the_wheel(following, tmp_path):
     pip = [
         sys.executable,
         "-m",

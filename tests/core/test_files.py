@@ -395,7 +395,7 @@ def test_a_folder_that_cannot_be_synced_is_no_failure(tmp_path, monkeypatch):
 
 
 @posix
-def test_the_file_is_synced_before_it_takes_its_name_and_the_folder_after(tmp_path, monkeypatch):
+def test_a_file_is_synced_before_its_rename_and_the_folder_after(tmp_path, monkeypatch):
     done = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(
@@ -409,7 +409,7 @@ def test_the_file_is_synced_before_it_takes_its_name_and_the_folder_after(tmp_pa
 
 
 @posix
-def test_a_write_that_the_system_itself_cuts_short_leaves_the_old_file(tmp_path):
+def test_a_write_cut_short_by_the_system_leaves_the_old_file(tmp_path):
     (tmp_path / "a").write_text("old")
     code = (
         "import resource, sys; from prepare.core.utils import files; from prepare.errors import FileError\n"

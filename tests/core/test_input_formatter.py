@@ -61,7 +61,7 @@ def test_every_kind_of_container_is_gone_into_and_keeps_its_type(batch, image):
     assert IMAGE.dtype is torch.float32, "the caller's own batch is never written into"
 
 
-def test_integers_and_booleans_are_never_cast_and_stay_the_same_objects():
+def test_integers_and_booleans_are_never_cast():
     ids, mask = torch.tensor([2049, 100001]), torch.tensor([True])
     phase = torch.randn(2, dtype=torch.complex64)
     result = formatted([ids, mask, phase, torch.ones(1)], dtype="float16")
@@ -196,7 +196,7 @@ def test_attached_formatting_survives_deepcopy_and_pickle(again):
     assert not pipeline.plan(copied)
 
 
-def test_attached_formatting_changes_no_output_of_a_model_that_needs_none():
+def test_attached_formatting_keeps_outputs_that_need_no_formatting():
     model = small_2d().eval()
     x = torch.randn(2, 3, 8, 8)
     wanted = model(x)
@@ -221,7 +221,7 @@ def test_what_a_data_loader_collates_is_brought_into_the_layout():
         assert image.stride() == canonical_stride(image.shape, "channels_last")
 
 
-def test_calls_that_bypass_the_model_bypass_the_hook_and_format_is_there_for_them():
+def test_calls_that_bypass_the_model_bypass_the_formatting_hook():
     pipeline, model = attached()
     pipeline.apply(model)
     assert model(torch.ones(1), image=IMAGE)[1] is torch.bfloat16

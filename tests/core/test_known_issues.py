@@ -155,7 +155,7 @@ def in_a_process(name):
 
 
 @pytest.mark.parametrize("issue", issues(), ids=lambda issue: issue.name)
-def test_every_entry_is_complete_and_names_classes_and_a_repair_that_exist(issue):
+def test_every_entry_is_complete_and_names_existing_classes(issue):
     assert issue.effect in ("wrong", "risk", "slow", "sometimes")
     assert issue.part in ("outputs", "gradients", "time")
     assert all((issue.what, issue.evidence, issue.devices, issue.formats))
@@ -177,7 +177,7 @@ def test_an_entry_of_another_torch_is_not_standing():
     assert standing("cuda:1", "2.13.0")
 
 
-def test_wrong_gradients_are_an_error_in_training_and_a_warning_in_evaluation():
+def test_wrong_gradients_are_an_error_in_training_only():
     model = with_norm(nn.InstanceNorm2d(8))
     before = [p.stride() for p in model.parameters()]
     with pytest.raises(
@@ -299,7 +299,7 @@ def test_a_repaired_module_still_meets_what_its_repair_does_not_mend():
 
 
 @pytest.mark.parametrize("flat", [True, False], ids=["channels_last_3d", "contiguous"])
-def test_a_plan_names_the_options_with_which_a_repair_mends_what_is_known(flat):
+def test_a_plan_names_the_repair_options_that_cure_an_issue(flat):
     steps = {"half": {"dtype": "bfloat16"}} | ({"conv3d_memory_format": {}} if flat else {})
     model = nn.Sequential(nn.Conv3d(2, 2, 3))
     (warning,) = Pipeline.from_config(steps).plan(model).warnings

@@ -234,7 +234,7 @@ def test_options_a_network_and_a_batch_may_be_given(plugin, tmp_path):
         run("test_it_has_something_to_do_here", tmp_path, step="sound", **embedding)
 
 
-def test_the_network_holds_something_of_every_kind_and_is_the_same_each_time():
+def test_the_test_network_holds_every_kind_and_is_reproducible():
     contract = type("TestIt", (StepContract,), {"step": "half"})()
     first, second = contract.model(), contract.model()
     same = [
