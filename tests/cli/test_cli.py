@@ -263,7 +263,7 @@ def test_a_plugin_is_imported_before_its_step_is_looked_up(go, tmp_path):
         sys.modules.pop("my_plugin", None)
 
 
-def test_the_command_works_from_any_folder_without_a_terminal_in_any_language(tmp_path):
+def test_the_command_works_in_any_folder_without_a_terminal(tmp_path):
     environment = {
         "LANG": "C",
         "LC_ALL": "C",
@@ -307,7 +307,7 @@ def test_an_interpolation_may_be_a_value_of_a_sweep(go, monkeypatch, tmp_path):
     assert [row["choices"]["model.width"] for row in rows] == ["1", "${model.depth}"]
 
 
-def test_a_text_of_the_environment_is_no_number_and_how_it_becomes_one_is_said(go, monkeypatch):
+def test_text_from_the_environment_is_not_a_number(go, monkeypatch):
     monkeypatch.setenv("SEED", "5")
     ran = go(NET, "seed=${oc.env:SEED}")
     assert (ran.code, ran.err) == (
@@ -381,7 +381,7 @@ def test_the_precision_float32_refuses_a_model_that_is_something_else(go):
     ],
     ids=" ".join,
 )
-def test_a_mistake_in_the_configuration_is_one_line_and_leaves_no_folder(go, tmp_path, argv):
+def test_a_configuration_error_is_one_line_and_leaves_no_folder(go, tmp_path, argv):
     ran = go(*argv)
     assert ran.code == 2
     assert ran.out == ""
@@ -465,7 +465,7 @@ for argv in (
         ),
     ],
 )
-def test_what_only_the_model_shows_exits_2_and_leaves_the_result_alone(go, argv, status, line):
+def test_an_error_that_the_model_shows_exits_2_with_a_result_only(go, argv, status, line):
     ran = go(*argv)
     assert ran.code == 2
     assert ran.out == ""
@@ -475,7 +475,7 @@ def test_what_only_the_model_shows_exits_2_and_leaves_the_result_alone(go, argv,
     assert ran.result["error"] == line
 
 
-def test_a_request_without_effect_is_reported_and_goes_on_where_it_may(go):
+def test_a_request_without_effect_is_reported(go):
     ran = go(*UNET3D, "memfmt=channels_last", "strict=false")
     assert ran.code == 0
     assert NO_CONV2D in " ".join(ran.out.split())

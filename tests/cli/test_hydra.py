@@ -65,7 +65,7 @@ def test_every_group_of_ours_that_brings_steps_is_there_and_no_other(compose):
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda word: word)
-def test_every_option_gives_the_steps_that_it_gives_on_the_command_line(compose, group, option):
+def test_every_option_gives_the_steps_of_the_command_line(compose, group, option):
     theirs = compose("+prepare=default", f"prepare/{group}={option}").prepare.steps
     with composing() as composer:
         ours = composer.compose([f"{group}={option}"]).steps
@@ -173,7 +173,7 @@ class Prepared:
     steps: Steps = field(default_factory=Steps)
 
 
-def test_a_structured_configuration_with_a_key_for_it_takes_our_groups(compose):
+def test_a_structured_configuration_takes_our_groups(compose):
     ConfigStore.instance().store(name="with_room", node=WithRoom)
     found = compose("+prepare=default", "prepare/memfmt=channels_last_3d", name="with_room")
     assert Pipeline.from_config(found.prepare.steps).to_config()["conv3d_memory_format"]
@@ -198,7 +198,7 @@ def test_a_structured_pipeline_of_their_own_is_taken(compose):
 # ------------------------------------------------------------------------------- the border
 
 
-def test_interpolations_are_resolved_and_no_type_of_omegaconf_passes_however_deep(plugin):
+def test_interpolations_become_plain_data_at_any_depth(plugin):
     from prepare.step import ModelStep
 
     @plugin("deep_options")
@@ -231,7 +231,7 @@ def test_interpolations_are_resolved_and_no_type_of_omegaconf_passes_however_dee
     assert pipeline.to_config()["half"]["keep"] == kept
 
 
-def test_what_cannot_be_resolved_is_one_error_for_each_step_wherever_it_stands():
+def test_each_step_that_cannot_be_resolved_is_one_error():
     config = OmegaConf.create({
         "steps": {"half": "???", "device": "${nowhere}", "input_format": {"dtype": "${nowhere}"},
                   "conv3d_memory_format": {"exclude": ["${nowhere}"]}}
@@ -298,7 +298,7 @@ def test_the_project_trains_to_the_same_loss_with_and_without(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_of_theirs_over_a_group_of_ours_runs_in_the_workers_of_joblib(tmp_path):
+def test_another_applications_sweep_runs_in_joblib_workers(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     words = ("--multirun", "+prepare=default", "prepare/memfmt=channels_last,contiguous")
     words += ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=out")

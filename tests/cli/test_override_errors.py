@@ -60,9 +60,7 @@ def each(table):
 
 
 @each(SHOWN)
-def test_a_mistake_in_the_configuration_is_said_exactly_and_leaves_no_folder(
-    mistake, tmp_path, monkeypatch, capsys
-):
+def test_each_configuration_error_has_its_exact_message(mistake, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = cli.run(mistake.argv)
     out, err = capsys.readouterr()
@@ -108,7 +106,7 @@ def wrapper(**keywords):
     return plain(len(keywords))
 
 
-def test_what_a_wrapper_takes_is_no_mistake_and_what_the_wrapped_needs_is():
+def test_keywords_of_a_wrapper_are_checked_against_the_wrapped():
     check_targets({"_target_": "test_override_errors.wrapper", "depth": 1, "other": 2})
     with pytest.raises(ConfigError, match="^model.depth: is missing, and .* needs it"):
         check_targets({"_target_": "test_override_errors.wrapper", "other": 2})
@@ -212,5 +210,5 @@ def test_the_rank_is_never_lost_to_letters_that_changed_places(slip, right):
         ("ndhwc", "channels_last_3d", OPTIONS["memfmt"]),
     ],
 )
-def test_another_word_for_the_same_thing_comes_before_what_is_spelt_alike(said, meant, allowed):
+def test_a_synonym_comes_before_a_similar_spelling(said, meant, allowed):
     assert nearest(said, allowed)[0] == meant

@@ -163,7 +163,7 @@ def test_an_expanded_weight_stays_expanded_when_cast():
     assert torch.equal(model.weight, before.half())
 
 
-def test_an_expanded_convolution_weight_is_written_out_where_a_format_is_wanted():
+def test_an_expanded_convolution_weight_is_materialised():
     model = _with_weight(torch.randn(1, 4, 1, 1).expand(6, 4, 3, 3))
     reference = clone(model)
     torch.nn.utils.convert_conv2d_weight_memory_format(reference, torch.channels_last)
@@ -251,7 +251,7 @@ class Modulated(nn.Module):
         return F.conv2d(x + self.position, self.kernel)
 
 
-def test_a_raw_convolution_parameter_is_left_alone_and_named_as_a_candidate():
+def test_a_raw_convolution_parameter_is_named_as_a_candidate():
     with pytest.raises(NothingMatchesError, match="2 4-d or 5-d parameters .kernel, position"):
         apply(Modulated(), FLAT)
     model = nn.Sequential(Modulated(), nn.Conv2d(4, 4, 3))
@@ -278,7 +278,7 @@ def test_integer_and_complex_buffers_and_sparse_ones_are_kept():
     assert (row.stride, row.layouts, row.dtype) == (None, (), "float16")
 
 
-def test_a_tensor_subclass_that_decides_for_itself_is_refused_and_named():
+def test_a_tensor_subclass_with_its_own_dispatch_is_refused():
     from torch.testing._internal.two_tensor import TwoTensor
 
     model = nn.Conv2d(2, 2, 3)
@@ -398,7 +398,7 @@ class Stubborn(nn.Linear):
         return self
 
 
-def test_what_a_modules_own_code_protects_stays_protected_and_is_named():
+def test_a_tensor_that_module_code_protects_is_kept_and_named():
     model = nn.Sequential(Statistics(), Stubborn(2, 2), nn.Linear(2, 2))
     pipeline = Pipeline.from_config(HALF)
     plan = pipeline.plan(model)
@@ -417,7 +417,7 @@ def test_what_a_modules_own_code_protects_stays_protected_and_is_named():
     assert not pipeline.plan(model)
 
 
-def test_what_is_protected_in_one_place_stays_so_for_every_parameter_over_its_storage():
+def test_protection_holds_for_every_parameter_of_a_storage():
     class Keeper(nn.Linear):
         def _apply(self, fn, recurse=True):
             bias = self.bias.data
@@ -432,7 +432,7 @@ def test_what_is_protected_in_one_place_stays_so_for_every_parameter_over_its_st
     assert model[1].weight.dtype is torch.float16
 
 
-def test_an_override_that_forbids_the_cast_is_a_refusal_in_its_own_words():
+def test_an_override_that_forbids_the_cast_is_refused_and_quoted():
     class Quantized(nn.Linear):
         def half(self):
             raise ValueError("half is not supported for quantized models")
@@ -441,7 +441,7 @@ def test_an_override_that_forbids_the_cast_is_a_refusal_in_its_own_words():
     assert "0: its own half() raises ValueError: half is not supported for quantized models" in said
 
 
-def test_a_kornia_module_that_overrides_apply_is_prepared_like_any_other():
+def test_a_kornia_module_that_overrides_apply_is_prepared():
     kornia = pytest.importorskip("kornia")
     model = nn.Sequential(kornia.augmentation.RandomAffine(10.0), nn.Conv2d(3, 3, 3))
     apply(model)
@@ -457,7 +457,7 @@ def test_a_transformers_model_that_overrides_half_is_cast_whole():
 # Values
 
 
-def test_a_value_that_float16_cannot_hold_is_refused_with_the_tensors_name():
+def test_a_value_beyond_float16_is_refused_and_its_tensor_named():
     model = small_2d()
     with torch.no_grad():
         model[3].weight[0, 0] = 7e4
@@ -485,7 +485,7 @@ def test_an_infinity_that_was_there_already_is_no_reason_to_refuse():
 @pytest.mark.parametrize(
     "flag", ["overwrite_module_params_on_conversion", "swap_module_params_on_conversion"]
 )
-def test_parameters_keep_their_identity_whatever_torchs_global_flags_say(flag):
+def test_parameters_keep_their_identity_under_any_torch_flag(flag):
     model = small_2d()
     parameters = list(model.parameters())
     set_flag, get_flag = (
@@ -501,7 +501,7 @@ def test_parameters_keep_their_identity_whatever_torchs_global_flags_say(flag):
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
 
 
-def test_a_checkpoint_that_takes_the_layout_back_is_seen_by_the_next_plan():
+def test_a_plan_finds_a_layout_that_a_checkpoint_undid():
     model, state = small_2d(), copy.deepcopy(small_2d().state_dict())
     pipeline = Pipeline.from_config(FLAT)
     pipeline.apply(model)

@@ -94,7 +94,7 @@ def test_every_model_configuration_builds_and_runs_its_example(path):
 
 
 @by_stem(MODELS)
-def test_every_model_configuration_says_what_it_is_and_brings_an_example(path):
+def test_every_model_configuration_has_a_comment_and_an_example(path):
     package, comment, *_ = path.read_text(encoding="utf-8").splitlines()
     assert package == "# @package _global_"
     assert comment.startswith("# ")
@@ -174,7 +174,7 @@ def test_a_resnet2d_halves_the_size_at_every_stage_after_the_first():
     assert list(output.shape) == [2, 7]
 
 
-def test_a_resnet2d_projects_by_a_1x1_convolution_where_a_shape_changes():
+def test_resnet2d_projects_by_a_1x1_convolution():
     model = ResNet2d(3, width=4, blocks=[2, 2, 2])
     projected = [[bool(kinds(block.shortcut, nn.Conv2d)) for block in st] for st in model.stages]
     assert projected == [[False, False], [True, False], [True, False]]

@@ -65,7 +65,7 @@ def test_a_file_that_is_no_result_is_an_error_naming_it(record, text):
         record.result()
 
 
-def test_to_begin_again_removes_what_an_earlier_run_left_and_nothing_else(record):
+def test_beginning_again_removes_only_files_of_earlier_runs(record):
     for name in (*FILES, "mine.txt"):
         (record.folder / name).write_text("x")
     record.clear()
