@@ -301,7 +301,7 @@ def test_a_hydra_that_does_not_start_on_this_python_is_named(tmp_path, monkeypat
     assert cli.run(["model=unet2d"]) == 2
     assert capsys.readouterr().err == (
         "Hydra 1.3.8 does not start on Python 3.14; "
-        "pip install --pre 'hydra-core>=1.4.0rc3', or take an older Python\n"
+        "pip install --pre 'hydra-core>=1.4.0rc3', or use an older Python\n"
     )
 
 
