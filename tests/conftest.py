@@ -6,6 +6,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
+# Threads of torch that wait without spinning leave the cores to other test processes. libgomp reads this
+# when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 from prepare.core.utils.telemetry import switch_off_telemetry
@@ -26,6 +30,11 @@ import sitecustomize  # noqa: E402, F401
 
 # A package with tests of its own, which test_testing.py runs where it is installed.
 collect_ignore = ["example_plugin"]
+
+
+def pytest_xdist_auto_num_workers():
+    """Return one process more than there are cores: many tests wait for processes that they start."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Test on networks that the predicted flow equals the observed one."""
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -33,8 +34,17 @@ REPAIRED = ["monai_dynunet3d", "monai_unet2d", "monai_unet3d", "nnunet_plain2d",
             "nnunet_resenc2d", "nnunet_resenc3d", "unet3d"]  # fmt: skip
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("name", REPAIRED)
+QUICK_REPAIRED = {("monai_dynunet3d", 1), ("monai_unet2d", 2), ("nnunet_plain2d", 1),
+                  ("nnunet_resenc3d", 2), ("unet3d", 1)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [
+        case if case in QUICK_REPAIRED else pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product(REPAIRED, (1, 2))
+    ],
+)
 def test_a_repaired_network_has_no_break(name, batch):
     formats = {"conv2d_memory_format": {}, "conv3d_memory_format": {}}
     pipeline = Pipeline.from_config({**formats, "repair_layout": {}, "input_format": {}})

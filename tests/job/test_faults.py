@@ -426,7 +426,7 @@ def check_together(folder: Path, runs: int, rounds: int) -> None:
 
 @posix
 def test_runs_and_sweeps_of_the_same_second_have_folders_of_their_own(folder):
-    check_together(folder, runs=4, rounds=2)
+    check_together(folder, runs=4, rounds=1)
 
 
 @posix

@@ -299,11 +299,14 @@ def stop_and_resume(
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_a_sweep_stopped_at_any_moment_is_resumed(sweep, folder, number):
-    rng = random.Random(int(number))
-    for begun in (False, True):
-        stop_and_resume(sweep, folder, number, delay=rng.uniform(0, 2), begun=begun)
+@pytest.mark.parametrize(
+    ("number", "begun"),
+    zip(SIGNALS, (True, False, True), strict=True),
+    ids=lambda value: str(value),
+)
+def test_a_sweep_stopped_at_any_moment_is_resumed(sweep, folder, number, begun):
+    delay = random.Random(int(number)).uniform(0, 2)
+    stop_and_resume(sweep, folder, number, delay=delay, begun=begun)
 
 
 @pytest.mark.slow
