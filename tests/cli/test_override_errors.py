@@ -55,11 +55,16 @@ SHOWN = mistakes("override_errors.txt")
 ONLY_THE_MODEL_SHOWS = mistakes("model_errors.txt")
 
 
-def each(table):
-    return pytest.mark.parametrize("mistake", table, ids=[" ".join(row.argv) for row in table])
+def each(table, quick=1):
+    """Parametrize over a table; of `quick` rows, one is in the quick tier."""
+    rows = [
+        pytest.param(row, id=" ".join(row.argv), marks=pytest.mark.slow if number % quick else ())
+        for number, row in enumerate(table)
+    ]
+    return pytest.mark.parametrize("mistake", rows)
 
 
-@each(SHOWN)
+@each(SHOWN, quick=3)
 def test_each_configuration_error_has_its_exact_message(mistake, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = cli.run(mistake.argv)

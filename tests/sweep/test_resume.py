@@ -301,8 +301,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 @pytest.mark.parametrize(
     ("number", "begun"),
-    zip(SIGNALS, (True, False, True), strict=True),
-    ids=lambda value: str(value),
+    [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGKILL, True)],
 )
 def test_a_sweep_stopped_at_any_moment_is_resumed(sweep, folder, number, begun):
     delay = random.Random(int(number)).uniform(0, 2)
