@@ -33,7 +33,7 @@ from prepare.sweep.summary import UNENDED
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from prepare.job.headline import Verified
+    from prepare.job.headline import VerifyFigures
     from prepare.sweep.summary import Summary, SweepRow
 
 # More planes, or more points in one, are not readable; the table has all rows.
@@ -183,7 +183,7 @@ def _tiles(sweep: SweepRecord) -> Iterable[tuple[str, str, str]]:
     yield "Total time", f"{sum(row.seconds or 0 for row in rows):,.0f} s", "of all rows"
 
 
-def _largest(verified: Verified | None) -> str:
+def _largest(verified: VerifyFigures | None) -> str:
     if verified is None or verified.error is None:
         return ""
     return f"largest error {verified.error:.2g}, of the {verified.what}"
