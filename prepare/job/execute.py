@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.telemetry import switch_off_telemetry
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from prepare.job.spec import JobSpec
     from prepare.plan import Plan
 
+_log = logging.getLogger(__name__)
+
 
 def run_job(
     spec: JobSpec, *, stage: Stage = lambda _: nullcontext(), begun: bool = False
@@ -38,17 +42,36 @@ def run_job(
     try:
         if not begun:
             record.begin(spec.job)
-        outcome = _run_in_clean_state(spec, record, stage)
+        outcome = _run_in_clean_state(spec, record, _logged(stage))
     except BaseException as error:  # an error of one job may not end the sweep
         outcome = failure(error)
     seconds = round(time.perf_counter() - start, 3)
     outcome = replace(outcome, result=replace(outcome.result, seconds=seconds))
+    _log.info("%s after %.1f s, in %s", outcome.result.status, seconds, spec.folder)
+    if outcome.result.error:
+        _log.error("%s", outcome.result.error)
+    if outcome.result.traceback:
+        _log.debug("%s", outcome.result.traceback)
     try:
         spec.pages(outcome, spec.folder)
     except BaseException as error:
         failed = failure(error)
         outcome = replace(failed, result=replace(failed.result, seconds=seconds))
     return write_result(outcome, record)
+
+
+def _logged(stage: Stage) -> Stage:
+    """Return `stage` with a message to the logger for each stage, and its seconds at level DEBUG."""
+
+    @contextmanager
+    def logged(what: str) -> Iterator[Any]:
+        _log.info("%s", what)
+        start = time.perf_counter()
+        with stage(what) as tell:
+            yield tell
+        _log.debug("%s: done in %.3f s", what, time.perf_counter() - start)
+
+    return logged
 
 
 def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage) -> Outcome:
@@ -58,6 +81,7 @@ def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage) -> Outcome:
         from prepare.core.forward.torch_state import isolated
         from prepare.job.build_model import import_plugins
         from prepare.job.load_weights import model_of
+    _log.debug("configuration: %s", settings)
     with isolated():
         import_plugins(settings.plugins)
         with stage(f"building {settings.model['_target_']}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from prepare.pipeline.tensor_table import RequestTable
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,11 @@ def apply_steps(
             if any(action.phase == "structure" for action in actions):
                 _rewrite(model, phases.structure)
                 moves = all_moves(make_table(model, phases.tensors), optimizer)
+            for action in actions:
+                _log.debug(
+                    "%s: %s", action.step, ", ".join(name or "the model" for name in action.modules)
+                )
+            _log.debug("transfer: %s", ", ".join(move.path for move in moves) or "no tensor")
             undo.transfer = Transfer(moves, low_memory=low_memory)
             undo.transfer.run()
             for step in phases.acting:

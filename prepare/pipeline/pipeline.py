@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,7 +15,7 @@ from torch.optim import Optimizer
 from prepare import recipe
 from prepare.core.utils.gc_pause import paused_collector
 from prepare.core.utils.options import no_options, plain
-from prepare.core.utils.text import first_line
+from prepare.core.utils.text import first_line, plural
 from prepare.errors import (
     ConfigError,
     KnownIssueError,
@@ -44,6 +46,7 @@ from prepare.registry import STEPS
 from prepare.step import Step
 
 _Model = TypeVar("_Model", bound=nn.Module)
+_log = logging.getLogger(__name__)
 
 
 class Pipeline:
@@ -155,6 +158,7 @@ class Pipeline:
         """
         check_known_issues(known_issues)
         _check_strict(strict)
+        start = time.perf_counter()
         optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
         actions, table, issues, rewritten = survey(model, self._phases, known_issues)
         raise_problems(RefusedError, lazy_problems(table))
@@ -176,6 +180,9 @@ class Pipeline:
             )
         if optimizer is not None:
             RestrideLoadedState().install(optimizer)
+        done = f"moved {plural(len(moves), 'tensor')}" if actions or moves else "nothing to do"
+        took, name = time.perf_counter() - start, type(model).__name__
+        _log.info("%s: %s: %s, %.3f s", name, ", ".join(self.steps) or "no step", done, took)
         return model
 
     def check(
