@@ -1,8 +1,10 @@
-"""The layers of the house: which folder may import which, and what an import costs."""
+"""The house: which folder may import which, what an import costs, and how things are named."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,34 @@ def loads_torch(paths: list[Path]) -> str:
 def test_a_file_opens_with_one_sentence(path):
     summary = ast.get_docstring(ast.parse(path.read_text())).split("\n")[0]
     assert summary.endswith(".")
+
+
+def test_a_docstring_begins_with_a_verb_or_a_noun():
+    question = re.compile(r"(What|Which|Where|Whether|Who|Whose|How)\b")
+    begin = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        if question.match(text := ast.get_docstring(node) or "")
+    ]
+    assert not begin
+
+
+def test_no_two_classes_have_the_same_name():
+    nodes = (node for path in FILES for node in ast.parse(path.read_text()).body)
+    counts = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
+def test_names_of_tests_have_at_most_60_letters():
+    names = [
+        node.name
+        for path in Path(__file__).parent.rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert [name for name in names if len(name) > len("test_") + 60] == []
 
 
 @pytest.mark.parametrize("part", FORBIDDEN)

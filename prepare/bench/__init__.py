@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from prepare.bench.records import Comparison, Control, Progress, Row
+from prepare.bench.records import Comparison, Control, Progress, VariantResult
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line
 from prepare.errors import ConfigError, Problem, RefusedError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from prepare.bench.session import BenchOptions
     from prepare.bench.variant import Call, Clock
 
-__all__ = ["Comparison", "Control", "Progress", "Row", "compare"]
+__all__ = ["Comparison", "Control", "Progress", "VariantResult", "compare"]
 
 
 def compare(

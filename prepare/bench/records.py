@@ -24,7 +24,7 @@ Interval = tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class VariantResult:
     """The result for one variant; unknown values are None.
 
     `seconds` is the median time of one call, and `ratio` the median of the ratios to the baseline per
@@ -80,7 +80,7 @@ class Comparison:
     limits the result.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[VariantResult, ...]
     baseline: str
     aa: Control | None
     repeats: int
@@ -89,7 +89,7 @@ class Comparison:
     environment: dict[str, Any]
     notes: tuple[str, ...] = ()
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> VariantResult:
         """Return the row of a variant; raise KeyError if there is no such variant."""
         return {row.name: row for row in self.rows}[name]
 
@@ -125,10 +125,10 @@ class Case:
     reason: str = ""
 
     @property
-    def row(self) -> Row:
+    def row(self) -> VariantResult:
         """The row of the prepared model; a row with the reason if nothing was compared."""
         if self.comparison is None:
-            return Row(name=PREPARED, verdict="not compared", reason=self.reason)
+            return VariantResult(name=PREPARED, verdict="not compared", reason=self.reason)
         baseline = self.comparison.row(self.comparison.baseline)
         row = next((row for row in self.comparison.rows if row is not baseline), baseline)
         return replace(row, reason=row.reason or baseline.reason)
@@ -149,7 +149,7 @@ class Bench:
     cases: tuple[Case, ...]
 
     @property
-    def headline(self) -> Row:
+    def headline(self) -> VariantResult:
         """The one row to show in a summary: that of the first case."""
         return self.cases[0].row
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from prepare.bench import statistics
-from prepare.bench.records import Control, Row
+from prepare.bench.records import Control, VariantResult
 from prepare.bench.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -74,16 +74,18 @@ class SampleSet:
         finite = noise if math.isfinite(noise) else None
         return Control(ratio=ratio.value, interval=ratio.interval, noise=finite)
 
-    def rows(self, items: int | None) -> Iterator[Row]:
+    def rows(self, items: int | None) -> Iterator[VariantResult]:
         """Yield a row per variant; `items` is the batch size."""
         for series in self.series:
             name, device = series.variant.name, str(series.device)
             if series.reason:
-                yield Row(name=name, verdict="failed", device=device, reason=series.reason)
+                yield VariantResult(
+                    name=name, verdict="failed", device=device, reason=series.reason
+                )
                 continue
             verdict, ratio = self._verdict(series)
             time = statistics.estimate(series.samples, self.confidence)
-            yield Row(
+            yield VariantResult(
                 name=name,
                 verdict=verdict,
                 seconds=time.value,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
-from prepare.tune.records import Row, Tuning
+from prepare.tune.records import CandidateResult, Tuning
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prepare.bench.variant import Clock
     from prepare.core.utils.progress import Stage
 
-__all__ = ["Row", "Tuning", "tune"]
+__all__ = ["CandidateResult", "Tuning", "tune"]
 
 
 def tune(

@@ -13,7 +13,7 @@ class CandidateError(Exception):
     """A candidate cannot be prepared or run; the message says why."""
 
 
-class Runner(Protocol):
+class TimedCandidate(Protocol):
     """A prepared candidate that can be timed; `seconds` is the time of a turn, about."""
 
     seconds: float
@@ -43,7 +43,7 @@ class Contestant:
     """
 
     candidate: Candidate
-    runner: Runner | None = None
+    runner: TimedCandidate | None = None
     seconds: float = 0.0
     times: dict[int, float] = field(default_factory=dict)
     checked: CheckResult | None = None

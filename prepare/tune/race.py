@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from prepare.bench import statistics
 from prepare.tune.admission import Admission
-from prepare.tune.contestants import CandidateError, CheckResult, Contestant, Runner
+from prepare.tune.contestants import CandidateError, CheckResult, Contestant, TimedCandidate
 from prepare.tune.standings import Standings, interval_text
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class Race:
         self,
         candidates: Sequence[Candidate],
         *,
-        start: Callable[[Candidate], Runner],
-        check: Callable[[Candidate, Runner], CheckResult],
+        start: Callable[[Candidate], TimedCandidate],
+        check: Callable[[Candidate, TimedCandidate], CheckResult],
         budget: float,
         clock: Clock,
         capacity: int = 1000,

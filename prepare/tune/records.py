@@ -28,7 +28,7 @@ Interval = tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CandidateResult:
     """The result for one candidate; unknown values are None.
 
     `steps` is its pipeline with every option, and `cost` its complexity (see
@@ -63,7 +63,7 @@ class Tuning:
     measurement, and `from_cache` says that it was an earlier call. `notes` say what limits the result.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[CandidateResult, ...]
     winner: str
     mode: str
     allow: tuple[str, ...]
@@ -77,7 +77,7 @@ class Tuning:
     environment: dict[str, Any]
     notes: tuple[str, ...] = ()
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> CandidateResult:
         """Return the row of a candidate; raise KeyError if there is no such candidate."""
         return {row.name: row for row in self.rows}[name]
 

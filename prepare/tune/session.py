@@ -25,7 +25,7 @@ from prepare.tune.candidate_run import Mode, PreparedCandidate, TurnPlan, capaci
 from prepare.tune.candidates import Candidate, candidates
 from prepare.tune.contestants import CandidateError, CheckResult, Contestant
 from prepare.tune.race import Race
-from prepare.tune.records import STATUSES, UNPREPARED, Row, Tuning
+from prepare.tune.records import STATUSES, UNPREPARED, CandidateResult, Tuning
 
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock
@@ -169,11 +169,11 @@ def _device(base: Candidate, model: nn.Module) -> torch.device:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-def _row(race: Race, winner: Contestant, contestant: Contestant) -> Row:
+def _row(race: Race, winner: Contestant, contestant: Contestant) -> CandidateResult:
     ratio = race.standings.final_ratio(contestant, winner)
     times, checked = list(contestant.times.values()), contestant.checked
     error, allowed = (checked.error, checked.allowed) if checked else (None, None)
-    return Row(
+    return CandidateResult(
         name=contestant.name,
         steps=contestant.candidate.steps,
         status=contestant.status,

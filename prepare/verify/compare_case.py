@@ -24,7 +24,7 @@ from prepare.verify.execution.runner import (
 from prepare.verify.inputs import jittered
 from prepare.verify.records import Check
 from prepare.verify.tolerance import (
-    Difference,
+    Deviation,
     compare,
     first_non_finite,
     is_too_noisy,
@@ -78,7 +78,7 @@ class CaseComparison:
     compiled: bool = False
     gradients: bool = True
     exact_runs: ExactRuns = field(default_factory=dict)
-    differences: dict[str, list[Difference]] = field(default_factory=dict, init=False)
+    differences: dict[str, list[Deviation]] = field(default_factory=dict, init=False)
     raised: str = field(default="", init=False)
     retry_failure: str = field(default="", init=False)
     runner: Runner = field(init=False, repr=False)
@@ -118,7 +118,7 @@ class CaseComparison:
         """The dtype of the exact run; None if nothing was compared."""
         return self.runner.exact_dtype if self.differences else None
 
-    def exceeding(self, kind: str) -> list[Difference]:
+    def exceeding(self, kind: str) -> list[Deviation]:
         """Return the tensors of a kind whose error exceeds the tolerance, the worst first."""
         items = [item for item in self.differences.get(kind, []) if item.exceeds]
         return sorted(items, key=lambda item: -item.excess)
@@ -169,13 +169,13 @@ class CaseComparison:
     def _outputs_differ(self, first: RunResult, second: RunResult) -> bool:
         return any(item.exceeds for item in self._differences(first, [], second, "outputs"))
 
-    def _compare(self, results: RunResults, kind: str) -> list[Difference]:
+    def _compare(self, results: RunResults, kind: str) -> list[Deviation]:
         baseline = results.baseline + (results.perturbed if "gradients" in kind else [])
         return self._differences(results.exact, baseline, results.prepared, kind)
 
     def _differences(
         self, exact: RunResult, baseline: list[RunResult], prepared: RunResult, kind: str
-    ) -> list[Difference]:
+    ) -> list[Deviation]:
         def comparable(result: RunResult) -> NamedTensors:
             named: NamedTensors = getattr(result, RESULT_FIELDS[kind])
             rewritten = tuple(f"{name}." for name in self.models.rewritten)
@@ -279,7 +279,7 @@ class CaseComparison:
         )
 
 
-def _milder(before: Difference, again: Difference | None) -> Difference:
+def _milder(before: Deviation, again: Deviation | None) -> Deviation:
     if again is None or math.isnan(before.error) or before.excess <= again.excess:
         return before
     return again

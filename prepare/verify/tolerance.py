@@ -47,7 +47,7 @@ NamedTensors = Mapping[str, Tensor | None]
 
 
 @dataclass(frozen=True)
-class Difference:
+class Deviation:
     """The error of one tensor, its tolerance and its noise, each as a fraction of the tensor's scale.
 
     The error is NaN if the tensors cannot be subtracted; then `note` says why. `share` is the scale as a
@@ -104,7 +104,7 @@ def compare(
     depth: int,
     gradients: bool = False,
     by_module: bool = False,
-) -> list[Difference]:
+) -> list[Deviation]:
     """Compare every tensor of `prepared` with `exact`; `baseline` holds runs of the unprepared model.
 
     With `by_module` the scale of a tensor is that of the largest floating-point tensor of its module.
@@ -129,7 +129,7 @@ def compare(
         error, scale = math.nan if note else _distance(expected, actual), size or largest or 1.0
         share = scale / (largest or 1.0)
         differences.append(
-            Difference(name, error / scale, allowed / scale, noise / scale, share, note)
+            Deviation(name, error / scale, allowed / scale, noise / scale, share, note)
         )
     return differences
 
@@ -139,7 +139,7 @@ def first_non_finite(tensors: NamedTensors) -> str:
     return next((name for name, t in tensors.items() if t is not None and not _is_finite(t)), "")
 
 
-def is_too_noisy(differences: Iterable[Difference]) -> bool:
+def is_too_noisy(differences: Iterable[Deviation]) -> bool:
     """Return True if the baseline itself is too far from exact for a comparison to mean anything.
 
     That is so if half of all tensors are too noisy, or if one tensor of substantial size is all noise.

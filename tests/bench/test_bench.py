@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from clocks import Clock, noisy
-from prepare.bench import Comparison, Control, Row, compare, peak_memory
+from prepare.bench import Comparison, Control, VariantResult, compare, peak_memory
 from prepare.bench.input_pool import batch_size, make_pool
 from prepare.bench.model_state import modules_in
 from prepare.bench.samples import Series
@@ -247,7 +247,7 @@ def test_a_failing_variant_is_reported_and_the_others_continue(breaks_at):
     variants = {name: clock.takes(0.1) for name in ("plain", "other")}
     variants["broken"] = clock.takes(0.1, breaks_at=breaks_at)
     found = compare(variants, BATCH, _clock=clock)
-    assert found.row("broken") == Row(
+    assert found.row("broken") == VariantResult(
         name="broken", verdict="failed", device="cpu", reason="MemoryError: no more"
     )
     assert found.row("other").verdict == "no significant difference"

@@ -18,7 +18,7 @@ from torch import nn
 from clocks import Clock
 from page_reader import HOSTILE, TEMPLATES, Reader, contrast
 from prepare.bench import compare
-from prepare.bench.records import Bench, Case, Comparison, Control, Row
+from prepare.bench.records import Bench, Case, Comparison, Control, VariantResult
 from prepare.cli import main as cli
 from prepare.core.forward.example_input import Example
 from prepare.errors import BenchError, RefusedError
@@ -364,9 +364,9 @@ def test_a_plan_times_nothing(tmp_path, monkeypatch, capsys):
 
 def comparison(ratio=0.73, *, verdict="faster", interval=(0.70, 0.76), repeats=20, **more):
     rows = (
-        Row(name="unprepared", verdict="baseline", seconds=0.04, seconds_interval=(0.038, 0.045),
+        VariantResult(name="unprepared", verdict="baseline", seconds=0.04, seconds_interval=(0.038, 0.045),
             ratio=1.0, throughput=50.0, peak_bytes=1 << 26, device="cpu", calls=1, samples=(0.04,)),
-        Row(name="prepared", verdict=verdict, seconds=0.04 * ratio, seconds_interval=(0.03 * ratio, 0.05 * ratio),
+        VariantResult(name="prepared", verdict=verdict, seconds=0.04 * ratio, seconds_interval=(0.03 * ratio, 0.05 * ratio),
             ratio=ratio, ratio_interval=interval, throughput=50 / ratio, peak_bytes=1 << 25, device="cpu", calls=1),
     )  # fmt: skip
     settings = {"train": False, "confidence": 0.95, "threads": 2, "batch_size": 2}

@@ -5,8 +5,7 @@ from pathlib import Path
 from prepare import recipe
 from prepare.audit import Audit
 from prepare.audit.rows import AuditRow
-from prepare.bench.records import Bench, Case, Comparison, Control
-from prepare.bench.records import Row as Variant
+from prepare.bench.records import Bench, Case, Comparison, Control, VariantResult
 from prepare.flow.records import Copy, Event, Flow
 from prepare.job.record import Job, Record, Result
 from prepare.sweep.manifest import SweepManifest, write_sweep_manifest
@@ -30,8 +29,8 @@ def bench(
     """Return a bench of a prepared model with this time `ratio`; with `error`, its baseline did not run."""
     low, high = (ratio * 0.97 if low is None else low), (ratio * 1.03 if high is None else high)
     rows = (
-        Variant(name="unprepared", verdict="baseline", ratio=1.0, seconds=0.1, device="cpu"),
-        Variant(name="prepared", verdict=verdict, ratio=ratio, ratio_interval=(low, high), seconds=0.1 * ratio,
+        VariantResult(name="unprepared", verdict="baseline", ratio=1.0, seconds=0.1, device="cpu"),
+        VariantResult(name="prepared", verdict=verdict, ratio=ratio, ratio_interval=(low, high), seconds=0.1 * ratio,
                 seconds_interval=(0.1 * low, 0.1 * high), device="cpu"),
     )  # fmt: skip
     found = Comparison(rows=rows, baseline="unprepared", aa=NOISE, repeats=20, seconds=3.0,

@@ -20,7 +20,7 @@ from prepare.pipeline import Pipeline
 from prepare.report.sentences import tune_sentence
 from prepare.report.terminal.tune import show_tune
 from prepare.step import ModuleStep
-from prepare.tune import Row, Tuning, candidate_run, session, tune
+from prepare.tune import CandidateResult, Tuning, candidate_run, session, tune
 from prepare.tune import cache as caching
 from prepare.tune.candidate_run import PreparedCandidate
 from prepare.tune.candidates import AS_DECLARED, Candidate, candidates
@@ -346,12 +346,12 @@ def test_the_age_of_a_tuning_is_shown_in_words(seconds, words):
 def record(**changes):
     steps = {"half": {"dtype": "bfloat16", "keep": []}}
     rows = (
-        Row(name="bfloat16", steps=steps, status="winner", reason="takes 0.50 of the time", cost=4,
+        CandidateResult(name="bfloat16", steps=steps, status="winner", reason="takes 0.50 of the time", cost=4,
             seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, verified="pass", error=1e-3,
             allowed=1e-2),
-        Row(name=UNPREPARED, steps={}, status="slower", reason="takes 2.00 times as long", cost=0,
+        CandidateResult(name=UNPREPARED, steps={}, status="slower", reason="takes 2.00 times as long", cost=0,
             seconds=0.1, ratio=1.0, rounds=20, error=0.0),
-        Row(name="[red]compile", steps={}, status="not measured", reason="no time", cost=6),
+        CandidateResult(name="[red]compile", steps={}, status="not measured", reason="no time", cost=6),
     )  # fmt: skip
     whole = {
         "rows": rows, "winner": "bfloat16", "mode": "eval", "allow": ("bfloat16",), "budget": 60.0,

@@ -11,7 +11,7 @@ from prepare.report.charts.chart import Axis, Bar, Bars, Chart, Plane, Point, fi
 from prepare.report.sentences import case_sentence, control_text, digits, factor, seconds, span
 
 if TYPE_CHECKING:
-    from prepare.bench.records import Bench, Case, Row
+    from prepare.bench.records import Bench, Case, VariantResult
     from prepare.job.results import SavedResults
     from prepare.verify.records import Check, Verification
 
@@ -78,7 +78,7 @@ def _memory(case: Case, *, several: bool) -> Iterator[Bar]:
             yield Bar(label=label, value=row.peak_bytes, text=size(row.peak_bytes), mark=mark)
 
 
-def _speed_against_error(case: Case, row: Row, check: Check, *, wrong: bool) -> Plane:
+def _speed_against_error(case: Case, row: VariantResult, check: Check, *, wrong: bool) -> Plane:
     error, ratio = float(check.error or 0.0), float(row.ratio or 0.0)
     allowed = check.allowed
     baseline = Point(label="unprepared", x=1.0, y=0.0, text="the reference", mark="baseline")
@@ -106,7 +106,7 @@ def _largest(verification: Verification | None) -> Check | None:
     return max(outputs, key=lambda check: check.error or 0.0, default=None)
 
 
-def _mark(row: Row, *, wrong: bool) -> str:
+def _mark(row: VariantResult, *, wrong: bool) -> str:
     if wrong and row.name == PREPARED:
         return "wrong"
     return _MARKS.get(row.verdict, "same")

@@ -11,7 +11,7 @@ from prepare.tune.records import UNPREPARED
 
 if TYPE_CHECKING:
     from prepare.job.results import SavedResults
-    from prepare.tune.records import Row, Tuning
+    from prepare.tune.records import CandidateResult, Tuning
 
 _MARKS = {"winner": "better", "slower": "worse", "wrong": "wrong"}
 
@@ -55,7 +55,7 @@ def tune_charts(tuning: Tuning) -> list[Chart]:
     return charts
 
 
-def _bar(row: Row) -> Bar:
+def _bar(row: CandidateResult) -> Bar:
     return Bar(
         label=row.name,
         value=row.ratio,
@@ -65,7 +65,7 @@ def _bar(row: Row) -> Bar:
     )
 
 
-def _point(row: Row) -> Point:
+def _point(row: CandidateResult) -> Point:
     return Point(
         label=row.name,
         x=float(row.ratio or 0.0),
@@ -76,11 +76,11 @@ def _point(row: Row) -> Point:
     )
 
 
-def _mark(row: Row) -> str:
+def _mark(row: CandidateResult) -> str:
     return "baseline" if row.name == UNPREPARED else _MARKS.get(row.status, "same")
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _cells(row: CandidateResult) -> dict[str, str]:
     numbers = {"error": row.error, "allowed": row.allowed}
     return {
         "name": row.name,

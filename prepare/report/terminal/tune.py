@@ -11,7 +11,7 @@ from prepare.report.sentences import seconds, span, tune_sentence
 from prepare.report.terminal.console import show_table
 
 if TYPE_CHECKING:
-    from prepare.tune.records import Row, Tuning
+    from prepare.tune.records import CandidateResult, Tuning
 
 _TITLES = ("recipe", "time ratio", "interval", "error", "")
 # Statuses that the figures in the table do not explain.
@@ -45,7 +45,7 @@ def show_tune(tuning: Tuning, file: str = "") -> None:
         line(f"  details are in {printable(file)}")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: CandidateResult) -> tuple[str, ...]:
     return (
         row.name,
         "" if row.ratio is None else f"{row.ratio:.3f}",
