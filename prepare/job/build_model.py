@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from prepare.core.model.tensors import named_tensors
+from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.text import first_line
+from prepare.core.utils.user_code import described
 from prepare.errors import ConfigError, ModelError
-from prepare.job.model_target import check_targets
+from prepare.job.model_target import absent, check_targets
 from prepare.job.outcome import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -31,9 +33,7 @@ def import_plugins(names: Iterable[str]) -> None:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            wrong = f"module {error.name!r} does not exist"
-            remedy = "install it, or start in the folder that holds it"
-            raise ConfigError(f"plugins[{index}]", wrong, remedy) from error
+            raise absent(error.name or name, f"plugins[{index}]", error, named=name) from error
 
 
 def build_model(settings: Settings, build: Callable[[Mapping[str, Any]], Any]) -> nn.Module:
@@ -52,12 +52,12 @@ def build_model(settings: Settings, build: Callable[[Mapping[str, Any]], Any]) -
         cause = error.__cause__ or error
         if is_out_of_memory(cause):
             raise cause from None
-        said = first_line(cause)
-        key, _, wrong = said.partition(": ")
+        key, _, wrong = first_line(cause).partition(": ")
         if _is_built_in(target) and isinstance(cause, ValueError) and key in settings.model:
             raise ConfigError(f"model.{key}", wrong) from error
-        wrong = f"building {target} raised {type(cause).__name__}: {said}"
-        raise ModelError("model", wrong) from error
+        missing = missing_module(str(cause))
+        remedy = install_remedy(missing, imported=True) if missing else ""
+        raise ModelError("model", f"building {target}: {described(cause)}", remedy) from error
     if not isinstance(model, nn.Module):
         wrong = f"{target} returned an object of type {type(model).__name__}, not a torch.nn.Module"
         raise ConfigError("model._target_", wrong, "name a class or function that returns a model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -11,22 +12,16 @@ from types import ModuleType
 from typing import Any
 
 from prepare.core.utils.options import as_written
+from prepare.core.utils.packages import install_remedy
 from prepare.core.utils.suggest import choose, nearest
-from prepare.core.utils.text import first_line
+from prepare.core.utils.user_code import described, place_of
 from prepare.errors import ConfigError, ModelError, PrepareError, Problem
 
-# Import names of packages, and the extra of ours that installs each.
-EXTRAS = {
-    "monai": "monai",
-    "dynamic_network_architectures": "nnunet",
-    "diffusers": "diffusers",
-    "transformers": "transformers",
-    "torchvision": "torchvision",
-    "timm": "timm",
-}
 # Keys that Hydra reads and does not pass to the target.
 _HYDRA_KEYS = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")
 _CONVERTS = ("none", "partial", "object", "all")
+# The own names of a module are listed if they are not more.
+_LISTED = 12
 
 
 def check_targets(config: Mapping[str, Any], where: str = "model") -> None:
@@ -86,9 +81,7 @@ def locate(target: str, where: str = "model") -> Callable[..., Any]:
                 _import(".".join(parts[: index + 1]), where, target)
         if not hasattr(target_object, part):
             name = ".".join(parts[:index])
-            close = nearest(part, _names(target_object))
-            remedy = f"did you mean {'.'.join([name, close[0]])!r}?" if close else ""
-            raise ConfigError(where, f"{name} has no {part!r}", remedy)
+            raise ConfigError(where, f"{name} has no {part!r}", _instead(part, target_object, name))
         target_object = getattr(target_object, part)
     if not callable(target_object):
         raise ConfigError(where, f"{target} is not a class or function")
@@ -106,21 +99,43 @@ def _import(name: str, where: str, target: str) -> ModuleType:
         missing = error.name or name
         if missing == name and "." in name:
             raise _AbsentError(where, f"module {name!r} does not exist") from error
-        whose = "" if missing == target.partition(".")[0] else f", imported by {name},"
-        raise ConfigError(
-            where, f"module {missing!r}{whose} does not exist", _install(missing)
-        ) from error
+        raise absent(missing, where, error, named=target) from error
     except Exception as error:
-        said = first_line(error)
-        wrong = f"importing {name} raised {type(error).__name__}: {said}"
-        raise ModelError(where, wrong) from error
+        raise ModelError(where, f"importing {name}: {described(error)}") from error
 
 
-def _install(package: str) -> str:
-    extra = EXTRAS.get(package.partition(".")[0])
-    if extra:
-        return f"install the extra: pip install 'torch-prepare[{extra}]'"
-    return "install it, or start in the folder that holds it"
+def absent(module: str, where: str, error: ImportError, *, named: str) -> ConfigError:
+    """Return the error of a missing `module`, with the line that imports it, or the name that was meant.
+
+    `named` is the dotted name that the user gave.
+    """
+    name = named.partition(".")[0]
+    if module.partition(".")[0] != name:
+        place = place_of(error)
+        importer = f", imported at {place}," if place else ""
+        remedy = install_remedy(module, imported=True)
+        return ConfigError(where, f"module {module!r}{importer} does not exist", remedy)
+    close = nearest(name, [each.name for each in pkgutil.iter_modules([os.curdir])])
+    remedy = install_remedy(module)
+    if close and close[0] != name:
+        remedy = f"did you mean {close[0]!r}? {remedy}"
+    return ConfigError(where, f"module {module!r} does not exist", remedy)
+
+
+def _instead(part: str, owner: Any, name: str) -> str:
+    """Return the remedy for a name that `owner` does not have: the nearest, else its own names."""
+    if close := nearest(part, _names(owner)):
+        return f"did you mean {'.'.join([name, close[0]])!r}?"
+    own = (
+        [
+            each
+            for each, value in vars(owner).items()
+            if not each.startswith("_") and callable(value) and value.__module__ == owner.__name__
+        ]
+        if isinstance(owner, ModuleType)
+        else []
+    )
+    return f"it has {', '.join(own)}" if 0 < len(own) <= _LISTED else ""
 
 
 def _names(owner: Any) -> list[str]:

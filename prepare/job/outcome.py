@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import printable
+from prepare.core.utils.user_code import described, raised_at
 from prepare.errors import (
     CheckpointError,
     ConfigError,
@@ -50,7 +51,7 @@ def failure(error: BaseException) -> Outcome:
     """Return the outcome of a job that raised `error`."""
     trace = "".join(traceback.format_exception(error))
     message = _message(error)
-    line = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    line = described(error, message)
     if isinstance(error, KeyboardInterrupt):
         return Outcome(
             Result("interrupted", "interrupted", message or "stopped by Ctrl-C"), INTERRUPTED
@@ -62,9 +63,8 @@ def failure(error: BaseException) -> Outcome:
         reason = "known issue" if isinstance(error, KnownIssueError) else reason
         return Outcome(Result("failed", reason, message), WRONG)
     if isinstance(error, SystemExit):
-        return Outcome(
-            Result("failed", "exit", f"the job called sys.exit({error.code!r})", trace), 1
-        )
+        wrong = f"{raised_at(error)}the job called sys.exit({error.code!r})"
+        return Outcome(Result("failed", "exit", wrong, trace), FAILED)
     if is_out_of_memory(error):
         return Outcome(Result("failed", "oom", f"out of memory: {line}", trace), FAILED)
     if isinstance(error, (FileError, CheckpointError)):

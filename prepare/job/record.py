@@ -28,7 +28,7 @@ FILES = (
     *("recipe.yaml", "plan.json", "audit.json", "audit.csv"),
     *("flow.json", "flow_before.json", "flow.svg", "verify.json"),
     *("bench.json", "bench.svg", "tune.json", "tune.svg", "report.html"),
-    *("environment.json", "job.json", "log.txt", "result.json"),
+    *("environment.json", "job.json", "log.txt", "traceback.txt", "result.json"),
 )
 _RESULT, _JOB = "prepare.result", "prepare.job"
 _VERSION = 1
@@ -109,7 +109,9 @@ class Record:
         audit.save(self.folder / "audit.csv")
 
     def write_result(self, result: Result) -> None:
-        """Write `result.json`, the last file of a record."""
+        """Write `result.json`, the last file of a record, and before it the traceback of an error."""
+        if result.status == "failed" and result.traceback:
+            files.write_text(self.folder / "traceback.txt", result.traceback)
         self._write("result.json", {"format": _RESULT, "version": _VERSION, **asdict(result)})
 
     def result(self) -> Result | None:

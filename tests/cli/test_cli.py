@@ -1,5 +1,6 @@
 """The command line: one job from words to files, the bare words, and every way to get it wrong."""
 
+import inspect
 import json
 import re
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from hydra.core.global_hydra import GlobalHydra
 
+import sample_nets
 from paths import RUN
 from prepare.audit import audit
 from prepare.cli import main as cli
@@ -36,6 +38,22 @@ GROUPS = ("model", "device", "precision", "memfmt", "input")
 NET = "model._target_=sample_nets.Net"
 SMALL = "input.shape=[2,3,16,16]"
 UNET3D = ("model=unet3d", "model.width=2", "model.depth=2", "input.shape=[2,1,8,8,8]")
+
+
+def at(function, part):
+    """The line of sample_nets.py that holds `part` in this function, as messages name it."""
+    lines, first = inspect.getsourcelines(function)
+    number = next(index for index, line in enumerate(lines) if part in line)
+    return f"sample_nets.py:{first + number}, in {function.__name__}"
+
+
+AT = {
+    "raises": at(sample_nets.raises, "raise ValueError"),
+    "exits": at(sample_nets.exits, "sys.exit"),
+    "runs_out_of_memory": at(sample_nets.runs_out_of_memory, "raise MemoryError"),
+    "Views.forward": at(sample_nets.Views.forward, ".view("),
+    "Net.forward": at(sample_nets.Net.forward, "x = conv(x)"),
+}
 NO_CONV2D = (
     "steps.conv2d_memory_format: UNet3d has no Conv2d and 8 Conv3d; "
     "did you mean memfmt=channels_last_3d (the step conv3d_memory_format)?"
@@ -500,19 +518,23 @@ def test_a_package_that_is_not_there_names_the_extra_that_brings_it(go):
         (
             ["model._target_=sample_nets.raises"],
             "model",
-            "model: building sample_nets.raises raised ValueError: no such depth",
+            f"model: building sample_nets.raises: {AT['raises']}: ValueError: no such depth",
         ),
-        (["model._target_=sample_nets.exits"], "exit", "the job called sys.exit(0)"),
+        (
+            ["model._target_=sample_nets.exits"],
+            "exit",
+            f"{AT['exits']}: the job called sys.exit(0)",
+        ),
         (
             ["model._target_=sample_nets.runs_out_of_memory"],
             "oom",
-            "out of memory: MemoryError: 2 TiB",
+            f"out of memory: {AT['runs_out_of_memory']}: MemoryError: 2 TiB",
         ),
         (
             ["model._target_=sample_nets.Views", SMALL, "memfmt=channels_last"],
             "model",
             (
-                "forward of Views: RuntimeError: view size is not compatible with input tensor's size and stride "
+                f"forward of Views: {AT['Views.forward']}: RuntimeError: view size is not compatible with input tensor's size and stride "
                 "(at least one dimension spans across two contiguous subspaces). Use .reshape(...) instead; "
                 "this module calls .view on a tensor that is no longer contiguous: use .reshape or .flatten "
                 "there, or exclude the convolutions before it"
@@ -522,7 +544,7 @@ def test_a_package_that_is_not_there_names_the_extra_that_brings_it(go):
             ["model._target_=sample_nets.MakesItsOwn", SMALL, "precision=bfloat16"],
             "model",
             (
-                "forward of convs.0 (Conv2d): RuntimeError: Input type (float) and bias type (c10::BFloat16) "
+                f"forward of convs.0 (Conv2d): {AT['Net.forward']}: RuntimeError: Input type (float) and bias type (c10::BFloat16) "
                 "should be the same; the input and the weights differ in precision: the example was formatted as "
                 "the steps say, but a tensor that the model makes itself stays as it is, and so does a module "
                 "that keep names"
@@ -540,21 +562,22 @@ def test_a_package_that_is_not_there_names_the_extra_that_brings_it(go):
             [NET, "input.shape=[2,1,8,8]"],
             "model",
             (
-                "forward of convs.0 (Conv2d): RuntimeError: Given groups=1, weight of size [4, 3, 3, 3], expected "
+                f"forward of convs.0 (Conv2d): {AT['Net.forward']}: RuntimeError: Given groups=1, weight of size [4, 3, 3, 3], expected "
                 "input[2, 1, 8, 8] to have 3 channels, but got 1 channels instead; the example input may not fit "
                 "this model: change input.shape"
             ),
         ),
     ],
 )
-def test_a_failure_is_one_line_and_its_traceback_is_in_the_record(go, argv, reason, line):
+def test_a_failure_names_the_users_line_and_leaves_its_traceback(go, argv, reason, line):
     ran = go(*argv)
     assert ran.code == 1
     said, where = ran.err.splitlines()
     assert said == line
-    assert where == f"the traceback is in {ran.folder.relative_to(Path.cwd())}/result.json"
+    assert where == f"the traceback is in {ran.folder.relative_to(Path.cwd())}/traceback.txt"
     assert (ran.result["status"], ran.result["reason"]) == ("failed", reason)
     assert ran.result["traceback"].startswith("Traceback")
+    assert (ran.folder / "traceback.txt").read_text() == ran.result["traceback"]
 
 
 def test_an_interrupted_run_exits_130_and_says_so_in_its_record(go):

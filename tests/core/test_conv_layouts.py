@@ -127,7 +127,10 @@ def test_a_forward_runs_without_gradients():
 
 
 def test_a_failing_forward_names_the_innermost_module():
-    with pytest.raises(ModelError, match=r"^forward of 1 \(Fails\): RuntimeError: after 2$"):
+    line = r"tests/core/test_conv_layouts.py:\d+, in forward"
+    with pytest.raises(
+        ModelError, match=rf"^forward of 1 \(Fails\): .*{line}: RuntimeError: after 2$"
+    ):
         run_example(nn.Sequential(nn.Identity(), Fails()), Example((torch.randn(2, 3, 4, 4),)))
 
 

@@ -16,12 +16,12 @@ from paths import RUN, SHARED
 NET = "model._target_=sample_nets."
 # Every way in which a job can fail, with the status and the reason of its row.
 FAILING = {
-    "raises": ("failed", "raised ValueError: no such depth"),
+    "raises": ("failed", "in raises: ValueError: no such depth"),
     "exits": ("failed", "the job called sys.exit(0)"),
     "leaves": ("crashed", "the job ended its process with exit code 0, as os._exit does"),
     "is_killed": ("crashed", "killed by SIGKILL: out of memory?"),
     "segfaults": ("crashed", "killed by SIGSEGV: a crash in native code"),
-    "runs_out_of_memory": ("failed", "out of memory: MemoryError: 2 TiB"),
+    "runs_out_of_memory": ("failed", "in runs_out_of_memory: MemoryError: 2 TiB"),
 }
 # Failing jobs among healthy ones; the last one reports whether the process state is intact.
 MIXED = ("Net", *FAILING, "changes_the_process", "reports_the_process")

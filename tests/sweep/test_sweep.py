@@ -80,8 +80,9 @@ def test_the_table_is_saved_in_three_formats(sweep):
     with (ran.folder / "summary.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["status"] for row in rows] == ["ok", "failed"]
-    assert (
-        rows[1]["reason"] == "model: building sample_nets.raises raised ValueError: no such depth"
+    assert re.fullmatch(
+        r"model: building sample_nets.raises: sample_nets.py:\d+, in raises: ValueError: no such depth",
+        rows[1]["reason"],
     )
     table = (ran.folder / "summary.md").read_text().splitlines()
     assert table[1].startswith("| --- | --- |")
@@ -96,6 +97,9 @@ def test_a_row_that_raises_or_exits_leaves_the_others_alone(sweep):
     results = [Record(ran.folder / row["folder"]).result() for row in ran.rows]
     assert [result.reason for result in results] == ["exit", "model", "oom", None]
     assert all("Traceback" in result.traceback for result in results[:3])
+    texts = [ran.folder / row["folder"] / "traceback.txt" for row in ran.rows]
+    assert [text.is_file() for text in texts] == [True, True, True, False]
+    assert texts[0].read_text() == results[0].traceback
 
 
 def test_a_pattern_that_matches_nothing_fails_its_row(sweep):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from prepare.core.utils.packages import install_remedy, missing_module
+from prepare.core.utils.user_code import described
 from prepare.errors import ModelError
 
 if TYPE_CHECKING:
@@ -43,10 +45,12 @@ def explained(model: nn.Module, error: Exception) -> ModelError:
     lines = str(error).strip().split("\n")
     # The first line of a compiler's error names its backend, the next line the error of the backend.
     message = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
-    hints = (hint for pattern, hint in _HINTS.items() if re.search(pattern, str(error)))
+    hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, str(error))]
+    if missing := missing_module(str(error)):
+        hints = [install_remedy(missing, imported=True)]
     where = _innermost(model, error.__traceback__)
-    wrong = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return ModelError(f"forward of {where}", wrong.rstrip("."), next(hints, ""))
+    wrong = described(error, message).rstrip(".")
+    return ModelError(f"forward of {where}", wrong, next(iter(hints), ""))
 
 
 def _innermost(model: nn.Module, trace: TracebackType | None) -> str:

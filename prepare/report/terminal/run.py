@@ -41,7 +41,7 @@ def show_outcome(outcome: Outcome, folder: Path) -> None:
     if results is None:
         show_problems((outcome.result.error or "").splitlines())
         if outcome.result.traceback:
-            line(f"the traceback is in {_file(record, 'result.json')}", errors=True)
+            line(f"the traceback is in {_file(record, 'traceback.txt')}", errors=True)
         return
     for warning in results.warnings:
         line(printable(f"warning: {warning}"), errors=True)

@@ -1,0 +1,83 @@
+"""Describe an error with the line of the user's code that raised it."""
+
+from __future__ import annotations
+
+import site
+import sys
+import sysconfig
+import traceback
+from functools import cache
+from pathlib import Path
+
+from prepare.core.utils.text import first_line
+
+# Packages whose lines do not show what the user's code, or the network of another package, did.
+_INNER = ("torch", "hydra", "omegaconf", "prepare")
+_OURS = Path(__file__).resolve().parents[2]
+
+
+def described(error: BaseException, message: str | None = None) -> str:
+    """Return `my_nets.py:8, in forward: ValueError: message`; without the line if there is none to name.
+
+    `message` replaces the first line of the error.
+    """
+    if message is None:
+        # The message of a SyntaxError repeats the line.
+        message = str(error.msg) if isinstance(error, SyntaxError) else first_line(error)
+    kind = type(error).__name__
+    return raised_at(error) + (f"{kind}: {message}" if message else kind)
+
+
+def raised_at(error: BaseException) -> str:
+    """Return `my_nets.py:8, in forward: `, or nothing."""
+    place = place_of(error)
+    return f"{place}: " if place else ""
+
+
+def place_of(error: BaseException) -> str:
+    """Return `my_nets.py:8, in forward`, the innermost line outside of libraries, or nothing.
+
+    If every line is in a library, it is the innermost one outside of torch and of this package.
+    """
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
+        return f"{_shown(error.filename)}:{error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
+    own = [frame for frame in frames if _library(frame.filename) is None]
+    theirs = [f for f in frames if (name := _library(f.filename)) and name not in _INNER]
+    for frame in (own or theirs)[-1:]:
+        function = "" if frame.name == "<module>" else f", in {frame.name}"
+        return f"{_shown(frame.filename)}:{frame.lineno}{function}"
+    return ""
+
+
+def _library(filename: str) -> str | None:
+    """Return the package that holds the file, `` for the standard library, None for the user's code."""
+    path = Path(filename)
+    if path.is_relative_to(_OURS):
+        return "prepare"
+    for folder in _site_folders():
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).parts[0]
+    return "" if path.is_relative_to(sysconfig.get_path("stdlib")) else None
+
+
+def _shown(filename: str) -> str:
+    """Return the path from the current folder, else from the folder that it was imported from."""
+    path = Path(filename)
+    imported = map(Path, sorted(filter(None, sys.path), key=len, reverse=True))
+    for folder in (*_site_folders(), Path.cwd(), *imported):
+        if path.is_relative_to(folder):
+            return str(path.relative_to(folder))
+    return filename
+
+
+@cache
+def _site_folders() -> tuple[Path, ...]:
+    """Return the folders of installed packages."""
+    named = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    found = [*named, *site.getsitepackages(), site.getusersitepackages(), *sys.path]
+    return tuple(
+        dict.fromkeys(
+            Path(name) for name in found if Path(name).name in ("site-packages", "dist-packages")
+        )
+    )
