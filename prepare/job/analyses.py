@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prepare.core.forward.example_input import build_example
+from prepare.core.model.deep_copy import CopyError, deep_copy
 from prepare.core.model.module_tree import copy_tree
-from prepare.core.utils.text import first_line, size
+from prepare.core.utils.text import size
 from prepare.errors import ConfigError
 from prepare.steps import compile, repair_layout  # noqa: A004
 from prepare.steps.input_format import InputFormat
@@ -103,10 +103,9 @@ def reference_of(settings: Settings, model: nn.Module) -> nn.Module | str | None
     if any(tensor.is_meta for tensor in model.parameters()):
         return "a model on the meta device holds no data"
     try:
-        return copy.deepcopy(model)
-    # Raised by the model's own code, or by torch for the old weight_norm, graphs and handles.
-    except Exception as error:
-        return f"the model cannot be copied: {type(error).__name__}: {first_line(error)}"
+        return deep_copy(model)
+    except CopyError as error:
+        return f"the model cannot be copied: {error}"
 
 
 def is_copied(settings: Settings, model: nn.Module) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import os
 import warnings
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from prepare.bench.variant import Variant
+from prepare.core.model.deep_copy import CopyError, deep_copy
 from prepare.core.utils.text import first_line
 from prepare.errors import PrepareError, RefusedError
 from prepare.pipeline import Pipeline
@@ -138,13 +138,10 @@ def copy_model(model: nn.Module, mode: str) -> nn.Module:
         RefusedError: the model cannot be copied.
     """
     try:
-        duplicate = copy.deepcopy(model)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        duplicate = deep_copy(model)
+    except CopyError as error:
         remedy = "tune a model that copy.deepcopy can copy, before hooks and handles are added"
-        raise RefusedError("the model", f"cannot be copied: {reason}", remedy) from error
-    for parameter in duplicate.parameters():
-        parameter.grad = None
+        raise RefusedError("the model", f"cannot be copied: {error}", remedy) from error
     train = mode == "train"
     return duplicate if train and duplicate.training else duplicate.train(train)
 
