@@ -24,13 +24,15 @@ def may_read_mode(modules: Mapping[str, nn.Module], name: str) -> bool:
     return False
 
 
-@cache
 def _reads(cls: type) -> frozenset[str]:
     """Return whose mode the methods of a class read: `own`, `others`, both or nothing."""
+    return _reads_in(tuple(base for base in cls.__mro__ if base not in (nn.Module, object)))
+
+
+@cache
+def _reads_in(classes: tuple[type, ...]) -> frozenset[str]:
     found: set[str] = set()
-    for base in cls.__mro__:
-        if base in (nn.Module, object):
-            continue
+    for base in classes:
         for member in vars(base).values():
             function = getattr(member, "__func__", getattr(member, "fget", member))
             if isinstance(function, FunctionType):
