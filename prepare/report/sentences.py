@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import plural, printable, size
+from prepare.report.layout_causes import breaks_text, layout_causes
 
 if TYPE_CHECKING:
     from prepare.bench.records import Case, Control, Interval
-    from prepare.flow.records import Event, Flow
+    from prepare.flow.records import Flow
     from prepare.job.headline import BenchFigures, Headline, VerifyFigures
     from prepare.tune.records import Tuning
     from prepare.verify.records import Verification
@@ -32,13 +32,18 @@ def flow_sentence(flow: Flow) -> str:
         return f"{flow.status}: {printable(flow.reason)}"
     summary = flow.summary
     copied = f"{size(summary['copied_bytes'])} copied per forward"
-    parts = [_breaks(flow.events, "forward"), copied]
+    parts = [breaks_text(layout_causes(flow)), copied]
     backward = summary["backward"]
     if backward["breaks"] or backward["copied_bytes"]:
-        parts.append(f"{_breaks(flow.events, 'backward')} in backward")
+        parts.append(f"{breaks_text(layout_causes(flow, 'backward'))} in backward")
         parts.append(f"{size(backward['copied_bytes'])} copied per backward")
-    remedy = next((_REMEDIES[cause] for cause in summary["by_cause"] if cause in _REMEDIES), "")
+    remedy = layout_remedy(flow)
     return ", ".join(parts) + (f": {remedy}" if remedy else "")
+
+
+def layout_remedy(flow: Flow) -> str:
+    """Return what to do about the most frequent cause that has a remedy; empty if none has."""
+    return next((_REMEDIES[cause] for cause in flow.summary["by_cause"] if cause in _REMEDIES), "")
 
 
 def verify_sentence(verification: Verification) -> str:
@@ -163,24 +168,6 @@ def digits(value: float) -> str:
 def span(interval: Interval, form: Callable[[float], str]) -> str:
     """Format an interval: `0.80 to 0.85`; empty for None."""
     return "" if interval is None else " to ".join(map(form, interval))
-
-
-def _breaks(events: tuple[Event, ...], phase: str) -> str:
-    """Return `13 breaks, all InstanceNorm3d`, or `16 breaks (13 InstanceNorm3d, 3 ResidualUnit)`."""
-    types: Counter[str] = Counter()
-    for event in events:
-        if (event.phase, event.kind) == (phase, "break"):
-            types[event.type] += event.count
-    total = types.total()
-    if not total:
-        return "no breaks"
-    ranked = sorted(types.items(), key=lambda item: (-item[1], item[0]))
-    if len(ranked) == 1:
-        return f"{plural(total, 'break')}, {'all ' if total > 1 else ''}{printable(ranked[0][0])}"
-    named = [f"{count} {printable(name)}" for name, count in ranked[:3]]
-    if len(ranked) > 3:
-        named.append(f"{total - sum(count for _, count in ranked[:3])} more")
-    return f"{plural(total, 'break')} ({', '.join(named)})"
 
 
 def _noise(control: Control | None, conjunction: str) -> str:

@@ -140,13 +140,13 @@ def test_the_page_shows_the_record_of_a_job(ran):
         f"{summary['convolutions']['converted']} converted",
         "2 of 3 convolutions returned channels_last_3d (1 of these also satisfy another memory format)",
         "3 breaks, all InstanceNorm3d, 12.0 KiB copied per forward",
-        "InstanceNorm3d: copies; add a step",
+        "Add a step: InstanceNorm3d: copies",
         "half: keep: norms",
         "torch 2.13.0",
+        "report of a job 2025-01-02 03:04 python run.py",
         "Date 2025-01-02T03:04:05+00:00",
         "memory_format: channels_last_3d",
         'Pipeline.load("recipe.yaml")',
-        "1.2 s",
         "a note",
     ):
         assert phrase in found.text, phrase
@@ -213,7 +213,7 @@ def test_hostile_names_are_escaped_everywhere_on_the_page(ran, tmp_path):
     assert text.count("n" * 5000) == 3
     assert "n" * 3000 not in text.replace("n" * 5000, "")
     found = Reader(text)
-    assert found.tags <= safe.tags | {"h3", "p", "li", "details"}
+    assert found.tags <= safe.tags | {"h3", "p", "li", "details", "strong"}
     assert "{{ 7 * 7 }}" in found.text
     assert "alert(1)" in found.text
 
@@ -242,7 +242,7 @@ def test_two_flows_are_side_by_side_with_equal_rows(ran):
     before.save(ran / "flow_before.json")
     after.save(ran / "flow.json")
     found = Reader(run_page(ran))
-    assert len(found.all("svg")) == 2
+    assert len(found.all("svg")) == 4  # a strip and a tree of each
     assert "Layout lost 30 1" in found.text
     ours, theirs = rows(before, limit=LIMIT, beside=after), rows(after, limit=LIMIT, beside=before)
     assert [row.module.name for row in ours] == [row.module.name for row in theirs]
@@ -273,12 +273,12 @@ def test_an_unreadable_file_is_named_and_the_rest_is_shown(ran, name, content):
 @pytest.mark.parametrize(
     ("name", "key", "value", "title"),
     [
-        ("plan.json", "warnings", 3, "Known issues and warnings"),
-        ("audit.json", "summary", {}, "Result"),
+        ("plan.json", "warnings", 3, "Warnings"),
+        ("audit.json", "summary", {}, "Tensors"),
         ("environment.json", "packages", None, "Environment"),
         ("flow.json", "wanted", {"5": None}, None),
         ("flow.json", "events", [{}], "flow.json"),
-        ("job.json", "overrides", [1], "Declaration"),
+        ("job.json", "overrides", [1], "Reproduce"),
     ],
 )
 def test_a_section_with_a_malformed_file_is_left_out_and_named(ran, name, key, value, title):
@@ -317,10 +317,10 @@ def test_a_long_table_is_cut_and_names_the_file_with_all_rows(ran):
 def test_a_failed_job_shows_its_error(tmp_path):
     record = Record(tmp_path)
     record.write_result(
-        Result("failed", "oom", "RuntimeError: no memory", "Traceback: line 1", 2.0)
+        Result("Failed", "oom", "RuntimeError: no memory", "Traceback: line 1", 2.0)
     )
     text = Reader(run_page(tmp_path)).text
-    for phrase in ("failed", "oom", "RuntimeError: no memory", "Traceback", "Traceback: line 1"):
+    for phrase in ("Failed", "oom", "RuntimeError: no memory", "Traceback", "Traceback: line 1"):
         assert phrase in text
 
 
@@ -362,11 +362,11 @@ def test_the_picture_shows_where_the_layout_is_lost():
     svg = flow_svg(flow)
     lost = marked(svg, "break")
     assert len(lost) == flow.summary["breaks"] == 3
-    assert all("aten.clone (instance_norm), once" in texts(g) and "4.0 KiB" in texts(g) for g in lost)  # fmt: skip
+    assert all("InstanceNorm3d, once" in texts(g) and "4.0 KiB" in texts(g) for g in lost)  # fmt: skip
     assert len(marked(svg, "regain")) == flow.summary["regains"] == 3
     phrase = texts(ET.fromstring(svg))
     assert "3 breaks, all InstanceNorm3d" in phrase
-    assert "Lost first in body.0.norm (InstanceNorm3d), by aten.clone (instance_norm)." in phrase
+    assert "Lost first in body.0.norm: InstanceNorm3d." in phrase
     assert "lost 3 times, regained 3 times; 3 of 3 convolutions returned it" in phrase
 
 
@@ -381,10 +381,8 @@ def test_counts_and_phases_are_shown():
     flow = blocks(1)
     events = (event("body.0.norm", count=12), event("body.0.conv", phase="backward"))
     titles = [t.text for t in ET.fromstring(flow_svg(replace(flow, events=events))).iter(f"{SVG}title")]  # fmt: skip
-    assert any(
-        "; aten.clone (instance_norm), 12 times; 4.0 KiB copied" in phrase for phrase in titles
-    )
-    assert any(title.endswith("aten.clone (instance_norm), once in backward") for title in titles)
+    assert any("; InstanceNorm3d, 12 times; 4.0 KiB copied" in phrase for phrase in titles)
+    assert any(title.endswith("InstanceNorm3d, once in backward") for title in titles)
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "channels_last_3d", "contiguous", "ambiguous", "other"])  # fmt: skip

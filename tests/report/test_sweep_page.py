@@ -55,13 +55,13 @@ def test_the_page_recommends_the_best_row(swept):
     found = Reader(page_of(swept))
     for phrase in (
         "unet3d: 6 jobs",
-        "Rows that are ok 4 of 6 1 failed, 1 interrupted",
+        "Did all rows end well? 4 of 6 ok 1 failed, 1 interrupted",
         "Best: #4 memfmt=channels_last_3d precision=bfloat16: 0.410 of the time of the unprepared model (0.398 to 0.422).",
         "python run.py model=unet3d memfmt=channels_last_3d precision=bfloat16",
         "in 4-row/recipe.yaml",
         "dtype: bfloat16",
         'Pipeline.load("recipe.yaml")',
-        "largest error 0.004",
+        "Is it right? Right pass 0.004",
     ):
         assert phrase in found.text, phrase
 

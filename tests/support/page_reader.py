@@ -68,7 +68,7 @@ class Reader(HTMLParser):
 READABLE = [
     *(("ink", "card"), ("ink", "paper"), ("ink", "code"), ("soft", "card"), ("soft", "paper")),
     *(("accent", "card"), ("accent", "paper"), ("good", "good-soft"), ("bad", "bad-soft")),
-    *(("good", "card"), ("bad", "card"), ("warn", "card"), ("ink", "stripe"), ("soft", "code")),
+    *(("good", "card"), ("bad", "card"), ("warn", "card"), ("soft", "code")),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,6 +80,24 @@ def flow_figure(flow: Flow, *, name: str, beside: Flow | None = None) -> Markup:
     return Markup(text)  # noqa: S704  rendered by a template that escapes
 
 
+def flow_strip(flow: Flow, *, name: str) -> Markup:
+    """Return all modules side by side as part of a page; `name` is unique on the page."""
+    width = 1000
+    strip = layout_strip(flow, width=width, style=_style)
+    text = render(
+        "flow_strip.svg", sentence=flow_sentence(flow), strip=strip, width=width, name=name
+    )
+    return Markup(text)  # noqa: S704  rendered by a template that escapes
+
+
+def flow_legend(flows: Iterable[Flow]) -> list[tuple[str, str, str]]:
+    """Return (style, letter, meaning) of each layout in a strip, and of a tick."""
+    flows = list(flows)
+    entries = [entry for flow in flows for entry in _layouts_of(flow)]
+    broken = any(event.kind == "break" for flow in flows for event in flow.events)
+    return [*dict.fromkeys(entries), *([("tick", "", "lost here")] if broken else [])]
+
+
 def write_flow_svg(flow: Flow, path: str | Path) -> None:
     """Write `flow.svg`; the same flow gives the same bytes. Raises FileError."""
     files.write_text(path, flow_svg(flow))
@@ -113,15 +132,21 @@ def _context(flow: Flow, beside: Flow | None, limit: int, headline: list[str]) -
 
 def _legend(flow: Flow) -> list[list[tuple[str, str, str]]]:
     """Return lines of (style, letter, meaning): first the layouts, then the marks."""
-    seen = {module.layout for module in flow.modules}
-    known = [layout for layout in LETTERS if layout in seen]
-    entries = [(_style(name), LETTERS[name], _MEANINGS.get(name, name)) for name in known]
-    if not seen <= LETTERS.keys():
-        entries.append(("odd", "?", "unknown layout"))
     kinds = {event.kind for event in flow.events}
     marks = [("break", "", "lost here")] if "break" in kinds else []
     marks += [("regain", "", "regained here")] if "regain" in kinds else []
-    return [entries, [*marks, ("holds", "", "contains other modules: the layout of its output")]]
+    return [
+        _layouts_of(flow),
+        [*marks, ("holds", "", "contains other modules: the layout of its output")],
+    ]
+
+
+def _layouts_of(flow: Flow) -> list[tuple[str, str, str]]:
+    """Return (style, letter, meaning) of each layout of the modules."""
+    seen = {module.layout for module in flow.modules}
+    known = [layout for layout in LETTERS if layout in seen]
+    entries = [(_style(name), LETTERS[name], _MEANINGS.get(name, name)) for name in known]
+    return entries if seen <= LETTERS.keys() else [*entries, ("odd", "?", "unknown layout")]
 
 
 def _style(layout: str) -> str:

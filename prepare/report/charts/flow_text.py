@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import plural, printable, size
+from prepare.report.layout_causes import event_name
 
 if TYPE_CHECKING:
     from prepare.flow.records import Event, Flow
@@ -46,7 +47,7 @@ def details(flow: Flow, shown: list[ModuleRow]) -> Iterable[str]:
     first = next((event for event in flow.events if event.kind == "break"), None)
     if first:
         module = cut(first.module, 90) or "the model itself"
-        yield f"Lost first in {module} ({cut(first.type, 30)}), by {cut(_by(first), 50)}."
+        yield f"Lost first in {module}: {cut(event_name(first), 60)}."
     summary = flow.summary
     regained = f", regained {times(summary['regains'])}" if summary["regains"] else ""
     lost = f"lost {times(summary['breaks'])}" if summary["breaks"] else "never lost"
@@ -109,7 +110,7 @@ def _grouped(events: Iterable[Event]) -> Counter[tuple[str, str, str]]:
     """Count equal events; forward before backward, breaks before regains."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for event in sorted(events, key=lambda event: (event.phase != "forward", event.kind)):
-        counts[event.kind, event.phase, _by(event)] += event.count
+        counts[event.kind, event.phase, event_name(event)] += event.count
     return counts
 
 
@@ -117,9 +118,3 @@ def _event_text(key: tuple[str, str, str], count: int) -> str:
     kind, phase, by = key
     suffix = "" if phase == "forward" else f" in {phase}"
     return f"{'regained: ' if kind == 'regain' else ''}{by}, {times(count)}{suffix}"
-
-
-def _by(event: Event) -> str:
-    """Return the operator, and its cause unless the name ends with it: `aten.clone (instance_norm)`."""
-    adds = not event.operation.endswith(event.cause)
-    return f"{event.operation} ({event.cause})" if adds else event.operation

@@ -47,7 +47,7 @@ def diff_page(differences: Differences) -> str:
     title = plural(differences.total, "difference") if differences.total else "no difference"
     text = render("diff/sides.html", first=differences.first, second=differences.second)
     sides = PageSection("sides", "Compared", Markup(text))  # noqa: S704  rendered with escaping
-    return page(title, [sides, *sections], kind=f"comparison of two {differences.kind}s")
+    return page(title, [sides, *sections], about=(f"comparison of two {differences.kind}s",))
 
 
 def _section(name: str, title: str, changes: Iterable[Change]) -> PageSection:

@@ -14,13 +14,16 @@ from markupsafe import Markup
 
 from prepare.core.utils import files
 from prepare.job.results import read_results
-from prepare.report.pages.run_sections import SECTIONS, Section, tiles
+from prepare.report.answers import Answer, answers, verdict
+from prepare.report.pages.run_lead import day, run_lead
+from prepare.report.pages.run_sections import SECTIONS, Section, command
 from prepare.report.render import render, template_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from prepare.job.record import Result
+    from prepare.job.results import SavedResults
 
 NAME = "report.html"
 T = TypeVar("T")
@@ -60,12 +63,15 @@ def run_page(folder: str | Path, *, result: Result | None = None) -> str:
     run = replace(run, result=run.result or result)
     problems = list(run.problems)
     sections = list(rendered(run, SECTIONS, problems))
-    try:
-        figures = tiles(run)
-    except _MALFORMED:  # the section of that file reports it
-        figures = []
     return page(
-        run.model, sections, tiles=figures, result=run.result, problems=problems, folder=run.name
+        run.model,
+        sections,
+        cards=_known(answers, run) or (),
+        verdict=_known(verdict, run) or "",
+        lead=_known(run_lead, run) or "",
+        problems=problems,
+        about=("report of a job", _known(day, run) or ""),
+        command=_known(command, run) or "",
     )
 
 
@@ -73,16 +79,18 @@ def page(
     title: str,
     sections: Iterable[PageSection],
     *,
-    tiles: Iterable[tuple[str, str, str]] = (),
-    result: Any = None,
+    cards: Iterable[Answer] = (),
+    verdict: str = "",
+    lead: str = "",
     problems: Iterable[str] = (),
-    folder: str = "",
-    kind: str = "report of a job",
+    about: Iterable[str] = (),
+    command: str = "",
 ) -> str:
-    """Return a page: a header with figures, a list of the sections, and the sections.
+    """Return a page: a header with answers, a list of the sections, and the sections.
 
-    `problems` are sentences on unreadable files; `folder` names the record. A page with long tables
-    has one script, which searches them, and forbids every other script.
+    `about` and `command` stand in small letters above the title, `lead` is markup below the answers.
+    `problems` are sentences on unreadable files. A page with long tables has one script, which searches
+    them, and forbids every other script.
     """
     sections = list(sections)
     long = any(_LONG in section.body for section in sections)
@@ -90,13 +98,23 @@ def page(
         "page.html",
         title=title,
         sections=sections,
-        tiles=list(tiles),
-        result=result,
+        anchors={section.name for section in sections},
+        cards=list(cards),
+        verdict=verdict,
+        lead=lead,
         problems=list(problems),
-        folder=folder,
-        kind=kind,
+        about=list(about),
+        command=command,
         script=_script() if long else None,
     )
+
+
+def _known(part: Callable[[SavedResults], T], run: SavedResults) -> T | None:
+    """Return a part of the header; None if its file is malformed, which its section reports."""
+    try:
+        return part(run)
+    except _MALFORMED:
+        return None
 
 
 def rendered(

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from prepare.audit.rows import STATUSES, AuditRow
 from prepare.core.utils.text import counts, plural, size
-from prepare.report.charts.flow_picture import flow_figure
-from prepare.report.charts.flow_text import times
+from prepare.report.answers import error_text, share, share_text
 from prepare.report.pages.bench_section import timed
+from prepare.report.pages.flow_section import layout_flow
 from prepare.report.pages.long_table import LIMIT
-from prepare.report.pages.run_tables import convolution_table, copy_table, event_table, tensor_table
+from prepare.report.pages.run_lead import training_code
+from prepare.report.pages.run_tables import tensor_table
 from prepare.report.pages.tune_section import tuned
-from prepare.report.sentences import factor, flow_sentence, outputs_sentence, verify_sentence
+from prepare.report.sentences import outputs_sentence, verify_sentence
 
 if TYPE_CHECKING:
     from prepare.audit import Audit
-    from prepare.flow.records import Flow
     from prepare.job.record import Job
     from prepare.job.results import SavedResults
 
@@ -41,16 +41,12 @@ class Section(Generic[T]):
 
 
 def declaration(run: SavedResults) -> Context | None:
-    """Return the command, the choice of each group, and the resolved recipe."""
-    if not run.job and run.recipe is None and not run.plan:
-        return None
+    """Return the choice of each group, and the resolved recipe."""
     choices = {key: value for key, value in (run.job.choices if run.job else {}).items() if value}
-    return {
-        "command": command(run),
-        "choices": choices,
-        "recipe": run.recipe,
-        "steps": run.plan["steps"] if run.plan and run.recipe is None else {},
-    }
+    steps = run.plan["steps"] if run.plan and run.recipe is None else {}
+    if not choices and run.recipe is None and not steps:
+        return None
+    return {"choices": choices, "recipe": run.recipe, "steps": steps}
 
 
 def result(run: SavedResults) -> Context | None:
@@ -70,32 +66,6 @@ def result(run: SavedResults) -> Context | None:
     return context
 
 
-def layout_flow(run: SavedResults) -> Context | None:
-    """Return the picture and its tables; two pictures if the record has a flow from before."""
-    if not run.flow:
-        return None
-    flow, before = run.flow, run.flow_before
-    figures = [("After" if before else "", "flow", flow, before)]
-    if before:
-        figures.insert(0, ("Before", "flow-before", before, flow))
-    pictures = [
-        (label, flow_sentence(shown), flow_figure(shown, name=name, beside=other))
-        for label, name, shown, other in figures
-    ]
-    return {
-        "wanted": flow.wanted,
-        "mode": flow.mode,
-        "pictures": pictures,
-        "compared": _compared(before, flow) if before else [],
-        "causes": flow.summary["by_cause"],
-        "events": event_table(flow),
-        "copies": copy_table(flow),
-        "convolutions": convolution_table(flow),
-        "backends": _backends(flow),
-        "notes": flow.notes,
-    }
-
-
 def verified(run: SavedResults) -> Context | None:
     """Return the verification of outputs and gradients, and the losses of casts."""
     verification = run.verification
@@ -103,6 +73,10 @@ def verified(run: SavedResults) -> Context | None:
         return None
     return {
         "sentence": verify_sentence(verification),
+        "error": error_text(verification),
+        "shares": [
+            "" if (part := share(c)) is None else share_text(part) for c in verification.checks
+        ],
         "culprit": verification.culprit,
         "advice": verification.advice,
         "checks": verification.checks,
@@ -111,10 +85,21 @@ def verified(run: SavedResults) -> Context | None:
 
 
 def issues(run: SavedResults) -> Context | None:
-    """Return the known problems of this model on this device."""
+    """Return the known problems of this model on this device, grouped by their remedy."""
     plan = run.plan or {}
     problems, warnings = plan.get("problems", []), plan.get("warnings", [])
-    return {"problems": problems, "warnings": warnings} if problems or warnings else None
+    if not problems and not warnings:
+        return None
+    return {"problems": _by_remedy(problems), "warnings": _by_remedy(warnings)}
+
+
+def _by_remedy(texts: Iterable[str]) -> dict[str, list[str]]:
+    """Return the texts by their remedy, which is what follows the last semicolon; empty for none."""
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        wrong, _, remedy = text.rpartition("; ")
+        groups.setdefault(remedy if wrong else "", []).append(wrong or text)
+    return groups
 
 
 def environment(run: SavedResults) -> Context | None:
@@ -136,51 +121,23 @@ def environment(run: SavedResults) -> Context | None:
 
 
 def reproduce(run: SavedResults) -> Context | None:
-    """Return the command of the job, and whether there is a recipe for training code."""
+    """Return the command of the job, and the lines for training code."""
     if run.recipe is None and not command(run):
         return None
-    return {"command": command(run), "recipe": run.recipe is not None}
+    return {"command": command(run), "code": training_code(run)}
 
 
 SECTIONS = (
+    Section("tune", "Recipes", tuned),
+    Section("issues", "Warnings", issues),
+    Section("verify", "Right?", verified),
+    Section("bench", "Faster?", timed),
+    Section("flow", "Layout?", layout_flow),
+    Section("result", "Tensors", result),
     Section("declaration", "Declaration", declaration),
-    Section("tune", "Tuning", tuned),
-    Section("result", "Result", result),
-    Section("flow", "Layout flow", layout_flow),
-    Section("verify", "Verification", verified),
-    Section("bench", "Timing", timed),
-    Section("issues", "Known issues and warnings", issues),
-    Section("environment", "Environment", environment),
     Section("reproduce", "Reproduce", reproduce),
+    Section("environment", "Environment", environment),
 )
-
-
-def tiles(run: SavedResults) -> list[tuple[str, str, str]]:
-    """Return the figures at the top of the page: (title, figure, remark)."""
-    figures = []
-    if run.audit:
-        summary = run.audit.summary
-        converted = summary["convolutions"]
-        wanted = converted["converted"] + converted["already"]
-        total = sum(converted.values())
-        figures.append(
-            ("Convolutions in the wanted layout", f"{wanted:,} of {total:,}", _others(converted))
-        )
-        memory = f"{size(summary['bytes_before'])} before"
-        figures.append(("Memory of the tensors", size(summary["bytes_after"]), memory))
-    if run.flow:
-        summary = run.flow.summary
-        causes = ", ".join(f"{word} {count:,}" for word, count in summary["by_cause"].items())
-        figures.append(("Layout lost", times(summary["breaks"]), causes or "kept throughout"))
-        copied = size(summary["copied_bytes"])
-        figures.append(("Copied because of layouts", copied, "in each forward"))
-    row = run.bench.headline if run.bench else None
-    if run.bench and row and row.ratio is not None:
-        remark = f"of the unprepared model's: {row.verdict}"
-        figures.append((f"Time of one {run.bench.cases[0].what}", factor(row.ratio), remark))
-    if run.result:
-        figures.append(("Total time", f"{run.result.seconds:,.1f} s", "of the job"))
-    return figures
 
 
 def command(run: SavedResults) -> str:
@@ -224,30 +181,3 @@ def _reasons(rows: Iterable[AuditRow]) -> list[tuple[str, str, int, str]]:
             tensors[key] += 1
     ranked = sorted(first, key=lambda key: STATUSES.index(key[0]))
     return [(*key, tensors[key], first[key]) for key in ranked[:LIMIT]]
-
-
-def _compared(before: Flow, after: Flow) -> list[tuple[str, str, str]]:
-    def figures(flow: Flow) -> list[str]:
-        summary = flow.summary
-        convolutions = f"{summary['in_layout']:,} of {summary['convolutions']:,}"
-        events = [f"{summary['breaks']:,}", f"{summary['regains']:,}"]
-        return [*events, size(summary["copied_bytes"]), convolutions]
-
-    titles = ["Layout lost", "Regained", "Copied per forward", "Convolutions in the layout"]
-    return list(zip(titles, figures(before), figures(after), strict=True))
-
-
-def _backends(flow: Flow) -> list[tuple[str, int, int]]:
-    """Return (backend, number of convolutions, number of calls)."""
-    modules: dict[str, set[str]] = {}
-    calls: Counter[str] = Counter()
-    for row in flow.convolutions:
-        modules.setdefault(row.backend, set()).add(row.module)
-        calls[row.backend] += row.calls
-    return [(name, len(modules[name]), count) for name, count in calls.most_common()]
-
-
-def _others(convolutions: dict[str, int]) -> str:
-    statuses = ("ineffective", "skipped", "untouched")
-    others = [f"{convolutions[status]:,} {status}" for status in statuses if convolutions[status]]
-    return ", ".join(others) or "all of them"

@@ -13,12 +13,13 @@ from prepare import recipe
 from prepare.core.utils import files
 from prepare.core.utils.text import plural
 from prepare.errors import PrepareError
+from prepare.report.answers import Answer
 from prepare.report.charts.chart import Axis, Plane, Point, figure
 from prepare.report.pages.long_table import long_table
 from prepare.report.pages.page import NAME, page, rendered
 from prepare.report.pages.run_sections import Context, Section
 from prepare.report.pages.sweep_matrix import matrix_of
-from prepare.report.sentences import ratio_text, time_text, verified_text
+from prepare.report.sentences import time_text, verified_text
 from prepare.report.sweep_table import (
     choices,
     columns,
@@ -72,10 +73,9 @@ def sweep_page(summary: Summary, folder: Path) -> str:
     return page(
         _title(summary),
         sections,
-        tiles=_tiles(sweep),
+        cards=_cards(sweep),
         problems=problems,
-        folder=folder.resolve().name,
-        kind="report of a sweep",
+        about=("report of a sweep",),
     )
 
 
@@ -167,26 +167,40 @@ def _title(summary: Summary) -> str:
     return f"{model}: {count}" if model and "model" not in summary.varying else count
 
 
-def _tiles(sweep: SweepRecord) -> Iterable[tuple[str, str, str]]:
+def _cards(sweep: SweepRecord) -> Iterable[Answer]:
     rows = sweep.summary.rows
+    best = [field.best for field in sweep.ranking.groups if field.best]
+    if len(best) == 1:
+        yield Answer(
+            question="Which is best?",
+            kind="good",
+            answer=f"#{best[0].number} {choices(best[0], sweep.summary.varying)}",
+            remark=time_text(timed) if (timed := first_timing(best[0])) else "",
+            section="recommendation",
+        )
+        yield _verified(best[0].headline.verified)
     statuses = Counter(row.status for row in rows)
     ok = statuses.pop("ok", 0)
     others = ", ".join(f"{n:,} {status.replace('_', ' ')}" for status, n in statuses.items())
-    yield "Rows that are ok", f"{ok:,} of {len(rows):,}", others
-    best = [field.best for field in sweep.ranking.groups if field.best]
-    if len(best) == 1:
-        chosen = choices(best[0], sweep.summary.varying)
-        ratio = ratio_text(first_timing(best[0]))
-        yield "Time of the best row", ratio, f"of the unprepared model's: {chosen}"
-        verified = best[0].headline.verified
-        yield "Verification", verified.status if verified else "not verified", _largest(verified)
-    yield "Total time", f"{sum(row.seconds or 0 for row in rows):,.0f} s", "of all rows"
+    yield Answer(
+        question="Did all rows end well?",
+        kind="good" if ok == len(rows) else "warn",
+        answer=f"{ok:,} of {len(rows):,} ok",
+        remark=others,
+        section="failures" if others else "rows",
+    )
 
 
-def _largest(verified: VerifyFigures | None) -> str:
-    if verified is None or verified.error is None:
-        return ""
-    return f"largest error {verified.error:.2g}, of the {verified.what}"
+def _verified(verified: VerifyFigures | None) -> Answer:
+    kinds = {"pass": ("good", "Right"), "fail": ("bad", "Wrong")}
+    kind, answer = kinds.get(verified.status if verified else "", ("warn", "Not verified"))
+    return Answer(
+        question="Is it right?",
+        kind=kind,
+        answer=answer,
+        remark=verified_text(verified),
+        section="rows",
+    )
 
 
 def _why_none(summary: Summary) -> list[str]:

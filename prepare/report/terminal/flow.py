@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from prepare.core.utils.text import line, plural, printable, size
+from prepare.report.layout_causes import event_name
 from prepare.report.sentences import flow_sentence
 from prepare.report.terminal.console import show_table
 
@@ -39,7 +40,7 @@ def show_flow(flow: Flow, folder: str = "") -> None:
 
 def _show_breaks(breaks: list[Event]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for title in ("lost in", "type", "by", "at", "times", "size"):
+    for title in ("lost in", "by", "at", "times", "size"):
         table.add_column(title, overflow="fold", justify="right" if title == "times" else "left")
     ranked = sorted(breaks, key=lambda event: -event.bytes)  # stable: keeps the order of calls
     for event in ranked[:_SHOWN]:
@@ -50,8 +51,8 @@ def _show_breaks(breaks: list[Event]) -> None:
 
 
 def _cells(event: Event) -> tuple[Any, ...]:
-    cause = event.cause if event.phase == "forward" else f"{event.cause} (backward)"
+    cause = event_name(event) + ("" if event.phase == "forward" else ", backward")
     module = event.module or "the model itself"
     operand = event.operand.rpartition("; ")[2] if "; " in event.operand else ""
     place = ", ".join(filter(None, (event.source, operand)))
-    return module, event.type, cause, place, event.count, size(event.bytes)
+    return module, cause, place, event.count, size(event.bytes)

@@ -1,0 +1,301 @@
+"""The answers of a job's page: is it right, is it faster, is the layout kept, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prepare.core.utils.text import first_line, size
+from prepare.report.charts.flow_text import times
+from prepare.report.layout_causes import layout_causes, named
+from prepare.report.sentences import layout_remedy, span
+from prepare.tune.records import UNPREPARED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prepare.bench.records import Bench
+    from prepare.flow.records import Flow
+    from prepare.job.record import Result
+    from prepare.job.results import SavedResults
+    from prepare.tune.records import Tuning
+    from prepare.verify.records import Check, Verification
+
+# The kinds of answers; a page gives each a colour and an icon.
+KINDS = ("good", "bad", "warn", "plain")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A question, its answer in a few words, and a remark; `section` is the anchor with the details.
+
+    `kind` is `good`, `bad`, `warn` or `plain` (nothing to judge).
+    """
+
+    question: str
+    kind: str
+    answer: str
+    remark: str = ""
+    section: str = ""
+
+
+def answers(run: SavedResults) -> list[Answer]:
+    """Return the answers that the record of a job gives, the advice last."""
+    if run.result is not None and run.result.error and run.audit is None:
+        return [_failure(run.result)]
+    if run.tuning is not None:
+        found = [_winner(run.tuning), _right_winner(run.tuning)]
+    elif run.audit is not None:
+        found = [_right(run.verification), _faster(run.bench)]
+    else:
+        found = []
+    if run.flow is not None:
+        found.append(_layout(run.flow, run.flow_before))
+    elif run.audit is not None:
+        found.append(
+            Answer(question="Layout?", kind="plain", answer="Not followed", remark="flow=none")
+        )
+    return [*found, _advice(run)] if found else []
+
+
+def verdict(run: SavedResults) -> str:
+    """Return the answers as sentences: `Right. 1.3x faster. Layout lost 24 times: add ...`."""
+    if run.result is not None and run.result.error and run.audit is None:
+        return f"{run.result.status.replace('_', ' ').capitalize()}: {first_line(run.result.error)}"
+    return " ".join(_sentences(run))
+
+
+def _failure(result: Result) -> Answer:
+    return Answer(
+        question="What went wrong?",
+        kind="bad",
+        answer=(result.reason or result.status).replace("_", " "),
+        remark=first_line(result.error),
+        section="result",
+    )
+
+
+def _sentences(run: SavedResults) -> Iterator[str]:
+    found = {answer.question: answer for answer in answers(run)}
+    advice = found.pop("What to do?", None)
+    if not found:
+        if run.plan is not None and run.audit is None:
+            summary = run.plan["summary"]
+            yield f"Planned only: {summary['to_change']:,} of {summary['tensors']:,} tensors would change."
+        return
+    for question, answer in found.items():
+        text = (
+            f"Layout {answer.answer[0].lower()}{answer.answer[1:]}"
+            if question == "Layout?"
+            else answer.answer
+        )
+        last = question == "Layout?" and answer.kind == "bad" and advice is not None
+        yield (
+            f"{text}: {advice.answer[0].lower()}{advice.answer[1:]}"
+            if last and advice
+            else f"{text}."
+        )
+
+
+def _right(verification: Verification | None) -> Answer:
+    question, section = "Right?", "verify"
+    if verification is None:
+        return Answer(question=question, kind="plain", answer="Not checked", remark="verify=none")
+    if verification.status == "fail":
+        remark = verification.reason
+        return Answer(question=question, kind="bad", answer="Wrong", remark=remark, section=section)
+    if verification.status != "pass":
+        remark = verification.reason
+        return Answer(
+            question=question,
+            kind="warn",
+            answer="Cannot tell if right",
+            remark=remark,
+            section=section,
+        )
+    if any(check.status == "wrong" for check in verification.checks):
+        remark = verification.reason
+        answer = f"Right in mode {verification.mode} only"
+        return Answer(question=question, kind="warn", answer=answer, remark=remark, section=section)
+    remark = error_text(verification)
+    return Answer(question=question, kind="good", answer="Right", remark=remark, section=section)
+
+
+def error_text(verification: Verification) -> str:
+    """Return `output error 1.7e-06, 4 % of what is allowed; gradients right`."""
+    checks = [check for check in verification.checks if check.status == "pass"]
+    outputs = [check for check in checks if check.what == "outputs" and check.error is not None]
+    if not outputs:
+        return ""
+    worst = max(outputs, key=lambda check: share(check) or 0.0)
+    part = share(worst)
+    text = f"output error {worst.error:.2g}"
+    text += "" if part is None else f", {share_text(part)} of what is allowed"
+    gradients = any("gradients" in check.what for check in checks)
+    return f"{text}; gradients right" if gradients else text
+
+
+def share(check: Check) -> float | None:
+    """Return the error of a check as a fraction of what is allowed; None if one is not known."""
+    return check.error / check.allowed if check.error is not None and check.allowed else None
+
+
+def share_text(part: float) -> str:
+    """Return a share of what is allowed: `4 %`, `less than 1 %`."""
+    return "less than 1 %" if part < 0.01 else f"{100 * part:,.0f} %"
+
+
+def _faster(bench: Bench | None) -> Answer:
+    question, section = "Faster?", "bench"
+    if bench is None:
+        return Answer(question=question, kind="plain", answer="Not timed", remark="bench=none")
+    row, comparison = bench.headline, bench.cases[0].comparison
+    if row.ratio is None or comparison is None:
+        kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", "Not timed")
+        return Answer(
+            question=question, kind=kind, answer=answer, remark=row.reason, section=section
+        )
+    kinds = {"faster": "good", "slower": "bad", "unclear": "warn"}
+    answer = {"faster": speed_text(row.ratio), "slower": speed_text(row.ratio)}.get(
+        row.verdict, row.verdict[0].upper() + row.verdict[1:]
+    )
+    return Answer(
+        question=question,
+        kind=kinds.get(row.verdict, "plain"),
+        answer=answer,
+        remark=f"{bench.cases[0].what}: {interval_remark(row.ratio, row.ratio_interval)}",
+        section=section,
+    )
+
+
+def speed_text(ratio: float) -> str:
+    """Return `1.3x faster (23 % less time)`."""
+    if ratio <= 1:
+        return f"{1 / ratio:.2g}x faster ({100 * (1 - ratio):.0f} % less time)"
+    return f"{ratio:.2g}x slower ({100 * (ratio - 1):.0f} % more time)"
+
+
+def interval_remark(ratio: float, interval: tuple[float, float] | None) -> str:
+    text = f"{ratio:.2f} of the time"
+    return f"{text} ({span(interval, '{:.2f}'.format)})" if interval else text
+
+
+def _layout(flow: Flow, before: Flow | None) -> Answer:
+    question, section = "Layout?", "flow"
+    summary = flow.summary
+    if flow.status != "ok":
+        return Answer(
+            question=question,
+            kind="warn",
+            answer="Cannot tell if kept",
+            remark=flow.reason,
+            section=section,
+        )
+    formats = " and ".join(dict.fromkeys(flow.wanted.values()))
+    outputs = (
+        f"{summary['in_layout']:,} of {summary['convolutions']:,} convolutions returned {formats}"
+    )
+    if summary["breaks"]:
+        causes = named(layout_causes(flow))
+        remark = f"{causes}: {size(summary['copied_bytes'])} copied in each forward"
+        return Answer(
+            question=question,
+            kind="bad",
+            answer=f"Lost {times(summary['breaks'])}",
+            remark=remark,
+            section=section,
+        )
+    if summary["backward"]["breaks"]:
+        remark = named(layout_causes(flow, "backward"))
+        answer = f"Lost {times(summary['backward']['breaks'])} in backward"
+        return Answer(question=question, kind="bad", answer=answer, remark=remark, section=section)
+    if set(flow.wanted.values()) <= {"contiguous"}:
+        return Answer(
+            question=question,
+            kind="plain",
+            answer="Contiguous",
+            remark="channels-last was not requested",
+            section=section,
+        )
+    if before is not None and before.summary["breaks"]:
+        outputs += f"; lost {times(before.summary['breaks'])} without the repairs"
+    return Answer(question=question, kind="good", answer="Kept", remark=outputs, section=section)
+
+
+def _winner(tuning: Tuning) -> Answer:
+    row = tuning.row(tuning.winner)
+    if row.name == UNPREPARED or row.ratio is None:
+        return Answer(
+            question="Faster?",
+            kind="plain",
+            answer="No recipe is faster",
+            remark=row.reason,
+            section="tune",
+        )
+    return Answer(
+        question="Faster?",
+        kind="good",
+        answer=f"{row.name} is {speed_text(row.ratio)}",
+        remark=interval_remark(row.ratio, row.ratio_interval),
+        section="tune",
+    )
+
+
+def _right_winner(tuning: Tuning) -> Answer:
+    row = tuning.row(tuning.winner)
+    if row.name == UNPREPARED:
+        return Answer(
+            question="Right?",
+            kind="plain",
+            answer="Unchanged",
+            remark="the model as it is",
+            section="tune",
+        )
+    if row.verified == "pass":
+        part = row.error / row.allowed if row.error is not None and row.allowed else None
+        remark = (
+            ""
+            if part is None
+            else f"output error {row.error:.2g}, {share_text(part)} of what is allowed"
+        )
+        return Answer(question="Right?", kind="good", answer="Right", remark=remark, section="tune")
+    return Answer(
+        question="Right?",
+        kind="warn",
+        answer="Cannot tell if right",
+        remark=row.verified or "not verified",
+        section="tune",
+    )
+
+
+def _advice(run: SavedResults) -> Answer:
+    kind, answer, remark, section = _advised(run)
+    return Answer(question="What to do?", kind=kind, answer=answer, remark=remark, section=section)
+
+
+def _advised(run: SavedResults) -> tuple[str, str, str, str]:
+    """Return kind, answer, remark and section of the advice: the first that applies."""
+    verification, bench, flow = run.verification, run.bench, run.flow
+    row = bench.headline if bench else None
+    if verification and verification.status == "fail":
+        culprit = (
+            f"the first difference is in {verification.culprit}" if verification.culprit else ""
+        )
+        return "bad", "Do not use it", verification.advice or culprit, "verify"
+    if flow and flow.status == "ok" and (remedy := layout_remedy(flow)):
+        return "warn", _as_order(remedy), "for the breaks of the layout", "flow"
+    if verification and verification.status == "cannot tell":
+        return "warn", "Verify it with verify=full", "", "verify"
+    if run.plan and run.plan["problems"]:
+        return "warn", "Read the warnings", "", "issues"
+    if row and row.verdict == "slower":
+        return "bad", "Leave the model unprepared", "it is slower", "bench"
+    if row and row.verdict == "unclear":
+        return "warn", "Time it longer with bench=full", "on an idle machine", "bench"
+    return "good", "Use the recipe", "in training code, or by the command", "reproduce"
+
+
+def _as_order(remedy: str) -> str:
+    text = remedy.removeprefix("try ")
+    text = f"add {text}" if text.startswith("+") else text
+    return text[0].upper() + text[1:]

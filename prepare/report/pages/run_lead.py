@@ -1,0 +1,71 @@
+"""The part of a job's page below the answers: what was done, and the code that does it again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from prepare import recipe
+from prepare.core.utils.text import counts, size
+from prepare.errors import PrepareError
+from prepare.job.headline import CONVOLUTIONS
+from prepare.report.render import render
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from prepare.job.results import SavedResults
+
+CODE = """from prepare.pipeline import Pipeline
+
+pipeline = Pipeline.load("recipe.yaml")
+pipeline.apply(model)                  # in place
+output = model(pipeline.format(batch))"""
+
+
+def run_lead(run: SavedResults) -> str:
+    """Return the part as markup; empty for a job that prepared nothing."""
+    if run.audit is None:
+        return ""
+    facts = [("Steps", steps_text(_steps(run)))]
+    summary = run.audit.summary
+    facts.append(("Convolutions", counts(summary["convolutions"], CONVOLUTIONS)))
+    before, after = summary["bytes_before"], summary["bytes_after"]
+    facts.append(("Memory", f"{size(before)} before, {size(after)} after"))
+    seen = run.job.seen if run.job else None
+    if seen:
+        facts.append(("Example", f"{seen['given']} -> {seen['gave']}"))
+    code = training_code(run)
+    text = render("run_lead.html", facts=facts, code=code)
+    return Markup(text)  # noqa: S704  rendered with escaping
+
+
+def training_code(run: SavedResults) -> str:
+    """Return the lines that apply the recipe in training code; empty without a recipe."""
+    return CODE if run.recipe is not None else ""
+
+
+def steps_text(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """Return each step with the value of its first option: `device cpu, half bfloat16`."""
+    texts = (f"{name} {_first(options)}".strip() for name, options in steps.items())
+    return ", ".join(texts) or "no step"
+
+
+def day(run: SavedResults) -> str:
+    """Return day and minute of the job: `2026-11-24 06:55`; empty if not known."""
+    date = str((run.environment or {}).get("date") or "")
+    return date[:16].replace("T", " ")
+
+
+def _steps(run: SavedResults) -> Mapping[str, Mapping[str, Any] | None]:
+    try:
+        return recipe.loads(run.recipe) if run.recipe is not None else {}
+    except PrepareError:
+        return {}
+
+
+def _first(options: Mapping[str, Any] | None) -> str:
+    value = next(iter((options or {}).values()), "")
+    return value if isinstance(value, str) else ""

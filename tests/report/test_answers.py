@@ -1,0 +1,114 @@
+"""The answers at the top of a job's page, and the names of what loses the layout."""
+
+from dataclasses import replace
+
+import pytest
+
+import sweep_folders as made
+from prepare.audit import Audit
+from prepare.flow.records import Copy, Event
+from prepare.job.record import Result
+from prepare.job.results import SavedResults
+from prepare.report.answers import answers, share_text, verdict
+from prepare.report.layout_causes import layout_causes, named, source_name
+
+RUN = SavedResults(name="run", audit=Audit([], {}))
+
+
+def event(name, kind, cause, *, what="break", size=0) -> Event:
+    return Event(kind=what, phase="forward", module=name, type=kind, operation=f"aten.{cause}", operand="", shape=(),
+                 before=(), after=(), bytes=size, source="", cause=cause, count=1)  # fmt: skip
+
+
+def copied(name, operation, size) -> Copy:
+    return Copy(module=name, type="X", operation=f"aten.{operation}", bytes=size, phase="forward", why="", count=1)  # fmt: skip
+
+
+def found(run) -> list[tuple[str, str, str]]:
+    return [(answer.kind, answer.answer, answer.remark) for answer in answers(run)]
+
+
+def test_a_wrong_result_is_said_first_and_not_to_be_used():
+    wrong = replace(made.verification(0.3, status="fail"), culprit="norm", advice="")
+    run = replace(RUN, verification=wrong, flow=made.flow(0))
+    assert found(run)[0] == ("bad", "Wrong", "outputs: 0.3 of the scale")
+    assert found(run)[-1] == ("bad", "Do not use it", "the first difference is in norm")
+    assert verdict(run).startswith("Wrong. ")
+
+
+def test_the_error_is_that_of_the_outputs_and_its_share():
+    run = replace(RUN, verification=made.verification(4e-5))
+    expected = ("good", "Right", "output error 4e-05, 4 % of what is allowed; gradients right")
+    assert found(run)[0] == expected
+    assert share_text(0.0001) == "less than 1 %"
+
+
+def test_wrong_gradients_in_another_mode_are_a_warning():
+    run = replace(RUN, verification=made.verification(wrong=1))
+    assert found(run)[0][:2] == ("warn", "Right in mode eval only")
+
+
+def test_a_lost_layout_names_causes_and_remedy():
+    run = replace(RUN, verification=made.verification(), flow=made.flow(13))
+    remark = "13 InstanceNorm3d: 52.0 KiB copied in each forward"
+    assert ("bad", "Lost 13 times", remark) in found(run)
+    assert found(run)[-1][:2] == ("warn", "Add +steps.repair_layout={}")
+    assert verdict(run).endswith("Layout lost 13 times: add +steps.repair_layout={}")
+
+
+def test_a_kept_layout_says_what_the_repairs_changed():
+    run = replace(RUN, flow=made.flow(0), flow_before=made.flow(13))
+    kept = "0 of 0 convolutions returned channels_last_3d; lost 13 times without the repairs"
+    assert ("good", "Kept", kept) in found(run)
+
+
+def test_nothing_checked_is_not_called_right():
+    assert [answer[:2] for answer in found(RUN)[:3]] == [
+        ("plain", "Not checked"),
+        ("plain", "Not timed"),
+        ("plain", "Not followed"),
+    ]
+
+
+def test_a_failed_job_says_what_went_wrong():
+    run = SavedResults(name="run", result=Result("failed", "oom", "no memory\nmore"))
+    assert found(run) == [("bad", "oom", "no memory")]
+    assert verdict(run) == "Failed: no memory"
+
+
+@pytest.mark.parametrize(
+    ("kind", "operator", "name"),
+    [
+        ("InstanceNorm2d", "instance_norm", "InstanceNorm2d"),
+        ("UNetDecoder", "cat", "cat in UNetDecoder"),
+        ("Conv3d", "convolution", "Conv3d"),
+        ("Conv3d", "conv3d_reference", "conv3d_reference in Conv3d"),
+        ("Net", "", "Net"),
+    ],
+)
+def test_a_cause_is_named_by_class_and_operator(kind, operator, name):
+    assert source_name(kind, operator) == name
+
+
+def test_bytes_are_grouped_by_the_cause_that_made_the_copy():
+    events = (
+        event("a", "InstanceNorm3d", "instance_norm"),
+        event("b", "Conv3d", "convolution", what="regain"),
+        event("", "Net", "cat"),
+        event("c", "Conv3d", "convolution", what="regain"),
+    )
+    copies = (
+        copied("a", "instance_norm", 10),
+        copied("b", "convolution", 20),
+        copied("c", "convolution", 5),
+        copied("d", "clone", 7),
+    )
+    flow = replace(made.flow(), events=events, copies=copies)
+    causes = layout_causes(flow)
+    assert [(c.name, c.count, c.copied, c.regained) for c in causes] == [
+        ("InstanceNorm3d", 1, 10, 20),
+        ("cat in Net", 1, 0, 5),
+        ("clone in X", 0, 7, 0),
+    ]
+    assert sum(c.copied + c.regained for c in causes) == flow.summary["copied_bytes"]
+    assert named(causes) == "1 InstanceNorm3d, 1 cat in Net"
