@@ -77,7 +77,9 @@ class Plan:
     `tensors` holds every place of every tensor, sorted by name; `actions` the structure, runtime
     and input steps that would change something; `errors` the requests without effect, and known
     issues with wrong numbers; `warnings` known issues that make the model slow, or wrong only in
-    parts that are not used now.
+    parts that are not used now. `training_errors` are the reasons why the model cannot be trained so,
+    whatever its mode is now; `training_steps` are further steps that remove all of them, None if no
+    step does.
     """
 
     steps: dict[str, dict[str, Any]]
@@ -85,6 +87,8 @@ class Plan:
     actions: list[Action] = field(default_factory=list)
     errors: list[ConfigError] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
+    training_errors: list[Problem] = field(default_factory=list)
+    training_steps: dict[str, dict[str, Any]] | None = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.actions) or any(tensor.changes for tensor in self.tensors)
@@ -113,6 +117,8 @@ class Plan:
             "actions": [asdict(action) for action in self.actions],
             "problems": [str(problem) for error in self.errors for problem in error.problems],
             "warnings": [str(warning) for warning in self.warnings],
+            "training_errors": [str(problem) for problem in self.training_errors],
+            "training_steps": self.training_steps,
             "tensors": [
                 tensor._asdict() | {"old": tensor.old._asdict(), "new": tensor.new._asdict()}
                 for tensor in self.tensors

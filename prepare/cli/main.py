@@ -14,6 +14,7 @@ from prepare.cli.commands import COMMANDS, require_packages, show_help, show_swe
 from prepare.core.utils.signals import stopped_by_sigterm
 from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.text import line, plural, printable
+from prepare.core.utils.wording import command_line_words
 from prepare.distributed import rank
 from prepare.errors import ConfigError, PrepareError, Problem, SweepError
 from prepare.job.outcome import DONE, FAILED, INTERRUPTED, WRONG
@@ -44,7 +45,8 @@ def run(argv: list[str]) -> int:
             # Names of modules may hold any character, also those that the terminal cannot show.
             stream.reconfigure(errors="backslashreplace")
     try:
-        return _answer(argv)
+        with command_line_words():
+            return _answer(argv)
     except PrepareError as error:
         _print_problems(error.problems)
         return WRONG if isinstance(error, ConfigError) else FAILED

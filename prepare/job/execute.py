@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.telemetry import switch_off_telemetry
+from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, KnownIssueError, combined
 from prepare.job.outcome import Outcome, failure, finished, write_result
 from prepare.job.record import Record
@@ -36,6 +37,12 @@ def run_job(
     `stage` is entered with a line on what begins, and may return a function that reports more;
     `begun` says that the caller has called `Record.begin`.
     """
+    # A job of a sweep runs in a process of its own, which the command line has not begun.
+    with command_line_words():
+        return _run_job(spec, stage, begun=begun)
+
+
+def _run_job(spec: JobSpec, stage: Stage, *, begun: bool) -> Outcome:
     record = Record(spec.folder)
     start = time.perf_counter()
     switch_off_telemetry()

@@ -11,6 +11,7 @@ from prepare.checkpoint.paths import check_readable, check_writable
 from prepare.core.forward.example_input import read_example
 from prepare.core.utils.options import as_written, convert, no_options
 from prepare.core.utils.suggest import choose
+from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.job.model_target import hydra_key_problems
 from prepare.registry import STEPS
@@ -67,6 +68,7 @@ class Settings:
     choices: dict[str, Any]
 
 
+@command_line_words()
 def read_settings(
     config: Mapping[str, Any], *, choices: Mapping[str, Any], models: Iterable[str] = ()
 ) -> Settings:

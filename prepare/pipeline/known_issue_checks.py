@@ -12,6 +12,7 @@ from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.suggest import choose
+from prepare.core.utils.wording import argument, step, words
 from prepare.errors import ConfigError, Problem
 from prepare.pipeline.tensor_table import RequestTable, TensorRequest
 from prepare.steps.repairs import find_repair
@@ -29,13 +30,25 @@ _ONLY: dict[str, Callable[[Any], bool]] = {
 class IssueMatch:
     """A known issue, the names and classes of the modules that meet it, and whether it is an error.
 
-    `needs_force`: whether the step that repairs it needs `force`, as no convolution is in channels-last.
+    `in_training`: whether the model is in training mode. `needs_force`: whether the step that repairs it
+    needs `force`, as no convolution is in channels-last.
     """
 
     issue: Issue
     modules: Mapping[str, str]
     is_error: bool
+    in_training: bool
     needs_force: bool
+
+    @property
+    def is_error_in_training(self) -> bool:
+        """Return whether this is an error as soon as the model is in training mode, and not yet."""
+        return self.issue.effect == "wrong" and not self.in_training
+
+    @property
+    def repair_options(self) -> dict[str, Any]:
+        """The options of the step `repair_layout` that repairs it."""
+        return {"force": True} if self.needs_force else {}
 
     def problem(self) -> Problem:
         """Return the issue as a message, with a remedy."""
@@ -43,18 +56,39 @@ class IssueMatch:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         kinds = ", ".join(sorted(set(self.modules.values())))
         where = f"{kinds} ({', '.join(name or 'the model' for name in names[:_SHOWN])}{more})"
-        wrong = f"{self.issue.what} [{self.issue.name}]"
+        wrong = f"{self.issue.what} [{self.issue.name}]{self._mode()}"
         return Problem(where, wrong, self._remedy())
+
+    def _mode(self) -> str:
+        if self.is_error:
+            return words(
+                cli=", and this is mode=train", python=", and the model is in training mode"
+            )
+        if not self.is_error_in_training:
+            return ""
+        return (
+            "; in training code"
+            + words(cli=" and with mode=train", python="")
+            + " this is an error"
+        )
 
     def _remedy(self) -> str:
         if self.issue.repair:
-            options = "force:true" if self.needs_force else ""
-            return f"add the step repair_layout, +steps.repair_layout={{{options}}}"
+            remedy = f"add the step {step('repair_layout', **self.repair_options)}"
+            return f"{remedy}, or {self._without_repair()}" if self.is_error else remedy
         if self.issue.effect == "wrong":
-            return "exclude them, take another memory format, or known_issues=warn to go on"
+            remedy = "exclude them, or take another memory format"
+            return f"{remedy}, or {self._without_repair()}" if self.is_error else remedy
         if self.issue.effect == "risk":
             return "look at what the run's verification says, with the sizes you train on"
         return ""
+
+    def _without_repair(self) -> str:
+        warn = argument("known_issues", "warn")
+        return words(
+            cli=f"go on without it: {warn}, or mode=eval",
+            python=f"go on without it: {warn}, or model.eval() if it is not trained",
+        )
 
 
 def find_known_issues(
@@ -86,10 +120,10 @@ def find_known_issues(
             and (not issue.repair or find_repair(issue.repair).fits(module))
         }
         if modules:
-            wrong_in_training = issue.effect == "wrong" and model.training
-            is_error = wrong_in_training and known_issues == "error"
+            training = model.training
+            is_error = issue.effect == "wrong" and training and known_issues == "error"
             needs_force = formats.isdisjoint({*issue.formats} - {"contiguous"})
-            matches.append(IssueMatch(issue, modules, is_error, needs_force))
+            matches.append(IssueMatch(issue, modules, is_error, training, needs_force))
     return sorted(matches, key=lambda match: not match.is_error)
 
 

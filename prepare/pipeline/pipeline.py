@@ -94,17 +94,25 @@ class Pipeline:
         return {name: step.to_options() for name, step in self.steps.items()}
 
     @classmethod
-    def load(cls, path: str | Path, device: str | None = None) -> Pipeline:
+    def load(
+        cls,
+        path: str | Path,
+        device: str | None = None,
+        *,
+        steps: Mapping[str, Mapping[str, Any] | None] | None = None,
+    ) -> Pipeline:
         """Read the pipeline from a recipe file; `device` replaces the device of the recipe.
+
+        `steps` are added to those of the recipe, replace a step of the same name, or drop it: `{name: null}`.
 
         Raises:
             RecipeError: the file is not a recipe.
             ConfigError: the recipe names steps or options that do not exist.
         """
-        steps = recipe.load(path)
+        loaded: dict[str, Mapping[str, Any] | None] = {**recipe.load(path), **(steps or {})}
         if device is not None:
-            steps["device"] = {**(steps.get("device") or {}), "device": device}
-        return cls.from_config(steps)
+            loaded["device"] = {**(loaded.get("device") or {}), "device": device}
+        return cls.from_config(loaded)
 
     def save(self, path: str | Path) -> None:
         """Write the recipe as plain YAML, fully resolved; the file is replaced atomically."""
@@ -125,8 +133,30 @@ class Pipeline:
             errors = [*work.table.errors, *_known_errors(work.issues)]
             remarks = [note for step in self.steps.values() for note in step.remarks(work.model)]
             warned = [match.problem() for match in work.issues if not match.is_error]
-            plans = tensor_plans(work.table)
-            return Plan(self.to_config(), plans, work.actions, errors, [*warned, *remarks])
+            training_errors, training_steps = self._in_training(work.issues)
+            return Plan(
+                self.to_config(),
+                tensor_plans(work.table),
+                work.actions,
+                errors,
+                [*warned, *remarks],
+                training_errors,
+                training_steps,
+            )
+
+    def _in_training(
+        self, issues: list[IssueMatch]
+    ) -> tuple[list[Problem], dict[str, dict[str, Any]] | None]:
+        """Return why the model cannot be trained so, and the steps to add; None if no step helps."""
+        unfit = [problem for step in self.steps.values() for problem in step.in_training()]
+        wrong = [match for match in issues if match.issue.effect == "wrong"]
+        problems = [*unfit, *(match.problem() for match in wrong)]
+        if not wrong and not unfit:
+            return problems, {}
+        if unfit or "repair_layout" in self.steps or not all(m.issue.repair for m in wrong):
+            return problems, None
+        options = [match.repair_options for match in wrong]
+        return problems, {"repair_layout": max(options, key=len)}
 
     def apply(
         self,

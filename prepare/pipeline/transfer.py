@@ -9,6 +9,7 @@ from torch import Tensor
 from prepare.core.model.huge_pages import huge_pages
 from prepare.core.model.memory_format import span
 from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.wording import option, words
 from prepare.errors import PartialError, RefusedError
 
 _PIECE = 2**19  # elements: a few megabytes, which fit in a cache
@@ -83,7 +84,8 @@ def check_cast(path: str, old: Tensor, new: Tensor) -> None:
             f"{count} of its values would become inf: it holds {worst:.6g}, "
             f"and the largest float16 is {largest:.0f}"
         )
-        remedy = f"steps.half.dtype=bfloat16, or keep it: steps.half.keep=[norms,{_module(path)}]"
+        kept = option("half", "keep", ["norms", _module(path)])
+        remedy = f"{option('half', 'dtype', 'bfloat16')}, or keep it: {kept}"
         raise RefusedError(path, wrong, remedy)
 
 
@@ -167,4 +169,4 @@ def _synchronize(moves: Sequence[Move | StorageMove]) -> None:
 
 
 def _module(path: str) -> str:
-    return path.rpartition(".")[0] or "'*'"
+    return path.rpartition(".")[0] or words(cli="'*'", python="*")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import plural, printable, size
+from prepare.core.utils.wording import step
 from prepare.report.layout_causes import breaks_text, layout_causes
 
 if TYPE_CHECKING:
@@ -14,16 +15,6 @@ if TYPE_CHECKING:
     from prepare.job.headline import BenchFigures, Headline, VerifyFigures
     from prepare.tune.records import Tuning
     from prepare.verify.records import Verification
-
-# What a user can do about a cause, if there is one remedy.
-_REMEDIES = {
-    "instance_norm": "try +steps.repair_layout={}",
-    "conv3d_reference": "try a batch of 2 or more, or bfloat16",
-    "odd_stride": "format the input with +steps.input_format={}",
-    "pool3d": "try max_pool3d, or a convolution with stride 2",
-    "cat": "bring every operand into the layout before it",
-    "add": "put the operand that is in the layout first",
-}
 
 
 def flow_sentence(flow: Flow) -> str:
@@ -43,7 +34,8 @@ def flow_sentence(flow: Flow) -> str:
 
 def layout_remedy(flow: Flow) -> str:
     """Return what to do about the most frequent cause that has a remedy; empty if none has."""
-    return next((_REMEDIES[cause] for cause in flow.summary["by_cause"] if cause in _REMEDIES), "")
+    remedies = _remedies()
+    return next((remedies[cause] for cause in flow.summary["by_cause"] if cause in remedies), "")
 
 
 def verify_sentence(verification: Verification) -> str:
@@ -168,6 +160,18 @@ def digits(value: float) -> str:
 def span(interval: Interval, form: Callable[[float], str]) -> str:
     """Format an interval: `0.80 to 0.85`; empty for None."""
     return "" if interval is None else " to ".join(map(form, interval))
+
+
+def _remedies() -> dict[str, str]:
+    """Return what a user can do about a cause, if there is one remedy."""
+    return {
+        "instance_norm": f"try {step('repair_layout')}",
+        "conv3d_reference": "try a batch of 2 or more, or bfloat16",
+        "odd_stride": f"format the input with {step('input_format')}",
+        "pool3d": "try max_pool3d, or a convolution with stride 2",
+        "cat": "bring every operand into the layout before it",
+        "add": "put the operand that is in the layout first",
+    }
 
 
 def _noise(control: Control | None, conjunction: str) -> str:

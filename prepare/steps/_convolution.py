@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from prepare.core.utils.wording import step, words
 from prepare.patterns import Patterns
 from prepare.step import TensorStep, Want
 
@@ -45,7 +46,10 @@ class ConvolutionFormat(TensorStep):
             return f"{name} has {count}, and the patterns exclude all of them"
         if counts[other]:
             formats = {2: "channels_last", 3: "channels_last_3d"}
-            suggestion = f"memfmt={formats[other]} (the step conv{other}d_memory_format)"
+            suggestion = words(
+                cli=f"memfmt={formats[other]} (the step conv{other}d_memory_format)",
+                python=f"the step {step(f'conv{other}d_memory_format')}",
+            )
             contents = f"{name} has no Conv{self.spatial}d and {counts[other]} Conv{other}d"
             return f"{contents}; did you mean {suggestion}?"
         return f"{name} has no Conv2d and no Conv3d{_other_parameters(model)}"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.text import first_line
+from prepare.core.utils.wording import in_training, inference_mode
 from prepare.errors import ConfigError, Problem
 from prepare.registry import register
 from prepare.step import ModelStep, Step
@@ -96,8 +97,8 @@ class Compile(ModelStep):
     def in_training(self) -> Iterator[Problem]:
         for option, wrong in self._not_trainable():
             other = "freezing=false" if option == "freezing" else "another backend"
-            where, remedy = f"steps.{self.name}.{option}", f"choose mode=eval, or {other}"
-            yield Problem(where, f"{wrong} (mode=train)", remedy)
+            where, remedy = f"steps.{self.name}.{option}", f"{inference_mode()}, or {other}"
+            yield Problem(where, wrong + in_training(), remedy)
 
     def obstacles(self, model: torch.nn.Module) -> Iterator[Problem]:
         where = f"steps.{self.name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from prepare.core.utils.wording import inference_mode, option, words
 from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.registry import register
@@ -34,8 +35,10 @@ class EvalMode(ModuleStep):
 
     def in_training(self) -> Iterable[Problem]:
         if not self.include and not self.exclude:
-            wrong = "puts the whole model in evaluation mode, and mode=train is for training"
-            remedy = "choose mode=eval, or name a part of the model, as in steps.eval_mode.include=[norms]"
+            other = words(cli="mode=train is for training", python="such a model is not trained")
+            wrong = f"puts the whole model in evaluation mode, and {other}"
+            part = option(self.name, "include", ["norms"])
+            remedy = f"{inference_mode()}, or name a part of the model, as in {part}"
             yield Problem(f"steps.{self.name}", wrong, remedy)
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:

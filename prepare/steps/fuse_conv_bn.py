@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import plural
+from prepare.core.utils.wording import dropped, in_training, inference_mode
 from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.registry import register
@@ -39,11 +40,11 @@ class FuseConvBn(ModuleStep):
 
     def in_training(self) -> Iterable[Problem]:
         wrong = (
-            "is for inference: a norm that is part of a convolution cannot be trained (mode=train)"
+            "is for inference: a norm that is part of a convolution cannot be trained"
+            + in_training()
         )
-        yield Problem(
-            f"steps.{self.name}", wrong, "choose mode=eval, or drop it with steps.fuse_conv_bn=null"
-        )
+        remedy = f"{inference_mode()}, or drop it with {dropped(self.name)}"
+        yield Problem(f"steps.{self.name}", wrong, remedy)
 
     def candidates(self, model: torch.nn.Module) -> Iterator[str]:
         from prepare.steps.fusion.conv_bn import is_norm

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
+from prepare.core.utils.wording import in_training, option, words
 from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.registry import register
@@ -32,11 +33,15 @@ class Half(TensorStep):
 
     def in_training(self) -> Iterable[Problem]:
         if self.dtype == "float16":
+            instead = words(
+                cli="precision=bfloat16, or precision=float32 with",
+                python=f"{option('half', 'dtype', 'bfloat16')}, or drop the step and use",
+            )
             yield Problem(
                 f"steps.{self.name}.dtype",
-                "parameters in float16 cannot be trained (mode=train): GradScaler refuses them, "
+                f"parameters in float16 cannot be trained{in_training()}: GradScaler refuses them, "
                 "and Adam divides by zero",
-                "choose precision=bfloat16, or precision=float32 with torch.autocast around the forward",
+                f"choose {instead} torch.autocast around the forward",
             )
 
     def want(self, tensor: NamedTensor) -> Want | None:

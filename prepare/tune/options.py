@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from prepare.core.utils.options import read_options
+from prepare.core.utils.wording import argument, words
 from prepare.errors import ConfigError, Problem
 
 Allowed = Literal["bfloat16", "half", "compile", "openvino"]
 _INFERENCE_ONLY = {
     "half": (
-        "parameters in float16 cannot be trained (mode=train)",
+        "parameters in float16 cannot be trained",
         "allow bfloat16, or nothing and use torch.autocast around the forward",
     ),
-    "openvino": ("OpenVINO is for inference, and this is mode=train", "allow compile"),
+    "openvino": ("OpenVINO is for inference", "allow compile"),
 }
 
 
@@ -54,4 +55,6 @@ def _mode_problems(allow: Iterable[str], mode: str) -> Iterable[Problem]:
     if mode == "train":
         for word in allow:
             if word in _INFERENCE_ONLY:
-                yield Problem("tune.allow", *_INFERENCE_ONLY[word])
+                wrong, remedy = _INFERENCE_ONLY[word]
+                where = words(cli="tune.allow", python="allow")
+                yield Problem(where, f"{wrong}, and this is {argument('mode', 'train')}", remedy)

@@ -16,6 +16,7 @@ from prepare.bench.input_pool import make_pool
 from prepare.core.forward.torch_state import isolated
 from prepare.core.utils.environment import environment
 from prepare.core.utils.text import plural
+from prepare.core.utils.wording import words
 from prepare.errors import ModelError, Problem, RefusedError
 from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.preconditions import lazy_problems, precondition_problems
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from prepare.bench.variant import Clock
     from prepare.core.utils.progress import Stage
     from prepare.tune.options import TuneOptions
-
-_MORE_TIME = "increase budget= (tune.budget= on the command line)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,17 +189,21 @@ def _row(race: Race, winner: Contestant, contestant: Contestant) -> CandidateRes
     )
 
 
+def _more_time() -> str:
+    return f"give it more time with {words(cli='tune.budget=SECONDS', python='budget=SECONDS')}"
+
+
 def _notes(race: Race) -> Iterator[str]:
     """Yield what limits the result."""
     control = race.standings.control_ratio().interval
     needed = statistics.min_values(race.standings.confidence)
     unmeasured = sum(each.status == "not measured" for each in race.contestants)
     if unmeasured:
-        yield f"not measured: {plural(unmeasured, 'candidate')}; {_MORE_TIME}"
+        yield f"not measured: {plural(unmeasured, 'candidate')}; {_more_time()}"
     if 0 < race.rounds < needed:
         yield (
             f"too few rounds for small differences: {plural(race.rounds, 'round')} of {needed}; "
-            f"{_MORE_TIME}"
+            f"{_more_time()}"
         )
     if control and not control[0] <= 1 <= control[1]:
         yield (

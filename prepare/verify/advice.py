@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from prepare.core.utils.wording import dropped, option, step
+
 _NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm)
 _FORMAT_STEPS = ("conv2d_memory_format", "conv3d_memory_format")
 # The checks without a forward: their causes are not in what the modules compute.
@@ -42,11 +44,11 @@ def _causes(fault: Fault) -> Iterable[str]:
     module, steps = fault.module, fault.steps
     formats = [name for name in _FORMAT_STEPS if name in steps and _is_channels_last(steps[name])]
     half, name = steps.get("half"), fault.culprit or "NAME"
-    repair = "" if "repair_layout" in steps else "add +steps.repair_layout={}, or "
+    repair = "" if "repair_layout" in steps else f"add {step('repair_layout')}, or "
     if fault.by_compiler:
         yield (
-            "the compiler computes something else than the modules do: choose another steps.compile.backend "
-            "or steps.compile.mode, or remove it with steps.compile=null"
+            "the compiler computes something else than the modules do: choose another backend or mode of the "
+            f"step compile, or remove it with {dropped('compile')}"
         )
     if fault.raised:
         yield f"its forward cannot run on the prepared inputs: {fault.raised}"
@@ -77,7 +79,7 @@ def _causes(fault: Fault) -> Iterable[str]:
     if formats and isinstance(module, _NORMS):
         yield (
             f"torch's {type(module).__name__} is wrong for channels-last tensors on this device: "
-            f"{repair}exclude the convolutions around it with steps.{formats[0]}.exclude=[...]"
+            f"{repair}exclude the convolutions around it with {option(formats[0], 'exclude', [...])}"
         )
     if half and "casts" not in fault.failed:
         yield (
@@ -87,7 +89,7 @@ def _causes(fault: Fault) -> Iterable[str]:
     if formats and not isinstance(module, _NORMS):
         yield (
             f"the code of {name} depends on the layout of tensors (view, as_strided, a custom kernel): "
-            f"{repair}exclude it with steps.{formats[0]}.exclude=[{name}]"
+            f"{repair}exclude it with {option(formats[0], 'exclude', [name])}"
         )
     yield "the model computes something else at every call, or one of its hooks changes gradients"
 
@@ -98,9 +100,10 @@ def _half_dtype(half: Any) -> str:
 
 
 def _keep(steps: Mapping[str, Any], name: str) -> str:
+    keep = option("half", "keep", ["norms", name])
     if _half_dtype(steps.get("half")) == "float16":
-        return f"add steps.half.keep=[norms,{name}], or use steps.half.dtype=bfloat16"
-    return f"add steps.half.keep=[norms,{name}]"
+        return f"add {keep}, or use {option('half', 'dtype', 'bfloat16')}"
+    return f"add {keep}"
 
 
 def _is_channels_last(options: Any) -> bool:

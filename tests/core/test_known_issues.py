@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import convert_conv3d_weight_memory_format
 
 from prepare.core.model.known_issues import Issue, issues, standing
+from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, KnownIssueError, KnownIssueWarning
 from prepare.pipeline import Pipeline
 from prepare.steps import repairs
@@ -242,7 +243,7 @@ def test_what_is_slow_is_a_warning_of_the_plan_that_names_the_repair():
     model = nn.Sequential(nn.Conv3d(4, 8, 3), nn.AvgPool3d(2))
     plan = Pipeline.from_config({"conv3d_memory_format": {}}).plan(model)
     said = [str(warning) for warning in plan.warnings]
-    assert any("AvgPool3d (1)" in one and "+steps.repair_layout={}" in one for one in said)
+    assert any("AvgPool3d (1)" in one and 'add the step "repair_layout": {}' in one for one in said)
     assert any("Conv3d (0)" in one and "reference" in one for one in said)
     assert plan.to_dict()["warnings"] == said
 
@@ -265,7 +266,7 @@ def test_only_a_depthwise_transposed_conv_is_an_error_in_training():
     pipeline = Pipeline.from_config({"conv3d_memory_format": {}})
     (error,) = pipeline.plan(nn.Sequential(nn.ConvTranspose3d(8, 8, 3, groups=8))).errors
     assert "garbage" in str(error)
-    assert "add the step repair_layout" in str(error)
+    assert 'add the step "repair_layout": {}' in str(error)
     assert not pipeline.plan(nn.Sequential(nn.ConvTranspose3d(8, 8, 3))).errors
 
 
@@ -304,7 +305,8 @@ def test_a_plan_names_the_repair_options_that_cure_an_issue(flat):
     model = nn.Sequential(nn.Conv3d(2, 2, 3))
     (warning,) = Pipeline.from_config(steps).plan(model).warnings
     assert "conv3d_bfloat16_small_cpu" in str(warning)
-    assert f"+steps.repair_layout={'{}' if flat else '{force:true}'}" in str(warning)
+    options = "" if flat else '"force": True'
+    assert f'"repair_layout": {{{options}}}' in str(warning)
     steps["repair_layout"] = {} if flat else {"force": True}
     assert not Pipeline.from_config(steps).plan(model).warnings
 
@@ -339,3 +341,41 @@ def test_functional_norms_are_not_seen_by_the_plan():
             return F.instance_norm(self.conv(given))
 
     assert not FLAT.plan(Functional()).errors
+
+
+ADVICE = (
+    'add the step "repair_layout": {}, or go on without it: known_issues="warn", or model.eval()'
+)
+
+
+def test_an_error_of_training_mode_says_so_and_names_the_ways_out():
+    model = with_norm(nn.InstanceNorm2d(8))
+    with pytest.raises(KnownIssueError, match="and the model is in training mode; ") as raised:
+        FLAT.apply(model)
+    assert ADVICE in str(raised.value)
+
+
+def test_a_warning_of_eval_mode_says_it_is_an_error_in_training():
+    plan = FLAT.plan(with_norm(nn.InstanceNorm2d(8)).eval())
+    assert "; in training code this is an error; add the step" in str(plan.warnings[0])
+    with command_line_words():
+        plan = FLAT.plan(with_norm(nn.InstanceNorm2d(8)).eval())
+    assert "; in training code and with mode=train this is an error; " in str(plan.warnings[0])
+    assert "+steps.repair_layout={}" in str(plan.warnings[0])
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+def test_a_plan_names_the_steps_that_training_needs(mode):
+    model = with_norm(nn.InstanceNorm2d(8)).train(mode)
+    plan = FLAT.plan(model)
+    assert plan.training_steps == {"repair_layout": {}}
+    assert len(plan.training_errors) == 1
+    assert REPAIRED.plan(model).training_steps == {}
+    assert not REPAIRED.plan(model).training_errors
+
+
+def test_a_recipe_for_inference_has_no_steps_for_training():
+    for steps in ({"half": {}}, {"eval_mode": {}}, {"fuse_conv_bn": {}}):
+        plan = Pipeline.from_config(steps).plan(nn.Sequential(nn.Conv2d(2, 2, 3)).eval())
+        assert plan.training_steps is None
+        assert plan.training_errors

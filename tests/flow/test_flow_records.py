@@ -56,7 +56,7 @@ def test_the_sentence_gives_breaks_cost_and_remedy():
     norms = {"norm": nn.InstanceNorm2d(4), "more": nn.InstanceNorm2d(4)}
     net = Net(lambda net, x: net.more(net.first(net.norm(x))), **norms)
     assert flow_sentence(predict(net, cl(2, 4, 8, 8))) == (
-        "2 breaks, all InstanceNorm2d, 8.0 KiB copied per forward: try +steps.repair_layout={}"
+        '2 breaks, all InstanceNorm2d, 8.0 KiB copied per forward: try "repair_layout": {}'
     )
     assert flow_sentence(predict(Net(lambda net, x: x), cl(2, 4, 8, 8))) == (
         "no breaks, 0 bytes copied per forward"

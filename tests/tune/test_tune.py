@@ -181,8 +181,8 @@ def test_progress_names_the_stage_the_leader_and_the_time_left(timed):
         ({"allow": "bfloat"}, "tune.allow: 'bfloat' is not allowed; did you mean 'bfloat16'? allowed: bfloat16, half, compile, openvino"),
         ({"budget": 0}, "tune.budget: 0.0 is not a time; give seconds, as in 60"),
         ({"budget": math.inf}, "tune.budget: inf is not a time; give seconds, as in 60"),
-        ({"allow": ["half"], "mode": "train"}, "tune.allow: parameters in float16 cannot be trained (mode=train); allow bfloat16, or nothing and use torch.autocast around the forward"),
-        ({"allow": ["openvino"], "mode": "train"}, "tune.allow: OpenVINO is for inference, and this is mode=train; allow compile"),
+        ({"allow": ["half"], "mode": "train"}, 'allow: parameters in float16 cannot be trained, and this is mode="train"; allow bfloat16, or nothing and use torch.autocast around the forward'),
+        ({"allow": ["openvino"], "mode": "train"}, 'allow: OpenVINO is for inference, and this is mode="train"; allow compile'),
         ({"mode": "test"}, "mode: 'test' is not a mode; allowed: eval, train"),
     ],
 )  # fmt: skip

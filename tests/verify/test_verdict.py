@@ -49,7 +49,7 @@ def test_losses_of_a_cast_are_counted_and_an_overflow_fails():
     assert (result.lost[0].tensor, lost["weight"].overflowed) == ("weight", 2)
     assert (lost["bias"].flushed, lost["position"].rounded) == (1, 1024)
     assert "2 of 108 numbers of weight overflow float16" in result.reason
-    assert "steps.half.dtype=bfloat16" in result.advice
+    assert '"half": {"dtype": "bfloat16"}' in result.advice
 
 
 def test_advice_blames_torch_if_the_baseline_is_wrong_too():

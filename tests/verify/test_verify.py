@@ -106,7 +106,7 @@ def test_wrong_gradients_of_a_channels_last_instance_norm_are_found(name, steps)
     assert "norm" in result.culprit or isinstance(
         reference.get_submodule(result.culprit), nn.InstanceNorm2d
     )
-    assert "+steps.repair_layout={}" in result.advice
+    assert '"repair_layout": {}' in result.advice
 
 
 def test_wrong_gradients_in_mode_eval_are_reported_but_do_not_fail():

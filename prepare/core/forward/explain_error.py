@@ -9,35 +9,43 @@ from torch import nn
 
 from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.user_code import described
+from prepare.core.utils.wording import option, words
 from prepare.errors import ModelError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 
-# A pattern in the message of torch, and the remedy.
-_HINTS = {
-    r"Input type .* and (bias|weight) type|same dtype|expected scalar type": (
-        "the input and the weights differ in precision: the example was formatted as the steps say, "
-        "but a tensor that the model makes itself stays as it is, and so does a module that keep names"
-    ),
-    r"view size is not compatible": (
-        "this module calls .view on a tensor that is no longer contiguous: use .reshape or .flatten "
-        "there, or exclude the convolutions before it"
-    ),
-    r"not implemented for '(Half|BFloat16)'": (
-        "this device cannot do this in 16 bits: keep the module in float32 with "
-        "steps.half.keep=[norms,NAME], or take the other 16-bit precision"
-    ),
-    r"missing \d+ required|unexpected keyword|takes .* positional": (
-        "forward takes other arguments: give them in input.args and input.kwargs"
-    ),
-    r"to have \d+ channels|Sizes of tensors|must match|[Ss]hapes? .*(cannot be multiplied|invalid)"
-    r"|[Ee]xpected .*(input|dimension|size)|Kernel size can't be": (
-        "the example input may not fit this model: change input.shape"
-    ),
-    r"index out of range": "the example input may hold too large integers: change input.high",
-}
+def _hints() -> dict[str, str]:
+    """Return the remedy for each pattern of a message of torch."""
+    keep = option("half", "keep", ["norms", "NAME"])
+    return {
+        r"Input type .* and (bias|weight) type|same dtype|expected scalar type": (
+            "the input and the weights differ in precision: the example was formatted as the steps say, "
+            "but a tensor that the model makes itself stays as it is, and so does a module that keep names"
+        ),
+        r"view size is not compatible": (
+            "this module calls .view on a tensor that is no longer contiguous: use .reshape or .flatten "
+            "there, or exclude the convolutions before it"
+        ),
+        r"not implemented for '(Half|BFloat16)'": (
+            f"this device cannot do this in 16 bits: keep the module in float32 with {keep}, or take the "
+            "other 16-bit precision"
+        ),
+        r"missing \d+ required|unexpected keyword|takes .* positional": words(
+            cli="forward takes other arguments: give them in input.args and input.kwargs",
+            python="forward takes other arguments: give a tuple of positional or a mapping of named ones",
+        ),
+        r"to have \d+ channels|Sizes of tensors|must match|[Ss]hapes? .*(cannot be multiplied|invalid)"
+        r"|[Ee]xpected .*(input|dimension|size)|Kernel size can't be": words(
+            cli="the example input may not fit this model: change input.shape",
+            python="the example input may not fit this model",
+        ),
+        r"index out of range": words(
+            cli="the example input may hold too large integers: change input.high",
+            python="the example input may hold too large integers",
+        ),
+    }
 
 
 def explained(model: nn.Module, error: Exception) -> ModelError:
@@ -45,7 +53,7 @@ def explained(model: nn.Module, error: Exception) -> ModelError:
     lines = str(error).strip().split("\n")
     # The first line of a compiler's error names its backend, the next line the error of the backend.
     message = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
-    hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, str(error))]
+    hints = [hint for pattern, hint in _hints().items() if re.search(pattern, str(error))]
     if missing := missing_module(str(error)):
         hints = [install_remedy(missing, imported=True)]
     where = _innermost(model, error.__traceback__)

@@ -11,18 +11,13 @@ from prepare.core.utils.text import counts, size
 from prepare.errors import PrepareError
 from prepare.job.headline import CONVOLUTIONS
 from prepare.report.render import render
+from prepare.report.training_code import training_code as code_for_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
     from prepare.job.results import SavedResults
-
-CODE = """from prepare.pipeline import Pipeline
-
-pipeline = Pipeline.load("recipe.yaml")
-pipeline.apply(model)                  # in place
-output = model(pipeline.format(batch))"""
 
 
 def run_lead(run: SavedResults) -> str:
@@ -44,7 +39,7 @@ def run_lead(run: SavedResults) -> str:
 
 def training_code(run: SavedResults) -> str:
     """Return the lines that apply the recipe in training code; empty without a recipe."""
-    return CODE if run.recipe is not None else ""
+    return code_for_recipe(run.plan) if run.recipe is not None else ""
 
 
 def steps_text(steps: Mapping[str, Mapping[str, Any] | None]) -> str:

@@ -1,0 +1,35 @@
+"""The lines of training code that prepare a model as a job has prepared it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prepare.core.utils.wording import as_python
+
+
+def training_code(plan: Mapping[str, Any] | None, recipe: str = "recipe.yaml") -> str:
+    """Return code that loads the recipe and applies it to a `model`, also one in training mode.
+
+    `plan` is the content of `plan.json`. If training with the recipe is an error, the code adds the steps
+    that repair it, or prepares the model for inference.
+    """
+    plan = plan or {}
+    errors, repairs = plan.get("training_errors", []), plan.get("training_steps") or {}
+    # A run formats its example, also without this step.
+    formats = {} if "input_format" in plan.get("steps", {}) else {"input_format": {}}
+    added = {**repairs, **formats}
+    lines = ["from prepare.pipeline import Pipeline", ""]
+    if repairs:
+        names = " and ".join(repairs)
+        lines.append(f"# Without {names}, training mode is an error: see the warnings of the run.")
+    elif errors:
+        lines.append(
+            "# For inference only: in training mode, an error; see the warnings of the run."
+        )
+    steps = f", steps={as_python(added)}" if added else ""
+    lines.append(f"pipeline = Pipeline.load({as_python(recipe)}{steps})")
+    prepared = "model" if repairs or not errors else "model.eval()"
+    lines.append(f"model = pipeline.apply({prepared})".ljust(44) + " # in place, the same object")
+    lines.append("output = model(pipeline.format(batch))")
+    return "\n".join(lines)
