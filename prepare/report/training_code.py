@@ -17,7 +17,9 @@ def training_code(plan: Mapping[str, Any] | None, recipe: str = "recipe.yaml") -
     plan = plan or {}
     errors, repairs = plan.get("training_errors", []), plan.get("training_steps") or {}
     # A run formats its example, also without this step.
-    formats = {} if "input_format" in plan.get("steps", {}) else {"input_format": {}}
+    formats: dict[str, Any] = (
+        {} if "input_format" in plan.get("steps", {}) else {"input_format": {}}
+    )
     added = {**repairs, **formats}
     lines = ["from prepare.pipeline import Pipeline", ""]
     if repairs:
