@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from prepare.verify.inputs import resized, shifted
@@ -16,12 +16,21 @@ LARGE_MEAN = 100.0
 
 @dataclass(frozen=True)
 class VerificationCase:
-    """One call in one mode. `is_variation`: not the user's own batch in the user's mode."""
+    """One call in one mode. `is_variation`: not the user's own batch in the user's mode.
+
+    With `outputs_only` no backward runs, and float32 is taken as exact: a cheap first look at the batch.
+    """
 
     mode: str
     call: Call
     inputs: str = ""
     is_variation: bool = False
+    outputs_only: bool = False
+
+
+def affordable(case: VerificationCase) -> list[VerificationCase]:
+    """Return the outputs of the whole batch, then one sample with gradients, for a batch that is too slow."""
+    return [replace(case, outputs_only=True), replace(case, call=resized(case.call, 1))]
 
 
 def cases_for(level: str, mode: str, call: Call) -> list[VerificationCase]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.call import call_of
@@ -11,9 +12,11 @@ from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.stand_ins import lazy_parameter
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
-from prepare.verify.cases import VerificationCase, cases_for
+from prepare.verify.cases import VerificationCase, affordable, cases_for
 from prepare.verify.compare_case import CaseComparison
-from prepare.verify.execution.budget import Budget
+from prepare.verify.execution.budget import Budget, Cost, estimate
+from prepare.verify.execution.determinism import training_flags
+from prepare.verify.execution.free_cores import threads_for_free_cores
 from prepare.verify.execution.model_pair import ModelPair
 from prepare.verify.static_checks import (
     cast_losses,
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 
 _SECONDS = {"short": 30.0, "full": 600.0}
 _MEMORY = {"short": 4 * 2**30, "full": 16 * 2**30}
+
+# A float64 run that may take longer, in seconds, is made with one sample.
+_LONG = 10.0
 
 
 def check_model(
@@ -68,7 +74,9 @@ def check_model(
     models = ModelPair.of(reference, prepared, pairs, pipeline, rewritten)
     cached = {} if exact_runs is None else exact_runs
 
-    def comparison_of(case: VerificationCase, *, compiled: bool = False) -> CaseComparison:
+    def comparison_of(
+        case: VerificationCase, *, compiled: bool = False, cost: Cost | None = None
+    ) -> CaseComparison:
         return CaseComparison(
             models,
             case,
@@ -77,18 +85,44 @@ def check_model(
             compiled=compiled,
             gradients=gradients,
             exact_runs=cached,
+            cost=cost,
         )
 
     cases = cases_for(level, mode, call)
-    comparisons = [comparison_of(case) for case in cases]
-    with eager_if_compiled(prepared):
-        for comparison in comparisons:
-            checks += comparison.checks()
-    if contains_compiled(prepared):
-        comparisons.append(comparison_of(cases[0], compiled=True))
-        checks += comparisons[-1].checks()
-    with eager_if_compiled(prepared):
-        return conclude(models, checks, comparisons, losses, level=level, mode=mode, budget=budget)
+    with threads_for_free_cores():
+        with eager_if_compiled(prepared):
+            cost = _first_cost(models, cases[0])
+            comparisons = [
+                comparison_of(case, cost=cost if case is cases[0] else None) for case in cases
+            ]
+            if cost and _takes_one_sample(cases, cost, gradients=gradients):
+                whole, one = affordable(cases[0])
+                comparisons = [comparison_of(whole, cost=cost), comparison_of(one)]
+            for comparison in comparisons:
+                checks += comparison.checks()
+        if contains_compiled(prepared):
+            comparisons.append(comparison_of(cases[0], compiled=True))
+            checks += comparisons[-1].checks()
+        with eager_if_compiled(prepared):
+            return conclude(
+                models, checks, comparisons, losses, level=level, mode=mode, budget=budget
+            )
+
+
+def _first_cost(models: ModelPair, case: VerificationCase) -> Cost | None:
+    """Return the estimate of the user's own batch; None if its forward raises, which a case reports."""
+    try:
+        return estimate(models.reference, case.call, training_flags(models.prepared, case.mode))
+    except Exception:  # the model's own code; the comparison raises it again, and explains it
+        return None
+
+
+def _takes_one_sample(cases: list[VerificationCase], cost: Cost, *, gradients: bool) -> bool:
+    """Return True if a short verification in mode eval compares the gradients of one sample only."""
+    is_large = cost.seconds(torch.float64, backward=gradients) > _LONG
+    return (
+        len(cases) == 1 and cases[0].mode == "eval" and (cases[0].call.batch or 1) > 1 and is_large
+    )
 
 
 def _check_arguments(

@@ -11,7 +11,7 @@ import torch
 
 from prepare.core.forward.explain_error import explained
 from prepare.core.model.tensors import name_of
-from prepare.verify.execution.budget import Budget, estimate
+from prepare.verify.execution.budget import Budget, Cost, estimate
 from prepare.verify.execution.determinism import training_flags
 from prepare.verify.execution.runner import (
     CannotTellError,
@@ -67,8 +67,8 @@ class CaseComparison:
 
     Without `gradients` no backward runs. `exact_runs` caches exact runs, see `Runner`. With `compiled`
     the prepared model runs with its compiler; in mode eval only its outputs are then compared, since it
-    was compiled for inference. `raised` is the error of the prepared model, `retry_failure` the reason
-    why a difference could not be compared again.
+    was compiled for inference. `cost` is the estimate of its call, if it is known. `raised` is the error
+    of the prepared model, `retry_failure` the reason why a difference could not be compared again.
     """
 
     models: ModelPair
@@ -78,9 +78,11 @@ class CaseComparison:
     compiled: bool = False
     gradients: bool = True
     exact_runs: ExactRuns = field(default_factory=dict)
+    cost: Cost | None = None
     differences: dict[str, list[Deviation]] = field(default_factory=dict, init=False)
     raised: str = field(default="", init=False)
     retry_failure: str = field(default="", init=False)
+    _unaffordable: str = field(default="", init=False)
     runner: Runner = field(init=False, repr=False)
 
     def checks(self) -> list[Check]:
@@ -88,11 +90,14 @@ class CaseComparison:
         try:
             # A step may have frozen a part of the prepared model; the reference runs in the same modes.
             flags = training_flags(self.models.prepared, self.case.mode)
+            cost = self.cost or estimate(self.models.reference, self.case.call, flags)
+            if self._has_backward and self.mode == "eval":
+                self._unaffordable = self.budget.refuses(cost, torch.float32)
             self.runner = Runner(
                 self.models,
                 flags,
                 self.budget,
-                estimate(self.models.reference, self.case.call, flags),
+                cost,
                 compiled=self.compiled,
                 backward=self._has_backward,
                 skip_unsafe_backward=self.mode == "eval",
@@ -100,7 +105,8 @@ class CaseComparison:
                 exact_runs=self.exact_runs,
             )
             results = self.runner.run_all(self.case.call)
-            self._check_repeatable(results)
+            if not self.case.outputs_only:
+                self._check_repeatable(results)
         except CannotTellError as reason:
             return [self._check("outputs", "cannot tell", note=str(reason))]
         except PreparedModelError as error:
@@ -140,19 +146,25 @@ class CaseComparison:
 
     @property
     def _has_backward(self) -> bool:
+        if self.case.outputs_only or self._unaffordable:
+            return False
         return self.gradients and not (self.compiled and self.mode == "eval")
 
     def _kinds(self, results: RunResults) -> list[str]:
         if self._has_backward and results.prepared.unsafe_module is None:
             return list(RESULT_FIELDS)
-        return ["outputs"] if self.compiled else ["outputs", "buffers"]
+        return ["outputs"] if self.compiled or self.case.outputs_only else ["outputs", "buffers"]
 
     def _skipped_gradients(self, results: RunResults) -> list[Check]:
-        """Return the checks of gradients that were skipped because memory might be overwritten."""
+        """Return the checks of gradients that were skipped, with the reason."""
         name = results.prepared.unsafe_module
-        if name is None:
+        if name is None and not self._unaffordable:
             return []
-        note = f"torch may overwrite memory in the backward of {name or 'the model'}, so it was not run"
+        note = self._unaffordable and f"not compared: {self._unaffordable}"
+        note = (
+            note
+            or f"torch may overwrite memory in the backward of {name or 'the model'}, so it was not run"
+        )
         kinds = [kind for kind in RESULT_FIELDS if "gradients" in kind]
         return [self._check(kind, "skipped", note=note) for kind in kinds]
 
@@ -236,8 +248,8 @@ class CaseComparison:
         counts = self._counts(kind)
         status, note = "pass", worst.note
         if exceeding and self.retry_failure and not worst.is_beyond_noise:
-            status = "cannot tell"
-            note = f"is off, and could not be compared again: {self.retry_failure}"
+            status = "cannot tell" if counts else "skipped"
+            note = f"not decided, since a second look was not possible: {self.retry_failure}"
         elif exceeding:
             status = "fail" if counts else "wrong"
         elif kind != "buffers" and is_too_noisy(differences):

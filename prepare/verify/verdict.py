@@ -36,7 +36,9 @@ def conclude(
         default=None,
     )
     culprit, advice = _diagnose(models, bad, comparisons) if bad else ("", "")
-    exact_dtypes = [name_of(c.exact_dtype) for c in comparisons if c.exact_dtype]
+    exact_dtypes = [
+        name_of(c.exact_dtype) for c in comparisons if c.exact_dtype and not c.case.outputs_only
+    ]
     return Verification(
         status=next((word for word in ("fail", "cannot tell") if word in statuses), "pass"),
         reason=_reason(worst) if worst else "",

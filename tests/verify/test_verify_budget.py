@@ -7,10 +7,13 @@ import torch
 from torch import nn
 
 from prepare.core.forward.call import call_of
+from prepare.verify import verify
+from prepare.verify.execution import free_cores
 from prepare.verify.execution.budget import Budget, Cost, estimate
 from prepare.verify.execution.determinism import training_flags
-from verify_checks import FLAT, Draws, check
-from verify_faults import Net
+from prepare.verify.execution.runner import CannotTellError, Runner
+from verify_checks import FLAT, Draws, check, flat_norm, prepared
+from verify_faults import FAULTS, Net
 
 
 def estimated(model, batch):
@@ -25,6 +28,65 @@ def test_a_run_that_does_not_fit_is_cannot_tell_with_the_reason(limit, reason):
     result = check(Net(), FLAT, torch.randn(2, 3, 16, 16), **limit)
     assert result.status == "cannot tell"
     assert reason in result.reason
+
+
+def test_gradients_that_do_not_fit_are_skipped_and_outputs_pass():
+    model, batch = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.randn(2, 3, 64, 64)
+    memory = estimated(model, batch).bytes(torch.float32, backward=True) - 1
+    result = check(model, FLAT, batch, memory=memory)
+    notes = {item.what: item.note for item in result.checks if item.status == "skipped"}
+    assert result.status == "pass"
+    assert {"input gradients", "parameter gradients"} <= set(notes)
+    assert "not compared: a run in float32 needs" in notes["input gradients"]
+    assert "raise verify.memory" in notes["input gradients"]
+    assert check(model, FLAT, batch, memory=memory, mode="train").status == "cannot tell"
+
+
+def second_look_fails(monkeypatch):
+    def refuse(*_):
+        raise CannotTellError("no time is left")
+
+    monkeypatch.setattr(Runner, "run_perturbed", refuse)
+    reference, batch = flat_norm(nn.SiLU())
+    return reference, batch, {"conv2d_memory_format": {}}
+
+
+@pytest.mark.parametrize(("mode", "status"), [("eval", "pass"), ("train", "cannot tell")])
+def test_without_a_second_look_nothing_is_said_to_be_off(monkeypatch, mode, status):
+    reference, batch, steps = second_look_fails(monkeypatch)
+    result = check(reference, steps, batch, mode=mode)
+    notes = [item.note for item in result.checks if "second look" in item.note]
+    assert result.status == status
+    assert notes
+    assert not any(" off" in item.note for item in result.checks)
+
+
+@pytest.mark.parametrize("fault", [None, "mixed samples", "a doubled gradient"])
+def test_a_slow_batch_compares_its_outputs_and_gradients_of_one_sample(monkeypatch, fault):
+    monkeypatch.setattr("prepare.verify.check_model._LONG", 0.0)
+    reference = Net().eval()
+    pipeline, model = prepared(reference, FLAT)
+    if fault:
+        FAULTS[fault](model)
+    result = verify(reference, model, torch.randn(2, 3, 16, 16), pipeline=pipeline)
+    compared = [(item.what, item.batch) for item in result.checks if item.batch]
+    assert compared[:2] == [("outputs", 2), ("outputs", 1)]
+    wrong = {item.what for item in result.checks if item.status in ("fail", "wrong")}
+    expected = {None: set(), "mixed samples": {"outputs"}}
+    assert wrong == expected.get(fault, {"input gradients", "parameter gradients"})
+
+
+@pytest.mark.parametrize(("others", "threads"), [(0, 2), (1, 1), (9, 1)])
+def test_busy_cores_leave_one_thread_for_each_free_core(monkeypatch, others, threads):
+    monkeypatch.setattr(free_cores, "other_runnable", lambda: others)
+    monkeypatch.setattr(free_cores.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    torch.set_num_threads(2)
+    try:
+        with free_cores.threads_for_free_cores():
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_the_reference_runs_in_float32_if_float64_does_not_fit():
@@ -74,7 +136,8 @@ def test_a_budget_says_why_a_run_does_not_fit():
 
 
 @pytest.mark.parametrize(
-    ("took", "left", "ending"), [(1.0, 1.5, ""), (4.0, 3.0, "about 4 s, but 3 of 7 s are left")]
+    ("took", "left", "ending"),
+    [(1.0, 1.5, ""), (4.0, 3.0, "about 4 s, but 3 of 7 s are left; raise verify.seconds")],
 )
 def test_the_time_of_a_run_scales_the_next_estimate(monkeypatch, took, left, ending):
     now = [0.0]

@@ -97,9 +97,10 @@ class Budget:
         memory = cost.bytes(dtype, backward=backward)
         name = str(dtype).removeprefix("torch.")
         if memory > self.memory:
-            return f"a run in {name} needs about {size(memory)}, the limit is {size(self.memory)}"
+            limit = f"the limit is {size(self.memory)}; raise verify.memory"
+            return f"a run in {name} needs about {size(memory)}, {limit}"
         if needed > left:
-            rest = f"{max(left, 0):.0f} of {self.seconds:.0f} s are left"
+            rest = f"{max(left, 0):.0f} of {self.seconds:.0f} s are left; raise verify.seconds"
             return f"a run in {name} takes about {needed:.0f} s, but {rest}"
         return ""
 
