@@ -62,7 +62,7 @@ def test_without_a_second_look_nothing_is_said_to_be_off(monkeypatch, mode, stat
 
 
 @pytest.mark.parametrize("fault", [None, "mixed samples", "a doubled gradient"])
-def test_a_slow_batch_compares_its_outputs_and_gradients_of_one_sample(monkeypatch, fault):
+def test_a_slow_batch_compares_gradients_of_one_sample(monkeypatch, fault):
     monkeypatch.setattr("prepare.verify.check_model._LONG", 0.0)
     reference = Net().eval()
     pipeline, model = prepared(reference, FLAT)
