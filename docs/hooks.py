@@ -1,13 +1,18 @@
-"""Hooks of the site: drop fence words that only the tests read, and keep decisions out of the search."""
+"""Hooks of the site: fence words that only the tests read, pictures, and decisions out of the search."""
 
 import re
 from typing import Any
 
 _FENCE = re.compile(r"^```(\w+) (?:no-run|output)\b", re.MULTILINE)
+_PICTURE = re.compile(r"!\[([^\]]+)\]\(([^)\s]*pictures/[\w-]+)-light\.webp\)")
+_BOTH = "".join(
+    rf'[![\1](\2-{name}.webp#only-{name})](\2-{name}.webp){{ .picture title="Full size" }}'
+    for name in ("light", "dark")
+)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the Markdown of a page without the fence words."""
+    """Return the Markdown of a page without the fence words, with a dark picture beside each light one."""
     if page.file.src_uri.startswith("decisions/"):
         page.meta["search"] = {"exclude": True}
-    return _FENCE.sub(r"```\1", markdown)
+    return _PICTURE.sub(_BOTH, _FENCE.sub(r"```\1", markdown))

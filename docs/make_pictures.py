@@ -1,0 +1,163 @@
+"""Make the pictures of the pages from real runs: drawings, flow charts, and pages in Chromium.
+
+    python docs/make_pictures.py [drawings] [runs] [charts] [screenshots] [--runs FOLDER]
+
+Without a word it makes all of them. `runs` takes about five minutes on two quiet cores; the other words take
+its results from the folder of the last call. Screenshots need Chromium and Pillow.
+"""
+
+import argparse
+import io
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from draw_layouts import picture, rectangle, text, write_drawings
+
+from prepare.flow.records import Flow
+from prepare.report.charts.flow_picture import flow_svg
+from prepare.report.charts.layout_strip import layout_strip
+
+ROOT = Path(__file__).parent.parent
+PICTURES = ROOT / "docs" / "pictures"
+NETWORK = ["model=unet3d", "model.norm=instance"]
+LAST, REPAIR = "memfmt=channels_last_3d", "+steps.repair_layout={}"
+SMALL = ["model=unet2d", "model.width=16", "model.norm=instance"]
+RUNS = {
+    "before": [*NETWORK, LAST],
+    "after": [*NETWORK, LAST, REPAIR],
+    "tune": ["task=tune", *NETWORK, "tune.budget=60"],
+    "sweep": ["-m", *SMALL, "memfmt=contiguous,channels_last", "precision=float32,bfloat16", REPAIR],
+}  # fmt: skip
+# Name of the picture: run, section (None is the top of the page), height.
+SCREENSHOTS = {
+    "run-page": ("after", None, 760),
+    "run-lost": ("before", None, 760),
+    "verify-section": ("after", "verify", 620),
+    "timing-section": ("after", "bench", 620),
+    "tune-page": ("tune", None, 900),
+    "sweep-page": ("sweep", None, 1000),
+    "diff-page": ("diff", None, 760),
+}
+WIDTH, LIMIT = 1000, 150_000
+CHROMIUM = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--virtual-time-budget=4000",
+]  # fmt: skip
+
+
+def make_runs(folder: Path) -> None:
+    """Run every job anew, each in its folder, and compare the first two."""
+    for name, words in RUNS.items():
+        shutil.rmtree(folder / name, ignore_errors=True)
+        key = "hydra.sweep.dir" if words[0] == "-m" else "hydra.run.dir"
+        prepare([*words, f"{key}={name}"], folder)
+    shutil.rmtree(folder / "diff", ignore_errors=True)
+    (folder / "diff").mkdir()
+    prepare(["diff", "before", "after", "--page", "diff/report.html"], folder)
+
+
+def prepare(words: list[str], folder: Path) -> None:
+    """Call the command line in `folder`."""
+    subprocess.run([sys.executable, str(ROOT / "run.py"), *words], cwd=folder, check=True)
+
+
+def make_charts(folder: Path) -> None:
+    """Write the flow of both runs, and their strips one above the other."""
+    flows = {name: Flow.load(folder / name / "flow.json") for name in ("before", "after")}
+    for name, flow in flows.items():
+        (PICTURES / f"flow-{name}.svg").write_text(flow_svg(flow))
+    (PICTURES / "flow-strips.svg").write_text(strips(flows["before"], flows["after"]))
+
+
+def strips(before: Flow, after: Flow) -> str:
+    """Draw the layouts of all modules from the first to the last, before and after the repair."""
+    parts = [rectangle(20, 196, 22, 20, "last"), text(50, 211, "channels-last")]
+    parts += [rectangle(190, 196, 22, 20, "contiguous"), text(220, 211, "contiguous")]
+    parts += ['<path class="cross" d="M334 201l10 10m0 -10l-10 10"/>', text(354, 211, "lost here")]
+    for y, title, flow in ((30, LAST, before), (116, f"{LAST} {REPAIR}", after)):
+        breaks, copied = flow.summary["breaks"], flow.summary["copied_bytes"]
+        said = f"lost {breaks} times, {copied / 2**20:.0f} MiB copied" if breaks else "never lost"
+        strip = layout_strip(flow, width=640, style=lambda layout: layout)
+        parts += [text(20, y, title, "code"), text(660, y, said, "end bold")]
+        for layout, x, width in strip.parts:
+            style = "last" if layout.startswith("channels_last") else layout
+            parts.append(rectangle(20 + x, y + 24, width, 26, style))
+        for x in strip.ticks:
+            parts.append(f'<path class="cross" d="M{16 + x} {y + 11}l8 8m0 -8l-8 8"/>')
+    return picture(
+        "A 3-d U-Net loses channels-last in every InstanceNorm; repaired it never does", 234, parts
+    )
+
+
+def make_screenshots(folder: Path) -> None:
+    """Take a picture of each page or section, light and dark."""
+    for name, (run, section, height) in SCREENSHOTS.items():
+        page = folder / run / "report.html"
+        for scheme in ("light", "dark"):
+            save(
+                screenshot(page, section, height, dark=scheme == "dark"),
+                PICTURES / f"{name}-{scheme}.webp",
+            )
+
+
+def screenshot(page: Path, section: str | None, height: int, *, dark: bool) -> bytes:
+    """Return the PNG of the top of a page, or of one of its sections alone."""
+    alone = (
+        f"main > :not(#{section}), body > :not(main), header, nav {{ display: none }}"
+        if section
+        else ""
+    )
+    with tempfile.TemporaryDirectory() as temporary:
+        copy, image = Path(temporary) / "page.html", Path(temporary) / "page.png"
+        style = f"<style>{alone} details {{ break-inside: avoid }}</style></head>"
+        copy.write_text(page.read_text().replace("</head>", style, 1))
+        command = [
+            "chromium", *CHROMIUM, f"--user-data-dir={temporary}/profile", f"--screenshot={image}",
+            f"--blink-settings=preferredColorScheme={0 if dark else 1}", f"--window-size={WIDTH},{height}",
+            copy.as_uri(),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        return image.read_bytes()
+
+
+def save(png: bytes, path: Path) -> None:
+    """Write the picture as WebP, without the empty rest below its content."""
+    from PIL import Image, ImageChops
+
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    empty = Image.new("RGB", image.size, image.getpixel((2, image.height - 2)))
+    content = ImageChops.difference(image, empty).getbbox() or (0, 0, *image.size)
+    image.crop((0, 0, image.width, min(image.height, content[3] + 16))).save(
+        path, quality=82, method=6
+    )
+    if path.stat().st_size > LIMIT:
+        raise SystemExit(f"{path}: {path.stat().st_size} bytes; the limit is {LIMIT}")
+
+
+def main() -> None:
+    """Make what the command line names."""
+    words = ("drawings", "runs", "charts", "screenshots")
+    parser = argparse.ArgumentParser(description="Make the pictures of the pages.")
+    parser.add_argument("what", nargs="*", help=f"any of {', '.join(words)}; all without one")
+    parser.add_argument("--runs", type=Path, default=ROOT / "outputs" / "pictures")
+    options = parser.parse_args()
+    if unknown := set(options.what) - set(words):
+        parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(words)}")
+    chosen = options.what or words
+    options.runs.mkdir(parents=True, exist_ok=True)
+    if "drawings" in chosen:
+        write_drawings(PICTURES)
+    if "runs" in chosen:
+        make_runs(options.runs)
+    if "charts" in chosen:
+        make_charts(options.runs)
+    if "screenshots" in chosen:
+        make_screenshots(options.runs)
+
+
+if __name__ == "__main__":
+    main()
