@@ -309,7 +309,7 @@ def test_an_unusable_cache_is_a_note_not_an_error(timed, tmp_path):
     file.write_text("{")
     found = found_with(timed, {}, small().eval(), **how)
     assert not found.from_cache
-    assert "the cache was not used" in found.notes[-1]
+    assert [note for note in found.notes if "the cache was not used" in note]
     blocked = tmp_path / "file"
     blocked.write_text("")
     found = found_with(timed, {}, small().eval(), **(how | {"cache": blocked / "folder"}))
