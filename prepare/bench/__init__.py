@@ -13,7 +13,7 @@ Examples:
     ...     format={"bfloat16": pipeline.format},
     ...     budget=1.0,
     ... )
-    >>> comparison.row("bfloat16").verdict in ("faster", "slower", "no significant difference")
+    >>> comparison.row("bfloat16").verdict in ("faster", "slower", "no difference", "unclear")
     True
 """
 
@@ -60,8 +60,9 @@ def compare(
     A verdict rests on the ratios of a variant's time to the baseline's time in the same round, so a
     machine that slows down for a while slows both. It uses the confidence interval of the median ratio
     (see `prepare.bench.statistics`) and an A/A control, in which the baseline runs twice per round. A
-    difference is significant if the interval excludes 1 and the ratio is beyond the noise that the
-    control shows. All intervals hold together with `confidence`.
+    variant is `faster` or `slower` if the interval excludes 1 and the ratio is beyond the noise that the
+    control shows. There is `no difference` if the whole interval is within 3 % of 1; anything else is
+    `unclear`, for a `reason`. All intervals hold together with `confidence`.
 
     Each timing gets a fresh input, copied and formatted before the clock starts. If a call of the
     baseline is shorter than 5 ms, a timing averages several calls of every variant. If the budget allows

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prepare.bench import statistics
 from prepare.core.utils import json_records
 from prepare.errors import BenchError
 
@@ -16,10 +18,13 @@ VERDICTS = (
     "baseline",
     "faster",
     "slower",
-    "no significant difference",
+    "no difference",  # the whole interval of the ratio is within 3 % of 1
+    "unclear",  # none of these was shown; `reason` says why
     "failed",
     "not compared",  # the baseline itself failed, or nothing was timed; `reason` says why
 )
+# The verdict of earlier versions for what is now `no difference` or `unclear`.
+_OLD_VERDICT = "no significant difference"
 Interval = tuple[float, float] | None
 
 
@@ -30,7 +35,7 @@ class VariantResult:
     `seconds` is the median time of one call, and `ratio` the median of the ratios to the baseline per
     round (below 1 is faster), each with its interval. `throughput` is in items per second. `peak_bytes`
     is the peak memory of one call, without the model. `samples` are the seconds of a call in each round,
-    each the mean of `calls` calls. `reason` says why the variant failed.
+    each the mean of `calls` calls. `reason` says why the variant failed, or why its verdict is unclear.
     """
 
     name: str
@@ -164,12 +169,29 @@ class Bench:
         Raises:
             BenchError: the file is not a bench, or has another version.
         """
-        return json_records.load(cls, path, _KIND, check=_check)
+        bench = json_records.load(cls, path, _KIND, check=_check)
+        return replace(bench, cases=tuple(map(_updated, bench.cases)))
 
 
 def _check(bench: Bench) -> None:
     if not bench.cases:
         raise ValueError("it has no cases")
     compared = [case.comparison for case in bench.cases if case.comparison is not None]
-    if unknown := {row.verdict for comparison in compared for row in comparison.rows} - {*VERDICTS}:
+    found = {row.verdict for comparison in compared for row in comparison.rows}
+    if unknown := found - {*VERDICTS, _OLD_VERDICT}:
         raise ValueError(f"{min(unknown)!r} is not a verdict")
+
+
+def _updated(case: Case) -> Case:
+    """Replace the verdict of earlier versions."""
+    if case.comparison is None:
+        return case
+    rows = tuple(map(_updated_row, case.comparison.rows))
+    return replace(case, comparison=replace(case.comparison, rows=rows))
+
+
+def _updated_row(row: Row) -> Row:
+    if row.verdict != _OLD_VERDICT or row.ratio is None:
+        return row
+    measured = statistics.Estimate(row.ratio, row.ratio_interval)
+    return replace(row, verdict=statistics.verdict(measured, math.inf))

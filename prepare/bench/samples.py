@@ -74,8 +74,8 @@ class SampleSet:
         finite = noise if math.isfinite(noise) else None
         return Control(ratio=ratio.value, interval=ratio.interval, noise=finite)
 
-    def rows(self, items: int | None) -> Iterator[VariantResult]:
-        """Yield a row per variant; `items` is the batch size."""
+    def rows(self, items: int | None, unclear: str) -> Iterator[Row]:
+        """Yield a row per variant; `items` is the batch size, `unclear` the reason of such verdicts."""
         for series in self.series:
             name, device = series.variant.name, str(series.device)
             if series.reason:
@@ -97,6 +97,7 @@ class SampleSet:
                 device=device,
                 calls=series.calls,
                 samples=tuple(series.samples),
+                reason=unclear if verdict == "unclear" else "",
             )
 
     def _verdict(self, series: Series) -> tuple[str, Estimate | None]:
@@ -105,4 +106,4 @@ class SampleSet:
         if series is self.baseline:
             return "baseline", Estimate(1.0, None)
         ratio = self.ratio(series)
-        return statistics.verdict(ratio, self.ratio(self.control)), ratio
+        return statistics.verdict(ratio, statistics.noise(self.ratio(self.control))), ratio

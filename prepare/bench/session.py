@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from prepare.bench.peak_memory import seconds_per_page_fault
 from prepare.bench.records import Comparison, Control, Progress
 from prepare.bench.samples import SampleSet, Series
 from prepare.core.utils.environment import environment
+from prepare.core.utils.machine import MachineWatch, disturbance
 from prepare.core.utils.text import plural
 from prepare.errors import RefusedError
 
@@ -69,7 +69,7 @@ class BenchSession:
 
     def run(self, pool: list[Any], device: str | torch.device | None) -> Comparison:
         """Time all variants on the inputs of `pool` in turn, and compare them."""
-        where, conditions = environment(), _conditions()
+        where, watch = environment(), MachineWatch()
         for series in self._samples.series:
             self._report(f"warming up {series.variant.name}")
             self._guarded(series, partial(self._first_call, series, pool[0], device))
@@ -84,6 +84,7 @@ class BenchSession:
             series.calls = base.calls
         self._run_rounds(pool)
         items, control_result = batch_size(pool[0]), self._samples.control_result()
+        conditions = watch.conditions() | _threads()
         settings = asdict(self._options) | {
             "confidence_of_each": self._samples.confidence,
             "batch_size": items,
@@ -93,7 +94,7 @@ class BenchSession:
             "fresh_memory": self._fresh_memory(),
         }
         return Comparison(
-            rows=tuple(self._samples.rows(items)),
+            rows=tuple(self._samples.rows(items, self._unclear(control_result, conditions))),
             baseline=base.variant.name,
             aa=control_result,
             repeats=self._rounds,
@@ -207,7 +208,6 @@ class BenchSession:
         """Yield what limits the result."""
         precision = self._samples.precision()
         needed = statistics.min_values(self._samples.confidence)
-        load, cores = settings["load_before"], settings["cores_available"]
         if not self._samples.active():
             return
         if self._rounds < needed:
@@ -229,8 +229,24 @@ class BenchSession:
                 f"about {fresh:.0%} of the baseline's time is spent on memory that each call returns to the "
                 "system and requests again, which may differ between processes: see docs/timing.md"
             )
-        if load is not None and load >= cores:
-            yield f"the machine was already busy: load {load:.1f} on {cores} cores"
+        if disturbed := disturbance(settings):
+            yield f"{disturbed}: times mean little; try again later"
+
+    def _unclear(self, control: Control | None, conditions: Mapping[str, Any]) -> str:
+        """Return why a verdict is unclear, if it is."""
+        needed = statistics.min_values(self._samples.confidence)
+        disturbed = disturbance(conditions)
+        if self._rounds < needed:
+            few = f"too few rounds, {self._rounds} of at least {needed}"
+            return f"{few}; {disturbed}" if disturbed else few
+        if disturbed:
+            return disturbed
+        if control and control.noise and control.noise > 1 + self._options.precision:
+            return (
+                f"{self._samples.baseline.variant.name} differed from itself in these "
+                f"{plural(self._rounds, 'round')}: the machine was not steady"
+            )
+        return f"the ratios of {plural(self._rounds, 'round')} scatter too much"
 
 
 def _check_place(series: Series, required: str | torch.device | None) -> None:
@@ -242,12 +258,9 @@ def _check_place(series: Series, required: str | torch.device | None) -> None:
         raise RefusedError("its device", f"it is on {actual}, not on {expected}", "move it there")
 
 
-def _conditions() -> dict[str, Any]:
-    """Return what affects timings and is not in the environment record: threads, cores, load."""
-    known = hasattr(os, "sched_getaffinity")
+def _threads() -> dict[str, int]:
+    """Return how many threads torch uses."""
     return {
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
-        "cores_available": len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1,
-        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 # Avoids a division by zero if the clock stands still; no clock used here resolves less.
 _SHORTEST = 1e-9
+# Times that differ by at most this fraction count as equal.
+_SAME = 0.03
 # The standard deviation of normal values over the median of their absolute values.
 _NORMAL = 1.4826
 
@@ -103,14 +105,18 @@ def noise(control: Estimate) -> float:
     return max(_factor(end) for end in control.interval)
 
 
-def verdict(measured: Estimate, control: Estimate) -> str:
-    """Return `faster` or `slower` if the interval excludes 1 and the ratio is beyond the noise."""
-    if measured.interval is None or _factor(measured.value) <= noise(control):
-        return "no significant difference"
+def verdict(measured: Estimate, noise: float) -> str:
+    """Return `faster`, `slower`, `no difference` or `unclear` for a ratio of times.
+
+    `faster` and `slower`: the interval excludes 1, and the ratio is beyond the noise of the control.
+    `no difference`: the whole interval is within 3 % of 1. `unclear`: anything else.
+    """
+    if measured.interval is None:
+        return "unclear"
     low, high = measured.interval
-    if high < 1:
-        return "faster"
-    return "slower" if low > 1 else "no significant difference"
+    if _factor(measured.value) > noise and (high < 1 or low > 1):
+        return "faster" if high < 1 else "slower"
+    return "no difference" if low >= 1 - _SAME and high <= 1 + _SAME else "unclear"
 
 
 def worst_precision(estimates: Iterable[Estimate]) -> float:

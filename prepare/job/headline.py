@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from prepare.audit import Audit
 from prepare.bench.records import Bench, Case, Comparison
 from prepare.core.utils import files
+from prepare.core.utils.machine import disturbance
 from prepare.errors import FileError
 from prepare.flow.records import Flow
 from prepare.verify.records import Verification
@@ -59,7 +60,8 @@ class BenchFigures:
     """The figures of one comparison with the unprepared model; `ratio` below 1 is faster.
 
     `what` is the case: inference, training step. Ratios are comparable if `where` is the same: the
-    machine, its threads, and the device of the baseline.
+    machine, its threads, and the device of the baseline. `reason` says why a verdict is `unclear` or
+    nothing was compared, `busy` what disturbed the timing.
     """
 
     what: str
@@ -69,6 +71,7 @@ class BenchFigures:
     seconds: float | None
     where: str
     reason: str = ""
+    busy: str = ""
 
     def overlaps(self, other: BenchFigures) -> bool:
         """Return whether the two intervals overlap; false if one is missing."""
@@ -180,6 +183,7 @@ def _case_figures(case: Case) -> BenchFigures:
         seconds=_finite(row.seconds),
         where=_where(case.comparison) if case.comparison else "",
         reason=str(row.reason),
+        busy=disturbance(case.comparison.settings) if case.comparison else "",
     )
 
 

@@ -152,7 +152,7 @@ def _format(model: nn.Module, pipeline: Pipeline, call: Call) -> Call:
 def _progress_text(now: Progress) -> str:
     if not now.rounds:
         return now.doing
-    is_known = now.precision is not None and now.precision < 1
+    is_known = now.precision is not None and now.precision < 0.3
     known = f", known to ±{now.precision:.1%}" if is_known else ""
     left = max(0.0, now.budget - now.seconds)
     return f"{plural(now.rounds, 'round')}{known}, at most {left:.0f} s left"

@@ -15,7 +15,7 @@ from prepare.core.utils.text import counts, plural, size
 from prepare.errors import ConfigError, FileError
 from prepare.job.headline import CONVOLUTIONS, BenchFigures, Headline, headline
 from prepare.job.results import read_results
-from prepare.report.sentences import time_text, verified_text
+from prepare.report.sentences import timing_text, verified_text
 
 if TYPE_CHECKING:
     from prepare.job.results import SavedResults
@@ -230,14 +230,14 @@ def _times(first: Headline, second: Headline) -> Iterator[Change]:
     for what in dict.fromkeys([*timed[0], *timed[1]]):
         before, after = timed[0].get(what), timed[1].get(what)
         overlap = before is not None and after is not None and before.overlaps(after)
-        note = "the intervals overlap" if overlap else ""
+        note = "unclear which is faster, the intervals overlap" if overlap else ""
         yield Change(f"time of one {what}", _time(before), _time(after), note=note)
 
 
 def _time(timed: BenchFigures | None) -> str:
     if timed is None:
         return ""
-    return time_text(timed) + (f": {timed.reason}" if timed.reason else "")
+    return timing_text(timed) + (f": {timed.reason}" if timed.reason else "")
 
 
 def _side_by_side(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[Change]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from prepare.core.utils.machine import disturbance
 from prepare.core.utils.text import plural, printable, size
 from prepare.core.utils.wording import step
 from prepare.report.layout_causes import breaks_text, layout_causes
+from prepare.report.speed import noise_text, speed_text
+from prepare.tune.records import UNPREPARED
 
 if TYPE_CHECKING:
-    from prepare.bench.records import Case, Control, Interval
+    from prepare.bench.records import Bench, Case, Control, Interval
     from prepare.flow.records import Flow
     from prepare.job.headline import BenchFigures, Headline, VerifyFigures
     from prepare.tune.records import Tuning
@@ -52,40 +55,55 @@ def verify_sentence(verification: Verification) -> str:
 
 
 def tune_sentence(tuning: Tuning) -> str:
-    """Return one sentence: `channels_last: takes 0.77 of the time of ... (...); 3 of 6 recipes timed`."""
+    """Return one sentence: `channels_last: 1.3x faster (...); 3 of 6 recipes timed`."""
     winner = tuning.row(tuning.winner)
     timed = sum(row.rounds > 0 for row in tuning.rows)
-    return f"{winner.name}: {winner.reason}; {timed} of {plural(len(tuning.rows), 'recipe')} timed"
+    counted = f"{timed} of {plural(len(tuning.rows), 'recipe')} timed"
+    if winner.name != UNPREPARED:
+        speed = speed_text(tuning.verdict(winner), winner.ratio, winner.ratio_interval)
+        text = f"{winner.name}: {speed}; {counted}"
+    elif tuning.is_clear:
+        text = f"{winner.name}: no correct recipe is faster; {counted}"
+    else:
+        why = disturbance(tuning.environment) or "give it more time (tune.budget)"
+        text = f"unclear: no recipe was shown to be correct and faster; {counted}; {why}"
+    return text
 
 
 def case_sentence(case: Case) -> str:
-    """Return one sentence: `inference: faster, 0.82 of the time (0.80 to 0.85): 38 ms instead of 46 ms`."""
+    """Return one sentence: `inference: 1.2x faster (18 % less time, ...): 38 ms instead of 46 ms`.
+
+    The time of the prepared model is its ratio times that of the unprepared model, as a reader divides.
+    """
     row = case.row
     if case.comparison is None or row.ratio is None:
         name = "" if row.verdict == "not compared" else f"{row.name} "
         return printable(f"{case.what}: {name}{row.verdict}: {row.reason}")
-    baseline = case.comparison.row(case.comparison.baseline)
-    times = " instead of ".join(
-        seconds(variant.seconds) for variant in (row, baseline) if variant.seconds is not None
-    )
-    ratio = f"{factor(row.ratio)} of the time"
-    if row.ratio_interval is None:
-        rounds = plural(case.comparison.repeats, "round")
-        return printable(f"{case.what}: about {ratio}, no interval after {rounds}: {times}")
-    ratio += f" ({span(row.ratio_interval, factor)})"
-    low, high = row.ratio_interval
-    # An interval without 1 beside "no significant difference" would look like a mistake.
-    if row.verdict.startswith("no ") and not low <= 1 <= high:
-        ratio += _noise(case.comparison.aa, ", where ")
-    return printable(f"{case.what}: {row.verdict}, {ratio}: {times}")
+    baseline = case.comparison.row(case.comparison.baseline).seconds or 0.0
+    confidence = float(case.comparison.settings.get("confidence", 0.95))
+    text = speed_text(row.verdict, row.ratio, row.ratio_interval, confidence=confidence)
+    if row.verdict == "unclear":
+        return printable(f"{case.what}: {text}: {row.reason or 'the interval is too wide'}")
+    times = seconds(baseline)
+    if row.verdict != "no difference":
+        times = f"{seconds(row.ratio * baseline)} instead of {times}"
+    return printable(f"{case.what}: {text}: {times}")
+
+
+def busy_sentence(bench: Bench | None) -> str:
+    """Return one line if the machine was busy while the job was timed; empty if not."""
+    cases = bench.cases if bench else ()
+    found = (disturbance(case.comparison.settings) for case in cases if case.comparison)
+    busy = next(filter(None, found), "")
+    return f"{busy}: times mean little; try again later" if busy else ""
 
 
 def control_text(control: Control | None) -> str:
     """Return the clause on the baseline against itself, which follows the number of rounds."""
     if control is None:
         return "; the baseline failed, so nothing was compared"
-    interval = f" ({span(control.interval, '{:.3f}'.format)})" if control.interval else ""
-    return f"; the baseline against itself: {control.ratio:.3f}{interval}{_noise(control, ', so ')}"
+    noise = noise_text(control.noise)
+    return f"; the baseline against itself: {noise or 'too few rounds for an interval'}"
 
 
 def outputs_sentence(*, format: str, gave: int, of: int, ambiguous: int) -> str:  # noqa: A002
@@ -119,21 +137,9 @@ def verified_text(verified: VerifyFigures | None) -> str:
     return verified.status + error + (", wrong in training" if verified.wrong else "")
 
 
-def ratio_text(timed: BenchFigures | None) -> str:
-    """Return `0.512`: the time relative to that of the unprepared model."""
-    return "" if timed is None or timed.ratio is None else f"{timed.ratio:.3f}"
-
-
-def interval_text(timed: BenchFigures | None) -> str:
-    """Return `0.490 to 0.530`."""
-    return "" if timed is None else span(timed.interval, "{:.3f}".format)
-
-
-def time_text(timed: BenchFigures) -> str:
-    """Return ratio, interval and verdict: `0.512 (0.490 to 0.530), faster`."""
-    interval = interval_text(timed)
-    parts = [ratio_text(timed) + (f" ({interval})" if interval else ""), timed.verdict]
-    return ", ".join(filter(None, parts))
+def timing_text(timed: BenchFigures) -> str:
+    """Return verdict, ratio and interval: `2.0x faster (49 % less time, 95 % interval: 47 to 51 %)`."""
+    return speed_text(timed.verdict, timed.ratio, timed.interval)
 
 
 def seconds(value: float) -> str:
@@ -172,9 +178,3 @@ def _remedies() -> dict[str, str]:
         "cat": "bring every operand into the layout before it",
         "add": "put the operand that is in the layout first",
     }
-
-
-def _noise(control: Control | None, conjunction: str) -> str:
-    if control is None or control.noise is None:
-        return ""
-    return f"{conjunction}differences below {control.noise - 1:.1%} are noise"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import size
 from prepare.job.headline import CONVOLUTIONS, BenchFigures
-from prepare.report.sentences import interval_text, memory_text, ratio_text, verified_text
+from prepare.report.sentences import memory_text, timing_text, verified_text
+from prepare.report.speed import change_text, interval_text, verdict_text
 from prepare.sweep.ranking import RankedGroup, Ranking, first_timing
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
         Column("#", lambda row: f"{row.number}{'*' * (row.number in ranking.best)}", number=True),
         *(Column(key, _choice(key)) for key in summary.varying),
         Column("status", lambda row: row.status),
-        Column("time", lambda row: ratio_text(first_timing(row)), number=True),
-        Column("verdict", _verdict),
-        Column("interval", lambda row: interval_text(first_timing(row)), 2),
+        Column("speed", verdict_of),
+        Column("time", _change, 3, number=True),
+        Column("interval", _interval, 2),
         Column("timed", _timed_text(summary), 3),
         Column("verified", lambda row: verified_text(row.headline.verified), 1),
         *(Column(s, _count(s), 3 + n, number=True) for n, s in enumerate(CONVOLUTIONS)),
@@ -71,7 +72,10 @@ def reason_text(row: SweepRow) -> str:
     if row.reason:
         return row.reason
     comparison = first_timing(row)
-    return f"not timed: {comparison.reason}" if comparison and comparison.reason else ""
+    if comparison is None or not comparison.reason:
+        return ""
+    word = "speed unclear" if comparison.verdict == "unclear" else "not timed"
+    return f"{word}: {comparison.reason}"
 
 
 def reasons(rows: Iterable[SweepRow]) -> list[tuple[list[int], str]]:
@@ -96,6 +100,17 @@ def conclusions(summary: Summary, ranking: Ranking) -> Iterator[str]:
         yield (f"{field.about}: " if field.about else "") + _conclusion(field, summary.varying)
     if shared := shared_rows(ranking):
         yield f"not compared, as other jobs ran on the same cores: {numbered(shared)}"
+    yield from _busy(ranking.rows)
+
+
+def _busy(rows: Iterable[SweepRow]) -> Iterator[str]:
+    """Yield a line if the machine was busy while rows were timed."""
+    busy = {
+        row.number: t.busy for row in rows if not row.shared and (t := first_timing(row)) and t.busy
+    }
+    if busy:
+        worst = max(busy.values())
+        yield f"{worst} at {numbered(sorted(busy))}: times mean little; try again later"
 
 
 def shared_rows(ranking: Ranking) -> list[int]:
@@ -110,14 +125,16 @@ def choices(row: SweepRow, keys: Iterable[str]) -> str:
 
 def _conclusion(field: RankedGroup, keys: Iterable[str]) -> str:
     if field.best is None:
-        text = "no row is significantly faster than the unprepared model"
-        return f"{text}; keep the model unprepared, or measure longer with bench=full"
+        verdicts = {timed.verdict for row in field.rows if (timed := first_timing(row))}
+        if verdicts <= {"slower", "no difference"}:
+            return "no row is faster than the unprepared model: leave it as it is"
+        text = "no row was shown to be faster than the unprepared model"
+        return f"{text}: measure longer with bench=full, on a quiet machine"
     comparison = first_timing(field.best)
     text = f"best: #{field.best.number} {choices(field.best, keys)}".rstrip()
-    text += f": {ratio_text(comparison)} of the time of the unprepared model"
-    text += f" ({interval_text(comparison)})" if comparison and comparison.interval else ""
+    text += f": {timing_text(comparison)}" if comparison else ""
     if field.ties:
-        text += f"; not significantly different from {numbered(row.number for row in field.ties)}"
+        text += f"; could not be told apart from {numbered(row.number for row in field.ties)}"
     verified = field.best.headline.verified
     if verified is None or verified.status != "pass":
         text += f"; correctness: {verified.status if verified else 'not verified'}"
@@ -132,12 +149,25 @@ def _count(status: str) -> Callable[[SweepRow], str]:
     return lambda row: str(row.headline.convolutions[status]) if row.headline.convolutions else ""
 
 
-def _verdict(row: SweepRow) -> str:
+def verdict_of(row: SweepRow) -> str:
+    """Return `1.5x faster`, `no difference`, `unclear`; empty if nothing was timed."""
     comparison = first_timing(row)
     if comparison is None:
         return ""
     # A verdict is not reliable if other jobs used the same cores.
-    return SHARED if row.shared and comparison.ratio else comparison.verdict
+    if row.shared and comparison.ratio:
+        return SHARED
+    return verdict_text(comparison.verdict, comparison.ratio)
+
+
+def _change(row: SweepRow) -> str:
+    comparison = first_timing(row)
+    return change_text(comparison.verdict, comparison.ratio) if comparison else ""
+
+
+def _interval(row: SweepRow) -> str:
+    comparison = first_timing(row)
+    return interval_text(comparison.interval) if comparison else ""
 
 
 def _timed_text(summary: Summary) -> Callable[[SweepRow], str]:

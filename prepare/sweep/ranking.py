@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # Choices that change what is measured, not how it is prepared: their time ratios are not comparable.
 _MEASURED = ("model", "input", "mode")
+_ORDER = ("faster", "no difference", "unclear", "slower")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +84,24 @@ def _circumstances(row: SweepRow, summary: Summary) -> tuple[str, str]:
 
 
 def _group(key: tuple[str, str], rows: Iterable[SweepRow], groups: int) -> RankedGroup:
-    ranked = tuple(sorted(rows, key=lambda row: (time_ratio(row), row.number)))
+    ranked = tuple(sorted(rows, key=_place))
     best = next(iter(_candidates(ranked)), None)
     ties = tuple(row for row in ranked if best and row is not best and _overlap(row, best))
     return RankedGroup("; ".join(filter(None, key)) if groups > 1 else "", ranked, best, ties)
 
 
+def _place(row: SweepRow) -> tuple[int, float, int]:
+    """Return the place of a row: what was shown to be faster first, what is unclear before what is slower."""
+    timing = first_timing(row)
+    verdict = timing.verdict if timing else ""
+    known = _ORDER.index(verdict) if verdict in _ORDER else len(_ORDER)
+    # The ratio of an unclear row says nothing about its place.
+    ratio = time_ratio(row) or 0.0
+    return known, 0.0 if verdict == "unclear" else ratio, row.number
+
+
 def _candidates(ranked: Iterable[SweepRow]) -> list[SweepRow]:
-    """Return the significantly faster rows; if some of them passed verification, only these."""
+    """Return the faster rows; if some of them passed verification, only these."""
     faster = [row for row in ranked if (timing := first_timing(row)) and timing.verdict == "faster"]
     verified = [row for row in faster if (v := row.headline.verified) and v.status == "pass"]
     return verified or faster

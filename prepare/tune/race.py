@@ -221,7 +221,7 @@ class Race:
                 value = self.standings.compared(each, winner).value
                 why = "simpler" if each.candidate.cost > winner.candidate.cost else "faster so far"
                 reason = f"takes {value:.2f} times as long as {winner.name}, which is {why}"
-                self._eliminate(each, "not faster", f"{reason}: no significant difference")
+                self._eliminate(each, "not faster", reason)
         return winner
 
     def _conclude(self) -> Contestant:
@@ -239,7 +239,7 @@ class Race:
 
     def _win_reason(self, winner: Contestant) -> str:
         if winner is self.standings.base:
-            return "no verified recipe is significantly faster"
+            return "no recipe was shown to be correct and faster"
         ratio = self.standings.ratio(winner)
         reason = f"takes {ratio.value:.2f} of the time of the unprepared model"
         return f"{reason} {interval_text(ratio)}".rstrip()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prepare.bench import statistics
 from prepare.core.utils import json_records
 from prepare.errors import TuneError
 
@@ -80,6 +82,25 @@ class Tuning:
     def row(self, name: str) -> CandidateResult:
         """Return the row of a candidate; raise KeyError if there is no such candidate."""
         return {row.name: row for row in self.rows}[name]
+
+    def verdict(self, row: Row) -> str:
+        """Return `faster`, `slower`, `no difference` or `unclear`: a recipe against the unprepared model.
+
+        The unprepared model is the `baseline`, and a recipe that was not timed is `not compared`.
+        """
+        if row.name == UNPREPARED:
+            return "baseline"
+        if row.ratio is None:
+            return "not compared"
+        measured = statistics.Estimate(row.ratio, row.ratio_interval)
+        return statistics.verdict(measured, self.noise or math.inf)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether each recipe was shown to be wrong, or not to be faster than the unprepared model."""
+        known = ("baseline", "slower", "no difference")
+        lost = ("slower", "wrong", "failed")
+        return all(row.status in lost or self.verdict(row) in known for row in self.rows)
 
     @property
     def recipe(self) -> Steps:

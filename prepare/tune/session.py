@@ -15,6 +15,7 @@ from prepare.bench import statistics
 from prepare.bench.input_pool import make_pool
 from prepare.core.forward.torch_state import isolated
 from prepare.core.utils.environment import environment
+from prepare.core.utils.machine import MachineWatch, disturbance
 from prepare.core.utils.text import plural
 from prepare.core.utils.wording import words
 from prepare.errors import ModelError, Problem, RefusedError
@@ -90,7 +91,7 @@ class TuningSession:
             return CheckResult("cannot tell", str(error))
 
     def _race(self, recipes: list[Candidate], under: dict[str, Any]) -> Tuning:
-        began, pool = self.clock(), self._pool(recipes[0])
+        began, pool, watch = self.clock(), self._pool(recipes[0]), MachineWatch()
         plan: TurnPlan | None = None
         exact: dict[Any, Any] = {}
 
@@ -115,6 +116,7 @@ class TuningSession:
         except CandidateError as error:
             raise ModelError("the unprepared model", str(error)) from None
         noise = statistics.noise(race.standings.control_ratio())
+        machine = watch.conditions() | {"threads": torch.get_num_threads()}
         # The winner comes first; within a status the contestants stay in the order of the candidates.
         ranked = sorted(race.contestants, key=lambda each: STATUSES.index(each.status))
         return Tuning(
@@ -129,8 +131,8 @@ class TuningSession:
             made=datetime.now().astimezone().isoformat(timespec="seconds"),
             from_cache=False,
             conditions=under,
-            environment=environment(),
-            notes=tuple(_notes(race)),
+            environment=environment() | machine,
+            notes=tuple(_notes(race, machine)),
         )
 
     def _start(
@@ -193,8 +195,10 @@ def _more_time() -> str:
     return f"give it more time with {words(cli='tune.budget=SECONDS', python='budget=SECONDS')}"
 
 
-def _notes(race: Race) -> Iterator[str]:
+def _notes(race: Race, machine: Mapping[str, Any]) -> Iterator[str]:
     """Yield what limits the result."""
+    if disturbed := disturbance(machine):
+        yield f"{disturbed}: times mean little; try again later"
     control = race.standings.control_ratio().interval
     needed = statistics.min_values(race.standings.confidence)
     unmeasured = sum(each.status == "not measured" for each in race.contestants)

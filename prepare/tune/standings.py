@@ -89,7 +89,8 @@ class Standings:
 
     def is_better(self, contestant: Contestant) -> bool:
         """Return whether it is significantly faster than the unprepared model."""
-        return statistics.verdict(self.ratio(contestant), self.control_ratio()) == "faster"
+        noise = statistics.noise(self.control_ratio())
+        return statistics.verdict(self.ratio(contestant), noise) == "faster"
 
     def is_slower(self, contestant: Contestant, best: Contestant) -> bool:
         """Return whether it is probably slower; if it is the simpler recipe, by more than 2 %."""

@@ -42,7 +42,7 @@ from prepare.report.charts.chart import (
 from prepare.report.charts.scale import number, scale_over
 from prepare.report.pages.bench_section import bench_charts
 from prepare.report.pages.page import run_page
-from prepare.report.sentences import case_sentence
+from prepare.report.sentences import busy_sentence, case_sentence
 from prepare.report.terminal.console import stage
 from prepare.step import ModelStep
 from prepare.verify.records import Check, unknown
@@ -414,17 +414,35 @@ def test_the_headline_is_read_without_torch(tmp_path):
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (comparison(), "inference: faster, 0.73 of the time (0.70 to 0.76): 29.2 ms instead of 40.0 ms"),
-        (comparison(1.0, verdict="no significant difference", interval=(0.98, 1.02)),
-         "inference: no significant difference, 1.00 of the time (0.98 to 1.02): 40.0 ms instead of 40.0 ms"),
-        (comparison(verdict="no significant difference", aa=Control(ratio=1.0, interval=(0.68, 1.3), noise=1.473)),
-         "inference: no significant difference, 0.73 of the time (0.70 to 0.76), where differences below 47.3% are noise: 29.2 ms instead of 40.0 ms"),
-        (comparison(45.0, verdict="slower", interval=(44, 46)), "inference: slower, 45.0 of the time (44.0 to 46.0): 1.80 s instead of 40.0 ms"),
-        (comparison(0.61, interval=None, repeats=3), "inference: about 0.61 of the time, no interval after 3 rounds: 24.4 ms instead of 40.0 ms"),
+        (comparison(), "inference: 1.4x faster (27 % less time, 95 % interval: 24 to 30 %): 29.2 ms instead of 40.0 ms"),
+        (comparison(1.0, verdict="no difference", interval=(0.98, 1.02)),
+         "inference: no difference (95 % interval: -2.0 to +2.0 % time): 40.0 ms"),
+        (comparison(verdict="unclear"), "inference: unclear (95 % interval: -30 to -24 % time): the interval is too wide"),
+        (comparison(verdict="unclear", interval=(0.002, 2620.0)), "inference: unclear: the interval is too wide"),
+        (comparison(verdict="unclear", interval=None), "inference: unclear: the interval is too wide"),
+        (comparison(1.2, verdict="slower", interval=(1.1, 1.3)), "inference: 1.2x slower (20 % more time, 95 % interval: 10 to 30 %): 48.0 ms instead of 40.0 ms"),
+        (comparison(45.0, verdict="slower", interval=(44, 46)), "inference: 45x slower (95 % interval: 44x to 46x): 1.80 s instead of 40.0 ms"),
     ],
 )  # fmt: skip
 def test_a_case_is_described_in_one_sentence(found, said):
     assert case_sentence(Case(what=INFERENCE, comparison=found)) == said
+
+
+def test_an_old_verdict_is_read_as_one_of_today(tmp_path):
+    old = "no significant difference"
+    wide, narrow = (0.7, 1.3), (0.98, 1.02)
+    bench(comparison(1.0, verdict=old, interval=wide), comparison(1.0, verdict=old, interval=narrow)).save(tmp_path / "bench.json")  # fmt: skip
+    found = Bench.load(tmp_path / "bench.json")
+    assert [case.row.verdict for case in found.cases] == ["unclear", "no difference"]
+
+
+def test_a_busy_machine_is_a_reason_and_a_line():
+    busy = {"cores_available": 2, "others": 1.6, "threads": 2}
+    found = comparison(settings=comparison().settings | busy)
+    assert busy_sentence(bench(found)) == (
+        "this machine is busy (other programs use 1.6 of 2 cores): times mean little; try again later"
+    )
+    assert busy_sentence(bench()) == busy_sentence(None) == ""
 
 
 # ------------------------------------------------------------------------------ the page
@@ -442,13 +460,13 @@ def test_the_page_shows_the_figures_the_charts_and_the_notes(tmp_path):
     text = page_of(tmp_path, bench(), verified())
     read = Reader(text)
     for said in (
-        "Inference: faster, 0.73 of the time (0.70 to 0.76)",
-        "inference prepared 29.2 ms 21.9 ms to 36.5 ms 0.730 0.700 to 0.760 68.5 32.0 MiB faster",
-        "20 rounds in 3.20 s, 2 samples a call, 2 threads; the baseline against itself: 1.000 (0.990 to 1.010)",
+        "Inference: 1.4x faster (27 % less time, 95 % interval: 24 to 30 %)",
+        "inference prepared 29.2 ms 21.9 ms to 36.5 ms -27 % -30 to -24 % 68.5 32.0 MiB 1.4x faster",
+        "20 rounds in 3.20 s, 2 samples a call, 2 threads; the baseline against itself: differences below 1.0 % are noise",
         "inference: a note",
         "with 95% confidence",
         "Peak memory beyond the model",
-        "Time of one inference 0.73",
+        "Speed of one inference 1.4x faster",
     ):
         assert said in read.text, said
     assert len(read.all("svg")) == 3

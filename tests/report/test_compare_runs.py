@@ -68,7 +68,7 @@ def test_two_jobs_differ_in_recipe_command_results_and_machine(swept):
             "layout lost: 0 times -> 13 times",
             "copied for layouts: 0 bytes -> 52.0 KiB",
             "verified: pass 1e-07 -> pass 0.004",
-            "time of one inference: 1.000 (0.970 to 1.030), no significant difference -> 0.410 (0.398 to 0.422), faster",
+            "time of one inference: no difference (95 % interval: -3.0 to +3.0 % time) -> 2.4x faster (59 % less time, 95 % interval: 58 to 60 %)",
         ],
     }  # fmt: skip
 
@@ -100,7 +100,7 @@ def test_two_machines_differ_in_their_environment(same):
 def test_times_with_overlapping_intervals_get_a_note(same):
     made.bench(0.42).save(same[1] / "bench.json")
     (line,) = changes(*same)["results"]
-    assert line == "time of one inference: 0.410 (0.398 to 0.422), faster -> 0.420 (0.407 to 0.433), faster; the intervals overlap"  # fmt: skip
+    assert line == "time of one inference: 2.4x faster (59 % less time, 95 % interval: 58 to 60 %) -> 2.4x faster (58 % less time, 95 % interval: 57 to 59 %); unclear which is faster, the intervals overlap"  # fmt: skip
     made.bench(0.9).save(same[1] / "bench.json")
     assert "overlap" not in changes(*same)["results"][0]
 
@@ -111,7 +111,10 @@ def test_files_of_only_one_job_are_differences(same):
     found = changes(*same)
     assert found["audit"] == ["conv.weight: only in ours"]
     assert "verified: pass 0.004 -> absent" in found["results"]
-    assert "time of one inference: 0.410 (0.398 to 0.422), faster -> absent" in found["results"]
+    assert (
+        "time of one inference: 2.4x faster (59 % less time, 95 % interval: 58 to 60 %) -> absent"
+        in found["results"]
+    )
     assert "torch: 2.13.0 -> absent" in found["environment"]
     assert "model: unet3d -> absent" in found["command line"]
 

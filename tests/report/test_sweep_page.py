@@ -18,6 +18,7 @@ from prepare.report.pages.long_table import LIMIT
 from prepare.report.pages.page import write_page
 from prepare.report.pages.sweep_matrix import matrix_of
 from prepare.report.pages.sweep_page import SECTIONS, sweep_page, write_sweep_page
+from prepare.report.speed import verdict_text
 from prepare.sweep.locks import Lock
 from prepare.sweep.manifest import SweepManifest, job_lock, write_sweep_manifest
 from prepare.sweep.ranking import rank
@@ -56,7 +57,7 @@ def test_the_page_recommends_the_best_row(swept):
     for phrase in (
         "unet3d: 6 jobs",
         "Did all rows end well? 4 of 6 ok 1 failed, 1 interrupted",
-        "Best: #4 memfmt=channels_last_3d precision=bfloat16: 0.410 of the time of the unprepared model (0.398 to 0.422).",
+        "Best: #4 memfmt=channels_last_3d precision=bfloat16: 2.4x faster (59 % less time, 95 % interval: 58 to 60 %).",
         "python run.py model=unet3d memfmt=channels_last_3d precision=bfloat16",
         "in 4-row/recipe.yaml",
         "dtype: bfloat16",
@@ -69,12 +70,12 @@ def test_the_page_recommends_the_best_row(swept):
 def test_the_matrix_has_a_cell_for_each_pair_of_choices(swept):
     assert cells(page_of(swept)) == {
         "float32": [
-            ("same", "1.000 no significant difference; pass 1e-07 row #0"),
-            ("slow-1", "1.200 slower; pass 2e-07, wrong in training row #3"),
+            ("same", "no difference pass 1e-07 row #0"),
+            ("slow-1", "1.2x slower pass 2e-07, wrong in training row #3"),
         ],
         "bfloat16": [
-            ("fast-2", "0.620 faster; pass 0.003 row #1"),
-            ("fast-3", "0.410 best faster; pass 0.004 row #4"),
+            ("fast-2", "1.6x faster pass 0.003 row #1"),
+            ("fast-3", "2.4x faster best pass 0.004 row #4"),
         ],
         "half": [("bad", "failed row #2"), ("bad", "interrupted row #5")],
     }
@@ -92,7 +93,7 @@ def test_a_cell_of_several_rows_shows_the_best_one(tmp_path):
     found = matrix_of(summary, rank(summary))
     assert (found.titles, [title for title, _ in found.lines]) == (["x", "y"], ["1", "2"])
     (shared, nothing), (other, alone) = (line for _, line in found.lines)
-    assert (shared.row.number, shared.more, shared.figure) == (2, 2, "0.700")
+    assert (shared.row.number, shared.more, shared.figure) == (2, 2, "1.4x faster")
     assert (nothing, other, alone.more) == (None, None, 0)
     assert "the best of 3" in Reader(sweep_page(summary, tmp_path)).text
 
@@ -113,15 +114,16 @@ def test_the_matrix_takes_the_choices_with_the_most_values(tmp_path, rows, down,
 @pytest.mark.parametrize(
     ("ratio", "verdict", "style"),
     [(0.4, "faster", "fast-3"), (0.7, "faster", "fast-2"), (0.95, "faster", "fast-1"), (1.1, "slower", "slow-1"),
-     (1.5, "slower", "slow-2"), (3.0, "slower", "slow-3"), (0.7, "no significant difference", "same")],
+     (1.5, "slower", "slow-2"), (3.0, "slower", "slow-3"), (0.7, "unclear", "same")],
 )  # fmt: skip
 def test_the_colour_of_a_cell_follows_its_verdict(tmp_path, ratio, verdict, style):
     made.plan(tmp_path, [["a=1"], ["a=2"]])
     made.add_row(tmp_path, 0, ["a=1"], benched=made.bench(ratio, verdict=verdict))
     made.add_row(tmp_path, 1, ["a=2"], benched=made.bench(ratio, verdict=verdict), shared=True)
     found = cells(page_of(tmp_path))
-    assert found["1"] == [(style, f"{ratio:.3f}{' best' * (verdict == 'faster')} {verdict} row #0")]
-    assert found["2"] == [("same", f"{ratio:.3f} on shared cores row #1")]
+    said = verdict_text(verdict, ratio) + " best" * (verdict == "faster")
+    assert found["1"] == [(style, f"{said} row #0")]
+    assert found["2"] == [("same", "on shared cores row #1")]
 
 
 def test_failures_are_grouped_by_reason(tmp_path):
@@ -175,7 +177,7 @@ def test_speed_against_error_shows_each_row_that_has_both(swept):
     found = Reader(page_of(swept))
     (chart,) = found.all("svg")
     assert chart["role"] == "img"
-    for phrase in ("#4 channels_last_3d bfloat16", "0.410 (0.398 to 0.422), faster; pass 0.004", "unprepared"):  # fmt: skip
+    for phrase in ("#4 channels_last_3d bfloat16", "2.4x faster (59 % less time, 95 % interval: 58 to 60 %); pass 0.004", "unprepared"):  # fmt: skip
         assert phrase in found.text
     assert "#2 contiguous half" not in found.text
 

@@ -25,6 +25,7 @@ def bench(
     what="inference",
     cpu="a processor",
     error="",
+    others=None,
 ):
     """Return a bench of a prepared model with this time `ratio`; with `error`, its baseline did not run."""
     low, high = (ratio * 0.97 if low is None else low), (ratio * 1.03 if high is None else high)
@@ -34,7 +35,7 @@ def bench(
                 seconds_interval=(0.1 * low, 0.1 * high), device="cpu"),
     )  # fmt: skip
     found = Comparison(rows=rows, baseline="unprepared", aa=NOISE, repeats=20, seconds=3.0,
-                       settings={"train": what == "training step", "threads": 2},
+                       settings={"train": what == "training step", "threads": 2, "cores_available": 2, "others": others},
                        environment={"cpu": cpu, "platform": "Linux", "torch": "2.13.0", "devices": []})  # fmt: skip
     case = Case(what=what, reason=error) if error else Case(what=what, comparison=found)
     return Bench(level="short", mode="eval", seconds=3.0, cases=(case,))
@@ -110,7 +111,7 @@ def formats_by_precisions(folder: Path) -> Path:
         0,
         overrides[0],
         **common,
-        benched=bench(1.0, verdict="no significant difference"),
+        benched=bench(1.0, verdict="no difference"),
         steps={},
     )
     common |= {"audited": audit(0, after=1 << 19), "verified": verification(3e-3)}

@@ -80,20 +80,36 @@ def test_rows_are_ordered_by_measured_time_then_by_number(swept):
 
 
 def test_the_best_row_is_significantly_faster(sweep):
-    summary = sweep(
-        timed("a", 0.95, verdict="no significant difference"), timed("b", 1.2, verdict="slower")
-    )
+    summary = sweep(timed("a", 1.0, verdict="no difference"), timed("b", 1.2, verdict="slower"))
     assert rank(summary).best == set()
     (said,) = conclusions(summary, rank(summary))
-    assert said.startswith("no row is significantly faster than the unprepared model; ")
+    assert said == "no row is faster than the unprepared model: leave it as it is"
+
+
+def test_no_advice_is_drawn_from_an_unclear_row(sweep):
+    summary = sweep(timed("a", 0.7, verdict="unclear"), timed("b", 1.2, verdict="slower"))
+    (said,) = conclusions(summary, rank(summary))
+    assert said.startswith(
+        "no row was shown to be faster than the unprepared model: measure longer"
+    )
+    assert numbers(rank(summary).rows) == [0, 1]
+
+
+def test_rows_timed_on_a_busy_machine_are_named(sweep):
+    summary = sweep(timed("a", 0.5, others=1.6), timed("b", 0.9))
+    said = [*conclusions(summary, rank(summary))][-1]
+    assert said == (
+        "this machine is busy (other programs use 1.6 of 2 cores) at #0: "
+        "times mean little; try again later"
+    )
 
 
 def test_a_row_whose_interval_overlaps_the_best_is_named(sweep):
     summary = sweep(timed("a", 0.50), timed("b", 0.51), timed("c", 0.9))
     (said,) = conclusions(summary, rank(summary))
     assert said == (
-        "best: #0 memfmt=a: 0.500 of the time of the unprepared model (0.485 to 0.515); "
-        "not significantly different from #1"
+        "best: #0 memfmt=a: 2.0x faster (50 % less time, 95 % interval: 48 to 52 %); "
+        "could not be told apart from #1"
     )
 
 
@@ -151,8 +167,8 @@ def test_seeds_and_formats_are_ranked_in_one_group(sweep):
 def test_the_terminal_table_has_every_figure_and_marks_the_best(swept, capsys):
     out = out_of(capsys, read_summary(swept))
     head, first, *_ = out.splitlines()
-    assert head.split() == ["#", "memfmt", "precision", "status", "time", "verdict", "interval", "verified", "converted", "already", "memory", "breaks", "copied", "seconds"]  # fmt: skip
-    assert first.split() == ["4*", "channels_last_3d", "bfloat16", "ok", "0.410", "faster", "0.398", "to", "0.422", "pass", "0.004", "8", "0", "1.0", "MiB", "->", "512.0", "KiB", "13", "52.0", "KiB", "2.0"]  # fmt: skip
+    assert head.split() == ["#", "memfmt", "precision", "status", "speed", "time", "interval", "verified", "converted", "already", "memory", "breaks", "copied", "seconds"]  # fmt: skip
+    assert first.split() == ["4*", "channels_last_3d", "bfloat16", "ok", "2.4x", "faster", "-59", "%", "-60", "to", "-58", "%", "pass", "0.004", "8", "0", "1.0", "MiB", "->", "512.0", "KiB", "13", "52.0", "KiB", "2.0"]  # fmt: skip
     assert "#2: RuntimeError: \"slow_conv3d\" not implemented for 'Half'" in out
     assert "#5: it never started" in out
     assert "pass 2e-07, wrong in training" in out
@@ -167,7 +183,7 @@ def test_a_narrow_terminal_omits_columns_and_names_them(swept, capsys, width):
         table = lines[: lines.index(left)]
         assert len(table) == 7
         assert max(map(len, table)) <= width
-        assert "0.410" in table[1]
+        assert "2.4x faster" in table[1]
         assert "seconds" in left or width > 100
 
 

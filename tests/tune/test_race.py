@@ -245,7 +245,7 @@ def test_the_unprepared_model_wins_if_no_recipe_is_correct():
         {UNPREPARED: 0.1, "a": 0.05, "b": 0.06}, checks={"a": FAIL, "b": FAIL}
     ).run()
     assert simulated.winner.name == UNPREPARED
-    assert simulated.winner.reason == "no verified recipe is significantly faster"
+    assert simulated.winner.reason == "no recipe was shown to be correct and faster"
 
 
 def test_a_recipe_that_fails_is_dropped_and_the_others_continue():

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from prepare.bench.records import PREPARED
 from prepare.core.utils.text import plural, size
 from prepare.report.charts.chart import Axis, Bar, Bars, Chart, Plane, Point, figure
-from prepare.report.sentences import case_sentence, control_text, digits, factor, seconds, span
+from prepare.report.sentences import case_sentence, control_text, digits, seconds, span
+from prepare.report.speed import change_text, interval_text, verdict_text
 
 if TYPE_CHECKING:
     from prepare.bench.records import Bench, Case, VariantResult
@@ -87,7 +88,7 @@ def _speed_against_error(case: Case, row: VariantResult, check: Check, *, wrong:
         x=ratio,
         y=error,
         x_interval=row.ratio_interval,
-        text=f"{factor(ratio)} of the time, error {error:.2g}",
+        text=f"{verdict_text(row.verdict, ratio)}, error {error:.2g}",
         mark=_mark(row, wrong=wrong),
     )
     lines = ((allowed, "allowed"),) if allowed else ()
@@ -119,11 +120,11 @@ def _rows(case: Case) -> Iterator[tuple[str, ...]]:
             row.name,
             "" if row.seconds is None else seconds(row.seconds),
             span(row.seconds_interval, seconds),
-            "" if row.ratio is None else f"{row.ratio:.3f}",
-            span(row.ratio_interval, lambda value: f"{value:.3f}"),
+            "" if row.verdict == "baseline" else change_text(row.verdict, row.ratio),
+            interval_text(row.ratio_interval),
             "" if row.throughput is None else digits(row.throughput),
             "" if row.peak_bytes is None else size(row.peak_bytes),
-            row.verdict,
+            verdict_text(row.verdict, row.ratio),
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prepare.report.sentences import verified_text
-from prepare.report.sweep_table import SHARED
+from prepare.report.sweep_table import verdict_of
 from prepare.sweep.ranking import Ranking, first_timing, time_ratio
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ def _cell(rows: list[SweepRow] | None) -> Cell | None:
         return None
     row, comparison = rows[0], first_timing(rows[0])
     known = time_ratio(row) if row.status in ("ok", "verification_failed") else None
-    figure = row.status.replace("_", " ") if known is None else f"{known:.3f}"
+    figure = row.status.replace("_", " ") if known is None else verdict_of(row)
     texts = [row.status.replace("_", " ")] if known is not None and row.status != "ok" else []
-    if comparison and row.status == "ok":
-        texts.append(SHARED if row.shared else comparison.verdict)
+    if comparison and row.status == "ok" and known is None:
+        texts.append(comparison.verdict)
     texts.append(verified_text(row.headline.verified))
     return Cell(row, len(rows) - 1, _style(row, known), figure, "; ".join(filter(None, texts)))
 

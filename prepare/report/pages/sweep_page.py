@@ -19,7 +19,7 @@ from prepare.report.pages.long_table import long_table
 from prepare.report.pages.page import NAME, page, rendered
 from prepare.report.pages.run_sections import Context, Section
 from prepare.report.pages.sweep_matrix import matrix_of
-from prepare.report.sentences import time_text, verified_text
+from prepare.report.sentences import timing_text, verified_text
 from prepare.report.sweep_table import (
     choices,
     columns,
@@ -175,7 +175,7 @@ def _cards(sweep: SweepRecord) -> Iterable[Answer]:
             question="Which is best?",
             kind="good",
             answer=f"#{best[0].number} {choices(best[0], sweep.summary.varying)}",
-            remark=time_text(timed) if (timed := first_timing(best[0])) else "",
+            remark=timing_text(timed) if (timed := first_timing(best[0])) else "",
             section="recommendation",
         )
         yield _verified(best[0].headline.verified)
@@ -233,7 +233,7 @@ def _point(row: SweepRow, summary: Summary) -> Point | None:
         x=comparison.ratio,
         y=verified.error,
         x_interval=comparison.interval,
-        text=f"{time_text(comparison)}; {verified_text(verified)}",
+        text=f"{timing_text(comparison)}; {verified_text(verified)}",
         mark=_MARKS.get(comparison.verdict, "same"),
     )
 

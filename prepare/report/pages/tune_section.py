@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.text import plural, size
 from prepare.report.charts.chart import Axis, Bar, Bars, Chart, Plane, Point, figure
-from prepare.report.sentences import factor, seconds, span, tune_sentence
+from prepare.report.sentences import seconds, tune_sentence
+from prepare.report.speed import interval_text, noise_text, verdict_text
 from prepare.tune.records import UNPREPARED
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def tuned(run: SavedResults) -> dict[str, Any] | None:
         "figures": [
             (chart.title, figure(chart, name=f"tune-{n}")) for n, chart in enumerate(charts)
         ],
-        "rows": [_cells(row) for row in tuning.rows],
+        "rows": [_cells(row, tuning) for row in tuning.rows],
         "notes": [_measured(tuning), *tuning.notes],
     }
 
@@ -39,7 +40,10 @@ def tune_charts(tuning: Tuning) -> list[Chart]:
     if not timed:
         return []
     charts: list[Chart] = [
-        Bars(title=f"Time of one {step}, unprepared = 1", rows=tuple(map(_bar, timed)))
+        Bars(
+            title=f"Time of one {step}, unprepared = 1",
+            rows=tuple(_bar(row, tuning) for row in timed),
+        )
     ]
     verified = [row for row in timed if row.error is not None]
     if len(verified) > 1:
@@ -47,7 +51,7 @@ def tune_charts(tuning: Tuning) -> list[Chart]:
         lines = tuple((value, "allowed") for value in allowed) if len(allowed) == 1 else ()
         plane = Plane(
             title="Speed against error of verified recipes",
-            points=tuple(map(_point, verified)),
+            points=tuple(_point(row, tuning) for row in verified),
             x=Axis(label=f"time of one {step}, unprepared = 1"),
             y=Axis(label="largest error of the outputs", log=True, lines=lines),
         )
@@ -55,38 +59,43 @@ def tune_charts(tuning: Tuning) -> list[Chart]:
     return charts
 
 
-def _bar(row: CandidateResult) -> Bar:
+def _bar(row: Row, tuning: Tuning) -> Bar:
     return Bar(
         label=row.name,
         value=row.ratio,
         interval=row.ratio_interval,
-        text=f"{row.ratio:.3f} {row.status}",
+        text=_speed(row, tuning),
         mark=_mark(row),
     )
 
 
-def _point(row: CandidateResult) -> Point:
+def _point(row: Row, tuning: Tuning) -> Point:
     return Point(
         label=row.name,
         x=float(row.ratio or 0.0),
         y=float(row.error or 0.0),
         x_interval=row.ratio_interval,
-        text=f"{factor(float(row.ratio or 0.0))} of the time, error {row.error:.2g}",
+        text=f"{_speed(row, tuning)}, error {row.error:.2g}",
         mark=_mark(row),
     )
 
 
-def _mark(row: CandidateResult) -> str:
+def _speed(row: Row, tuning: Tuning) -> str:
+    """Return the verdict on a recipe against the unprepared model."""
+    return verdict_text(tuning.verdict(row), row.ratio)
+
+
+def _mark(row: Row) -> str:
     return "baseline" if row.name == UNPREPARED else _MARKS.get(row.status, "same")
 
 
-def _cells(row: CandidateResult) -> dict[str, str]:
+def _cells(row: Row, tuning: Tuning) -> dict[str, str]:
     numbers = {"error": row.error, "allowed": row.allowed}
     return {
         "name": row.name,
         "time": "" if row.seconds is None else seconds(row.seconds),
-        "ratio": "" if row.ratio is None else f"{row.ratio:.3f}",
-        "interval": span(row.ratio_interval, lambda value: f"{value:.3f}"),
+        "ratio": "" if row.name == UNPREPARED else _speed(row, tuning),
+        "interval": interval_text(row.ratio_interval),
         "rounds": str(row.rounds or ""),
         "peak": "" if row.peak_bytes is None else size(row.peak_bytes),
         "verified": row.verified,
@@ -97,5 +106,5 @@ def _cells(row: CandidateResult) -> dict[str, str]:
 
 
 def _measured(tuning: Tuning) -> str:
-    noise = "" if tuning.noise is None else f"; differences below {tuning.noise - 1:.1%} are noise"
-    return f"{plural(tuning.rounds, 'round')} in {seconds(tuning.seconds)}{noise}"
+    rounds = f"{plural(tuning.rounds, 'round')} in {seconds(tuning.seconds)}"
+    return "; ".join(filter(None, (rounds, noise_text(tuning.noise))))

@@ -13,6 +13,7 @@ from prepare.core.model.memory_format import satisfied
 from prepare.core.utils.text import counts, line, plural, printable, size
 from prepare.job.headline import CONVOLUTIONS
 from prepare.report.sentences import (
+    busy_sentence,
     case_sentence,
     flow_sentence,
     outputs_sentence,
@@ -81,6 +82,7 @@ def show_prepared(results: Results, audit: Audit, folder: str) -> None:
     if results.verification:
         rows.append(("verified", verify_sentence(results.verification)))
     rows += [("timed", sentence) for sentence in _timed(results)]
+    rows += [("note", busy)] if (busy := busy_sentence(results.bench)) else []
     rows += [("note", problem) for problem in results.notes]
     rows += [("note", note) for note in _notes(audit.rows)]
     rows.append(("files", folder))

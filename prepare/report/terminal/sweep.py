@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "prepare.summary", 1
 # Spaces between two columns in the terminal.
 _GAP = 2
-_SHORTER = {"no significant difference": "no difference"}
 
 
 def write_summary(summary: Summary, folder: Path) -> None:
@@ -89,7 +88,7 @@ def _show_table(available: Sequence[Column], rows: Sequence[SweepRow], width: in
 
 
 def _cell(text: str) -> str:
-    return _SHORTER.get(text, printable(text)) or "-"
+    return printable(text) or "-"
 
 
 def _data(row: SweepRow, ranking: Ranking) -> dict[str, Any]:

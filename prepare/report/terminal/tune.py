@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from prepare.core.utils.text import line, plural, printable
-from prepare.report.sentences import seconds, span, tune_sentence
+from prepare.report.sentences import seconds, tune_sentence
+from prepare.report.speed import change_text, interval_text, noise_text, verdict_text
 from prepare.report.terminal.console import show_table
 
 if TYPE_CHECKING:
     from prepare.tune.records import CandidateResult, Tuning
 
-_TITLES = ("recipe", "time ratio", "interval", "error", "")
+_TITLES = ("recipe", "speed", "time", "interval", "error", "result")
 # Statuses that the figures in the table do not explain.
 _EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
+_RESULTS = {
+    "slower": "slower than the winner",
+    "not faster": "not faster than the winner",
+}
 
 
 def show_tune(tuning: Tuning, file: str = "") -> None:
@@ -24,11 +29,10 @@ def show_tune(tuning: Tuning, file: str = "") -> None:
     line(f"tune ({step}): {printable(tune_sentence(tuning))}")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for title in _TITLES:
-        right = title in ("time ratio", "error")
+        right = title in ("time", "error")
         table.add_column(title, overflow="fold", justify="right" if right else "left")
-    for row in tuning.rows:
-        if row.ratio is not None:
-            table.add_row(*map(printable, _cells(row)))
+    for row in ranked(tuning):
+        table.add_row(*map(printable, _cells(row, tuning)))
     if table.row_count:
         show_table(table)
     reasons: dict[str, list[str]] = {}
@@ -37,19 +41,30 @@ def show_tune(tuning: Tuning, file: str = "") -> None:
             reasons.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
     for reason, names in reasons.items():
         line(printable(f"  {', '.join(names)}: {reason}"))
-    noise = "" if tuning.noise is None else f"; differences below {tuning.noise - 1:.1%} are noise"
-    line(f"  {plural(tuning.rounds, 'round')} in {seconds(tuning.seconds)}{noise}")
+    parts = (
+        f"{plural(tuning.rounds, 'round')} in {seconds(tuning.seconds)}",
+        noise_text(tuning.noise),
+    )
+    line("  " + "; ".join(filter(None, parts)))
     for note in tuning.notes:
         line(f"  note: {printable(note)}")
     if file:
         line(f"  details are in {printable(file)}")
 
 
-def _cells(row: CandidateResult) -> tuple[str, ...]:
+def ranked(tuning: Tuning) -> list[Row]:
+    """Return the timed recipes: the winner first, then the others from the fastest to the slowest."""
+    timed = [row for row in tuning.rows if row.ratio is not None]
+    return sorted(timed, key=lambda row: (row.name != tuning.winner, row.ratio))
+
+
+def _cells(row: Row, tuning: Tuning) -> tuple[str, ...]:
+    verdict = tuning.verdict(row)
     return (
         row.name,
-        "" if row.ratio is None else f"{row.ratio:.3f}",
-        span(row.ratio_interval, lambda value: f"{value:.3f}"),
+        "" if verdict == "baseline" else verdict_text(verdict, row.ratio),
+        "" if verdict == "baseline" else change_text(verdict, row.ratio),
+        interval_text(row.ratio_interval),
         "" if row.error is None else f"{row.error:.2g}",
-        row.status,
+        _RESULTS.get(row.status, row.status),
     )

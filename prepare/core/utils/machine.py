@@ -1,0 +1,127 @@
+"""Measure what disturbs timings: other programs, the host of a virtual machine, a limit of a container."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_STAT = Path("/proc/stat")
+_LIMITS = (Path("/sys/fs/cgroup/cpu.stat"), Path("/sys/fs/cgroup/cpu/cpu.stat"))
+# Fractions from which on a disturbance is reported: cores of other programs for each of our threads,
+# processor time that the host took, time in which a limit stopped all threads.
+_BUSY, _STOLEN, _HELD = 0.1, 0.02, 0.01
+# The columns of /proc/stat in which a processor works, and the one in which the host works instead.
+_WORKING, _STEAL = (0, 1, 2, 5, 6), 7
+
+
+class _Clocks(NamedTuple):
+    """Seconds since some fixed moment; `working` and `stolen` are None where they are not known."""
+
+    passed: float
+    own: float
+    working: float | None
+    stolen: float | None
+    held: float | None
+
+
+class MachineWatch:
+    """Measures from its creation on."""
+
+    def __init__(self) -> None:
+        self._cores = usable_cores()
+        self._start, self._load = _clocks(len(self._cores)), load()
+
+    def conditions(self) -> dict[str, Any]:
+        """Return how the machine was since the start; None for anything unknown.
+
+        `load_before` is the load average of the last minute, this process included. `others` are the
+        cores that other programs used, `stolen` the fraction of the processor time that the host of a
+        virtual machine took, `held_back` the fraction of the time in which a limit stopped this process.
+        """
+        start, end, cores = self._start, _clocks(len(self._cores)), len(self._cores)
+        passed = max(end.passed - start.passed, 1e-3)
+        others = _difference(end.working, start.working)
+        if others is not None:
+            others = max(0.0, others - (end.own - start.own)) / passed
+        stolen, held = _difference(end.stolen, start.stolen), _difference(end.held, start.held)
+        return {
+            "cores_available": cores,
+            "load_before": self._load,
+            "others": None if others is None else round(min(others, cores), 2),
+            "stolen": None if stolen is None else round(stolen / passed / cores, 3),
+            "held_back": None if held is None else round(held / passed, 3),
+        }
+
+
+def disturbance(conditions: Mapping[str, Any]) -> str:
+    """Return what disturbed timings under these conditions: `this machine is busy (...)`; empty if nothing.
+
+    Conditions are those of `MachineWatch`, with the number of `threads`. Older records have less.
+    """
+    cores, load_before = conditions.get("cores_available"), conditions.get("load_before")
+    others, threads = conditions.get("others"), conditions.get("threads") or 1
+    stolen, held = conditions.get("stolen") or 0.0, conditions.get("held_back") or 0.0
+    if not cores:
+        return ""
+    if others is not None and others >= _BUSY * threads and cores - others < threads:
+        return f"this machine is busy (other programs use {others:.1f} of {cores} cores)"
+    if others is None and load_before is not None and load_before >= cores:
+        return f"this machine is busy (load {load_before:.1f} on {cores} cores)"
+    if stolen >= _STOLEN:
+        return (
+            f"the host of this virtual machine is busy (it took {stolen:.0%} of the processor time)"
+        )
+    if held >= _HELD:
+        return f"a processor limit held this process back ({held:.0%} of the time)"
+    return ""
+
+
+def usable_cores() -> set[int]:
+    """Return the numbers of the cores that this process may use."""
+    known = hasattr(os, "sched_getaffinity")
+    return os.sched_getaffinity(0) if known else set(range(os.cpu_count() or 1))
+
+
+def load() -> float | None:
+    """Return the load average of the last minute; None on Windows."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def _clocks(cores: int) -> _Clocks:
+    own = os.times()
+    working, stolen = _processors()
+    held = _held_back()
+    return _Clocks(
+        time.perf_counter(), own.user + own.system, working, stolen, held and held / max(cores, 1)
+    )
+
+
+def _processors() -> tuple[float | None, float | None]:
+    """Return the seconds that the usable cores worked, and those that the host took from them."""
+    with suppress(OSError, ValueError, IndexError):
+        tick, usable = os.sysconf("SC_CLK_TCK"), usable_cores()
+        lines = (line.split() for line in _STAT.read_text().splitlines())
+        named = {words[0]: [int(word) for word in words[1:]] for words in lines if words}
+        rows = [named[f"cpu{core}"] for core in usable if f"cpu{core}" in named]
+        if any(map(sum, rows)):
+            working = sum(row[column] for row in rows for column in _WORKING)
+            return working / tick, sum(row[_STEAL] for row in rows) / tick
+    return None, None
+
+
+def _held_back() -> float | None:
+    """Return the seconds that a limit of the control group stopped its processes."""
+    for path in _LIMITS:
+        with suppress(OSError):
+            if found := re.search(r"^throttled_(usec|time) (\d+)$", path.read_text(), re.MULTILINE):
+                return int(found[2]) / (1e6 if found[1] == "usec" else 1e9)
+    return None
+
+
+def _difference(end: float | None, start: float | None) -> float | None:
+    return None if end is None or start is None else max(0.0, end - start)

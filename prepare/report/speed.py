@@ -1,0 +1,100 @@
+"""Ratios of times in words: `1.5x faster (34 % less time, 95 % interval: 28 to 39 %)`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prepare.bench.records import Interval
+
+# A wider interval, as a factor between its ends, is not printed.
+_WIDEST = 4.0
+# From this ratio on, a time is given as a factor, not in percent.
+_MANIFOLD = 3.0
+# More noise than this, as a factor, is not printed.
+_LOUDEST = 1.5
+
+
+def verdict_text(verdict: str, ratio: float | None) -> str:
+    """Return `1.5x faster` or `1.2x slower`; the verdict itself if it is another one."""
+    if ratio is None or verdict not in ("faster", "slower"):
+        return verdict
+    return f"{_times(1 / ratio if verdict == 'faster' else ratio)} {verdict}"
+
+
+def speed_text(
+    verdict: str, ratio: float | None, interval: Interval, *, confidence: float = 0.95
+) -> str:
+    """Return the verdict with its figures: `1.5x faster (34 % less time, 95 % interval: 28 to 39 %)`.
+
+    `unclear` has none but its interval, and that only if it is narrow enough to say something.
+    """
+    words = verdict_text(verdict, ratio)
+    if ratio is None or verdict not in ("faster", "slower", "no difference", "unclear"):
+        return words
+    parts = []
+    if verdict == "faster":
+        parts.append(f"{_percent(1 - ratio)} less time")
+    elif verdict == "slower" and ratio < _MANIFOLD:
+        parts.append(f"{_percent(ratio - 1)} more time")
+    if interval is not None and (shown := _between(verdict, ratio, interval)):
+        parts.append(f"{100 * confidence:g} % interval: {shown}")
+    return f"{words} ({', '.join(parts)})" if parts else words
+
+
+def change_text(verdict: str, ratio: float | None) -> str:
+    """Return the change of the time for a table: `-34 %`; empty if the verdict is `unclear`."""
+    return "" if ratio is None or verdict == "unclear" else _change(ratio)
+
+
+def interval_text(interval: Interval) -> str:
+    """Return the interval of the change of the time: `-39 to -28 %`; empty if it says nothing."""
+    if interval is None or interval[1] > _WIDEST * interval[0]:
+        return ""
+    low, high = (_change(end).removesuffix(" %") for end in interval)
+    return f"{low} to {high} %"
+
+
+def noise_text(noise: float | None) -> str:
+    """Return what the unprepared model shows against itself; empty if there is no interval."""
+    if noise is None:
+        return ""
+    if noise > _LOUDEST:
+        return "these times scatter too much to show a difference"
+    return f"differences below {100 * (noise - 1):.1f} % are noise"
+
+
+def _between(verdict: str, ratio: float, interval: tuple[float, float]) -> str:
+    """Return the interval in the units of the verdict."""
+    low, high = interval
+    if verdict == "faster":
+        return f"{_digits(1 - high)} to {_percent(1 - low)}"
+    if verdict == "slower" and ratio >= _MANIFOLD:
+        return f"{_times(low)} to {_times(high)}" if high <= _WIDEST * low else ""
+    if verdict == "slower" and high <= _WIDEST * low:
+        return f"{_digits(low - 1)} to {_percent(high - 1)}"
+    shown = interval_text(interval) if verdict != "slower" else ""
+    return f"{shown} time" if shown else ""
+
+
+def _times(factor: float) -> str:
+    """Return `1.04x`, `1.5x`, `45x`."""
+    places = 2 if factor < 1.095 else 1 if factor < 9.95 else 0
+    return f"{factor:,.{places}f}x"
+
+
+def _digits(fraction: float) -> str:
+    """Return a fraction in percent, without the sign: `2.1`, `34`, `99.2`."""
+    percent = 100 * fraction
+    fine = abs(percent) < 9.95 or 95 < percent < 100
+    return f"{percent:,.{1 if fine else 0}f}"
+
+
+def _percent(fraction: float) -> str:
+    return f"{_digits(fraction)} %"
+
+
+def _change(ratio: float) -> str:
+    """Return `-34 %`, `+2.1 %`, `0.0 %`."""
+    text = _percent(ratio - 1)
+    return text if text.startswith("-") or text == "0.0 %" else f"+{text}"

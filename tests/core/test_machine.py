@@ -1,0 +1,53 @@
+"""What disturbs timings is measured, and described in a line."""
+
+import pytest
+
+from prepare.core.utils import machine
+from prepare.core.utils.machine import MachineWatch, disturbance
+
+
+@pytest.mark.parametrize(
+    ("conditions", "said"),
+    [
+        ({"others": 1.6, "threads": 2}, "this machine is busy (other programs use 1.6 of 2 cores)"),
+        ({"others": 1.0, "threads": 1}, ""),
+        ({"others": 0.1, "threads": 2}, ""),
+        ({"load_before": 3.9}, "this machine is busy (load 3.9 on 2 cores)"),
+        ({"load_before": 3.9, "others": 0.0, "threads": 2}, ""),
+        ({"stolen": 0.12}, "the host of this virtual machine is busy (it took 12% of the processor time)"),
+        ({"held_back": 0.3}, "a processor limit held this process back (30% of the time)"),
+    ],
+)  # fmt: skip
+def test_a_disturbance_is_described_with_its_figure(conditions, said):
+    assert disturbance({"cores_available": 2} | conditions) == said
+
+
+def test_records_without_conditions_show_no_disturbance():
+    assert disturbance({"threads": 2}) == ""
+
+
+def test_other_programs_and_stolen_time_are_read_from_the_system(tmp_path, monkeypatch):
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(machine, "_STAT", stat)
+    monkeypatch.setattr(machine, "_LIMITS", ())
+    monkeypatch.setattr(machine, "usable_cores", lambda: {0, 2})
+    moments = iter([10.0, 20.0])
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(moments))
+    monkeypatch.setattr(machine.os, "sysconf", lambda _: 100)
+    stat.write_text(
+        "cpu 9 9\ncpu0 100 0 0 500 0 0 0 0\ncpu1 7 0 0 0 0 0 0 0\ncpu2 50 0 50 1 0 0 0 0\n"
+    )
+    watch = MachineWatch()
+    stat.write_text("cpu0 1000 0 100 500 0 0 0 100\ncpu2 550 0 50 1 0 0 0 100\n")
+    found = watch.conditions()
+    assert found["cores_available"] == 2
+    assert found["others"] == pytest.approx(1.5, abs=0.1)
+    assert found["stolen"] == 0.1
+    assert found["held_back"] is None
+
+
+def test_what_the_system_does_not_tell_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_STAT", tmp_path / "missing")
+    monkeypatch.setattr(machine, "_LIMITS", (tmp_path / "missing",))
+    found = MachineWatch().conditions()
+    assert (found["others"], found["stolen"], found["held_back"]) == (None, None, None)
