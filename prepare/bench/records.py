@@ -190,7 +190,7 @@ def _updated(case: Case) -> Case:
     return replace(case, comparison=replace(case.comparison, rows=rows))
 
 
-def _updated_row(row: Row) -> Row:
+def _updated_row(row: VariantResult) -> VariantResult:
     if row.verdict != _OLD_VERDICT or row.ratio is None:
         return row
     measured = statistics.Estimate(row.ratio, row.ratio_interval)

@@ -74,7 +74,7 @@ class SampleSet:
         finite = noise if math.isfinite(noise) else None
         return Control(ratio=ratio.value, interval=ratio.interval, noise=finite)
 
-    def rows(self, items: int | None, unclear: str) -> Iterator[Row]:
+    def rows(self, items: int | None, unclear: str) -> Iterator[VariantResult]:
         """Yield a row per variant; `items` is the batch size, `unclear` the reason of such verdicts."""
         for series in self.series:
             name, device = series.variant.name, str(series.device)

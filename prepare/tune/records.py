@@ -83,7 +83,7 @@ class Tuning:
         """Return the row of a candidate; raise KeyError if there is no such candidate."""
         return {row.name: row for row in self.rows}[name]
 
-    def verdict(self, row: Row) -> str:
+    def verdict(self, row: CandidateResult) -> str:
         """Return `faster`, `slower`, `no difference` or `unclear`: a recipe against the unprepared model.
 
         The unprepared model is the `baseline`, and a recipe that was not timed is `not compared`.
@@ -97,7 +97,7 @@ class Tuning:
 
     @property
     def is_clear(self) -> bool:
-        """Whether each recipe was shown to be wrong, or not to be faster than the unprepared model."""
+        """True if each recipe was shown to be wrong, or not to be faster than the unprepared model."""
         known = ("baseline", "slower", "no difference")
         lost = ("slower", "wrong", "failed")
         return all(row.status in lost or self.verdict(row) in known for row in self.rows)

@@ -59,7 +59,7 @@ def tune_charts(tuning: Tuning) -> list[Chart]:
     return charts
 
 
-def _bar(row: Row, tuning: Tuning) -> Bar:
+def _bar(row: CandidateResult, tuning: Tuning) -> Bar:
     return Bar(
         label=row.name,
         value=row.ratio,
@@ -69,7 +69,7 @@ def _bar(row: Row, tuning: Tuning) -> Bar:
     )
 
 
-def _point(row: Row, tuning: Tuning) -> Point:
+def _point(row: CandidateResult, tuning: Tuning) -> Point:
     return Point(
         label=row.name,
         x=float(row.ratio or 0.0),
@@ -80,16 +80,16 @@ def _point(row: Row, tuning: Tuning) -> Point:
     )
 
 
-def _speed(row: Row, tuning: Tuning) -> str:
+def _speed(row: CandidateResult, tuning: Tuning) -> str:
     """Return the verdict on a recipe against the unprepared model."""
     return verdict_text(tuning.verdict(row), row.ratio)
 
 
-def _mark(row: Row) -> str:
+def _mark(row: CandidateResult) -> str:
     return "baseline" if row.name == UNPREPARED else _MARKS.get(row.status, "same")
 
 
-def _cells(row: Row, tuning: Tuning) -> dict[str, str]:
+def _cells(row: CandidateResult, tuning: Tuning) -> dict[str, str]:
     numbers = {"error": row.error, "allowed": row.allowed}
     return {
         "name": row.name,

@@ -52,13 +52,13 @@ def show_tune(tuning: Tuning, file: str = "") -> None:
         line(f"  details are in {printable(file)}")
 
 
-def ranked(tuning: Tuning) -> list[Row]:
+def ranked(tuning: Tuning) -> list[CandidateResult]:
     """Return the timed recipes: the winner first, then the others from the fastest to the slowest."""
     timed = [row for row in tuning.rows if row.ratio is not None]
     return sorted(timed, key=lambda row: (row.name != tuning.winner, row.ratio))
 
 
-def _cells(row: Row, tuning: Tuning) -> tuple[str, ...]:
+def _cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
     verdict = tuning.verdict(row)
     return (
         row.name,
