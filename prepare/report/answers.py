@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from prepare.core.utils.text import first_line, size
 from prepare.report.charts.flow_text import times
 from prepare.report.layout_causes import layout_causes, named
-from prepare.report.sentences import layout_remedy, span
+from prepare.report.sentences import layout_remedy
+from prepare.report.speed import interval_text
 from prepare.tune.records import UNPREPARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from prepare.bench.records import Bench
+    from prepare.bench.records import Bench, VariantResult
     from prepare.flow.records import Flow
     from prepare.job.record import Result
     from prepare.job.results import SavedResults
@@ -163,7 +164,7 @@ def _faster(bench: Bench | None) -> Answer:
         question=question,
         kind=kinds.get(row.verdict, "plain"),
         answer=answer,
-        remark=f"{bench.cases[0].what}: {interval_remark(row.ratio, row.ratio_interval)}",
+        remark=f"{bench.cases[0].what}: {_remark(row)}",
         section=section,
     )
 
@@ -175,9 +176,12 @@ def speed_text(ratio: float) -> str:
     return f"{ratio:.2g}x slower ({100 * (ratio - 1):.0f} % more time)"
 
 
-def interval_remark(ratio: float, interval: tuple[float, float] | None) -> str:
-    text = f"{ratio:.2f} of the time"
-    return f"{text} ({span(interval, '{:.2f}'.format)})" if interval else text
+def _remark(row: VariantResult) -> str:
+    """Return the interval of the change of the time, or why the verdict is unclear."""
+    if row.verdict == "unclear":
+        return row.reason or "the interval is too wide"
+    shown = interval_text(row.ratio_interval)
+    return f"95 % interval: {shown} time" if shown else "the interval is wide"
 
 
 def _layout(flow: Flow, before: Flow | None) -> Answer:
