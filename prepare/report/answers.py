@@ -240,7 +240,9 @@ def _winner(tuning: Tuning) -> Answer:
         question="Faster?",
         kind="good",
         answer=f"{row.name} is {speed_text(row.ratio)}",
-        remark=interval_remark(row.ratio, row.ratio_interval),
+        remark=f"95 % interval: {shown} time"
+        if (shown := interval_text(row.ratio_interval))
+        else "",
         section="tune",
     )
 

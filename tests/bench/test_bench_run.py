@@ -466,7 +466,6 @@ def test_the_page_shows_the_figures_the_charts_and_the_notes(tmp_path):
         "inference: a note",
         "with 95% confidence",
         "Peak memory beyond the model",
-        "Faster? 1.4x faster (27 % less time)",
     ):
         assert said in read.text, said
     assert len(read.all("svg")) == 3
