@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from prepare.core.model.tensors import is_strided, name_of
+from prepare.core.utils.display import Readable
 from prepare.errors import ConfigError, Problem
 
 
@@ -70,8 +71,8 @@ class Action:
     modules: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Readable):
     """The changes that a pipeline would make to one model; false if it would change nothing.
 
     `tensors` holds every place of every tensor, sorted by name; `actions` the structure, runtime

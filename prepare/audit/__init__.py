@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from prepare.audit.rows import AuditRow
 from prepare.core.utils import files, json_records
 from prepare.core.utils.csv_text import csv_text
+from prepare.core.utils.display import Readable
 from prepare.errors import AuditError
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class Difference(NamedTuple):
         return f"{self.tensor}: {', '.join(changes)}"
 
 
-@dataclass(frozen=True)
-class Audit:
+@dataclass(frozen=True, repr=False)
+class Audit(Readable):
     """The rows of an audit, sorted by name, and a summary of counts."""
 
     rows: list[AuditRow]

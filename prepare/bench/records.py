@@ -9,6 +9,7 @@ from typing import Any
 
 from prepare.bench import statistics
 from prepare.core.utils import json_records
+from prepare.core.utils.display import Readable
 from prepare.errors import BenchError
 
 _KIND = json_records.Kind("prepare.bench", 1, "a bench", "a bench.json", BenchError)
@@ -76,8 +77,8 @@ class Progress:
     precision: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Comparison(Readable):
     """Variants timed against a baseline.
 
     `repeats` is the number of rounds, and `seconds` includes the warm-up. `aa` is the A/A control, None
@@ -139,8 +140,8 @@ class Case:
         return replace(row, reason=row.reason or baseline.reason)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Bench(Readable):
     """The content of `bench.json`: what a job timed, the prepared model against the unprepared one.
 
     `level` and `mode` are those of the job; a comparison saved by itself has an empty level. There is at

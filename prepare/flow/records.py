@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prepare.core.utils import json_records
+from prepare.core.utils.display import Readable
 from prepare.errors import FlowError
 
 _KIND = json_records.Kind("prepare.flow", 1, "a flow", "a flow.json", FlowError)
@@ -81,8 +82,8 @@ class ModuleLayout:
     calls: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Flow(Readable):
     """Events, copies and convolutions of one forward: where the layout is lost and regained, and the cost.
 
     `mode` is `predict` or `observe`. `status` is `ok` or `cannot predict`; then `reason` says why, and

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.bench import statistics
 from prepare.core.utils import json_records
+from prepare.core.utils.display import Readable
 from prepare.errors import TuneError
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class CandidateResult:
     allowed: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Tuning(Readable):
     """The winner of a tuning and the result for each candidate; the row of the winner comes first.
 
     A `noise` of 1.03 means that ratios between 1/1.03 and 1.03 are not significant; it is None if there

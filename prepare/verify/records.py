@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from prepare.core.utils import json_records
+from prepare.core.utils.display import Readable
 from prepare.errors import VerificationError
 
 _KIND = json_records.Kind("prepare.verify", 1, "a verification", "a verify.json", VerificationError)
@@ -55,8 +56,8 @@ class Lost:
     rounded: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Verification(Readable):
     """The result of a verification: does the prepared model compute what the unprepared one does?
 
     `status` is `pass`, `fail` or `cannot tell`; `reason` says why. `culprit` is the first module that is

@@ -1,15 +1,35 @@
 """Format sizes, counts and arbitrary names for a terminal."""
 
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TextIO
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
+_OUTPUT: ContextVar[TextIO | None] = ContextVar("_OUTPUT", default=None)
+
+
+def output() -> TextIO:
+    """Return the stream of `line`: stdout, or that of `output_to`."""
+    return _OUTPUT.get() or sys.stdout
+
+
+@contextmanager
+def output_to(stream: TextIO) -> Iterator[None]:
+    """Within this context, print what is for stdout into `stream`."""
+    token = _OUTPUT.set(stream)
+    try:
+        yield
+    finally:
+        _OUTPUT.reset(token)
+
+
 def line(text: str, *, errors: bool = False) -> None:
     """Print one line on stdout or stderr, not wrapped, so that paths can be copied from it."""
-    print(text, file=sys.stderr if errors else sys.stdout, flush=True)
+    print(text, file=sys.stderr if errors else output(), flush=True)
 
 
 def size(count: int) -> str:

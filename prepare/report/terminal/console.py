@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from prepare.core.utils.text import line, printable
+from prepare.core.utils.text import line, output, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def console(*, errors: bool = False) -> Console:
     """Return a console that prints `[red]` in a name as text, not as a colour."""
-    file = sys.stderr if errors else sys.stdout
+    file = sys.stderr if errors else output()
     width = None if file.isatty() or os.environ.get("COLUMNS") else 100
     return Console(file=file, markup=False, highlight=False, emoji=False, width=width)
 
