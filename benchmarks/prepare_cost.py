@@ -1,9 +1,13 @@
 """Measure time and memory of one `apply`, against the usual calls and a plain copy.
 
     python benchmarks/prepare_cost.py [--gigabytes 1.3] [--channels 1024] [--repeats 15] [--dtype bfloat16]
+    python benchmarks/prepare_cost.py --busy N [--minutes 3.5] [--gigabytes 0.3] [--json FILE]
 
 Variants run interleaved, in a new random order in every repeat, each on a new model. Prints medians and
 ratios; `apply` runs twice, which shows the noise (A/A).
+
+With `--busy`, `apply` is timed in pairs with torch's chain, beside N busy processes (0: none), for weights of
+1, 36 and 150 MB: `prepare_cost_pairs.py`.
 """
 
 import argparse
@@ -16,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import prepare_cost_pairs
 import torch
 from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
@@ -153,12 +158,20 @@ def untouched_batch() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gigabytes", type=float, default=1.3)
+    parser.add_argument("--busy", type=int, metavar="N", help="time pairs beside N busy processes")
+    parser.add_argument("--minutes", type=float, default=3.5, help="for all pairs together")
+    parser.add_argument("--gigabytes", type=float, help="default: 1.3, or 0.3 with --busy")
     parser.add_argument("--channels", type=int, default=1024, help="of every convolution")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
     parser.add_argument("--json", type=Path, help="write all figures here")
     options = parser.parse_args()
+    if options.busy is not None:
+        found = prepare_cost_pairs.run(options.busy, options.minutes, options.gigabytes or 0.3)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+        return
+    options.gigabytes = options.gigabytes or 1.3
     print(
         f"torch {torch.__version__}, Python {platform.python_version()}, "
         f"{torch.get_num_threads()} threads, {platform.machine()}"

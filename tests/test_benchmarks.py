@@ -242,3 +242,20 @@ def test_a_ratio_compares_times_of_the_same_round(tables):
     seconds[tables.WITH] = [0.5, 5.0, 8.0]
     assert tables.layout_repair.ratio(seconds, tables.WITH) == 0.5
     assert tables.layout_repair.ratio(seconds, tables.AGAIN) == 1.0
+
+
+def test_apply_is_timed_in_pairs_with_the_chain(script, monkeypatch):
+    pairs = script("prepare_cost_pairs")
+    monkeypatch.setattr(pairs, "CHANNELS", {size: {2: 8, 3: 8} for size in (1, 36, 150)})
+    found = pairs.run(1, minutes=0, gigabytes=1e-6)
+    assert len(found["cases"]) == 12
+    seconds = {"chain": [2.0, 3.0, 1.0], "apply": [1.0, 2.0, 1.0]}
+    assert pairs.ratio(seconds, "apply") == 2 / 3
+
+
+def test_settings_of_waiting_are_timed_in_processes(script):
+    waiting = script("waiting")
+    found = waiting.measure_apart("GOMP_SPINCOUNT=100", 0.01)
+    rounds = [{"default": found, "GOMP_SPINCOUNT=100": found}]
+    assert set(waiting.ratios(rounds, "GOMP_SPINCOUNT=100").values()) == {1.0}
+    waiting.show(0, rounds)

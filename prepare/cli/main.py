@@ -14,6 +14,7 @@ from prepare.cli.commands import COMMANDS, require_packages, show_help, show_swe
 from prepare.core.utils.signals import stopped_by_sigterm
 from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.text import line, plural, printable
+from prepare.core.utils.waiting import limit_spinning
 from prepare.core.utils.wording import command_line_words
 from prepare.distributed import rank
 from prepare.errors import ConfigError, PrepareError, Problem, SweepError
@@ -40,6 +41,7 @@ def run(argv: list[str]) -> int:
     if rank() > 0:
         return DONE
     switch_off_telemetry()
+    limit_spinning()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Names of modules may hold any character, also those that the terminal cannot show.

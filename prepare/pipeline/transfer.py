@@ -1,6 +1,6 @@
 """Move tensors to a device, dtype and strides: one allocation and one copy each, undone on failure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,12 +8,14 @@ from torch import Tensor
 
 from prepare.core.model.huge_pages import huge_pages
 from prepare.core.model.memory_format import span
+from prepare.core.model.threads import OneThreadWorkers
 from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.wording import option, words
 from prepare.errors import PartialError, RefusedError
+from prepare.pipeline import copy_parts
 
-_PIECE = 2**19  # elements: a few megabytes, which fit in a cache
-_SMALL = 2**15  # elements; below this, one kernel is faster than two
+# Elements of all tensors; with fewer, starting threads takes longer than the copies.
+_LEAST_FOR_THREADS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +31,20 @@ class Move:
     dtype: torch.dtype
     stride: tuple[int, ...] | None
 
-    def new_data(self) -> list[tuple[Tensor, Tensor]]:
-        """Return each tensor with its new data; one allocation, one copy."""
-        tensor = self.tensors[0]
+    def source(self) -> Tensor:
+        """Return the data to copy."""
+        return self.tensors[0].detach()
+
+    def allocate(self) -> Tensor:
+        """Return the new data, filled only if the tensor has no strides."""
         if self.stride is None:
-            fresh = tensor.detach().to(self.device, self.dtype)
-        else:
-            fresh = torch.empty_strided(
-                tensor.shape, self.stride, dtype=self.dtype, device=self.device
-            )
-            _copy(huge_pages(fresh), tensor)
-        check_cast(self.path, tensor, fresh)
+            return self.source().to(self.device, self.dtype)
+        shape = self.tensors[0].shape
+        fresh = torch.empty_strided(shape, self.stride, dtype=self.dtype, device=self.device)
+        return huge_pages(fresh)
+
+    def new_data(self, fresh: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return each tensor with its new data."""
         return [(each, fresh) for each in self.tensors]
 
 
@@ -52,18 +57,26 @@ class StorageMove:
     device: torch.device
     dtype: torch.dtype
 
-    def new_data(self) -> list[tuple[Tensor, Tensor]]:
-        """Return each tensor with its new data; one allocation, one copy."""
+    def source(self) -> Tensor:
+        """Return the data to copy: the storage from the first element of a view to the last."""
         first = min(tensor.storage_offset() for tensor in self.tensors)
         last = max(t.storage_offset() + span(t.shape, t.stride()) for t in self.tensors)
-        source = self.tensors[0].detach().as_strided((last - first,), (1,), first)
-        fresh = huge_pages(torch.empty(last - first, dtype=self.dtype, device=self.device))
-        fresh.copy_(source, non_blocking=True)
-        check_cast(self.path, source, fresh)
+        return self.tensors[0].detach().as_strided((last - first,), (1,), first)
+
+    def allocate(self) -> Tensor:
+        """Return the new data, empty."""
+        return huge_pages(torch.empty(len(self.source()), dtype=self.dtype, device=self.device))
+
+    def new_data(self, fresh: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return each tensor with its new data."""
+        first = self.source().storage_offset()
         return [
             (t, fresh.as_strided(t.shape, t.stride(), t.storage_offset() - first))
             for t in self.tensors
         ]
+
+
+AnyMove = Move | StorageMove
 
 
 def check_cast(path: str, old: Tensor, new: Tensor) -> None:
@@ -89,22 +102,6 @@ def check_cast(path: str, old: Tensor, new: Tensor) -> None:
         raise RefusedError(path, wrong, remedy)
 
 
-def _copy(fresh: Tensor, source: Tensor) -> None:
-    """Copy `source` into `fresh`; cast in pieces if both dtype and strides change.
-
-    torch's kernel that casts and permutes at once reads and writes one element at a time. Casting a piece
-    that fits in the cache, and then permuting it, runs two fast kernels instead.
-    """
-    cast_and_permuted = source.stride() != fresh.stride() and source.dtype != fresh.dtype
-    on_cpu = {source.device.type, fresh.device.type} == {"cpu"}
-    if not (cast_and_permuted and on_cpu and source.numel() >= _SMALL):
-        fresh.copy_(source, non_blocking=True)
-        return
-    rows = max(1, _PIECE * len(source) // source.numel())
-    for piece, part in zip(fresh.split(rows), source.split(rows), strict=True):
-        piece.copy_(part.to(fresh.dtype))
-
-
 class Transfer:
     """Move tensors in place: the tensor objects stay the same, and their data is exchanged.
 
@@ -113,7 +110,7 @@ class Transfer:
     its old data freed, which cannot be undone.
     """
 
-    def __init__(self, moves: Sequence[Move | StorageMove], *, low_memory: bool = False) -> None:
+    def __init__(self, moves: Sequence[AnyMove], *, low_memory: bool = False) -> None:
         self._moves = moves
         self._low_memory = low_memory
         self._old: list[tuple[Tensor, Tensor]] = []
@@ -125,11 +122,15 @@ class Transfer:
             RefusedError: a value does not fit the new dtype.
             PartialError: with `low_memory`, after a failure midway.
         """
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        with (
+            torch.no_grad(),
+            torch._C.DisableTorchFunctionSubclass(),
+            OneThreadWorkers(_use_threads(self._moves)) as workers,
+        ):
             if self._low_memory:
-                self._one_by_one()
+                self._one_by_one(workers)
                 return
-            fresh = [pair for move in self._moves for pair in move.new_data()]
+            fresh = _new_data(self._moves, workers)
             _synchronize(self._moves)
             with held_interrupts():
                 for tensor, data in fresh:
@@ -144,15 +145,15 @@ class Transfer:
                 tensor.data = data
                 self._old.pop()
 
-    def _one_by_one(self) -> None:
+    def _one_by_one(self, workers: OneThreadWorkers) -> None:
         done: list[str] = []
         try:
-            for move in self._moves:
-                fresh = move.new_data()
+            for moves in _groups(self._moves):
+                fresh = _new_data(moves, workers)
                 with held_interrupts():
                     for tensor, data in fresh:
                         tensor.data = data
-                    done.append(move.path)
+                    done += [move.path for move in moves]
         except BaseException as error:
             if not done:
                 raise
@@ -161,7 +162,58 @@ class Transfer:
         _synchronize(self._moves)
 
 
-def _synchronize(moves: Sequence[Move | StorageMove]) -> None:
+def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple[Tensor, Tensor]]:
+    """Return each tensor with its new data; one allocation and one copy for each move."""
+    sources = [move.source() for move in moves]
+    allocated = [move.allocate() for move in moves]
+    doubtful = [source.layout is not torch.strided for source in sources]
+    parts = [
+        (index, part)
+        for index, pair in enumerate(zip(allocated, sources, strict=True))
+        if not doubtful[index]
+        for part in copy_parts.split(*pair)
+    ]
+
+    def copy(item: tuple[int, copy_parts.Part]) -> None:
+        index, part = item
+        if not copy_parts.copy(part):
+            doubtful[index] = True
+
+    workers.run(copy, [item for item in parts if item[1].is_on_cpu])
+    for item in parts:
+        if not item[1].is_on_cpu:
+            copy(item)
+    pairs = []
+    for move, fresh, source, look in zip(moves, allocated, sources, doubtful, strict=True):
+        if look:
+            check_cast(move.path, source, fresh)
+        pairs += move.new_data(fresh)
+    return pairs
+
+
+def _groups(moves: Sequence[AnyMove]) -> Iterator[Sequence[AnyMove]]:
+    """Yield the moves, small ones together: no group has more new data than the largest move."""
+    sizes = [_elements(move) * move.dtype.itemsize for move in moves]
+    most = max(sizes, default=0) if _use_threads(moves) else 0
+    start = total = 0
+    for place, size in enumerate(sizes):
+        if place > start and total + size > most:
+            yield moves[start:place]
+            start, total = place, 0
+        total += size
+    if moves:
+        yield moves[start:]
+
+
+def _use_threads(moves: Sequence[AnyMove]) -> bool:
+    return sum(map(_elements, moves)) >= _LEAST_FOR_THREADS
+
+
+def _elements(move: AnyMove) -> int:
+    return max(tensor.numel() for tensor in move.tensors)
+
+
+def _synchronize(moves: Sequence[AnyMove]) -> None:
     """Wait for copies to accelerators, so that a tensor is exchanged only after its data has arrived."""
     for device in {move.device for move in moves}:
         if device.type in ("cuda", "xpu", "mps"):

@@ -25,7 +25,7 @@ _KINDS = {"job": "the record of a job", "audit": "an audit", "recipe": "a recipe
 _SAME_KIND = "give two folders of jobs, two audit.json or two recipe.yaml"
 # Fields of an environment; the date always differs.
 _ENVIRONMENT = (
-    *("python", "torch", "platform", "cpu", "cores", "threads", "devices", "git_commit"),
+    *("python", "torch", "platform", "cpu", "cores", "threads", "waiting", "devices", "git_commit"),
 )
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from prepare.core.model import huge_pages as module
 from prepare.core.model.huge_pages import drop_pages, huge_pages, is_mapped_file
 from prepare.pipeline import Pipeline
 
@@ -31,13 +32,38 @@ def advised(tensor: torch.Tensor) -> bool:
     return False
 
 
+@pytest.fixture
+def pays(monkeypatch):
+    monkeypatch.setattr(module, "_pays", lambda: True)
+
+
+@pytest.mark.parametrize("setting", ["madvise", "always", "never"])
+@pytest.mark.parametrize("faster", [True, False])
+def test_huge_pages_are_requested_only_where_they_are_faster(
+    setting, faster, monkeypatch, tmp_path
+):
+    (tmp_path / "enabled").write_text(f"[{setting}]")
+    monkeypatch.setattr(module, "_SETTING", tmp_path / "enabled")
+    monkeypatch.setattr(module, "_ADVICE", 14)
+    monkeypatch.setattr(module, "_seconds_to_write", lambda advice: bool(advice) != faster)
+    assert module._pays.__wrapped__() == (faster and setting == "madvise")
+
+
 @needs_huge_pages
+def test_the_first_write_to_both_kinds_of_pages_is_timed():
+    assert module._seconds_to_write(None) > 0
+    assert module._seconds_to_write(module._ADVICE) > 0
+
+
+@needs_huge_pages
+@pytest.mark.usefixtures("pays")
 def test_a_large_tensor_is_given_huge_pages():
     assert not advised(torch.empty(16 << 20))
     assert advised(huge_pages(torch.empty(16 << 20)))
 
 
 @needs_huge_pages
+@pytest.mark.usefixtures("pays")
 def test_a_large_convolution_is_written_into_huge_pages():
     model = nn.Conv2d(1024, 512, 3, bias=False)
     Pipeline.from_config({"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}}).apply(model)

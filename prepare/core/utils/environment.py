@@ -8,6 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from prepare.core.utils.waiting import waiting
+
 _PACKAGES = ("torch-prepare", "hydra-core", "omegaconf", "numpy")
 # The fields of /proc/cpuinfo with the instruction sets that torch's kernels use, on x86 and on ARM.
 _INSTRUCTIONS = {
@@ -34,6 +36,7 @@ def environment() -> dict[str, Any]:
         "instructions": _instructions(cpuinfo),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "waiting": waiting(),
         "devices": _devices(),
         "git_commit": _commit(),
     }

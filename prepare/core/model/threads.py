@@ -1,0 +1,95 @@
+"""Compute with one thread, or with several threads of one thread each, instead of one parallel region a call.
+
+At the end of a parallel region every thread waits for the slowest one, and on a busy machine that is a thread
+that is not running. Threads that each take the next piece of work when they are free never wait for one
+another: `benchmarks/prepare_cost.py --busy`.
+"""
+
+import ctypes
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Self
+
+import torch
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch's operators in one thread; for the calling thread alone, if the system allows that."""
+    count = torch.get_num_threads()
+    if count == 1:
+        yield
+        return
+    set_threads = _set_threads()
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(count)
+
+
+class OneThreadWorkers:
+    """As many threads as torch uses, each of which runs torch's operators in one thread.
+
+    The threads start with the first work and end with the context. With `start` False the calling thread
+    does all work, in one thread too.
+    """
+
+    def __init__(self, start: bool) -> None:  # noqa: FBT001
+        self._count = torch.get_num_threads() if start else 1
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def run(self, work: Callable[[Any], None], items: Sequence[Any]) -> None:
+        """Call `work` with every item; after an error, wait until the threads have stopped and raise it."""
+        waiting = deque(items)
+
+        def work_on() -> None:
+            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), one_thread():
+                while waiting:
+                    try:
+                        item = waiting.popleft()
+                    except IndexError:  # another thread has taken the last one
+                        return
+                    work(item)
+
+        if self._count == 1 or len(items) < 2:
+            work_on()
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._count)
+        futures = [self._pool.submit(work_on) for _ in range(self._count)]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            waiting.clear()
+            wait(futures)
+
+
+@cache
+def _set_threads() -> Callable[[int], object]:
+    """Return a function that sets the number of threads of the calling thread.
+
+    `torch.set_num_threads` also sets it for threads that start later, so OpenMP's own function is better
+    where it can be found.
+    """
+    count = torch.get_num_threads()
+    try:
+        omp_set_num_threads = ctypes.CDLL(None).omp_set_num_threads
+    except (OSError, AttributeError, TypeError):  # Windows, or another library of threads
+        return torch.set_num_threads
+    other = 1 if count > 1 else 2
+    omp_set_num_threads(other)
+    works = torch.get_num_threads() == other
+    omp_set_num_threads(count)
+    return omp_set_num_threads if works else torch.set_num_threads

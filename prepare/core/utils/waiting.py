@@ -1,0 +1,25 @@
+"""Let OpenMP's threads sleep soon after they have nothing to do, instead of spinning."""
+
+import os
+import sys
+
+# GNU OpenMP's, which the wheels of torch bring; Intel's and LLVM's sleep after a time by themselves.
+_SPIN_COUNT = "GOMP_SPINCOUNT"
+_VARIABLES = ("OMP_WAIT_POLICY", _SPIN_COUNT)
+# A compromise: a thread that spins longer takes time from one that works, where other processes are busy;
+# one that sleeps at once must be woken for the next operator: `benchmarks/waiting.py`.
+_SPINS = "1000"
+
+
+def limit_spinning() -> None:
+    """Limit how long threads spin, here and in child processes, unless the user has chosen it.
+
+    Call it before torch is loaded: OpenMP reads the environment once.
+    """
+    if "torch" not in sys.modules and not any(name in os.environ for name in _VARIABLES):
+        os.environ[_SPIN_COUNT] = _SPINS
+
+
+def waiting() -> str:
+    """Return the variables that decide how threads wait, as `NAME=value`; empty if none is set."""
+    return " ".join(f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ)

@@ -1,0 +1,73 @@
+"""Copy tensors in parts that fit in a cache, each cast and permuted by torch's fastest kernels."""
+
+from math import isfinite, prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from prepare.core.model.memory_format import canonical_stride, span
+
+# Elements of a part.
+_PART = 2**18
+# With fewer elements, one kernel is faster than two.
+_SMALL = 2**15
+_CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
+
+
+class Part(NamedTuple):
+    """A part of the new data of a tensor, and the same part of the tensor."""
+
+    target: Tensor
+    source: Tensor
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Return whether both are in the memory of the CPU."""
+        return self.target.device.type == self.source.device.type == "cpu"
+
+
+def split(target: Tensor, source: Tensor) -> list[Part]:
+    """Return the copies that fill `target` with `source`: one of all, unless both are on the CPU."""
+    whole = Part(target, source)
+    if not whole.is_on_cpu or source.numel() <= _PART:
+        return [whole]
+    if target.stride() == source.stride() and span(source.shape, source.stride()) == source.numel():
+        target, source = (t.as_strided((t.numel(),), (1,)) for t in whole)
+    rows = max(1, _PART * len(source) // source.numel())
+    return [Part(*pair) for pair in zip(target.split(rows), source.split(rows), strict=True)]
+
+
+def copy(part: Part) -> bool:
+    """Copy `source` into `target`; return whether no cast to float16 can have made a value infinite."""
+    target, source = part
+    if part.is_on_cpu and source.numel() >= _SMALL:
+        source = _permuted(source, target.stride())
+        if source.stride() != target.stride() and source.dtype != target.dtype:
+            # torch's kernel that casts and permutes at once goes element by element.
+            source = source.to(target.dtype)
+    target.copy_(source, non_blocking=True)
+    if target.dtype is not torch.float16 or source.dtype is torch.float16 is part.source.dtype:
+        return True
+    # The sum of values that are not all finite is not finite.
+    return part.is_on_cpu and isfinite(target.sum().item())
+
+
+def _permuted(source: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """Return a contiguous float32 tensor with these channels-last strides; any other tensor as it is.
+
+    For each output channel this is the transposition of (channels, kernel), which is how torch shuffles
+    channels. That kernel uses vector instructions, and torch's copy does not.
+    """
+    shape = source.shape
+    if (
+        source.dtype is not torch.float32
+        or len(shape) not in _CHANNELS_LAST
+        or not source.is_contiguous()
+        or stride != canonical_stride(shape, _CHANNELS_LAST[len(shape)])
+        or min(shape[1], prod(shape[2:])) == 1
+    ):
+        return source
+    length = prod(shape[1:])
+    pixels = source.as_strided((len(source), length, 1, 1), (length, 1, length, length))
+    return torch.channel_shuffle(pixels, shape[1]).as_strided(shape, stride)

@@ -1,0 +1,66 @@
+"""Work in one thread, or in several threads of one thread each, leaves the thread counts as they were."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from prepare.core.model import threads
+from prepare.core.model.threads import OneThreadWorkers, one_thread
+
+
+@pytest.fixture(autouse=True, params=["of this thread", "of the process"])
+def three_threads(request, monkeypatch):
+    if request.param == "of the process":
+        monkeypatch.setattr(threads, "_set_threads", lambda: torch.set_num_threads)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def count_of_a_new_thread():
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
+def counts():
+    return torch.get_num_threads(), count_of_a_new_thread(), threading.active_count()
+
+
+def test_one_thread_gives_the_count_back_after_an_error():
+    before = counts()
+    with pytest.raises(ValueError, match="no"), one_thread():
+        assert torch.get_num_threads() == 1
+        raise ValueError("no")
+    assert counts() == before
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_workers_do_all_work_in_one_thread_each(start):
+    before, done = counts(), []
+    with OneThreadWorkers(start=start) as workers:
+        for _ in range(2):
+            workers.run(
+                lambda item: done.append((item, torch.get_num_threads(), threading.get_ident())),
+                range(100),
+            )
+    assert sorted(item for item, _, _ in done) == sorted([*range(100)] * 2)
+    assert {count for _, count, _ in done} == {1}
+    assert (threading.get_ident() in {ident for _, _, ident in done}) != start
+    assert counts() == before
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_an_error_of_a_worker_ends_all_and_is_raised(start):
+    before, done = counts(), []
+
+    def work(item):
+        done.append(item)
+        raise ValueError(str(item))
+
+    with pytest.raises(ValueError, match=r"[012]"), OneThreadWorkers(start=start) as workers:
+        workers.run(work, range(100))
+    assert len(done) <= 3
+    assert counts() == before
