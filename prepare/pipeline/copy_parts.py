@@ -15,7 +15,7 @@ _SMALL = 2**15
 _CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 
 
-class Part(NamedTuple):
+class CopyPart(NamedTuple):
     """A part of the new data of a tensor, and the same part of the tensor."""
 
     target: Tensor
@@ -27,18 +27,18 @@ class Part(NamedTuple):
         return self.target.device.type == self.source.device.type == "cpu"
 
 
-def split(target: Tensor, source: Tensor) -> list[Part]:
+def split(target: Tensor, source: Tensor) -> list[CopyPart]:
     """Return the copies that fill `target` with `source`: one of all, unless both are on the CPU."""
-    whole = Part(target, source)
+    whole = CopyPart(target, source)
     if not whole.is_on_cpu or source.numel() <= _PART:
         return [whole]
     if target.stride() == source.stride() and span(source.shape, source.stride()) == source.numel():
         target, source = (t.as_strided((t.numel(),), (1,)) for t in whole)
     rows = max(1, _PART * len(source) // source.numel())
-    return [Part(*pair) for pair in zip(target.split(rows), source.split(rows), strict=True)]
+    return [CopyPart(*pair) for pair in zip(target.split(rows), source.split(rows), strict=True)]
 
 
-def copy(part: Part) -> bool:
+def copy(part: CopyPart) -> bool:
     """Copy `source` into `target`; return whether no cast to float16 can have made a value infinite."""
     target, source = part
     if part.is_on_cpu and source.numel() >= _SMALL:

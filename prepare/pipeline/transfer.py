@@ -174,7 +174,7 @@ def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple
         for part in copy_parts.split(*pair)
     ]
 
-    def copy(item: tuple[int, copy_parts.Part]) -> None:
+    def copy(item: tuple[int, copy_parts.CopyPart]) -> None:
         index, part = item
         if not copy_parts.copy(part):
             doubtful[index] = True
