@@ -20,7 +20,7 @@ from prepare.core.utils import files
 from prepare.core.utils.machine import disturbance
 from prepare.errors import FileError
 from prepare.flow.records import Flow
-from prepare.verify.records import Verification
+from prepare.verify.records import Check, Verification
 
 # The statuses of convolutions that tables count.
 CONVOLUTIONS = ("converted", "already", "skipped", "ineffective")
@@ -33,8 +33,9 @@ _T = TypeVar("_T")
 class VerifyFigures:
     """The figures of a verification.
 
-    `error` and `allowed` belong to the check with the largest error, whose name is `what`; they are None
-    if nothing was measured. `wrong` counts the checks that are wrong in the mode that does not decide.
+    `error` and `allowed` belong to the outputs, or, if these were not measured, to the check closest to its
+    limit; `what` is its name. They are None if nothing was measured. `wrong` counts the checks that are
+    wrong in the mode that does not decide.
     """
 
     status: str
@@ -42,6 +43,13 @@ class VerifyFigures:
     allowed: float | None = None
     what: str = ""
     wrong: int = 0
+
+    @property
+    def share(self) -> float | None:
+        """Return the error as a fraction of what is allowed; None if there is no such number."""
+        if self.error is None or not self.allowed:
+            return None
+        return self.error / self.allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,16 +164,22 @@ def _flow_figures(path: Path) -> FlowFigures:
 
 def _verify_figures(path: Path) -> VerifyFigures:
     verification = Verification.load(path)
-    checks = [check for check in verification.checks if check.status not in ("wrong", "skipped")]
-    measured = [(error, check) for check in checks if (error := _finite(check.error)) is not None]
-    error, worst = max(measured, key=lambda pair: pair[0], default=(None, None))
+    judged = [check for check in verification.checks if check.status not in ("wrong", "skipped")]
+    measured = [check for check in judged if _finite(check.error) is not None]
+    outputs = [check for check in measured if check.what == "outputs"]
+    worst = max(outputs or measured, key=_excess, default=None)
     return VerifyFigures(
         status=verification.status,
-        error=error,
+        error=_finite(worst.error) if worst else None,
         allowed=_finite(worst.allowed) if worst else None,
         what=str(worst.what) if worst else "",
         wrong=sum(check.status == "wrong" for check in verification.checks),
     )
+
+
+def _excess(check: Check) -> float:
+    error, allowed = float(check.error or 0.0), _finite(check.allowed)
+    return error / allowed if allowed else math.inf * bool(error)
 
 
 def _bench_figures(path: Path) -> tuple[BenchFigures, ...]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from prepare.flow.records import Flow
     from prepare.job.headline import BenchFigures, Headline, VerifyFigures
     from prepare.tune.records import Tuning
-    from prepare.verify.records import Verification
+    from prepare.verify.records import Check, Verification
 
 
 def flow_sentence(flow: Flow) -> str:
@@ -42,16 +42,26 @@ def layout_remedy(flow: Flow) -> str:
 
 
 def verify_sentence(verification: Verification) -> str:
-    """Return one sentence: `pass: 4 checks against float64`, `fail: outputs (eval mode): ...`."""
+    """Return one sentence: `pass: 4 checks against float64, ...`, `fail: outputs (eval mode): ...`."""
     if verification.status != "pass":
         return f"{verification.status}: {printable(verification.reason)}"
     checks = [check for check in verification.checks if check.status != "skipped"]
     reference = f" against {verification.reference}" if verification.reference else ""
-    text = f"pass: {plural(len(checks), 'check')}{reference}"
+    text = f"pass: {plural(len(checks), 'check')}{reference}{_output_error(checks)}"
     if verification.reason:
         wrong = f"wrong, but not a failure in mode {verification.mode}: {verification.reason}"
         text += printable(f"; {wrong}")
     return text
+
+
+def _output_error(checks: list[Check]) -> str:
+    """Return the error of the outputs, and its share of what is allowed; empty if it was not measured."""
+    shares = [
+        check.error / check.allowed
+        for check in checks
+        if check.what == "outputs" and check.error is not None and check.allowed
+    ]
+    return f", outputs at {_percent(max(shares))} of the limit" if shares else ""
 
 
 def tune_sentence(tuning: Tuning) -> str:
@@ -127,14 +137,27 @@ def memory_text(figures: Headline) -> str:
     return f"{figure}{'' if same else f' {unit}'} -> {after_figure} {after_unit}"
 
 
-def verified_text(verified: VerifyFigures | None) -> str:
-    """Return `pass 3.1e-05`: the status and the largest error that counts."""
+def verified_text(verified: VerifyFigures | None, *, short: bool = False) -> str:
+    """Return `pass 3.1e-05 (17 % of the limit)`: the status, the error of the outputs, and its share.
+
+    The `short` text is `pass 3.1e-05 (17 %)`, for a column.
+    """
     if verified is None:
         return ""
     judged = verified.error is not None and verified.status != "cannot tell"
-    error = f" {verified.error:.2g}" if judged else ""
+    error = f" {verified.error:.2g}{_of_the_limit(verified.share, short=short)}" if judged else ""
     # Wrong gradients do not count in a job for inference.
     return verified.status + error + (", wrong in training" if verified.wrong else "")
+
+
+def _of_the_limit(share: float | None, *, short: bool) -> str:
+    if share is None or share > 10:
+        return ""
+    return f" ({_percent(share)}{'' if short else ' of the limit'})"
+
+
+def _percent(share: float) -> str:
+    return "<1 %" if share < 0.01 else f"{100 * share:.0f} %"
 
 
 def timing_text(timed: BenchFigures) -> str:

@@ -44,7 +44,7 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
         Column("time", _change, 3, number=True),
         Column("interval", _interval, 2),
         Column("timed", _timed_text(summary), 3),
-        Column("verified", lambda row: verified_text(row.headline.verified), 1),
+        Column("verified", lambda row: verified_text(row.headline.verified, short=True), 1),
         *(Column(s, _count(s), 3 + n, number=True) for n, s in enumerate(CONVOLUTIONS)),
         Column("memory", lambda row: memory_text(row.headline), 5),
         Column("breaks", _lost("breaks"), 4, number=True),

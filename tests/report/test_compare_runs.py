@@ -67,7 +67,7 @@ def test_two_jobs_differ_in_recipe_command_results_and_machine(swept):
             "memory of the tensors: 1.0 MiB before, 1.0 MiB after -> 1.0 MiB before, 512.0 KiB after",
             "layout lost: 0 times -> 13 times",
             "copied for layouts: 0 bytes -> 52.0 KiB",
-            "verified: pass 1e-07 -> pass 0.004",
+            "verified: pass 1e-07 (<1 % of the limit) -> pass 0.004 (8 % of the limit)",
             "time of one inference: no difference (95 % interval: -3.0 to +3.0 % time) -> 2.4x faster (59 % less time, 95 % interval: 58 to 60 %)",
         ],
     }  # fmt: skip
@@ -110,7 +110,7 @@ def test_files_of_only_one_job_are_differences(same):
         (same[1] / name).unlink()
     found = changes(*same)
     assert found["audit"] == ["conv.weight: only in ours"]
-    assert "verified: pass 0.004 -> absent" in found["results"]
+    assert "verified: pass 0.004 (8 % of the limit) -> absent" in found["results"]
     assert (
         "time of one inference: 2.4x faster (59 % less time, 95 % interval: 58 to 60 %) -> absent"
         in found["results"]

@@ -43,10 +43,10 @@ def bench(
 
 def verification(error=1e-6, *, status="pass", wrong=0) -> Verification:
     checks = [
-        Check(what="outputs", status=status, mode="eval", error=error, allowed=1e-3, worst="out", compared=1),
-        Check(what="input gradients", status="pass", mode="eval", error=error / 2, allowed=1e-3, compared=1),
+        Check(what="outputs", status=status, mode="eval", error=error, allowed=5e-2, worst="out", compared=1),
+        Check(what="input gradients", status="pass", mode="eval", error=error / 2, allowed=5e-2, compared=1),
     ]  # fmt: skip
-    checks += [Check(what="parameter gradients", status="wrong", error=0.7, allowed=1e-3)] * wrong
+    checks += [Check(what="parameter gradients", status="wrong", error=0.7, allowed=5e-2)] * wrong
     reason = "" if status == "pass" else f"outputs: {error} of the scale"
     return Verification(status=status, reason=reason, level="short", mode="eval", reference="float64",
                         checks=tuple(checks), lost=(), culprit="", advice="", seconds=0.1)  # fmt: skip

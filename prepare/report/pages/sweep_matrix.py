@@ -70,7 +70,7 @@ def _cell(rows: list[SweepRow] | None) -> Cell | None:
     texts = [row.status.replace("_", " ")] if known is not None and row.status != "ok" else []
     if comparison and row.status == "ok" and known is None:
         texts.append(comparison.verdict)
-    texts.append(verified_text(row.headline.verified))
+    texts.append(verified_text(row.headline.verified, short=True))
     return Cell(row, len(rows) - 1, _style(row, known), figure, "; ".join(filter(None, texts)))
 
 
