@@ -79,12 +79,13 @@ def store_launchers() -> None:
 @contextmanager
 def composing(config_dir: str | None = None) -> Iterator[Composer]:
     """Initialize Hydra and return a composer; `config_dir` is searched before our own folder."""
-    always = []
+    always, folders = [], []
     if config_dir and Path(config_dir).is_dir():
-        always = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
+        folders = [Path(config_dir).resolve()]
+        always = [f"hydra.searchpath=[file://{folders[0]}]"]
     store_launchers()
     with hydra.initialize_config_dir(config_dir=str(conf_dir()), **BASE):
-        yield Composer(always=always)
+        yield Composer(always=always, folders=folders)
 
 
 class Composer:
@@ -93,7 +94,14 @@ class Composer:
     Hydra must be initialized: by `hydra.main`, or by `composing()`.
     """
 
-    def __init__(self, config_name: str | None = None, always: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        config_name: str | None = None,
+        always: Sequence[str] = (),
+        folders: Sequence[Path] = (),
+    ) -> None:
+        """`always` are overrides of every composition, `folders` those that they add to the search."""
+        self._folders = folders
         self._name = config_name or CONFIG_NAME
         self._always = list(always)
         self._loader = GlobalHydra.instance().config_loader()
@@ -104,7 +112,11 @@ class Composer:
         """Return the options of each of our groups."""
         # The loader's own method first copies every source of configurations.
         repository = cast("Any", self._loader).repository
-        return {group: repository.get_group_options(group) for group in GROUPS}
+        groups = {group: repository.get_group_options(group) for group in GROUPS}
+        for group, options in groups.items():
+            own = {path.stem for folder in self._folders for path in folder.glob(f"{group}/*.yaml")}
+            groups[group] = sorted({*options, *own})
+        return groups
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """Return the configuration of a run with these overrides. Raises one of ERRORS."""

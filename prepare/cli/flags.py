@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 from prepare.core.utils.suggest import choose
@@ -16,16 +17,32 @@ _WITH_VALUE = (
     *("--config-dir", "-cd", "--experimental-rerun"),
 )
 _REFUSED = ("--experimental-rerun",)
+# What --info may be followed by; without one of them it prints all.
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 # The arguments of Hydra's own shell completion.
 _COMPLETION, _SHELLS = ("install", "uninstall", "query"), ("bash", "fish", "zsh")
 
 
 def flags_first(argv: list[str]) -> list[str]:
     """Return the arguments with the flags first: Hydra 1.3 does not accept a flag after an override."""
+    argv = list(_with_info(argv))
     values = {index + 1 for index, word in enumerate(argv) if word in _WITH_VALUE}
     flags = [word for index, word in enumerate(argv) if word.startswith("-") or index in values]
     rest = [w for index, w in enumerate(argv) if not (w.startswith("-") or index in values)]
     return [*flags, *rest]
+
+
+def _with_info(argv: list[str]) -> Iterator[str]:
+    """Join --info and its word: it may have none, and would take an override that follows for it."""
+    words = iter(argv)
+    for word in words:
+        if word not in ("--info", "-i"):
+            yield word
+            continue
+        following = next(words, None)
+        yield f"--info={following if following in _INFO else 'all'}"
+        if following is not None and following not in _INFO:
+            yield following
 
 
 def read_flags(argv: list[str]) -> Namespace:
@@ -66,6 +83,9 @@ def _check_flags(flags: Namespace) -> None:
         wrong = "runs are not repeated from a pickle, which may execute any code"
         remedy = "give the overrides in its job.json again"
         raise ConfigError("--experimental-rerun", wrong, remedy)
+    if flags.config_path is not None:
+        remedy = f"add the folder with --config-dir {flags.config_path}, and choose from it"
+        raise ConfigError("--config-path", "would replace the configuration of prepare", remedy)
     modes = {"--run": flags.run, "--multirun": flags.multirun, "--cfg": flags.cfg}
     modes |= {"--shell-completion": flags.shell_completion, "--info": flags.info}
     several = [flag for flag, value in modes.items() if value]

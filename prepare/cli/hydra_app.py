@@ -20,6 +20,7 @@ from hydra.types import RunMode
 from prepare.cli.compose_config import BASE, CONFIG_NAME, Composer, store_launchers
 from prepare.cli.launcher_checks import launcher_problems
 from prepare.cli.resolve_config import (
+    as_composed,
     as_mapping,
     choices_in,
     folder_problems,
@@ -130,7 +131,9 @@ class Checks(Callback):
         """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""
         with _exit_on_errors():
             composer = Composer(kwargs.get("config_name"))
-            launching, sweeping = (as_mapping(config.hydra, key) for key in ("launcher", "sweeper"))
+            launching, sweeping = (
+                as_composed(config.hydra, key) for key in ("launcher", "sweeper")
+            )
             choices = config.hydra.runtime.choices
             _exit_if_any([*launcher_problems(choices, launching=launching, sweeping=sweeping)])
             rows, empty = composer.rows(config)

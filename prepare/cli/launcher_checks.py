@@ -19,11 +19,15 @@ _NEEDS = {
 
 
 def launcher_problems(
-    choices: Mapping[str, Any], *, launching: Mapping[str, Any], sweeping: Mapping[str, Any]
+    choices: Mapping[str, Any], *, launching: Any, sweeping: Any
 ) -> Iterator[Problem]:
     """Return what would stop Hydra before the first job, from its choices and its two configurations."""
     # Hydra records no choice for a group that is given a list.
     yield from (several_options(group) for group in HYDRAS if choices.get(group) is None)
+    for key, value in (("launcher", launching), ("sweeper", sweeping)):
+        if not isinstance(value, Mapping):
+            yield Problem(f"hydra.{key}", "is a group", f"did you mean hydra/{key}={value}?")
+            return
     launcher = str(choices.get("hydra/launcher"))
     extra, *modules = _NEEDS.get(launcher, ("", ""))
     missing = [name for name in (extra, *modules) if name and not _is_installed(name)]

@@ -25,6 +25,13 @@ _OTHER_KEYS = {
     **dict.fromkeys(("shape", "size", "example"), "input"),
 }
 _OUR_CALLBACK = "hydra.callbacks.prepare"
+# Packages that bring an option of Hydra's own groups; those of our launchers are in `launcher_checks`.
+_PLUGINS = {
+    "hydra/sweeper=optuna": "'torch-prepare[optuna]'",
+    "hydra/sweeper=ax": "hydra-ax-sweeper",
+    "hydra/sweeper=nevergrad": "hydra-nevergrad-sweeper",
+    "hydra/launcher=rq": "hydra-rq-launcher",
+}
 # Hydra's own groups, which choose how a sweep runs.
 HYDRAS = ("hydra/launcher", "hydra/sweeper")
 
@@ -63,6 +70,9 @@ def explain(override: Override, menu: Menu, message: str) -> Problem:
         return Problem("steps", "cannot be set as a whole", f"{remedy}; steps: {', '.join(STEPS)}")
     if override.key in menu.groups:
         return _explain_choice(override, menu)
+    if plugin := _PLUGINS.get(f"{override.key}={override.value}"):
+        remedy = f"install it: pip install {plugin}"
+        return Problem(override.key, f"{override.value!r} is not installed", remedy)
     if "/" in override.key and (options := re.findall(r"^\t([\w-]+)$", message, re.MULTILINE)):
         remedy = choose(str(override.value), options, noun="installed")
         return Problem(override.key, f"{_value(override)!r} is not an option", remedy)

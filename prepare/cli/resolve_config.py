@@ -111,8 +111,13 @@ def resume_problems(
 
 def as_mapping(config: DictConfig, key: str) -> dict[str, Any]:
     """Return the unresolved value of a key; an empty mapping if it is not a mapping."""
-    value = _written(config, key)
+    value = as_composed(config, key)
     return value if isinstance(value, dict) else {}
+
+
+def as_composed(config: DictConfig, key: str) -> Any:
+    """Return the unresolved value of a key as plain data."""
+    return _written(config, key)
 
 
 def plain_mapping(config: DictConfig) -> dict[str, Any]:

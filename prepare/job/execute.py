@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.wording import command_line_words
-from prepare.errors import ConfigError, KnownIssueError, combined
-from prepare.job.outcome import Outcome, failure, finished, write_result
+from prepare.errors import CheckpointError, ConfigError, FileError, KnownIssueError, combined
+from prepare.job.outcome import FAILED, Outcome, failure, finished, write_result
 from prepare.job.record import Record
 from prepare.job.results import ExampleRun, Results
 
@@ -60,10 +60,11 @@ def _run_job(spec: JobSpec, stage: Stage, *, begun: bool) -> Outcome:
     if outcome.result.traceback:
         _log.debug("%s", outcome.result.traceback)
     try:
-        spec.pages(outcome, spec.folder)
+        if outcome.code != FAILED:
+            spec.pages(outcome, spec.folder)
     except BaseException as error:
-        failed = failure(error)
-        outcome = replace(failed, result=replace(failed.result, seconds=seconds))
+        failed = replace(failure(error).result, seconds=seconds)
+        outcome = replace(outcome, result=failed, code=failure(error).code)
     return write_result(outcome, record)
 
 
@@ -87,15 +88,22 @@ def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage) -> Outcome:
     with stage("starting torch"), held_interrupts():
         from prepare.core.forward.torch_state import isolated
         from prepare.job.build_model import import_plugins
-        from prepare.job.load_weights import model_of
+        from prepare.job.load_weights import model_of, save
     _log.debug("configuration: %s", settings)
     with isolated():
         import_plugins(settings.plugins)
         with stage(f"building {settings.model['_target_']}"):
             model = model_of(settings, spec.build)
         results = (_follow if settings.task == "flow" else _prepare)(settings, model, stage)
-        with stage("writing the record"):
-            results.write(record, replace(spec.job, seen=results.seen()))
+        try:
+            if results.audit is not None:
+                notes = save(settings, model, results.pipeline, stage)
+                results = replace(results, notes=[*results.notes, *notes])
+            with stage("writing the record"):
+                results.write(record, replace(spec.job, seen=results.seen()))
+        except (FileError, CheckpointError) as error:
+            # A full disk, for example: the terminal still shows the results.
+            return replace(failure(error), results=results)
     return finished(results)
 
 
@@ -143,10 +151,8 @@ def _prepare(settings: Settings, model: nn.Module, stage: Stage) -> Results:
         )
     with stage("auditing"):
         audited = audit(model, plan=plan)
-    notes = weights.save(settings, model, pipeline, stage)
     return replace(
         results,
-        notes=[*results.notes, *notes],
         example=example_run,
         audit=audited,
         flow=flow,

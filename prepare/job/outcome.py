@@ -30,7 +30,10 @@ DONE, FAILED, WRONG, NOT_VERIFIED, INTERRUPTED = 0, 1, 2, 3, 130
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a job: its result, the exit code of a single job, and its results if it succeeded."""
+    """The end of a job: its result, the exit code of a single job, and its results.
+
+    There are no results if the job failed, unless it failed to write them.
+    """
 
     result: Result
     code: int
@@ -89,7 +92,7 @@ def write_result(outcome: Outcome, record: Record) -> Outcome:
         failed = replace(failure(error).result, seconds=outcome.result.seconds)
         with suppress(FileError):
             record.write_result(failed)
-        return Outcome(failed, FAILED)
+        return replace(outcome, result=failed, code=FAILED)
     return outcome
 
 

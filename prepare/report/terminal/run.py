@@ -37,13 +37,17 @@ _SHOWN = 10
 
 
 def show_outcome(outcome: Outcome, folder: Path) -> None:
-    """Print the result of a single job: its table, or its errors."""
+    """Print the result of a single job: its table if it has results, and its errors."""
     record, results = shown_folder(folder), outcome.results
-    if results is None:
+    if results is not None:
+        _show_results(results, record)
+    if results is None or outcome.result.status in ("failed", "interrupted"):
         show_problems((outcome.result.error or "").splitlines())
         if outcome.result.traceback:
             line(f"the traceback is in {_file(record, 'traceback.txt')}", errors=True)
-        return
+
+
+def _show_results(results: Results, record: str) -> None:
     for warning in results.warnings:
         line(printable(f"warning: {warning}"), errors=True)
     if results.tuning is not None:

@@ -1,0 +1,88 @@
+"""Features that users of Hydra expect: own option files, experiments, flags in any position."""
+
+import json
+import logging
+import os
+
+import pytest
+
+from prepare.cli import main as cli
+from prepare.core.utils import files
+from prepare.errors import FileError
+
+FAST = ("verify=none", "bench=none", "flow=none", "device=cpu")
+NET = "model._target_=sample_nets.Net"
+MODEL = """
+# @package _global_
+model: {_target_: sample_nets.Net, width: 2}
+input: {shape: [1, 3, 8, 8]}
+"""
+EXPERIMENT = """
+# @package _global_
+defaults:
+  - override /memfmt: channels_last
+  - override /precision: bfloat16
+seed: 7
+"""
+
+
+@pytest.fixture
+def conf(tmp_path, monkeypatch):
+    """A folder of own option files, in an empty current folder."""
+    for path, text in {"model/mynet.yaml": MODEL, "experiment/fast.yaml": EXPERIMENT}.items():
+        (tmp_path / "conf" / path).parent.mkdir(parents=True)
+        (tmp_path / "conf" / path).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield tmp_path / "conf"
+    root.handlers[:] = handlers  # --info logs to the terminal
+    root.setLevel(level)
+
+
+def test_own_models_and_experiments_are_chosen_by_name(conf, capsys):
+    words = ["--config-dir", str(conf), "model=mynet", "+experiment=fast", "hydra.run.dir=run"]
+    assert cli.run([*words, *FAST]) == 0, capsys.readouterr().err
+    assert "conv2d_memory_format channels_last" in capsys.readouterr().out
+    job = json.loads((conf.parent / "run" / "job.json").read_text())
+    assert (job["choices"]["model"], job["choices"]["precision"]) == ("mynet", "bfloat16")
+
+
+@pytest.mark.parametrize("flag", ["--config-dir", "-cd"])
+@pytest.mark.parametrize("mode", [(), ("-m",)], ids=["run", "sweep"])
+def test_a_misspelt_own_option_finds_its_name(conf, capsys, flag, mode):
+    assert cli.run(["model=mynte", *mode, flag, str(conf)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("model: 'mynte' is not an option; did you mean 'mynet'? options: ")
+    assert "mynet, nnunet_plain2d" in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--info", "searchpath", "model=unet2d"), ("model=unet2d", "--info", "searchpath")],
+    ids=["first", "last"],
+)
+def test_info_may_be_in_any_position(conf, capsys, words):
+    assert cli.run([*words]) == 0
+    assert "provider" in capsys.readouterr().out.lower()
+
+
+def test_info_without_a_word_does_not_take_the_next_override(conf, capsys):
+    assert cli.run(["--info", "model=unet2d"]) == 0
+    assert "unet2d" in capsys.readouterr().out
+
+
+def test_a_table_of_a_read_only_folder_is_printed(conf, capsys, monkeypatch):
+    assert cli.run(["-m", NET, "seed=1,2", "hydra.sweep.dir=swept", *FAST]) == 0
+    capsys.readouterr()
+
+    def refuse(path, *_):
+        raise FileError(os.fspath(path), "cannot be written: Read-only file system")
+
+    monkeypatch.setattr(files, "write_bytes", refuse)
+    monkeypatch.setattr(files, "write_text", refuse)
+    monkeypatch.setattr("prepare.core.utils.json_records.write_text", refuse)
+    assert cli.run(["summary", "swept"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].startswith("0 ")
+    assert out[-1].startswith("not written: swept/summary.json: cannot be written: Read-only")
