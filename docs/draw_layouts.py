@@ -146,7 +146,7 @@ def layout_break() -> str:
         ["last", "last", "last"],
         ["", "computes in\nchannels_last", "", "copies nothing"],
     )
-    cross = '<path class="cross" d="M312 30l10 10m0 -10l-10 10"/>'
+    cross = '<path class="cross" d="M306 37l8 8m0 -8l-8 8"/>'
     legend = [
         rectangle(20, 306, 22, 20, "last"),
         text(31, 321, "L", "middle bold on-last"),
