@@ -130,7 +130,7 @@ def _computed_rows(
             continue
         row = _read(value, kind, key, plan)
         if row.status == "ineffective":
-            row = row._replace(reason=f"forward computes this weight anew: {row.reason}")
+            row = row._replace(reason=f"forward computes this weight each time: {row.reason}")
         yield row
 
 

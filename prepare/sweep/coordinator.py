@@ -93,7 +93,7 @@ class Coordinator:
     def end(self, *, stopped: bool) -> None:
         """Wait for the jobs that still run, and write a result for every job that began and has none.
 
-        If the sweep was `stopped`, its workers are told to end, and have a few seconds to do so.
+        If the sweep was `stopped`, its workers get a request to end, and a few seconds for it.
         """
         if stopped:
             self._lock.close()

@@ -87,7 +87,7 @@ def go(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit) as stop:
             cli.main(untimed(argv))
         out, err = capsys.readouterr()
-        # What takes over a second on a busy machine is announced; that is no mistake.
+        # What takes over a second on a busy machine is announced, which is not an error.
         err = "".join(row for row in err.splitlines(keepends=True) if not row.endswith(" ...\n"))
         assert not GlobalHydra.instance().is_initialized()
         after = {path.parent for path in tmp_path.glob("outputs/*/*/result.json")}

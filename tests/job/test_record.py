@@ -1,4 +1,4 @@
-"""A run's folder: what is written is read again, and what is no such file is refused in one line."""
+"""A run's folder: what is written is read again, and any other file is refused in one line."""
 
 import json
 import os

@@ -79,7 +79,7 @@ def test_every_launcher_writes_the_same_audit_and_finds_plugins(tmp_path, launch
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(signal.SIGINT, id="SIGINT"),
+        pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, id="SIGKILL"),
     ],
