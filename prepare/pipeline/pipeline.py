@@ -62,6 +62,9 @@ class Pipeline:
     """
 
     def __init__(self, steps: Iterable[Step]) -> None:
+        if isinstance(steps, Mapping):
+            remedy = "write Pipeline.from_config({name: options})"
+            raise ConfigError("steps", "a mapping of names to options, not steps", remedy)
         self.steps: dict[str, Step] = {step.name: step.settle() for step in steps}
         self._phases = Phases.of(step.bind(self.steps.values()) for step in self.steps.values())
 
@@ -128,6 +131,7 @@ class Pipeline:
             ConflictError: two tensor steps want different things of one tensor.
         """
         check_known_issues(known_issues)
+        _check_module(model)
         with paused_collector():
             work = survey(model, self._phases, known_issues)
             errors = [*work.table.errors, *_known_errors(work.issues)]
@@ -187,6 +191,7 @@ class Pipeline:
             PartialError: a failure midway, with `low_memory`.
         """
         check_known_issues(known_issues)
+        _check_module(model)
         _check_strict(strict)
         start = time.perf_counter()
         optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
@@ -247,7 +252,11 @@ class Pipeline:
         return Guard(model, every=every)
 
     def format(self, batch: Any) -> Any:
-        """Return the batch as the prepared model expects it; without an input step, the same object."""
+        """Return the batch as the prepared model expects it; without an input step, the same object.
+
+        So with `half` or `device`, add the step `"input_format": {}` to the pipeline, or the model raises
+        because its input and its weights differ.
+        """
         for step in self._phases.inputs:
             batch = step.format(batch)
         return batch
@@ -280,6 +289,20 @@ def relayout(optimizer: Optimizer) -> Optimizer:
     """
     match_state_to_parameters(unwrap_optimizer(optimizer))
     return optimizer
+
+
+def _check_module(model: object) -> None:
+    """Refuse what is not a model, in one line in place of an error from inside."""
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        wrong, remedy = f"{model.__name__} is a class", f"make a model of it: {model.__name__}(...)"
+    else:
+        wrong, remedy = (
+            f"a {type(model).__name__} is not a torch.nn.Module",
+            "give the model itself",
+        )
+    raise ConfigError("model", wrong, remedy)
 
 
 def _check_strict(strict: object) -> None:

@@ -55,6 +55,11 @@ def _module_problems(model: nn.Module) -> Iterator[Problem]:
         if isinstance(module, DistributedDataParallel):
             wrong = "is in DistributedDataParallel, whose buckets have the old strides"
             yield Problem(where, wrong, "prepare the module first, then wrap it")
+        elif isinstance(module, nn.DataParallel):
+            wrong = (
+                "is in DataParallel, whose replicas would keep no hook and no layout of the inputs"
+            )
+            yield Problem(where, wrong, "prepare the module first, then wrap it")
         elif _is_any(module, "FullyShardedDataParallel", "FSDPModule"):
             yield _sharded(where)
         elif isinstance(module, torch.jit.ScriptModule):

@@ -149,12 +149,24 @@ def _show_tuning(tuning: Any) -> None:
     show_tune(tuning)
 
 
+def _parts(report: Any) -> list[Any]:
+    parts = (report.audit, report.flow, report.verification, report.bench)
+    return [part for part in parts if part is not None]
+
+
+def _show_report(report: Any) -> None:
+    line("\n\n".join(map(str, _parts(report))))
+
+
 def _saved(record: Any) -> Any:
     """Return the record as a part of what a job saves, as the sections of a page take it."""
     from prepare.bench.records import Bench, Case
     from prepare.job.results import SavedResults
 
     kind = _kind(record)
+    if kind == "Report":
+        names = ("audit", "flow", "verification", "bench")
+        return SavedResults(name="", **{name: getattr(record, name) for name in names})
     if kind == "Comparison":
         what = "training step" if record.settings["train"] else "inference"
         case = Case(what=what, comparison=record)
@@ -184,6 +196,7 @@ _SENTENCES: dict[str, Callable[[Any], str]] = {
     "Bench": _bench_sentence,
     "Comparison": _comparison_sentence,
     "Tuning": tune_sentence,
+    "Report": lambda report: ", ".join(map(one_line, _parts(report))),
 }
 _TEXTS: dict[str, Callable[[Any], None]] = {
     "Plan": _show_plan,
@@ -193,6 +206,7 @@ _TEXTS: dict[str, Callable[[Any], None]] = {
     "Bench": _show_bench,
     "Comparison": _show_comparison,
     "Tuning": _show_tuning,
+    "Report": _show_report,
 }
 _SECTIONS = {
     "Plan": ("result", "issues"),
@@ -202,4 +216,5 @@ _SECTIONS = {
     "Bench": ("bench",),
     "Comparison": ("bench",),
     "Tuning": ("tune",),
+    "Report": ("result", "flow", "verify", "bench"),
 }

@@ -1,0 +1,198 @@
+"""Prepare a model, and report on one, in one call: `prepare.prepare` and `prepare.report`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from torch import nn
+
+from prepare.core.utils import files
+from prepare.core.utils.display import Readable
+from prepare.core.utils.options import plain
+from prepare.core.utils.suggest import choose
+from prepare.errors import ConfigError
+from prepare.job.figures import figures
+from prepare.job.results import Analyses
+from prepare.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim import Optimizer
+
+    from prepare.pipeline.known_issue_checks import KnownIssues
+
+_Model = TypeVar("_Model", bound=nn.Module)
+Level = Literal["short", "full"]
+# The memory formats of 2-d and 3-d convolutions for each word.
+_FORMATS = {
+    "channels_last": {"conv2d_memory_format": "channels_last"},
+    "channels_last_3d": {"conv3d_memory_format": "channels_last_3d"},
+    "by_rank": {
+        "conv2d_memory_format": "channels_last",
+        "conv3d_memory_format": "channels_last_3d",
+    },
+    "contiguous": {"conv2d_memory_format": "contiguous", "conv3d_memory_format": "contiguous"},
+}
+_DTYPES = {"float32": None, "float16": "float16", "half": "float16", "bfloat16": "bfloat16"}
+
+
+def prepare(
+    model: _Model,
+    *,
+    memory_format: torch.memory_format | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    optimizer: Optimizer | None = None,
+    repair_layout: bool | None = None,
+    format_inputs: bool = True,
+    known_issues: KnownIssues = "error",
+) -> _Model:
+    """Prepare `model` in place and return it: the pipeline of these options, built and applied.
+
+    Args:
+        model: in training or evaluation mode; the same object with the same Parameters is returned.
+        memory_format: of the weights of convolutions: `channels_last` (2-d), `channels_last_3d`, `by_rank`
+            (both) or `contiguous`; also torch's objects.
+        dtype: `float16` or `bfloat16`; batch and instance norms are kept. `float32` changes nothing.
+        device: `cpu`, `cuda`, `mps` or `auto`; also torch's object.
+        optimizer: its state is moved along with the parameters.
+        repair_layout: replace kernels that lose the layout, or compute wrong gradients in it; by default
+            if a channels-last format is asked for.
+        format_inputs: install a hook that formats the inputs of the model.
+        known_issues: as in `Pipeline.apply`.
+
+    `Pipeline.from_config` has more options, and `Pipeline.save` writes a recipe.
+
+    Raises:
+        ConfigError: an option is wrong, or has no effect on this model.
+        RefusedError: the model cannot be prepared in its present state.
+    """
+    steps: dict[str, Any] = {}
+    if device is not None:
+        steps["device"] = {"device": plain(device)}
+    if dtype is not None and (name := _chosen("dtype", dtype, _DTYPES)):
+        steps["half"] = {"dtype": name}
+    if memory_format is not None:
+        if plain(memory_format) == "contiguous_format":
+            memory_format = "contiguous"
+        formats = _chosen("memory_format", memory_format, _FORMATS)
+        steps |= {step: {"memory_format": name} for step, name in formats.items()}
+        if repair_layout or (repair_layout is None and plain(memory_format) != "contiguous"):
+            steps["repair_layout"] = {}
+    elif repair_layout:
+        steps["repair_layout"] = {}
+    if steps and format_inputs:
+        steps["input_format"] = {"attach": True}
+    if not steps:
+        remedy = "give memory_format, dtype or device"
+        raise ConfigError("prepare", "nothing is asked for", remedy)
+    return Pipeline.from_config(steps).apply(model, optimizer=optimizer, known_issues=known_issues)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Report(Readable, Analyses):
+    """The audit and the layout flow of a model; with a reference also verification and timing."""
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures as one flat mapping, for `wandb.log` and the like."""
+        return figures(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write one page if the name ends in `.html`, else a folder with the page and its data."""
+        path = Path(path)
+        if path.suffix == ".html":
+            with TemporaryDirectory() as folder:
+                page = self._write(Path(folder))
+            files.write_text(path, page)
+            return
+        path.mkdir(parents=True, exist_ok=True)
+        files.write_text(path / "report.html", self._write(path))
+
+    def _write(self, folder: Path) -> str:
+        from prepare.report.pages.page import run_page
+
+        names = {"audit": "audit.json", "flow": "flow.json", "verification": "verify.json"}
+        for part, name in (names | {"bench": "bench.json"}).items():
+            if (record := getattr(self, part)) is not None:
+                record.save(folder / name)
+        return run_page(folder)
+
+
+def report(
+    model: nn.Module,
+    batch: Any,
+    *,
+    reference: nn.Module | None = None,
+    pipeline: Pipeline | None = None,
+    flow: Literal["predict", "observe"] = "predict",
+    verify: Level | None = None,
+    bench: Level | None = None,
+    mode: Literal["eval", "train"] = "eval",
+) -> Report:
+    """Report on `model`: where it stands, where it loses the layout, and against `reference` what changed.
+
+    Args:
+        model: prepared or not; it is not changed.
+        batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
+        reference: the unprepared model, e.g. `copy.deepcopy(model)` before it was prepared.
+        pipeline: the pipeline that prepared the model; it formats the batch.
+        flow: predict the layout flow without computing, or observe a forward.
+        verify: `short` or `full`: compare outputs and gradients with `reference`.
+        bench: `short` or `full`: time `model` against `reference`, for 20 s or a minute.
+        mode: the use of the model.
+
+    Raises:
+        ConfigError: `verify` or `bench` is asked for without a reference.
+    """
+    from prepare import flow as flows
+    from prepare.audit import audit
+
+    if (verify or bench) and reference is None:
+        remedy = "give copy.deepcopy(model), taken before it was prepared"
+        raise ConfigError("reference", "is needed for verify and bench", remedy)
+    follow = flows.observe if flow == "observe" else flows.predict
+    models = (reference, model)
+    formatted = batch if pipeline is None else pipeline.format(batch)
+    return Report(
+        audit=audit(model),
+        flow=follow(model, formatted, backward=mode == "train"),
+        verification=_verified(models, batch, verify, pipeline, mode),
+        bench=_timed(models, batch, bench, pipeline, mode),
+    )
+
+
+def _verified(models: Any, batch: Any, level: Any, pipeline: Any, mode: Any) -> Any:
+    if not level:
+        return None
+    from prepare.verify import verify
+
+    reference, model = models
+    return verify(reference, model, batch, level=level, pipeline=pipeline, mode=mode)
+
+
+def _timed(models: Any, batch: Any, level: Any, pipeline: Any, mode: Any) -> Any:
+    if not level:
+        return None
+    from prepare.bench import compare
+    from prepare.bench.records import PREPARED, UNPREPARED, Bench, Case
+
+    comparison = compare(
+        dict(zip((UNPREPARED, PREPARED), models, strict=True)),
+        batch,
+        train=mode == "train",
+        budget={"short": 17.0, "full": 60.0}[level],
+        format={} if pipeline is None else {PREPARED: pipeline.format},
+    )
+    case = Case(what="training step" if mode == "train" else "inference", comparison=comparison)
+    return Bench(level=level, mode=mode, seconds=comparison.seconds, cases=(case,))
+
+
+def _chosen(key: str, value: Any, allowed: Mapping[str, Any]) -> Any:
+    name = str(plain(value))
+    if name not in allowed:
+        raise ConfigError(key, f"{name!r} is not allowed", choose(name, allowed))
+    return allowed[name]

@@ -1,0 +1,135 @@
+"""`prepare.prepare`, `prepare.report` and the other names of the package itself."""
+
+import copy
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+import torch
+from torch import nn
+
+import prepare
+from prepare.errors import ConfigError, RefusedError
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 4, 3))
+
+
+@pytest.mark.parametrize("word", ["channels_last", torch.channels_last], ids=str)
+def test_prepare_makes_the_model_channels_last_and_repaired(word):
+    model = net()
+    assert prepare.prepare(model, memory_format=word) is model
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert type(model[1]) is not nn.InstanceNorm2d
+    assert model(torch.randn(1, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_prepare_by_rank_prepares_both_kinds():
+    model = nn.ModuleList([nn.Conv2d(2, 2, 3), nn.Conv3d(2, 2, 3)])
+    prepare.prepare(model, memory_format="by_rank", repair_layout=False)
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert model[1].weight.is_contiguous(memory_format=torch.channels_last_3d)
+    prepare.prepare(model, memory_format=torch.contiguous_format)
+    assert model[1].weight.is_contiguous()
+
+
+def test_prepare_casts_formats_inputs_and_moves_the_optimizer():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, lr=0.1)
+    model(torch.randn(1, 3, 8, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    prepare.prepare(model, dtype=torch.bfloat16, device="cpu", optimizer=optimizer)
+    assert model(torch.randn(1, 3, 8, 8)).dtype is torch.bfloat16
+    assert optimizer.state[model[0].weight]["momentum_buffer"].dtype is torch.bfloat16
+    with pytest.raises(RuntimeError, match="same|dtype|type"):
+        prepare.prepare(net(), dtype="half", format_inputs=False)(torch.randn(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "prepare: nothing is asked for; give memory_format, dtype or device"),
+        ({"memory_format": "chanels_last"}, "memory_format: 'chanels_last' is not allowed; did you mean 'channels_last'"),
+        ({"dtype": torch.int8}, "dtype: 'int8' is not allowed"),
+        ({"memory_format": "channels_last_3d"}, 'did you mean the step "conv2d_memory_format"'),
+        ({"memory_format": "channels_last", "repair_layout": False}, 'add the step "repair_layout": {}'),
+    ],
+    ids=["nothing", "format", "dtype", "rank", "gradients"],
+)  # fmt: skip
+def test_a_wrong_option_of_prepare_is_one_clear_error(options, message):
+    with pytest.raises(ConfigError) as raised:
+        prepare.prepare(net(), **options)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("model", "model: a str is not a torch.nn.Module; give the model itself"),
+        (nn.Conv2d, "model: Conv2d is a class; make a model of it: Conv2d(...)"),
+    ],
+    ids=["text", "class"],
+)
+def test_what_is_not_a_model_is_refused_in_one_line(model, message):
+    pipeline = prepare.Pipeline.from_config({"half": {}})
+    for call in (pipeline.apply, pipeline.plan):
+        with pytest.raises(ConfigError) as raised:
+            call(model)
+        assert str(raised.value) == message
+
+
+def test_a_mapping_given_to_pipeline_names_from_config():
+    with pytest.raises(ConfigError, match=r"write Pipeline.from_config\(\{name: options\}\)"):
+        prepare.Pipeline({"half": {}})
+
+
+def test_data_parallel_is_refused_as_ddp_is():
+    model = nn.DataParallel(nn.Sequential(nn.Conv2d(3, 4, 3)))
+    with pytest.raises(RefusedError, match="is in DataParallel.*prepare the module first"):
+        prepare.Pipeline.from_config({"conv2d_memory_format": {}}).apply(model)
+
+
+def test_report_shows_and_saves_what_was_found(tmp_path):
+    reference = net()
+    model = prepare.prepare(copy.deepcopy(reference), memory_format="channels_last")
+    batch = torch.randn(2, 3, 12, 12)
+    found = prepare.report(model, batch, reference=reference, verify="short")
+    summary = found.summary()
+    assert (summary["verified"], summary["layout_breaks"]) == ("pass", 0)
+    assert "verify (short): pass" in str(found)
+    assert repr(found).startswith("Report(Audit(")
+    assert "prepare-record" in found._repr_html_()
+    found.save(tmp_path / "one.html")
+    found.save(tmp_path / "folder")
+    assert {"report.html", "audit.json", "flow.json", "verify.json"} == {
+        path.name for path in (tmp_path / "folder").iterdir()
+    }
+    assert "<!doctype html>" in (tmp_path / "one.html").read_text()
+
+
+def test_report_needs_a_reference_to_verify():
+    with pytest.raises(ConfigError, match="reference: is needed for verify and bench"):
+        prepare.report(net(), torch.randn(1, 3, 8, 8), bench="short")
+
+
+@pytest.mark.slow
+def test_report_times_the_model_against_the_reference():
+    found = prepare.report(net(), torch.randn(1, 3, 8, 8), reference=net(), bench="short")
+    assert found.summary()["timed"] == "inference"
+
+
+def test_the_names_of_the_package_are_lazy_and_listed():
+    code = (
+        "import sys, prepare; assert 'torch' not in sys.modules; import prepare.report.sentences; "
+        "print(callable(prepare.report), prepare.Pipeline.__name__, prepare.prepare.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "Pipeline", "prepare"]
+    assert {"Pipeline", "prepare", "report", "__version__"} <= set(dir(prepare))
+    assert prepare.__version__ == metadata.version("torch-prepare")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        prepare.nothing
