@@ -46,6 +46,7 @@ from prepare.sweep.coordinator import Coordinator
 from prepare.sweep.identity import identity, number_duplicates
 from prepare.sweep.launchers import OUTLIVE_COMMAND, shares_cores
 from prepare.sweep.manifest import SweepManifest, read_sweep_manifest
+from prepare.sweep.objective import objective
 from prepare.sweep.worker import run_in_sweep, stop_check
 
 if TYPE_CHECKING:
@@ -71,8 +72,11 @@ def launch() -> None:
         hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, **BASE)(task)()
 
 
-def task(config: DictConfig) -> None:
-    """Execute one job; a single job exits with its code, a job of a sweep raises nothing but Ctrl-C."""
+def task(config: DictConfig) -> float | None:
+    """Execute one job; a single job exits with its code, a job of a sweep raises nothing but Ctrl-C.
+
+    A job of a sweep returns the figure that `optimize` names, which a sweeper may minimize.
+    """
     if (state := STATE.get()) is not None:
         state.began = True
     about = cast("DictConfig", HydraConfig.get())
@@ -80,6 +84,8 @@ def task(config: DictConfig) -> None:
         _run_single(config, about)
     else:
         _run_sweep_job(config, about)
+        return objective(str(config.get("optimize", "none")), Path(about.runtime.output_dir))
+    return None
 
 
 def _run_single(config: DictConfig, about: DictConfig) -> None:
@@ -137,6 +143,10 @@ class Checks(Callback):
             choices = config.hydra.runtime.choices
             _exit_if_any([*launcher_problems(choices, launching=launching, sweeping=sweeping)])
             rows, empty = composer.rows(config)
+            if rows is None and config.get("optimize", "none") == "none":
+                remedy = "add optimize=time, optimize=error or optimize=memory"
+                wrong = f"hydra/sweeper={choices.get('hydra/sweeper')} needs a figure to minimize"
+                _exit_if_any([Problem("optimize", wrong, remedy)])
             folders = [
                 *folder_problems(config),
                 *shared_folder(config, rows or []),

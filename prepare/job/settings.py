@@ -20,7 +20,7 @@ from prepare.tune.options import TuneOptions, read_tune
 # The keys that hold one value each.
 _CONVERTED = (
     *("task", "mode", "strict", "known_issues", "flow", "verify", "bench", "plugins", "seed"),
-    *("isolate", "resume", "weights", "save"),
+    *("isolate", "resume", "weights", "save", "optimize"),
 )
 NO_MODEL = "no model is chosen"
 # The groups that a configuration is composed of.
@@ -28,7 +28,7 @@ GROUPS = ("model", "device", "precision", "memfmt", "input")
 # Every key at the top of a configuration.
 KEYS = (
     *(*GROUPS, "steps", "task", "mode", "strict", "known_issues", "flow", "verify", "bench"),
-    *("tune", "plugins", "seed", "isolate", "resume", "weights", "save", "hydra"),
+    *("tune", "plugins", "seed", "isolate", "resume", "weights", "save", "optimize", "hydra"),
 )
 
 
@@ -61,6 +61,7 @@ class Settings:
     plugins: Annotated[tuple[str, ...], "a list of modules", _check_plugins] = ()
     seed: Annotated[int, _check_seed] = 0
     tune: TuneOptions = field(default_factory=TuneOptions)
+    optimize: Literal["none", "time", "error", "memory"] = "none"
     isolate: bool = True
     resume: bool = False
     weights: Annotated[str, "the path of a file", check_readable] | None = None
@@ -175,6 +176,10 @@ def _check_task(read: dict[str, Any]) -> Iterable[Problem]:
         yield Problem(
             "flow", "task=flow cannot run without a flow", "choose flow=predict or observe"
         )
+    needs = {"time": "bench", "error": "verify"}.get(str(read.get("optimize")))
+    if needs and read.get(needs) == "none":
+        wrong = f"{read['optimize']} is not measured with {needs}=none"
+        yield Problem("optimize", wrong, f"choose {needs}=short or full")
     if read.get("save") and read.get("task") in ("plan", "flow"):
         wrong = f"task={read['task']} does not prepare weights to save"
         yield Problem("save", wrong, "drop save, or choose task=prepare")

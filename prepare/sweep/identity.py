@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 # Options that change how a job is executed, not its result.
-_WITHOUT_EFFECT = ("isolate", "resume")
+_WITHOUT_EFFECT = ("isolate", "resume", "optimize")
 _LENGTH = 16
 
 
