@@ -46,7 +46,7 @@ def answers(run: SavedResults) -> list[Answer]:
         return [_failure(run.result)]
     if run.tuning is not None:
         found = [_winner(run.tuning), _right_winner(run.tuning)]
-    elif run.audit is not None:
+    elif run.audit or run.verification or run.bench:
         found = [_right(run.verification), _faster(run.bench)]
     else:
         found = []
@@ -298,6 +298,8 @@ def _advised(run: SavedResults) -> tuple[str, str, str, str]:
         return "bad", "Leave the model unprepared", "it is slower", "bench"
     if row and row.verdict == "unclear":
         return "warn", "Time it longer with bench=full", "on an idle machine", "bench"
+    if run.tuning is not None and run.tuning.winner == UNPREPARED:
+        return "plain", "Leave the model as it is", "or tune longer with tune.budget", "tune"
     return "good", "Use the recipe", "in training code, or by the command", "reproduce"
 
 

@@ -466,6 +466,7 @@ def test_the_page_shows_the_figures_the_charts_and_the_notes(tmp_path):
         "inference: a note",
         "with 95% confidence",
         "Peak memory beyond the model",
+        "Faster? 1.4x faster (27 % less time)",
     ):
         assert said in read.text, said
     assert len(read.all("svg")) == 3
@@ -515,10 +516,10 @@ def test_bars_are_proportional_to_their_values():
     assert wide[1] == pytest.approx(WIDTH / 2, abs=1)
     assert wide[2] == pytest.approx(0, abs=1)
     assert laid_out(bars(None, 1.0))["rows"][0]["wide"] is None
-    widest = replace(chart.rows[0], interval=(8.0, 20.0))
+    widest = replace(chart.rows[0], interval=(8.0, 12.5))
     drawn = laid_out(replace(chart, rows=(widest, *chart.rows[1:])))
     assert drawn["rows"][0]["interval"][1] == pytest.approx(WIDTH, abs=1)
-    assert drawn["rows"][0]["wide"] == pytest.approx(WIDTH / 2, abs=1)
+    assert drawn["rows"][0]["wide"] == pytest.approx(WIDTH * 0.8, abs=1)
 
 
 def test_a_chart_describes_itself_to_screen_readers():
@@ -566,9 +567,9 @@ def test_zero_is_drawn_below_a_logarithmic_scale():
 
 
 def test_labels_that_would_overlap_are_left_out():
-    drawn = laid_out(plane(*((1.0, 10.0**-at) for at in (3, 3, 3, 3, 3, 3, 3, 3, 4, 5))))
+    drawn = laid_out(plane(*((1.0, 10.0**-at) for at in (*[3] * 60, 4, 5))))
     labels = drawn["labels"]
-    assert 2 <= len(labels) < 10
+    assert 2 <= len(labels) < 60
     boxes = []
     for x, y, anchor, text in labels:
         long = 6.7 * len(text)

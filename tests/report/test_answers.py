@@ -10,6 +10,7 @@ from prepare.flow.records import Copy, Event
 from prepare.job.record import Result
 from prepare.job.results import SavedResults
 from prepare.report.answers import answers, share_text, verdict
+from prepare.report.charts.chart import Axis, Bar, Bars, Plane, Point, laid_out
 from prepare.report.layout_causes import layout_causes, named, source_name
 
 RUN = SavedResults(name="run", audit=Audit([], {}))
@@ -112,3 +113,25 @@ def test_bytes_are_grouped_by_the_cause_that_made_the_copy():
     ]
     assert sum(c.copied + c.regained for c in causes) == flow.summary["copied_bytes"]
     assert named(causes) == "1 InstanceNorm3d, 1 cat in Net"
+
+
+def test_an_outlier_leaves_the_axis_with_an_arrow():
+    interval = (0.002, 2620.0)
+    rows = (
+        Bar(label="unprepared", value=1.0, mark="baseline"),
+        Bar(label="a", value=0.8, interval=(0.7, 0.9)),
+        Bar(label="b", value=2.0, interval=interval),
+    )
+    chart = laid_out(Bars(title="", rows=rows))
+    assert [row["beyond"] for row in chart["rows"]] == [False, False, True]
+    assert chart["rows"][1]["wide"] > 100
+    points = tuple(Point(label=f"#{n} long name of a row", x=x, y=1e-3) for n, x in enumerate((0.8, 0.9, 32.0)))  # fmt: skip
+    plane = laid_out(Plane(title="", points=points, x=Axis(label=""), y=Axis(label="", log=True)))
+    assert [point["beyond"] for point in plane["points"]] == [False, False, True]
+    assert plane["points"][1]["x"] > 100
+
+
+def test_each_of_many_close_points_has_a_label():
+    points = tuple(Point(label=f"#{n} channels_last", x=1 - n / 100, y=1e-3) for n in range(6))
+    plane = laid_out(Plane(title="", points=points, x=Axis(label=""), y=Axis(label="", log=True)))
+    assert sorted(text.split()[0] for *_, text in plane["labels"]) == [f"#{n}" for n in range(6)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from markupsafe import Markup
 
 from prepare.core.utils import files
 from prepare.report.charts.flow_text import cut, width_of
-from prepare.report.charts.scale import Scale, number, scale_over
+from prepare.report.charts.scale import Scale, number, scale_over, sensible_end
 from prepare.report.render import render
 
 Interval = tuple[float, float] | None
@@ -128,7 +129,7 @@ def laid_out(chart: Chart) -> dict[str, Any]:
 def _bars(chart: Bars) -> dict:
     values = [bar.value for bar in chart.rows if bar.value is not None]
     ends = [bar.interval[1] for bar in chart.rows if bar.interval]
-    scale = Scale(0.0, max([*values, *ends], default=0.0) or 1.0, 0.5, WIDTH - 0.5)
+    scale = Scale(0.0, sensible_end(values, ends), 0.5, WIDTH - 0.5)
     return {
         "rows": [_bar(bar, _ROW * at, scale) for at, bar in enumerate(chart.rows)],
         "base": None if chart.baseline is None else scale(chart.baseline),
@@ -138,8 +139,9 @@ def _bars(chart: Bars) -> dict:
 
 def _plane(chart: Plane) -> dict:
     right, bottom = WIDTH - _RIGHT, _HEIGHT - _BOTTOM
-    ends = [end for point in chart.points for end in point.x_interval or ()]
-    across = _scale(chart.x, [*(point.x for point in chart.points), *ends], _LEFT, right)
+    ends = [point.x_interval[1] for point in chart.points if point.x_interval]
+    end = sensible_end([point.x for point in chart.points], ends)
+    across = _scale(chart.x, [end], _LEFT, right)
     up = _scale(chart.y, [point.y for point in chart.points], bottom, _TOP)
     points = [_point(point, across, up) for point in chart.points]
     return {
@@ -165,6 +167,7 @@ def _bar(bar: Bar, top: int, scale: Scale) -> dict:
         "high": _BAR,
         "wide": None if bar.value is None else scale(bar.value),
         "interval": interval,
+        "beyond": _leaves(scale, bar.value, bar.interval),
     }
 
 
@@ -190,7 +193,13 @@ def _point(point: Point, across: Scale, up: Scale) -> dict:
         "x": across(point.x),
         "y": up(point.y),
         "interval": point.x_interval and tuple(map(across, point.x_interval)),
+        "beyond": _leaves(across, point.x, point.x_interval),
     }
+
+
+def _leaves(scale: Scale, value: float | None, interval: Interval) -> bool:
+    """Return whether a value or the end of its interval is beyond the scale; an arrow shows that."""
+    return max(value or 0.0, interval[1] if interval else 0.0) > scale.high
 
 
 def _mark(mark: str) -> str:
@@ -198,19 +207,23 @@ def _mark(mark: str) -> str:
 
 
 def _labels(points: list[dict]) -> list[tuple[float, float, str, str]]:
-    """Return (x, y, anchor, text) of each label that overlaps no point and no other label."""
+    """Return (x, y, anchor, text) of each label that overlaps no point and no other label.
+
+    A label without room is cut to its first word, such as the number of a row.
+    """
     taken = [(p["x"] - 7, p["y"] - 7, p["x"] + 7, p["y"] + 7) for p in points]
     placed = []
     for point in points:
-        long = width_of(point["label"]) * _LETTER
-        for x, y, anchor in _places(point):
+        texts = dict.fromkeys((point["label"], *point["label"].split()[:1]))
+        for text, (x, y, anchor) in product(texts, _places(point)):
+            long = width_of(text) * _LETTER
             left = x - {"start": 0, "middle": long / 2, "end": long}[anchor]
             box = (left, y - 11, left + long, y + 3)
             across, up = box[0] >= _LEFT and box[2] <= WIDTH, box[1] >= _TOP - 14
             inside = across and up and box[3] <= _HEIGHT - _BOTTOM
             if inside and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
-                placed.append((x, y, anchor, point["label"]))
+                placed.append((x, y, anchor, text))
                 break
     return placed
 
@@ -226,6 +239,7 @@ def _places(point: dict) -> list[tuple[float, float, str]]:
         (min(low, x) - 10, y + 4, "end"),
         (x, y - 12, "start"),
         (x, y - 12, "end"),
+        *((x + dx, y + dy, "middle") for dy in (-28, 36, -44, 52, -60, 68) for dx in (0, -60, 60)),
     ]
 
 

@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+# A value is an outlier from so many times the median on.
+_OUTLIER = 3.0
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -54,6 +57,18 @@ def scale_over(
         return Scale(low, high, start, end, log=True)
     shift = math.copysign(room_for_zero, end - start)
     return Scale(low, high, start + shift, end, log=True, zero=start + shift * 0.3)
+
+
+def sensible_end(values: Iterable[float], ends: Iterable[float]) -> float:
+    """Return where a linear axis from 0 ends: at the largest value, unless one is out of all proportion.
+
+    `ends` are those of intervals. An outlier leaves the axis instead of pressing all others against 0.
+    """
+    values = sorted(values)
+    if not values:
+        return 1.0
+    most = max([*values, *ends])
+    return min(most, _OUTLIER * values[(len(values) - 1) // 2]) or most or 1.0
 
 
 def number(value: float) -> str:
