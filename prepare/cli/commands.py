@@ -46,15 +46,18 @@ def _diff(argv: list[str]) -> int:
 
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--page", nargs="?", const="")
+    parser.add_argument("--all", action="store_true")
     flags, paths = parser.parse_known_args(argv)
-    _check_count(paths, 2, "diff A B [--page FILE.html]", "two runs' folders, audits or recipes")
+    _check_count(
+        paths, 2, "diff A B [--all] [--page FILE.html]", "two runs' folders, audits or recipes"
+    )
     if flags.page == "":
         raise ConfigError("diff", "--page names no file", "give one: --page FILE.html")
     from prepare.report.compare_runs import read_differences
     from prepare.report.terminal.diff import show_differences
 
     differences = _read_named(lambda first: read_differences(first, Path(paths[1])), Path(paths[0]))
-    show_differences(differences)
+    show_differences(differences, all_changes=flags.all)
     if flags.page is not None:
         from prepare.report.pages.diff_page import write_diff_page
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from prepare.core.utils.text import counts, plural, size
 from prepare.errors import ConfigError, FileError
 from prepare.job.headline import CONVOLUTIONS, BenchFigures, Headline, headline
 from prepare.job.results import read_results
+from prepare.report.audit_changes import Change, audit_changes, audit_groups, text_of
+from prepare.report.gist import gist_of
 from prepare.report.sentences import timing_text, verified_text
 
 if TYPE_CHECKING:
@@ -30,41 +31,27 @@ _ENVIRONMENT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One difference: the value of the first side and of the second, empty if it is absent.
-
-    `text` replaces the default line for the terminal; `note` is a remark.
-    """
-
-    name: str
-    first: str
-    second: str
-    text: str = ""
-    note: str = ""
-
-    def __str__(self) -> str:
-        sides = f"{self.first or 'absent'} -> {self.second or 'absent'}"
-        text = self.text or f"{self.name}: {sides}"
-        return f"{text}; {self.note}" if self.note else text
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
-    """One compared part, and its differences."""
+    """One compared part, and its differences; `groups` are these with equal ones together."""
 
     title: str
     changes: tuple[Change, ...]
+    groups: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """The parts in which two paths of one kind differ; `figures` compares the results of two jobs."""
+    """The parts in which two paths of one kind differ; `figures` compares the results of two jobs.
+
+    `gist` says in a line what the results of two jobs differ in; empty if they do not.
+    """
 
     kind: str
     first: str
     second: str
     parts: tuple[Part, ...]
     figures: tuple[Change, ...] = ()
+    gist: str = ""
 
     @property
     def total(self) -> int:
@@ -86,12 +73,9 @@ def read_differences(first: Path, second: Path) -> Differences:
             f"{files.printable_path(path)} is {_KINDS[name]}" for path, name in sides
         )
         raise ConfigError("diff", wrong, _SAME_KIND)
-    compared, figures = _COMPARE[kind](first, second)
-    parts = tuple(Part(title, tuple(changes)) for title, changes in compared if changes)
-    return Differences(kind, str(first), str(second), parts, tuple(figures))
-
-
-_Parts = Iterable[tuple[str, list[Change]]]
+    parts, figures, gist = _COMPARE[kind](first, second)
+    parts = tuple(part for part in parts if part.changes)
+    return Differences(kind, str(first), str(second), parts, tuple(figures), gist)
 
 
 def _kind(path: Path) -> str:
@@ -103,15 +87,18 @@ def _kind(path: Path) -> str:
     return "recipe" if path.suffix in (".yaml", ".yml") else "audit"
 
 
-def _compare_audits(first: Path, second: Path) -> tuple[_Parts, list[Change]]:
-    return [("audit", _audit_changes(Audit.load(first), Audit.load(second)))], []
+_Compared = tuple[Iterable[Part], list[Change], str]
 
 
-def _compare_recipes(first: Path, second: Path) -> tuple[_Parts, list[Change]]:
-    return [("recipe", _recipe_changes(recipe.load(first), recipe.load(second)))], []
+def _compare_audits(first: Path, second: Path) -> _Compared:
+    return [_audit_part(Audit.load(first), Audit.load(second))], [], ""
 
 
-def _compare_jobs(first: Path, second: Path) -> tuple[_Parts, list[Change]]:
+def _compare_recipes(first: Path, second: Path) -> _Compared:
+    return [_part("recipe", _recipe_changes(recipe.load(first), recipe.load(second)))], [], ""
+
+
+def _compare_jobs(first: Path, second: Path) -> _Compared:
     records = [_read_record(path) for path in (first, second)]
     headlines = [headline(path) for path in (first, second)]
     results = [_results(*pair) for pair in zip(records, headlines, strict=True)]
@@ -120,20 +107,30 @@ def _compare_jobs(first: Path, second: Path) -> tuple[_Parts, list[Change]]:
         recipe.loads(record.recipe) if record.recipe is not None else {} for record in records
     ]
     audits = [record.audit or Audit([], {}) for record in records]
-    return [
-        ("recipe", _recipe_changes(*recipes)),
-        ("command line", _changes(*map(_choices, records))),
-        ("results", [change for change in figures if change.first != change.second]),
-        ("audit", _audit_changes(*audits)),
-        ("environment", _changes(*map(_environment, records))),
-    ], figures
+    parts = [
+        _part("recipe", _recipe_changes(*recipes)),
+        _part("command line", _changes(*map(_choices, records))),
+        _part("results", [change for change in figures if change.first != change.second]),
+        _audit_part(*audits),
+        _part("environment", _changes(*map(_environment, records))),
+    ]
+    statuses = [result["status"] for result in results]
+    return parts, figures, gist_of(headlines, statuses)
 
 
-_COMPARE: dict[str, Callable[[Path, Path], tuple[_Parts, list[Change]]]] = {
+_COMPARE: dict[str, Callable[[Path, Path], _Compared]] = {
     "job": _compare_jobs,
     "audit": _compare_audits,
     "recipe": _compare_recipes,
 }
+
+
+def _part(title: str, changes: list[Change]) -> Part:
+    return Part(title, tuple(changes), tuple(changes))
+
+
+def _audit_part(first: Audit, second: Audit) -> Part:
+    return Part("audit", tuple(audit_changes(first, second)), tuple(audit_groups(first, second)))
 
 
 def _read_record(folder: Path) -> SavedResults:
@@ -142,19 +139,6 @@ def _read_record(folder: Path) -> SavedResults:
     if record.problems:
         raise FileError(files.printable_path(folder), record.problems[0])
     return record
-
-
-def _audit_changes(first: Audit, second: Audit) -> list[Change]:
-    changes = []
-    for difference in first.diff(second):
-        values = [
-            "; ".join(f"{name} {_text(pair[side])}" for name, pair in difference.fields.items())
-            for side in (0, 1)
-        ]
-        if difference.only_in:
-            values = ["present" if difference.only_in == s else "" for s in ("ours", "theirs")]
-        changes.append(Change(difference.tensor, values[0], values[1], text=str(difference)))
-    return changes
 
 
 def _recipe_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change]:
@@ -174,7 +158,7 @@ def _recipe_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
 
 
 def _options(name: str, options: Mapping[str, Any] | None) -> dict[str, str]:
-    return {f"steps.{name}.{key}": _text(value) for key, value in (options or {}).items()}
+    return {f"steps.{name}.{key}": text_of(value) for key, value in (options or {}).items()}
 
 
 def _step(name: str, steps: Mapping[str, Any]) -> str:
@@ -182,7 +166,7 @@ def _step(name: str, steps: Mapping[str, Any]) -> str:
     if name not in steps:
         return ""
     options = steps[name]
-    return "dropped" if options is None else _text(options)
+    return "dropped" if options is None else text_of(options)
 
 
 def _choices(record: SavedResults) -> dict[str, str]:
@@ -200,7 +184,7 @@ def _environment(record: SavedResults) -> dict[str, str]:
     versions = environment.get("packages") or {}
     values = {key: environment.get(key) for key in _ENVIRONMENT}
     values |= {f"packages.{name}": version for name, version in versions.items()}
-    return {key: _text(value) for key, value in values.items() if value not in (None, [])}
+    return {key: text_of(value) for key, value in values.items() if value not in (None, [])}
 
 
 def _results(record: SavedResults, figures: Headline) -> dict[str, str]:
@@ -248,9 +232,3 @@ def _side_by_side(first: Mapping[str, str], second: Mapping[str, str]) -> Iterat
 
 def _changes(first: Mapping[str, str], second: Mapping[str, str]) -> list[Change]:
     return [change for change in _side_by_side(first, second) if change.first != change.second]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, default=str, separators=(",", ":"))

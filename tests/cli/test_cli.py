@@ -614,7 +614,7 @@ def test_diff_says_what_differs_between_two_runs(go):
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["diff", "a"], "diff: takes 2 arguments, got 1; diff A B [--page FILE.html]: two runs' folders, audits or recipes"),
+        (["diff", "a"], "diff: takes 2 arguments, got 1; diff A B [--all] [--page FILE.html]: two runs' folders, audits or recipes"),
         (["diff", "a", "b", "--page"], "diff: --page names no file; give one: --page FILE.html"),
         (["diff", "broken.json", "b"], "broken.json: this is not an audit: "),
         (["diff", "missing.json", "b"], "missing.json: cannot be read: No such file or directory"),

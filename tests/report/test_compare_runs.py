@@ -210,6 +210,36 @@ def test_an_unwritable_page_gives_one_line_after_the_text(same, tmp_path, capsys
     assert len(err.splitlines()) == 1
 
 
+# ------------------------------------------------------------------------------------- the gist
+
+
+def test_the_gist_of_two_jobs_is_the_first_line_and_the_title(swept, capsys):
+    gist = "layout lost 0 -> 13 times, 0 bytes -> 52.0 KiB copied; 2.4x faster; memory 1.0 MiB -> 512.0 KiB"
+    _, out, _ = diff(capsys, swept / "0-row", swept / "4-row")
+    assert out.splitlines()[0] == gist
+    differences = read_differences(swept / "0-row", swept / "4-row")
+    assert f"<h1>{gist.replace('>', '&gt;')}</h1>" in diff_page(differences)
+
+
+def test_equal_changes_of_tensors_are_one_line_without_all(tmp_path, capsys):
+    names = [f"block.{n}" for n in range(21)]
+    one = made.audit(names=names)
+    one = type(one)([row._replace(type="InstanceNorm2d") for row in one.rows], one.summary)
+    other = type(one)([row._replace(type="KeepingInstanceNorm2d") for row in one.rows], one.summary)
+    one.save(tmp_path / "one.json")
+    other.save(tmp_path / "other.json")
+    paths = (tmp_path / "one.json", tmp_path / "other.json")
+    assert diff(capsys, *paths)[1].splitlines() == [
+        "21 InstanceNorm2d -> KeepingInstanceNorm2d (repaired: keeps the layout); 21 tensors",
+        "21 differences; --all prints each tensor",
+    ]
+    lines = diff(capsys, *paths, "--all")[1].splitlines()
+    assert lines[0] == "block.0.weight: type InstanceNorm2d -> KeepingInstanceNorm2d"
+    assert (len(lines), lines[-1]) == (22, "21 differences")
+    text = Reader(diff_page(read_differences(*paths))).text
+    assert "Each tensor: 21 differences" in text
+
+
 # ------------------------------------------------------------------------------------- the page
 
 
@@ -239,7 +269,7 @@ def test_two_audits_have_a_page(tmp_path):
     text = diff_page(read_differences(tmp_path / "one.json", tmp_path / "other.json"))
     text.encode("utf-8")
     found = Reader(text)
-    assert found.text.count("only in A") == len(HOSTILE) + 1
+    assert found.text.count("only in A") == len(HOSTILE) + 2  # and their group
     assert len(found.all("script")) == 1
     assert not found.tags & {"img", "link"}
     assert "alert(1)" in found.text
@@ -248,7 +278,7 @@ def test_two_audits_have_a_page(tmp_path):
 def test_hostile_names_are_one_line_each_in_the_terminal(tmp_path, capsys):
     made.audit(names=HOSTILE).save(tmp_path / "one.json")
     made.audit(names=[]).save(tmp_path / "other.json")
-    _, out, _ = diff(capsys, tmp_path / "one.json", tmp_path / "other.json")
+    _, out, _ = diff(capsys, "--all", tmp_path / "one.json", tmp_path / "other.json")
     assert len(out.splitlines()) == len(HOSTILE) + 1
     assert out.replace("\n", "").isprintable()
 

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from prepare.core.utils import files
 from prepare.core.utils.text import plural
-from prepare.report.pages.long_table import long_table
+from prepare.report.pages.long_table import LongTable, long_table
 from prepare.report.pages.page import PageSection, page
 from prepare.report.render import render
 
@@ -40,26 +40,39 @@ def diff_page(differences: Differences) -> str:
         # The table side by side shows the results.
         if part.title != "results":
             title = f"{_TITLES[part.title]}: {plural(len(part.changes), 'difference')}"
-            sections.append(_section(part.title.replace(" ", "-"), title, part.changes))
+            every = part.changes if len(part.groups) < len(part.changes) else ()
+            name = part.title.replace(" ", "-")
+            sections.append(_section(name, title, part.groups, every))
     if not differences.total:
         text = render("diff/nothing.html", kind=differences.kind)
         sections.insert(0, PageSection("nothing", "No difference", Markup(text)))  # noqa: S704
-    title = plural(differences.total, "difference") if differences.total else "no difference"
+    total = plural(differences.total, "difference") if differences.total else "no difference"
     text = render("diff/sides.html", first=differences.first, second=differences.second)
-    sides = PageSection("sides", "Compared", Markup(text))  # noqa: S704  rendered with escaping
-    return page(title, [sides, *sections], about=(f"comparison of two {differences.kind}s",))
+    return page(
+        differences.gist or total,
+        sections,
+        verdict=total if differences.gist else "",
+        lead=Markup(text),  # noqa: S704  rendered with escaping
+        about=(f"comparison of two {differences.kind}s",),
+    )
 
 
-def _section(name: str, title: str, changes: Iterable[Change]) -> PageSection:
-    side: list[tuple[str, str]] = [("A", "prose"), ("B", "prose")]
+def _section(
+    name: str, title: str, changes: Iterable[Change], every: Iterable[Change] = ()
+) -> PageSection:
+    tables = [_table(rows) for rows in (changes, every)]
+    text = render("diff/part.html", title=title, table=tables[0], every=tables[1])
+    return PageSection(name, title, Markup(text))  # noqa: S704  rendered with escaping
+
+
+def _table(changes: Iterable[Change]) -> LongTable:
     rows: Iterable[tuple[Any, ...]] = (
         (c.name, c.first, c.second, _comparison(c), c.note) for c in changes
     )
-    table = long_table(
+    side: list[tuple[str, str]] = [("A", "prose"), ("B", "prose")]
+    return long_table(
         [("Item", "name"), *side, ("Difference", "word"), ("Note", "prose")], rows, ""
     )
-    text = render("diff/part.html", title=title, table=table)
-    return PageSection(name, title, Markup(text))  # noqa: S704  rendered with escaping
 
 
 def _comparison(change: Change) -> str:

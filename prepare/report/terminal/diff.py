@@ -10,12 +10,18 @@ if TYPE_CHECKING:
     from prepare.report.compare_runs import Differences
 
 
-def show_differences(differences: Differences) -> None:
-    """Print one line for each difference; for jobs, under the title of its part."""
+def show_differences(differences: Differences, *, all_changes: bool = False) -> None:
+    """Print the gist and one line for each difference; `all_changes` does not group equal ones."""
     indented = differences.kind == "job"
+    if differences.gist:
+        line(printable(differences.gist))
+    hidden = False
     for part in differences.parts:
         if indented:
             line(f"{part.title}: {plural(len(part.changes), 'difference')}")
-        for change in part.changes:
+        shown = part.changes if all_changes else part.groups
+        hidden = hidden or len(shown) < len(part.changes)
+        for change in shown:
             line(f"{'  ' * indented}{printable(change)}")
-    line(plural(differences.total, "difference") if differences.total else "no difference")
+    total = plural(differences.total, "difference") if differences.total else "no difference"
+    line(f"{total}; --all prints each tensor" if hidden else total)
