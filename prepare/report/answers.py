@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from prepare.core.utils.machine import disturbance
 from prepare.core.utils.text import first_line, size
 from prepare.report.charts.flow_text import times
 from prepare.report.layout_causes import layout_causes, named
-from prepare.report.sentences import layout_remedy
-from prepare.report.speed import interval_text
+from prepare.report.sentences import busy_sentence, layout_remedy
+from prepare.report.speed import interval_text, speed_text
 from prepare.tune.records import UNPREPARED
 
 if TYPE_CHECKING:
@@ -63,7 +64,11 @@ def verdict(run: SavedResults) -> str:
     """Return the answers as sentences: `Right. 1.3x faster. Layout lost 24 times: add ...`."""
     if run.result is not None and run.result.error and run.audit is None:
         return f"{run.result.status.replace('_', ' ').capitalize()}: {first_line(run.result.error)}"
-    return " ".join(_sentences(run))
+    busy = busy_sentence(run.bench)
+    if run.tuning is not None and (found := disturbance(run.tuning.environment)):
+        busy = f"{found}: times mean little; try again later"
+    sentences = [*_sentences(run), *([f"{busy[0].upper()}{busy[1:]}."] if busy else [])]
+    return " ".join(sentences)
 
 
 def _failure(result: Result) -> Answer:
@@ -157,23 +162,14 @@ def _faster(bench: Bench | None) -> Answer:
             question=question, kind=kind, answer=answer, remark=row.reason, section=section
         )
     kinds = {"faster": "good", "slower": "bad", "unclear": "warn"}
-    answer = {"faster": speed_text(row.ratio), "slower": speed_text(row.ratio)}.get(
-        row.verdict, row.verdict[0].upper() + row.verdict[1:]
-    )
+    answer = speed_text(row.verdict, row.ratio, None)
     return Answer(
         question=question,
         kind=kinds.get(row.verdict, "plain"),
-        answer=answer,
+        answer=answer[0].upper() + answer[1:],
         remark=f"{bench.cases[0].what}: {_remark(row)}",
         section=section,
     )
-
-
-def speed_text(ratio: float) -> str:
-    """Return `1.3x faster (23 % less time)`."""
-    if ratio <= 1:
-        return f"{1 / ratio:.2g}x faster ({100 * (1 - ratio):.0f} % less time)"
-    return f"{ratio:.2g}x slower ({100 * (ratio - 1):.0f} % more time)"
 
 
 def _remark(row: VariantResult) -> str:
@@ -239,7 +235,7 @@ def _winner(tuning: Tuning) -> Answer:
     return Answer(
         question="Faster?",
         kind="good",
-        answer=f"{row.name} is {speed_text(row.ratio)}",
+        answer=f"{row.name} is {speed_text(tuning.verdict(row), row.ratio, None)}",
         remark=f"95 % interval: {shown} time"
         if (shown := interval_text(row.ratio_interval))
         else "",

@@ -6,6 +6,7 @@ import pytest
 
 import sweep_folders as made
 from prepare.audit import Audit
+from prepare.core.utils.wording import command_line_words
 from prepare.flow.records import Copy, Event
 from prepare.job.record import Result
 from prepare.job.results import SavedResults
@@ -23,6 +24,12 @@ def event(name, kind, cause, *, what="break", size=0) -> Event:
 
 def copied(name, operation, size) -> Copy:
     return Copy(module=name, type="X", operation=f"aten.{operation}", bytes=size, phase="forward", why="", count=1)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _as_on_the_command_line():
+    with command_line_words():
+        yield
 
 
 def found(run) -> list[tuple[str, str, str]]:

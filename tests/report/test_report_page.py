@@ -146,7 +146,7 @@ def test_the_page_shows_the_record_of_a_job(ran):
         "report of a job 2025-01-02 03:04 python run.py",
         "Date 2025-01-02T03:04:05+00:00",
         "memory_format: channels_last_3d",
-        'Pipeline.load("recipe.yaml")',
+        'Pipeline.load("recipe.yaml"',
         "a note",
     ):
         assert phrase in found.text, phrase
@@ -267,7 +267,7 @@ def test_an_unreadable_file_is_named_and_the_rest_is_shown(ran, name, content):
     text = Reader(run_page(ran)).text
     assert "Unreadable files" in text
     assert name in text
-    assert 'Pipeline.load("recipe.yaml")' in text
+    assert 'Pipeline.load("recipe.yaml"' in text
 
 
 @pytest.mark.parametrize(

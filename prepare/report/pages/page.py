@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 from markupsafe import Markup
 
 from prepare.core.utils import files
+from prepare.core.utils.wording import command_line_words
 from prepare.job.results import read_results
 from prepare.report.answers import Answer, answers, verdict
 from prepare.report.pages.run_lead import day, run_lead
@@ -59,6 +60,11 @@ def run_page(folder: str | Path, *, result: Result | None = None) -> str:
     Raises:
         FileError: The folder does not exist, or holds no file of a job.
     """
+    with command_line_words():
+        return _run_page(folder, result)
+
+
+def _run_page(folder: str | Path, result: Result | None) -> str:
     run = read_results(folder)
     run = replace(run, result=run.result or result)
     problems = list(run.problems)
