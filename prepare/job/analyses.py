@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prepare.core.forward.example_input import build_example
-from prepare.core.model.deep_copy import CopyError, deep_copy
+from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.utils.text import size
 from prepare.errors import ConfigError
@@ -35,7 +35,9 @@ def example_of(settings: Settings) -> Example | None:
     return build_example(settings.input, settings.seed) or None
 
 
-def tuning_of(settings: Settings, model: nn.Module, progress: Stage) -> Tuning:
+def tuning_of(
+    settings: Settings, model: nn.Module, progress: Stage, build: Callable[[], nn.Module]
+) -> Tuning:
     """Find the fastest recipe for this model and example; the declared steps are one more candidate.
 
     Raises:
@@ -57,6 +59,7 @@ def tuning_of(settings: Settings, model: nn.Module, progress: Stage) -> Tuning:
         cache=settings.tune.cache,
         seed=settings.seed,
         progress=progress,
+        build=build,
     )
 
 
@@ -93,8 +96,13 @@ def flow_without_repairs(
     return predict(bare, example, backward=model.training)
 
 
-def reference_of(settings: Settings, model: nn.Module) -> nn.Module | str | None:
-    """Copy the unprepared model; return the reason if it cannot be copied, None if no copy is needed."""
+def reference_of(
+    settings: Settings, model: nn.Module, build: Callable[[], nn.Module]
+) -> nn.Module | str | None:
+    """Copy the unprepared model, or build it again if it cannot be copied.
+
+    Return the reason if there is no second model, None if none is needed.
+    """
     if {settings.verify, settings.bench} == {"none"}:
         return None
     if not is_copied(settings, model):
@@ -103,9 +111,10 @@ def reference_of(settings: Settings, model: nn.Module) -> nn.Module | str | None
     if any(tensor.is_meta for tensor in model.parameters()):
         return "a model on the meta device holds no data"
     try:
-        return deep_copy(model)
+        return copy_or_build(model, build)
     except CopyError as error:
-        return f"the model cannot be copied: {error}"
+        remedy = "let its code draw all numbers from torch's generator, which seed= sets"
+        return f"the model cannot be copied, and {error}; {remedy}"
 
 
 def is_copied(settings: Settings, model: nn.Module) -> bool:
@@ -154,6 +163,8 @@ def bench_of(
         return None
     from prepare.job.time_prepared import Models, time_models
 
+    if isinstance(reference, str) and settings.verify != "none":
+        reference = "there is no second model, see above"
     return time_models(
         Models(unprepared=reference, prepared=model, pipeline=pipeline),
         example,

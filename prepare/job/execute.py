@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -94,7 +94,10 @@ def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage) -> Outcome:
         import_plugins(settings.plugins)
         with stage(f"building {settings.model['_target_']}"):
             model = model_of(settings, spec.build)
-        results = (_follow if settings.task == "flow" else _prepare)(settings, model, stage)
+        if settings.task == "flow":
+            results = _follow(settings, model, stage)
+        else:
+            results = _prepare(settings, model, stage, lambda: model_of(settings, spec.build))
         try:
             if results.audit is not None:
                 notes = save(settings, model, results.pipeline, stage)
@@ -107,7 +110,9 @@ def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage) -> Outcome:
     return finished(results)
 
 
-def _prepare(settings: Settings, model: nn.Module, stage: Stage) -> Results:
+def _prepare(
+    settings: Settings, model: nn.Module, stage: Stage, build: Callable[[], nn.Module]
+) -> Results:
     from prepare.audit import audit
     from prepare.job import analyses
     from prepare.job import load_weights as weights
@@ -118,7 +123,7 @@ def _prepare(settings: Settings, model: nn.Module, stage: Stage) -> Results:
         plan = weights.plan_of(settings, model, pipeline)
     if errors := _errors(plan, settings):
         raise combined(errors)
-    tuning = analyses.tuning_of(settings, model, stage) if settings.task == "tune" else None
+    tuning = analyses.tuning_of(settings, model, stage, build) if settings.task == "tune" else None
     if tuning:
         pipeline = tuning.pipeline
         plan = pipeline.plan(model, known_issues=settings.known_issues)
@@ -132,7 +137,7 @@ def _prepare(settings: Settings, model: nn.Module, stage: Stage) -> Results:
     )
     if settings.task == "plan":
         return results
-    reference = analyses.reference_of(settings, model)
+    reference = analyses.reference_of(settings, model, build)
     with stage("preparing"):
         weights.read_into(settings, model, pipeline)
         # The plan has reported its known issues.

@@ -12,7 +12,7 @@ Examples:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,6 +41,7 @@ def tune(
     cache: bool | str | Path = True,
     seed: int = 0,
     progress: Stage = lambda _: nullcontext(),
+    build: Callable[[], nn.Module] | None = None,
     _clock: Clock = time.perf_counter,
 ) -> Tuning:
     """Time recipes against each other on copies of `model`, and return the best; `model` is not changed.
@@ -69,6 +70,7 @@ def tune(
         seed: seed of the order and of the inputs.
         progress: called with a description of each stage; the context manager that it returns is
             entered for the duration of the stage.
+        build: a function that builds an equal model, for a model that cannot be copied.
 
     If torch.distributed is initialised, rank 0 tunes, and every rank returns its result.
 
@@ -99,6 +101,7 @@ def tune(
         declared=dict(declared or {}),
         seed=seed,
         progress=progress,
+        build=build,
         clock=_clock,
     )
     return run_on_rank_zero(session.run)

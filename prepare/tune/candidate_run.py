@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from prepare.bench.variant import Variant
-from prepare.core.model.deep_copy import CopyError, deep_copy
+from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.text import first_line
 from prepare.errors import PrepareError, RefusedError
 from prepare.pipeline import Pipeline
@@ -62,11 +62,12 @@ class PreparedCandidate:
         mode: Mode,
         clock: Clock,
         plan: TurnPlan | None = None,
+        build: Callable[[], nn.Module] | None = None,
     ) -> None:
         self._mode, self._pool, self._clock = mode, pool, clock
         with _as_candidate_error(None), _without_warnings():
             self.pipeline = Pipeline.from_config(candidate.steps)
-            self.model = copy_model(model, mode)
+            self.model = copy_model(model, mode, build)
             # In training a known issue would make wrong gradients.
             self.pipeline.apply(self.model, known_issues="error" if mode == "train" else "ignore")
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
@@ -129,7 +130,9 @@ class PreparedCandidate:
         )
 
 
-def copy_model(model: nn.Module, mode: str) -> nn.Module:
+def copy_model(
+    model: nn.Module, mode: str, build: Callable[[], nn.Module] | None = None
+) -> nn.Module:
     """Return a copy without gradients, in the given mode.
 
     In `train`, a model that is in training mode keeps the mode of each submodule.
@@ -138,9 +141,9 @@ def copy_model(model: nn.Module, mode: str) -> nn.Module:
         RefusedError: the model cannot be copied.
     """
     try:
-        duplicate = deep_copy(model)
+        duplicate = copy_or_build(model, build)
     except CopyError as error:
-        remedy = "tune a model that copy.deepcopy can copy, before hooks and handles are added"
+        remedy = "give build=, a function that builds an equal model"
         raise RefusedError("the model", f"cannot be copied: {error}", remedy) from error
     train = mode == "train"
     return duplicate if train and duplicate.training else duplicate.train(train)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
@@ -47,13 +47,14 @@ class TuningSession:
     seed: int
     progress: Stage
     clock: Clock
+    build: Callable[[], nn.Module] | None = None
 
     def run(self) -> Tuning:
         """Return the cached tuning if its winner still passes its verification; otherwise run a race."""
         _check_model(self.model)
         with isolated():
             recipes = candidates(
-                copy_model(self.model, self.mode),
+                copy_model(self.model, self.mode, self.build),
                 declared=self.declared,
                 allow=self.options.allow,
                 mode=self.mode,
@@ -139,7 +140,13 @@ class TuningSession:
         self, candidate: Candidate, pool: list[Any], plan: TurnPlan | None = None
     ) -> PreparedCandidate:
         return PreparedCandidate(
-            self.model, candidate, pool, mode=self.mode, clock=self.clock, plan=plan
+            self.model,
+            candidate,
+            pool,
+            mode=self.mode,
+            clock=self.clock,
+            plan=plan,
+            build=self.build,
         )
 
     def _check(self, prepared: PreparedCandidate, exact: dict[Any, Any]) -> CheckResult:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from prepare.verify.records import Check, Lost, Verification
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
     from prepare.pipeline import Pipeline
@@ -18,7 +20,7 @@ Mode = Literal["eval", "train"]
 
 
 def verify(
-    reference: nn.Module,
+    reference: nn.Module | Callable[[], nn.Module],
     prepared: nn.Module,
     batch: Any,
     *,
@@ -32,7 +34,8 @@ def verify(
     """Check whether `prepared` computes the outputs and gradients of `reference`, within its dtype's error.
 
     Args:
-        reference: the unprepared model with the same weights, e.g. `copy.deepcopy(model)` before `apply`.
+        reference: the unprepared model with the same weights, e.g. `copy.deepcopy(model)` before `apply`;
+            or a function that builds it, for a model that cannot be copied.
         prepared: the model that `apply` returned. Both models are restored: gradients, buffers, hooks, modes.
         batch: the input of the unprepared model: a tensor, a tuple of positional or a mapping of named
             arguments, or an Example.
@@ -61,10 +64,12 @@ def verify(
         RefusedError: both models are the same object, `level` or `mode` is unknown, mode `train` is
             requested without gradients, or a lazy module has no parameters yet.
     """
+    from torch import nn
+
     from prepare.verify.check_model import check_model
 
     return check_model(
-        reference,
+        reference if isinstance(reference, nn.Module) else reference(),
         prepared,
         batch,
         level=level,

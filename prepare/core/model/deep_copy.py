@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from prepare.core.model.tensors import is_plain
+from prepare.core.model.tensors import is_plain, named_tensors
 from prepare.core.utils.text import first_line
 
 # The tables of every module: parameters, buffers, children, hooks.
@@ -51,6 +51,48 @@ def deep_copy(model: nn.Module) -> nn.Module:
     for parameter in duplicate.parameters():
         parameter.grad = None
     return duplicate
+
+
+def copy_or_build(model: nn.Module, build: Callable[[], nn.Module] | None = None) -> nn.Module:
+    """Return a copy of a model or, if it cannot be copied, a second model from `build` that equals it.
+
+    Raises:
+        CopyError: it cannot be copied, and there is no `build`, or what it returns differs.
+    """
+    try:
+        return deep_copy(model)
+    except CopyError:
+        if build is None:
+            raise
+        duplicate = build()
+        if name := _first_difference(model, duplicate):
+            raise CopyError(f"{name} differs in a second model from the same function") from None
+        modes = {name: module.training for name, module in model.named_modules()}
+        for name, module in duplicate.named_modules():
+            module.training = modes[name]
+        return duplicate
+
+
+def _first_difference(model: nn.Module, duplicate: nn.Module) -> str:
+    """Return the name of the first module or tensor that differs; empty if the models are equal."""
+    originals, copies = (dict(each.named_modules()) for each in (model, duplicate))
+    for name in dict.fromkeys((*originals, *copies)):
+        if type(originals.get(name)) is not type(copies.get(name)):
+            return name or "the class"
+    tensors, others = (
+        {item.path: item.tensor for item in named_tensors(each)} for each in (model, duplicate)
+    )
+    for path in dict.fromkeys((*tensors, *others)):
+        tensor, other = tensors.get(path), others.get(path)
+        if tensor is None or other is None or tensor is other or not _is_same(tensor, other):
+            return path
+    return ""
+
+
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
+    if tensor.shape != other.shape or tensor.dtype != other.dtype or tensor.device != other.device:
+        return False
+    return not is_plain(tensor) or torch.equal(tensor.nan_to_num(), other.nan_to_num())
 
 
 def _complete(module: nn.Module, duplicate: nn.Module, memo: dict[int, Any]) -> None:

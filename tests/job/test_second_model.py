@@ -1,0 +1,81 @@
+"""Test jobs, verifications and tunings of models that cannot be copied: they are built a second time."""
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.bench import records as bench_records
+from prepare.cli import main as cli
+from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.errors import RefusedError
+from prepare.pipeline import Pipeline
+from prepare.tune import tune
+from prepare.verify import verify
+from prepare.verify.records import Verification
+from sample_nets import RefersToItself
+
+RECIPE = {"conv2d_memory_format": {}}
+BATCH = torch.ones(1, 3, 12, 12)
+
+
+def job(name, folder, *overrides):
+    overrides = [
+        f"model._target_=sample_nets.{name}",
+        "memfmt=channels_last",
+        "input.shape=[1,3,12,12]",
+        f"hydra.run.dir={folder}",
+        *overrides,
+    ]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(overrides)
+    return ended.value.code
+
+
+def built():
+    torch.manual_seed(0)
+    return RefersToItself()
+
+
+def test_the_command_line_builds_a_model_that_cannot_be_copied_twice(tmp_path, capsys):
+    assert job("RefersToItself", tmp_path) == 0
+    assert Verification.load(tmp_path / "verify.json").status == "pass"
+    bench = bench_records.Bench.load(tmp_path / "bench.json")
+    assert bench.cases[0].comparison is not None
+    assert "cannot be copied" not in capsys.readouterr().out
+
+
+def test_two_models_that_differ_are_not_compared_and_said_once(tmp_path, capsys):
+    assert job("never_twice", tmp_path) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("cannot be copied") == 1
+    assert "convs.1.bias differs in a second model from the same function" in out
+    assert "which seed= sets" in out
+    assert "there is no second model, see above" in out
+
+
+def test_verify_takes_a_function_that_builds_the_reference():
+    model = Pipeline.from_config(RECIPE).apply(built().eval())
+    assert verify(lambda: built().eval(), model, BATCH).status == "pass"
+
+
+def test_tune_takes_a_function_that_builds_equal_models():
+    model = built().eval()
+    with pytest.raises(RefusedError, match="a function that builds an equal model"):
+        tune(model, BATCH, cache=False)
+    found = tune(model, BATCH, budget=1.0, cache=False, build=built)
+    assert found.rows[0].rounds > 0
+
+
+def test_a_second_model_has_the_modes_of_the_first():
+    model = built().eval()
+    model.convs[0].train()
+    second = copy_or_build(model, built)
+    assert [m.training for m in second.modules()] == [m.training for m in model.modules()]
+
+
+@pytest.mark.parametrize(
+    "other", [nn.Identity(), nn.Sequential(nn.Conv2d(3, 4, 3))], ids=["class", "tensors"]
+)
+def test_a_second_model_that_differs_is_refused(other):
+    with pytest.raises(CopyError, match="differs in a second model"):
+        copy_or_build(built(), lambda: other)
