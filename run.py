@@ -2,5 +2,7 @@
 
 from prepare.cli.main import main
 
+# The shell completion of Hydra completes only files that hold the word @hydra.main.
+
 if __name__ == "__main__":
     main()

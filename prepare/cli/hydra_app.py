@@ -45,6 +45,7 @@ from prepare.report.terminal.sweep_progress import SweepProgress
 from prepare.sweep.coordinator import Coordinator
 from prepare.sweep.identity import identity, number_duplicates
 from prepare.sweep.launchers import OUTLIVE_COMMAND, shares_cores
+from prepare.sweep.locks import claim
 from prepare.sweep.manifest import SweepManifest, read_sweep_manifest
 from prepare.sweep.objective import objective
 from prepare.sweep.worker import run_in_sweep, stop_check
@@ -90,8 +91,13 @@ def task(config: DictConfig) -> float | None:
 
 def _run_single(config: DictConfig, about: DictConfig) -> None:
     spec = _spec(config, about, Job(None, None, overrides_in(about), choices_in(about)))
-    outcome = run_job(spec, stage=stage)
-    show_outcome(outcome, spec.folder)
+    with claim(spec.folder) as claimed:
+        if not claimed:
+            remedy = "wait for it, or choose another folder"
+            wrong = f"another run is writing to {shown_folder(spec.folder)}"
+            _exit_if_any([Problem("hydra.run.dir", wrong, remedy)])
+        outcome = run_job(spec, stage=stage)
+        show_outcome(outcome, spec.folder)
     raise SystemExit(outcome.code)
 
 

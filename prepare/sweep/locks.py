@@ -19,14 +19,15 @@ _PAUSES = 0.01, 0.25
 
 
 class Lock:
-    """A lock of the file at `path`, which is created if missing; `close` releases it.
+    """A lock of the folder at `path`, or of the file, which is created if missing; `close` releases it.
 
     Where the system has no such locks (Windows, some network folders), `acquire` always succeeds.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+        self._handle = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o666)
 
     def acquire(self, *, shared: bool = False, patience: float = _PATIENCE) -> bool:
         """Return True if the lock was acquired within `patience` seconds; a shared one has many holders."""
