@@ -1,12 +1,16 @@
 """Time channels-last with and without the step repair_layout, against contiguous.
 
     python benchmarks/layout_repair.py [--minutes 25] [--threads 2] [--only nnunet_plain 2-d] [--json FILE]
+    python benchmarks/layout_repair.py --small [--busy 2] [--minutes 3.5] [--json FILE]
 
 Networks of nnU-Net and MONAI with InstanceNorm, 2-d and 3-d, float32 and bfloat16, batch 1 and 2, an
 evaluation and a training step (forward and backward). The variants of a case run interleaved, in a new
 random order in every round; `contiguous` runs twice per round, which shows the noise (A/A). A figure
 is the median of the ratios to contiguous in the same round, so a machine that slows down slows both;
 below 1 is faster than contiguous.
+
+With `--small` inputs are 64 squared and 32 cubed, at batch 1. With `--busy N`, N processes keep cores busy
+beside it. Threads spin as the command line lets them, unless the environment says otherwise.
 
 The cases share the minutes: each runs rounds for its share, from `--least` to `--most`. The file is
 written after each case; with `--resume` the cases in it are not measured again.
@@ -24,7 +28,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from prepare.core.utils.waiting import limit_spinning, waiting
+
+limit_spinning()  # before torch is loaded
+
 import torch
+from busy import busy_processes
 from torch import Tensor, nn
 from zoo_networks import nnunet
 
@@ -42,6 +51,7 @@ SIZES = {
     "monai_unet": {2: 256, 3: 96},
     "monai_dynunet": {2: 512, 3: 64},
 }
+SMALL = dict.fromkeys(SIZES, {2: 64, 3: 32})
 Case = tuple[str, int, str, int, bool]
 
 
@@ -150,6 +160,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--least", type=int, default=3, help="rounds of a case, time or not")
     parser.add_argument("--most", type=int, default=41, help="rounds of a case")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--small", action="store_true", help="64 squared and 32 cubed, batch 1")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside it")
     parser.add_argument("--only", nargs="*", default=[], help="words that a case's name has")
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--resume", action="store_true", help="keep the cases that --json holds")
@@ -162,6 +174,8 @@ def report_to_extend(options: argparse.Namespace) -> dict:
         "torch": torch.__version__,
         "threads": options.threads,
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "busy": options.busy,
+        "waiting": waiting(),
         "sizes": {name: {f"{rank}-d": n for rank, n in of.items()} for name, of in SIZES.items()},
     }
     if options.resume and options.json and options.json.exists():
@@ -182,12 +196,21 @@ def show(name: str, seconds: dict[str, list[float]], end: float) -> None:
 
 def main() -> None:
     options = parse()
+    if options.small:
+        SIZES.update(SMALL)
+    with busy_processes(options.busy):
+        run(options)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure the chosen cases, print each and write them."""
     torch.set_num_threads(options.threads)
     report = report_to_extend(options)
     print(", ".join(f"{key} {report[key]}" for key in ("torch", "threads", "cpu")), end=", ")
     print(f"Python {platform.python_version()}")
     done = {found["case"] for found in report["cases"] + report["not_run"]}
-    every = itertools.product(NETWORKS, (2, 3), ("float32", "bfloat16"), (1, 2), (False, True))
+    batches = (1,) if options.small else (1, 2)
+    every = itertools.product(NETWORKS, (2, 3), ("float32", "bfloat16"), batches, (False, True))
     chosen = [case for case in every if all(word in label(case) for word in options.only)]
     cases = [case for case in chosen if label(case) not in done]
     end = time.monotonic() + options.minutes * 60

@@ -1,6 +1,7 @@
 """Normalize over groups of channels in the channels-last layout, as accurately as torch does contiguously."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from prepare.core.model.threads import one_thread
 from prepare.steps.repairs import _norm_kernels
 from prepare.steps.repairs.base import FORMATS
 
@@ -15,6 +17,9 @@ from prepare.steps.repairs.base import FORMATS
 _FAR_FROM_ZERO = 4
 # For samples of fewer elements, or fewer pixels, our kernels are not faster.
 _MIN_ELEMENTS, _MIN_PIXELS = 1 << 12, 32
+# With fewer elements one thread computes: a norm is about ten parallel regions, and beside other processes
+# the threads wait at the end of each for longer than they save.
+_LEAST_FOR_THREADS = 1 << 18
 
 
 def normalize(
@@ -29,7 +34,8 @@ def normalize(
         return _normalize_differentiably(x, groups, weight, bias, eps)
     if torch.is_grad_enabled():
         return _Normalize.apply(x, groups, weight, bias, eps)
-    return _normalize(x, groups, weight, bias, eps)[:3]
+    with _threads_for(x):
+        return _normalize(x, groups, weight, bias, eps)[:3]
 
 
 def needs_contiguous_copy(x: Tensor) -> bool:
@@ -47,7 +53,8 @@ def through_contiguous(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor
     """Run `forward` on a contiguous copy of `x`; the result and both gradients have exact strides."""
     contiguous, channels_last = torch.contiguous_format, FORMATS[x.dim()]
     if not torch.is_grad_enabled():  # for a small activation, the number of calls is the cost
-        return forward(x.clone(memory_format=contiguous)).clone(memory_format=channels_last)
+        with _threads_for(x):
+            return forward(x.clone(memory_format=contiguous)).clone(memory_format=channels_last)
     y = forward(_CopyInFormats.apply(x, contiguous, channels_last))
     return _CopyInFormats.apply(y, channels_last, contiguous)
 
@@ -80,7 +87,8 @@ class _Normalize(torch.autograd.Function):
     def forward(  # noqa: PLR0917  # `apply` takes positional arguments only
         ctx: Any, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        y, mean, var, ctx.far = _normalize(x, groups, weight, bias, eps)
+        with _threads_for(x):
+            y, mean, var, ctx.far = _normalize(x, groups, weight, bias, eps)
         ctx.groups, ctx.eps = groups, eps
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(mean, var)
@@ -94,24 +102,36 @@ class _Normalize(torch.autograd.Function):
         x, weight, bias, mean, var = ctx.saved_tensors
         if torch.is_grad_enabled():  # gradients of these gradients may follow
             return _differentiable_backward(ctx, grad, x, weight, bias)
-        x, grad = _norm_kernels.with_exact_strides(x), _norm_kernels.with_exact_strides(grad)
-        rstd = (var + ctx.eps).rsqrt_()
-        if x.dtype.itemsize == 2 and ctx.groups == x.shape[1]:
-            dx, d_weight, d_bias = _norm_kernels.gradients(grad, x, mean, rstd, weight)
-            if not _rounds_to_16_bits(x, weight):
-                dot, d_bias = _norm_kernels.gradient_sums(grad, x, mean)
-                d_weight = dot * rstd
-        else:
+        with _threads_for(x):
+            return _gradients(ctx, grad, x, weight, bias, mean, var)
+
+
+def _gradients(  # noqa: PLR0917
+    ctx: Any, grad: Tensor, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor
+) -> tuple:
+    x, grad = _norm_kernels.with_exact_strides(x), _norm_kernels.with_exact_strides(grad)
+    rstd = (var + ctx.eps).rsqrt_()
+    if x.dtype.itemsize == 2 and ctx.groups == x.shape[1]:
+        dx, d_weight, d_bias = _norm_kernels.gradients(grad, x, mean, rstd, weight)
+        if not _rounds_to_16_bits(x, weight):
             dot, d_bias = _norm_kernels.gradient_sums(grad, x, mean)
             d_weight = dot * rstd
-            dx = _input_gradient(ctx, grad, x, weight, (mean, rstd, d_weight, d_bias))
-        return (
-            dx,
-            None,
-            _parameter_gradient(d_weight, weight),
-            _parameter_gradient(d_bias, bias),
-            None,
-        )
+    else:
+        dot, d_bias = _norm_kernels.gradient_sums(grad, x, mean)
+        d_weight = dot * rstd
+        dx = _input_gradient(ctx, grad, x, weight, (mean, rstd, d_weight, d_bias))
+    return (
+        dx,
+        None,
+        _parameter_gradient(d_weight, weight),
+        _parameter_gradient(d_bias, bias),
+        None,
+    )
+
+
+def _threads_for(x: Tensor) -> AbstractContextManager:
+    """Return a context with one thread, if `x` is too small for more."""
+    return one_thread() if x.numel() < _LEAST_FOR_THREADS else nullcontext()
 
 
 class _CopyInFormats(torch.autograd.Function):
