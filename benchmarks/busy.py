@@ -1,9 +1,16 @@
-"""Keep cores busy beside a measurement: processes that count, which compete for the cores alone."""
+"""Keep cores busy beside a measurement: processes that never wait.
+
+Importing this before torch also limits how long torch's threads spin, as the command line does.
+"""
 
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from prepare.core.utils.waiting import limit_spinning
+
+limit_spinning()
 
 
 @contextmanager

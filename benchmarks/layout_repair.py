@@ -28,17 +28,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from prepare.core.utils.waiting import limit_spinning, waiting
-
-limit_spinning()  # before torch is loaded
-
+import busy  # first: it sets how torch's threads wait
 import torch
-from busy import busy_processes
 from torch import Tensor, nn
 from zoo_networks import nnunet
 
 from prepare.core.utils.json_records import write_json
 from prepare.core.utils.text import first_line
+from prepare.core.utils.waiting import waiting
 from prepare.pipeline import Pipeline
 
 VARIANTS = ("contiguous", "contiguous (again)", "channels-last", "channels-last, repaired")
@@ -51,7 +48,7 @@ SIZES = {
     "monai_unet": {2: 256, 3: 96},
     "monai_dynunet": {2: 512, 3: 64},
 }
-SMALL = dict.fromkeys(SIZES, {2: 64, 3: 32})
+SMALL = {name: {2: 64, 3: 32} for name in SIZES}
 Case = tuple[str, int, str, int, bool]
 
 
@@ -198,7 +195,7 @@ def main() -> None:
     options = parse()
     if options.small:
         SIZES.update(SMALL)
-    with busy_processes(options.busy):
+    with busy.busy_processes(options.busy):
         run(options)
 
 

@@ -41,6 +41,7 @@ from prepare.pipeline.preconditions import (
     lazy_problems,
     precondition_problems,
 )
+from prepare.pipeline.spinning import spinning_problems
 from prepare.plan import Plan
 from prepare.registry import STEPS
 from prepare.step import Step
@@ -137,6 +138,8 @@ class Pipeline:
             errors = [*work.table.errors, *_known_errors(work.issues)]
             remarks = [note for step in self.steps.values() for note in step.remarks(work.model)]
             warned = [match.problem() for match in work.issues if not match.is_error]
+            if known_issues != "ignore":
+                warned += spinning_problems(work.table)
             training_errors, training_steps = self._in_training(work.issues)
             return Plan(
                 self.to_config(),
