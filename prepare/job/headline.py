@@ -43,6 +43,7 @@ class VerifyFigures:
     allowed: float | None = None
     what: str = ""
     wrong: int = 0
+    reason: str = ""
 
     @property
     def share(self) -> float | None:
@@ -174,6 +175,7 @@ def _verify_figures(path: Path) -> VerifyFigures:
         allowed=_finite(worst.allowed) if worst else None,
         what=str(worst.what) if worst else "",
         wrong=sum(check.status == "wrong" for check in verification.checks),
+        reason="" if verification.status == "pass" else str(verification.reason),
     )
 
 

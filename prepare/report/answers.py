@@ -224,6 +224,11 @@ def _layout(flow: Flow, before: Flow | None) -> Answer:
 
 def _winner(tuning: Tuning) -> Answer:
     row = tuning.row(tuning.winner)
+    if row.name == UNPREPARED and not tuning.is_clear:
+        remark = "no recipe was shown to be correct and faster"
+        return Answer(
+            question="Faster?", kind="warn", answer="Unclear", remark=remark, section="tune"
+        )
     if row.name == UNPREPARED or row.ratio is None:
         return Answer(
             question="Faster?",

@@ -68,14 +68,16 @@ def timing(row: SweepRow, what: str) -> BenchFigures | None:
 
 
 def reason_text(row: SweepRow) -> str:
-    """Return why the row failed, or why it has no time."""
+    """Return why the row failed, why it could not be verified, and why it has no time."""
     if row.reason:
         return row.reason
-    comparison = first_timing(row)
-    if comparison is None or not comparison.reason:
-        return ""
-    word = "speed unclear" if comparison.verdict == "unclear" else "not timed"
-    return f"{word}: {comparison.reason}"
+    verified, comparison, parts = row.headline.verified, first_timing(row), []
+    if verified is not None and verified.status == "cannot tell" and verified.reason:
+        parts.append(f"cannot tell: {verified.reason}")
+    if comparison is not None and comparison.reason:
+        word = "speed unclear" if comparison.verdict == "unclear" else "not timed"
+        parts.append(f"{word}: {comparison.reason}")
+    return "; ".join(parts)
 
 
 def reasons(rows: Iterable[SweepRow]) -> list[tuple[list[int], str]]:

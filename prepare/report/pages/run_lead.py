@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -10,6 +11,8 @@ from prepare import recipe
 from prepare.core.utils.text import counts, size
 from prepare.errors import PrepareError
 from prepare.job.headline import CONVOLUTIONS
+from prepare.report.charts.chart import Bars, Chart, figure
+from prepare.report.pages.tune_section import tune_charts
 from prepare.report.render import render
 from prepare.report.training_code import training_code as code_for_recipe
 
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from prepare.job.results import SavedResults
+
+# More bars do not fit on the first screen; the section on recipes has them all.
+_BARS = 9
 
 
 def run_lead(run: SavedResults) -> str:
@@ -32,9 +38,15 @@ def run_lead(run: SavedResults) -> str:
     seen = run.job.seen if run.job else None
     if seen:
         facts.append(("Example", f"{seen['given']} -> {seen['gave']}"))
-    code = training_code(run)
-    text = render("run_lead.html", facts=facts, code=code)
+    charts = tune_charts(run.tuning)[:1] if run.tuning is not None else []
+    pictures = [(chart.title, figure(_first_bars(chart), name="lead")) for chart in charts]
+    text = render("run_lead.html", facts=facts, code=training_code(run), pictures=pictures)
     return Markup(text)  # noqa: S704  rendered with escaping
+
+
+def _first_bars(chart: Chart) -> Chart:
+    """Return the chart with as many bars as fit on the first screen."""
+    return replace(chart, rows=chart.rows[:_BARS]) if isinstance(chart, Bars) else chart
 
 
 def training_code(run: SavedResults) -> str:

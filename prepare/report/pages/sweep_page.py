@@ -11,10 +11,11 @@ from urllib.parse import quote
 
 from prepare import recipe
 from prepare.core.utils import files
-from prepare.core.utils.text import plural
+from prepare.core.utils.text import plural, size
 from prepare.errors import PrepareError
 from prepare.report.answers import Answer
-from prepare.report.charts.chart import Axis, Plane, Point, figure
+from prepare.report.charts.chart import Axis, Bar, Bars, Plane, Point, figure
+from prepare.report.charts.flow_text import times
 from prepare.report.pages.long_table import long_table
 from prepare.report.pages.page import NAME, page, rendered
 from prepare.report.pages.run_sections import Context, Section
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 # More planes, or more points in one, are not readable; the table has all rows.
 _PLANES, _POINTS = 4, 200
+_BARS = 40
 # Show at most so many recipes; the sentences name the best row of every field.
 _RECIPES = 10
 _MARKS = {"faster": "better", "slower": "worse"}
@@ -106,7 +108,29 @@ def matrix(sweep: SweepRecord) -> Context | None:
     cells = [cell for _, line in table.lines for cell in line if cell]
     pages = {cell.row.number: sweep.page_of(cell.row) for cell in cells}
     any_timed = any(first_timing(row) for row in sweep.summary.rows)
+    if not any_timed and not table.across:
+        return None  # a column of statuses, which the table of all rows has too
     return {"matrix": table, "pages": pages, "best": sweep.ranking.best, "timed": any_timed}
+
+
+def layout(sweep: SweepRecord) -> Context | None:
+    """Return the breaks of each row as bars, the most first; None if no row loses the layout."""
+    lost = [(row, figures) for row in sweep.summary.rows if (figures := row.headline.lost)]
+    counted = sorted(lost, key=lambda pair: (-pair[1].breaks, pair[0].number))
+    if not any(figures.breaks for _, figures in counted):
+        return None
+    bars = [
+        Bar(
+            label=_label(row, sweep.summary),
+            value=figures.breaks,
+            text=f"{times(figures.breaks)}, {size(figures.copied_bytes)} copied",
+            mark="worse" if figures.breaks else "same",
+        )
+        for row, figures in counted
+        if figures.status == "ok"
+    ]
+    chart = Bars(title="Layout lost in one forward", rows=tuple(bars[:_BARS]))
+    return {"chart": figure(chart, name="layout"), "others": max(len(bars) - _BARS, 0)}
 
 
 def tradeoff(sweep: SweepRecord) -> Context | None:
@@ -155,6 +179,7 @@ def all_rows(sweep: SweepRecord) -> Context:
 SECTIONS = (
     Section("recommendation", "Recommendation", recommendation),
     Section("matrix", "Matrix", matrix),
+    Section("layout", "Layout lost", layout),
     Section("tradeoff", "Speed against error", tradeoff),
     Section("failures", "Failures", failures),
     Section("rows", "All rows", all_rows),
@@ -179,6 +204,8 @@ def _cards(sweep: SweepRecord) -> Iterable[Answer]:
             section="recommendation",
         )
         yield _verified(best[0].headline.verified)
+    else:
+        yield from _counted(rows)
     statuses = Counter(row.status for row in rows)
     ok = statuses.pop("ok", 0)
     others = ", ".join(f"{n:,} {status.replace('_', ' ')}" for status, n in statuses.items())
@@ -189,6 +216,26 @@ def _cards(sweep: SweepRecord) -> Iterable[Answer]:
         remark=others,
         section="failures" if others else "rows",
     )
+
+
+def _counted(rows: Iterable[SweepRow]) -> Iterable[Answer]:
+    """Yield how many rows are right, and how many keep the layout."""
+    rows = list(rows)
+    checked = Counter(row.headline.verified.status for row in rows if row.headline.verified)
+    if checked:
+        kind = "bad" if checked["fail"] else "good" if set(checked) == {"pass"} else "warn"
+        others = ", ".join(f"{n:,} {status}" for status, n in checked.items() if status != "pass")
+        answer = f"{checked['pass']:,} of {checked.total():,} are right"
+        yield Answer(question="Right?", kind=kind, answer=answer, remark=others, section="rows")
+    followed = [row.headline.lost.breaks for row in rows if row.headline.lost]
+    if followed:
+        kept = followed.count(0)
+        yield Answer(
+            question="Layout?",
+            kind="good" if kept == len(followed) else "bad",
+            answer=f"Kept in {kept:,} of {len(followed):,} rows",
+            section="layout",
+        )
 
 
 def _verified(verified: VerifyFigures | None) -> Answer:
@@ -221,6 +268,10 @@ def _first(rows: list[SweepRow], sweep: SweepRecord) -> tuple[str, str]:
     return choices(rows[0], sweep.summary.varying), sweep.page_of(rows[0])
 
 
+def _label(row: SweepRow, summary: Summary) -> str:
+    return " ".join([f"#{row.number}", *filter(None, map(row.choices.get, summary.varying))])
+
+
 def _point(row: SweepRow, summary: Summary) -> Point | None:
     """Return the point of a row; None if it has no time or no error."""
     comparison, verified = first_timing(row), row.headline.verified
@@ -229,7 +280,7 @@ def _point(row: SweepRow, summary: Summary) -> Point | None:
     if verified is None or verified.error is None:
         return None
     return Point(
-        label=" ".join([f"#{row.number}", *filter(None, map(row.choices.get, summary.varying))]),
+        label=_label(row, summary),
         x=comparison.ratio,
         y=verified.error,
         x_interval=comparison.interval,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from prepare.job.results import SavedResults
     from prepare.tune.records import CandidateResult, Tuning
 
+_RESULTS = {"slower": "slower than the winner", "not faster": "not faster than the winner"}
 _MARKS = {"winner": "better", "slower": "worse", "wrong": "wrong"}
 
 
@@ -28,14 +29,14 @@ def tuned(run: SavedResults) -> dict[str, Any] | None:
         "figures": [
             (chart.title, figure(chart, name=f"tune-{n}")) for n, chart in enumerate(charts)
         ],
-        "rows": [_cells(row, tuning) for row in tuning.rows],
+        "rows": [_cells(row, tuning) for row in _ranked(tuning)],
         "notes": [_measured(tuning), *tuning.notes],
     }
 
 
 def tune_charts(tuning: Tuning) -> list[Chart]:
     """Return bars of the time ratios, and a plane of time against error for verified recipes."""
-    timed = [row for row in tuning.rows if row.ratio is not None]
+    timed = [row for row in _ranked(tuning) if row.ratio is not None]
     step = "training step" if tuning.mode == "train" else "inference"
     if not timed:
         return []
@@ -57,6 +58,13 @@ def tune_charts(tuning: Tuning) -> list[Chart]:
         )
         charts.append(plane)
     return charts
+
+
+def _ranked(tuning: Tuning) -> list[CandidateResult]:
+    """Return the winner, then the others from the fastest to the slowest, then those without a time."""
+    return sorted(
+        tuning.rows, key=lambda row: (row.name != tuning.winner, row.ratio is None, row.ratio or 0)
+    )
 
 
 def _bar(row: CandidateResult, tuning: Tuning) -> Bar:
@@ -100,7 +108,7 @@ def _cells(row: CandidateResult, tuning: Tuning) -> dict[str, str]:
         "peak": "" if row.peak_bytes is None else size(row.peak_bytes),
         "verified": row.verified,
         **{key: "" if value is None else f"{value:.2g}" for key, value in numbers.items()},
-        "status": row.status,
+        "status": _RESULTS.get(row.status, row.status),
         "reason": row.reason,
     }
 
