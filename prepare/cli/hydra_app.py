@@ -36,7 +36,7 @@ from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.job.execute import run_job
 from prepare.job.outcome import FAILED, INTERRUPTED, WRONG
-from prepare.job.record import Job
+from prepare.job.record import Job, foreign_files
 from prepare.job.spec import JobSpec
 from prepare.report.pages.write_pages import write_pages
 from prepare.report.terminal.console import stage
@@ -96,6 +96,7 @@ def _run_single(config: DictConfig, about: DictConfig) -> None:
             remedy = "wait for it, or choose another folder"
             wrong = f"another run is writing to {shown_folder(spec.folder)}"
             _exit_if_any([Problem("hydra.run.dir", wrong, remedy)])
+        _exit_if_any(foreign_files(spec.folder))
         outcome = run_job(spec, stage=stage)
         show_outcome(outcome, spec.folder)
     raise SystemExit(outcome.code)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils import files, json_records
-from prepare.errors import FileError
+from prepare.errors import FileError, Problem
 
 if TYPE_CHECKING:
     from prepare.audit import Audit
@@ -137,6 +137,16 @@ class Record:
 
     def _write(self, name: str, data: Any) -> None:
         json_records.write_json(self.folder / name, data)
+
+
+def foreign_files(folder: Path) -> list[Problem]:
+    """Return the problem of files that a run would replace, and that no run has written."""
+    found = [name for name in FILES if (folder / name).exists()]
+    with contextlib.suppress(FileError):
+        if not found or Record(folder).result() is not None:
+            return []
+    wrong = f"the folder holds {found[0]} without the result of a run"
+    return [Problem("hydra.run.dir", wrong, "choose another folder, or remove the file")]
 
 
 def _read(path: Path, kind: str) -> dict[str, Any] | None:

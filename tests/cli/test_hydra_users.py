@@ -156,3 +156,13 @@ def test_bash_completes_run_py(conf):
         ["bash", "-c", script], capture_output=True, text=True, env=env, check=False
     )
     assert done.stdout.split() == ["memfmt=channels_last", "memfmt=channels_last_3d"], done.stderr
+
+
+@pytest.mark.parametrize("name", ["report.html", "result.json"])
+def test_files_that_no_run_has_written_are_not_replaced(conf, capsys, name):
+    (conf.parent / "run").mkdir()
+    (conf.parent / "run" / name).write_text("mine")
+    assert cli.run([NET, "hydra.run.dir=run", *FAST]) == 2
+    line = f"hydra.run.dir: the folder holds {name} without the result of a run; "
+    assert capsys.readouterr().err == line + "choose another folder, or remove the file\n"
+    assert (conf.parent / "run" / name).read_text() == "mine"
