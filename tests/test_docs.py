@@ -3,6 +3,7 @@
 import ast
 import doctest
 import functools
+import importlib
 import json
 import re
 import shlex
@@ -318,6 +319,14 @@ def test_a_picture_of_a_page_is_small_and_has_a_dark_one(site):
     assert all(file.with_name(file.name.replace("-light", "-dark")).exists() for file in light)
     assert sum(file.stat().st_size for file in pictures.iterdir()) < 1_500_000
     assert "run-page-dark.webp#only-dark" in (site[0] / "index.html").read_text()
+
+
+def test_the_drawings_are_those_that_their_script_makes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    importlib.import_module("draw_layouts").write_drawings(tmp_path)
+    committed = ROOT / "docs" / "pictures"
+    drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert drawn == {name: (committed / name).read_text() for name in drawn}
 
 
 def layers() -> list[set[str]]:
