@@ -40,7 +40,7 @@ from prepare.job.record import Job, foreign_files
 from prepare.job.spec import JobSpec
 from prepare.report.pages.write_pages import write_pages
 from prepare.report.terminal.console import stage
-from prepare.report.terminal.run import show_outcome, show_problems, shown_folder
+from prepare.report.terminal.run import RunOutput, show_problems, shown_folder
 from prepare.report.terminal.sweep_progress import SweepProgress
 from prepare.sweep.coordinator import Coordinator
 from prepare.sweep.identity import identity, number_duplicates
@@ -97,8 +97,9 @@ def _run_single(config: DictConfig, about: DictConfig) -> None:
             wrong = f"another run is writing to {shown_folder(spec.folder)}"
             _exit_if_any([Problem("hydra.run.dir", wrong, remedy)])
         _exit_if_any(foreign_files(spec.folder))
-        outcome = run_job(spec, stage=stage)
-        show_outcome(outcome, spec.folder)
+        output = RunOutput(spec.folder)
+        outcome = run_job(spec, stage=stage, show=output.show)
+        output.end(outcome)
     raise SystemExit(outcome.code)
 
 

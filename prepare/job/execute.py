@@ -24,32 +24,40 @@ if TYPE_CHECKING:
     from prepare.core.utils.progress import Stage
     from prepare.job.settings import Settings
     from prepare.job.spec import JobSpec
+    from prepare.pipeline import Pipeline
     from prepare.plan import Plan
 
+# Called with the results so far.
+Show = Callable[[Results], None]
 _log = logging.getLogger(__name__)
 
 
 def run_job(
-    spec: JobSpec, *, stage: Stage = lambda _: nullcontext(), begun: bool = False
+    spec: JobSpec,
+    *,
+    stage: Stage = lambda _: nullcontext(),
+    show: Show = lambda _: None,
+    begun: bool = False,
 ) -> Outcome:
     """Execute one job and write its record; never raises.
 
-    `stage` is entered with a line on what begins, and may return a function that reports more;
-    `begun` says that the caller has called `Record.begin`.
+    `stage` is entered with a line on what begins, and may return a function that reports more. `show`
+    is called with the results so far: once the model is prepared, and after its verification. `begun`
+    says that the caller has called `Record.begin`.
     """
     # A job of a sweep runs in a process of its own, which the command line has not begun.
     with command_line_words():
-        return _run_job(spec, stage, begun=begun)
+        return _run_job(spec, stage, show, begun=begun)
 
 
-def _run_job(spec: JobSpec, stage: Stage, *, begun: bool) -> Outcome:
+def _run_job(spec: JobSpec, stage: Stage, show: Show, *, begun: bool) -> Outcome:
     record = Record(spec.folder)
     start = time.perf_counter()
     switch_off_telemetry()
     try:
         if not begun:
             record.begin(spec.job)
-        outcome = _run_in_clean_state(spec, record, _logged(stage))
+        outcome = _run_in_clean_state(spec, record, _logged(stage), show)
     except BaseException as error:  # an error of one job may not end the sweep
         outcome = failure(error)
     seconds = round(time.perf_counter() - start, 3)
@@ -82,7 +90,7 @@ def _logged(stage: Stage) -> Stage:
     return logged
 
 
-def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage) -> Outcome:
+def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage, show: Show) -> Outcome:
     settings = spec.settings()
     # The import of torch swallows an interrupt, and then fails with an unrelated error.
     with stage("starting torch"), held_interrupts():
@@ -97,9 +105,10 @@ def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage) -> Outcome:
         if settings.task == "flow":
             results = _follow(settings, model, stage)
         else:
-            results = _prepare(settings, model, stage, lambda: model_of(settings, spec.build))
+            build = lambda: model_of(settings, spec.build)  # noqa: E731
+            results = _prepare(settings, model, stage, build, show)
         try:
-            if results.audit is not None:
+            if results.audit is not None and not results.stopped:
                 notes = save(settings, model, results.pipeline, stage)
                 results = replace(results, notes=[*results.notes, *notes])
             with stage("writing the record"):
@@ -111,7 +120,11 @@ def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage) -> Outcome:
 
 
 def _prepare(
-    settings: Settings, model: nn.Module, stage: Stage, build: Callable[[], nn.Module]
+    settings: Settings,
+    model: nn.Module,
+    stage: Stage,
+    build: Callable[[], nn.Module],
+    show: Show,
 ) -> Results:
     from prepare.audit import audit
     from prepare.job import analyses
@@ -148,23 +161,47 @@ def _prepare(
     with stage("following the layout of activations"):
         flow = analyses.flow_of(settings, model, formatted)
         flow_before = flow and analyses.flow_without_repairs(pipeline, model, formatted)
-    with stage("verifying outputs and gradients"):
-        verification = analyses.verification_of(settings, pipeline, reference, model, example)
-    with stage("timing it against the unprepared model") as tell:
-        bench = analyses.bench_of(
-            settings, pipeline, reference, model, example, took=seconds, tell=tell
-        )
     with stage("auditing"):
         audited = audit(model, plan=plan)
-    return replace(
-        results,
-        example=example_run,
-        audit=audited,
-        flow=flow,
-        flow_before=flow_before,
-        verification=verification,
-        bench=bench,
+    notes = [*results.notes, *_memfmt_note(model, pipeline)]
+    results = replace(
+        results, notes=notes, example=example_run, audit=audited, flow=flow, flow_before=flow_before
     )
+    show(results)
+    try:
+        with stage("verifying outputs and gradients"):
+            verification = analyses.verification_of(settings, pipeline, reference, model, example)
+        results = replace(results, verification=verification)
+        show(results)
+        with stage("timing it against the unprepared model") as tell:
+            bench = analyses.bench_of(
+                settings, pipeline, reference, model, example, took=seconds, tell=tell
+            )
+    except KeyboardInterrupt as stop:
+        # What was done until now is worth its record.
+        missing = "verification and timing" if results.verification is None else "timing"
+        stopped = f"{stop or 'stopped by Ctrl-C'}; not done: {missing}"
+        return replace(results, stopped=stopped)
+    return replace(results, bench=bench)
+
+
+def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:
+    """Return a note if nothing was asked of the model's convolutions."""
+    from torch import nn
+
+    if any(name.endswith("_memory_format") for name in pipeline.steps):
+        return []
+    ranks = {
+        rank
+        for module in model.modules()
+        for rank, kind in ((2, nn.Conv2d), (3, nn.Conv3d))
+        if isinstance(module, kind)
+    }
+    if not ranks:
+        return []
+    word = "channels_last" if ranks == {2} else "channels_last_3d" if ranks == {3} else "all"
+    text = f"no memfmt chosen: nothing was asked of convolutions; choose memfmt={word}"
+    return [text]
 
 
 def _errors(plan: Plan, settings: Settings) -> list[ConfigError]:

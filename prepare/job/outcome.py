@@ -41,7 +41,9 @@ class Outcome:
 
 
 def finished(results: Results) -> Outcome:
-    """Return the outcome of a job that came to its end."""
+    """Return the outcome of a job that came to its end, or prepared the model before it was stopped."""
+    if results.stopped:
+        return Outcome(Result("interrupted", "interrupted", results.stopped), INTERRUPTED, results)
     verification = results.verification
     if verification is not None and verification.status == "fail":
         reason = verification.reason.partition(":")[0]

@@ -63,7 +63,8 @@ class ExampleRun:
 class Results(Analyses):
     """The results of a job that came to its end, in the process that executed it.
 
-    `model` is the name of the model's class; `notes` and `warnings` are shown in the terminal.
+    `model` is the name of the model's class; `notes` and `warnings` are shown in the terminal. `stopped`
+    says what is missing if the job was interrupted after the model was prepared.
     """
 
     model: str
@@ -72,6 +73,7 @@ class Results(Analyses):
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     example: ExampleRun | None = None
+    stopped: str = ""
 
     def write(self, record: Record, job: Job) -> None:
         """Write every file of the record, except its pages and its result. Raises FileError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,33 +35,66 @@ if TYPE_CHECKING:
     from prepare.plan import TensorPlan
 
 _SHOWN = 10
+# The width of the longest label, `convolutions`.
+_LABEL = 12
 
 
-def show_outcome(outcome: Outcome, folder: Path) -> None:
-    """Print the result of a single job: its table if it has results, and its errors."""
-    record, results = shown_folder(folder), outcome.results
-    if results is not None:
-        _show_results(results, record)
-    if results is None or outcome.result.status in ("failed", "interrupted"):
-        show_problems((outcome.result.error or "").splitlines())
-        if outcome.result.traceback:
-            line(f"the traceback is in {_file(record, 'traceback.txt')}", errors=True)
+class RunOutput:
+    """The output of a single job: each line as soon as it is known."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._shown = shown_folder(folder), 0
+
+    def show(self, results: Results) -> None:
+        """Print what these results add to those that were shown."""
+        if results.audit is None:
+            return
+        rows = _rows(results, results.audit)
+        if not self._shown:
+            if results.tuning is not None:
+                show_tune(results.tuning, _file(self._folder, "tune.json"))
+            line(f"{printable(results.model)} is prepared: {_steps(results.pipeline.to_config())}")
+        _show_rows(rows[self._shown :])
+        self._shown = len(rows)
+        sys.stdout.flush()
+
+    def end(self, outcome: Outcome) -> None:
+        """Print the rest, or the errors of the job."""
+        results = outcome.results
+        if results is not None:
+            self._show_rest(results)
+        if results is None or outcome.result.status in ("failed", "interrupted"):
+            show_problems((outcome.result.error or "").splitlines())
+            if outcome.result.traceback:
+                file = _file(self._folder, "traceback.txt")
+                line(f"the traceback is in {file}", errors=True)
+
+    def _show_rest(self, results: Results) -> None:
+        if results.audit is not None:
+            self.show(results)
+            _show_rows([("note", text) for text in _all_notes(results, results.audit)])
+            _show_last("files", self._folder)
+        elif results.flow is not None:
+            show_unprepared(results, results.flow, self._folder)
+        else:
+            show_plan(results, self._folder)
+        _show_warnings(results.warnings)
+        verification = results.verification
+        if verification is not None and verification.status == "fail":
+            show_verify(verification, _file(self._folder, "verify.json"))
 
 
-def _show_results(results: Results, record: str) -> None:
-    for warning in results.warnings:
-        line(printable(f"warning: {warning}"), errors=True)
-    if results.tuning is not None:
-        show_tune(results.tuning, _file(record, "tune.json"))
-    if results.audit is not None:
-        show_prepared(results, results.audit, record)
-    elif results.flow is not None:
-        show_unprepared(results, results.flow, record)
-    else:
-        show_plan(results, record)
-    verification = results.verification
-    if verification is not None and verification.status == "fail":
-        show_verify(verification, _file(record, "verify.json"))
+def _show_warnings(warnings: Iterable[str]) -> None:
+    """Print the warnings, and each advice once, after the warnings that share it."""
+    by_advice: dict[str, list[str]] = {}
+    for warning in warnings:
+        text, separator, advice = warning.rpartition("; ")
+        by_advice.setdefault(advice if separator else "", []).append(text if separator else warning)
+    for advice, texts in by_advice.items():
+        for text in texts:
+            line(printable(f"warning: {text}"), errors=True)
+        if advice:
+            line(printable(f"  {advice}"), errors=True)
 
 
 def shown_folder(folder: Path) -> str:
@@ -69,8 +103,8 @@ def shown_folder(folder: Path) -> str:
     return printable(folder if relative.startswith("..") else relative)
 
 
-def show_prepared(results: Results, audit: Audit, folder: str) -> None:
-    """Print the table of a prepared model."""
+def _rows(results: Results, audit: Audit) -> list[tuple[str, str]]:
+    """Return the rows of a prepared model in the order in which they become known."""
     summary = audit.summary
     rows = [("convolutions", counts(summary["convolutions"], CONVOLUTIONS))]
     rows.append(("tensors", _tensors(summary)))
@@ -86,12 +120,12 @@ def show_prepared(results: Results, audit: Audit, folder: str) -> None:
     if results.verification:
         rows.append(("verified", verify_sentence(results.verification)))
     rows += [("timed", sentence) for sentence in _timed(results)]
-    rows += [("note", busy)] if (busy := busy_sentence(results.bench)) else []
-    rows += [("note", problem) for problem in results.notes]
-    rows += [("note", note) for note in _notes(audit.rows)]
-    rows.append(("files", folder))
-    line(f"{printable(results.model)} is prepared: {_steps(results.pipeline.to_config())}")
-    _show_rows(rows)
+    return rows
+
+
+def _all_notes(results: Results, audit: Audit) -> list[str]:
+    busy = busy_sentence(results.bench)
+    return [*([busy] if busy else []), *results.notes, *_notes(audit.rows)]
 
 
 def show_plan(results: Results, folder: str) -> None:
@@ -102,9 +136,10 @@ def show_plan(results: Results, folder: str) -> None:
     rows.append(("memory", f"{size(plan['bytes_before'])} now, {size(plan['bytes_after'])} after"))
     rows.append(("written", size(plan["bytes_written"])))
     rows += [("note", problem) for problem in results.notes]
-    rows.append(("files", folder))
     line(f"{printable(results.model)} would be prepared: {steps}; nothing was changed")
-    _show_rows(rows)
+    width = max(len(label) for label, _ in rows)
+    _show_rows(rows, width=width)
+    _show_last("files", folder, width=width)
     if changing := [tensor for tensor in results.plan.tensors if tensor.changes]:
         _show_changes(changing)
 
@@ -149,18 +184,21 @@ def _show_changes(changing: list[TensorPlan]) -> None:
         line(f"... and {plural(len(changing) - _SHOWN, 'tensor')} more; plan.json has them all")
 
 
-def _show_rows(rows: list[tuple[str, str]]) -> None:
-    width = max(len(label) for label, _ in rows)
+def _show_rows(rows: list[tuple[str, str]], *, width: int = _LABEL) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(no_wrap=True, min_width=width + 2)
     table.add_column(overflow="fold")
     last = ""
-    for label, text in rows[:-1]:
+    for label, text in rows:
         table.add_row("  " + ("" if label == last else label), printable(text))
         last = label
-    show_table(table)
+    if rows:
+        show_table(table)
+
+
+def _show_last(label: str, text: str, *, width: int = _LABEL) -> None:
     # Users copy the folder, so do not wrap it.
-    line(f"  {rows[-1][0].ljust(width)}  {printable(rows[-1][1])}")
+    line(f"  {label.ljust(width)}  {printable(text)}")
 
 
 def _tensors(audit: Mapping[str, Any]) -> str:

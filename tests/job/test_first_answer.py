@@ -1,0 +1,79 @@
+"""A job shows what it has done as soon as it is known, and keeps it if it is stopped."""
+
+import json
+
+import pytest
+
+from prepare.cli import main as cli
+from prepare.job import analyses
+
+QUICK = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "flow=none")
+
+
+@pytest.fixture
+def go(tmp_path, monkeypatch, capsys):
+    """Run a job in an empty folder, in this process; return its folder and its output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*argv, code=0):
+        assert cli.run([*QUICK, "hydra.run.dir=run", *argv]) == code
+        return tmp_path / "run", capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("stage", "missing", "absent"),
+    [("verification_of", "verification and timing", "verify.json"), ("bench_of", "timing", "bench.json")],
+)  # fmt: skip
+def test_a_stopped_job_leaves_a_complete_record(go, monkeypatch, stage, missing, absent):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(analyses, stage, stop)
+    folder, said = go("memfmt=channels_last", code=130)
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["status"], result["error"]) == (
+        "interrupted",
+        f"stopped by Ctrl-C; not done: {missing}",
+    )
+    names = {path.name for path in folder.iterdir()}
+    assert {"audit.json", "recipe.yaml", "report.html"} <= names
+    assert absent not in names
+    assert "Sequential is prepared" in said.out
+    assert f"not done: {missing}" in said.err
+
+
+def test_what_was_prepared_is_printed_before_it_is_verified(go, monkeypatch, capsys):
+    seen = []
+
+    def look(*_, **__):
+        seen.append(capsys.readouterr().out)
+
+    monkeypatch.setattr(analyses, "verification_of", look)
+    go("memfmt=channels_last", "bench=none")
+    assert "convolutions  " in seen[0]
+    assert "files" not in seen[0]
+
+
+def test_a_run_without_memfmt_says_so(go):
+    _, said = go("verify=none", "bench=none")
+    assert (
+        "no memfmt chosen: nothing was asked of convolutions; choose memfmt=channels_last"
+        in said.out
+    )
+    _, said = go("verify=none", "bench=none", "memfmt=contiguous")
+    assert "no memfmt" not in said.out
+
+
+def test_an_advice_that_warnings_share_is_printed_once(capsys):
+    from prepare.report.terminal.run import _show_warnings
+
+    _show_warnings(["one is lost; add it", "two is lost; add it", "alone"])
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: one is lost",
+        "warning: two is lost",
+        "  add it",
+        "warning: alone",
+    ]
