@@ -180,7 +180,7 @@ def _prepare(
     except KeyboardInterrupt as stop:
         # What was done until now is worth its record.
         missing = "verification and timing" if results.verification is None else "timing"
-        stopped = f"{stop or 'stopped by Ctrl-C'}; not done: {missing}"
+        stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: {missing}"
         return replace(results, stopped=stopped)
     return replace(results, bench=bench)
 
