@@ -184,6 +184,7 @@ def _environment(record: SavedResults) -> dict[str, str]:
     versions = environment.get("packages") or {}
     values = {key: environment.get(key) for key in _ENVIRONMENT}
     values |= {f"packages.{name}": version for name, version in versions.items()}
+    values |= {f"accelerator.{key}": v for key, v in (environment.get("accelerator") or {}).items()}
     return {key: text_of(value) for key, value in values.items() if value not in (None, [])}
 
 

@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from prepare.core.utils.accelerator import installed_accelerator
+
 # Options that change how a job is executed, not its result.
 _WITHOUT_EFFECT = ("isolate", "resume", "optimize")
 _LENGTH = 16
@@ -22,12 +24,14 @@ def identity(config: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
 
     It covers the configuration, the versions of torch, prepare and packages that register steps, and
     the code of the model and of the plugins: the file of each, or every file of its package if that is
-    in the current folder. It does not cover other files that this code imports, or the machine.
+    in the current folder, and the accelerator: CUDA, cuDNN, driver, architectures, HIP, macOS. It does
+    not cover other files that this code imports, or the processor.
     """
     facts = {
         "config": {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT},
         "choices": dict(choices),
         "versions": _versions(),
+        "accelerator": installed_accelerator(),
         "code": {name: _code(name) for name in sorted({*_targets(config)})},
     }
     text = json.dumps(facts, sort_keys=True, default=repr)

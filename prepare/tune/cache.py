@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import nn
 from prepare.core.forward.call import call_of
 from prepare.core.model.fingerprint import structure
 from prepare.core.model.tensors import is_strided, name_of
+from prepare.core.utils.accelerator import differences
 from prepare.core.utils.environment import environment
 from prepare.core.utils.text import plural
 from prepare.errors import FileError, TuneError
@@ -26,6 +28,11 @@ from prepare.tune.records import Tuning
 if TYPE_CHECKING:
     from prepare.tune.candidates import Candidate
 
+# The conditions that the machine and the installed versions set: one of these makes a tuning stale.
+_MACHINE = (
+    *("devices", "accelerator", "cpu", "instructions", "cores", "threads", "matmul"),
+    *("torch", "prepare"),
+)
 # With more noise than this factor the result is not cached: the next tuning may be more precise.
 _MAX_NOISE = 1.25
 _UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
@@ -50,6 +57,7 @@ def conditions(
         "candidates": hashlib.sha256(steps.encode("utf-8", "surrogatepass")).hexdigest(),
         "mode": mode,
         "devices": machine["devices"],
+        "accelerator": machine["accelerator"],
         "cpu": machine["cpu"],
         "instructions": machine["instructions"],
         "cores": machine["cores"],
@@ -70,7 +78,10 @@ class Cache:
     def find(self, conditions: dict[str, Any], *, budget: float) -> Tuning | None:
         """Return the tuning under these conditions with at least this budget, or None."""
         path = self._path(conditions)
-        if path is None or not path.is_file():
+        if path is None:
+            return None
+        if not path.is_file():
+            self._note_stale(path, conditions)
             return None
         try:
             tuning = Tuning.load(path)
@@ -95,10 +106,34 @@ class Cache:
             self.notes.append(f"the result was not cached: {reason}")
 
     def _path(self, conditions: dict[str, Any]) -> Path | None:
+        """Return a file whose name starts with a digest of what does not depend on the machine."""
         if self._folder is None:
             return None
-        text = json.dumps(conditions, sort_keys=True)
-        return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        task = {key: value for key, value in conditions.items() if key not in _MACHINE}
+        return self._folder / f"{_digest(task)}-{_digest(conditions)}.json"
+
+    def _note_stale(self, path: Path, conditions: dict[str, Any]) -> None:
+        """Add a note if the same was tuned before on another machine or with other versions."""
+        for stale in path.parent.glob(f"{path.name.partition('-')[0]}-*.json"):
+            with suppress(FileError, TuneError, OSError):
+                tuning = Tuning.load(stale)
+                reasons = "; ".join(_changes(tuning.conditions, conditions))
+                self.notes.append(f"a tuning measured {age(tuning.made)} is stale: {reasons}")
+
+
+def _digest(conditions: dict[str, Any]) -> str:
+    text = json.dumps(conditions, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return which conditions of the machine differ, one phrase each."""
+    flat = [
+        {key: side.get(key) for key in _MACHINE if key != "accelerator"}
+        | (side.get("accelerator") or {})
+        for side in (before, now)
+    ]
+    return differences(*flat)
 
 
 def default_folder() -> Path:

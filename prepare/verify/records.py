@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from prepare.core.utils import json_records
 from prepare.core.utils.display import Readable
@@ -62,7 +63,8 @@ class Verification(Readable):
 
     `status` is `pass`, `fail` or `cannot tell`; `reason` says why. `culprit` is the first module that is
     wrong, `advice` the probable causes and remedies; both may be empty. `lost` is sorted, the worst tensor
-    first. `reference` is the dtype of the exact run.
+    first. `reference` is the dtype of the exact run. `environment` says where it ran; files of earlier
+    versions have none.
     """
 
     status: str
@@ -75,6 +77,7 @@ class Verification(Readable):
     culprit: str
     advice: str
     seconds: float
+    environment: dict[str, Any] = field(default_factory=dict, metadata={"late": True})
 
     def save(self, path: str | Path) -> None:
         """Write `verify.json`. Raises FileError."""

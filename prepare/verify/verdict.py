@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prepare.core.model.tensors import name_of, named_modules
+from prepare.core.utils.environment import environment
 from prepare.verify.advice import Fault, advise
 from prepare.verify.fault_locator import FaultLocator, ModuleTrace
 from prepare.verify.records import Check, Lost, Verification
@@ -50,6 +51,7 @@ def conclude(
         culprit=culprit,
         advice=advice,
         seconds=round(budget.spent(), 3),
+        environment=environment(),
     )
 
 

@@ -162,7 +162,7 @@ def test_a_row_that_depends_on_its_number_runs_again(sweep, folder):
     assert built(folder) == ["a"] * 4
 
 
-def test_an_identity_covers_packages_in_the_current_folder(folder):
+def test_an_identity_covers_packages_in_the_current_folder(folder, monkeypatch):
     package = folder / "own_package"
     package.mkdir()
     for name in ("__init__", "nets", "blocks"):
@@ -173,6 +173,10 @@ def test_an_identity_covers_packages_in_the_current_folder(folder):
     before = identity(config, {})
     assert identity({**config, "isolate": False, "resume": True}, {}) == before
     assert identity(config, {"precision": "half"}) != before
+    with monkeypatch.context() as patched:
+        other = {"cudnn": "9.10.2"}
+        patched.setattr("prepare.sweep.identity.installed_accelerator", lambda: other)
+        assert identity(config, {}) != before
     (package / "blocks.py").write_text("# another\n")
     assert identity(config, {}) != before
 

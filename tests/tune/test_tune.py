@@ -15,6 +15,7 @@ from torch import nn
 from paths import PYTHONPATH
 from prepare import recipe
 from prepare.cli import main as cli
+from prepare.core.utils.accelerator import NAMES
 from prepare.errors import ConfigError, ModelError, RefusedError, TuneError
 from prepare.pipeline import Pipeline
 from prepare.report.sentences import tune_sentence
@@ -289,6 +290,31 @@ def test_conditions_include_the_machine_and_the_structure(monkeypatch):
     assert conditions() == before
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
     assert conditions() != before
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"cudnn": "9.10.2"}, "cuDNN was none, now 9.10.2"),
+        ({"cuda": "12.8"}, "CUDA was none, now 12.8"),
+        ({"driver": "580.1"}, "driver was none, now 580.1"),
+        ({"architectures": ["sm_86"]}, "architecture was none, now sm_86"),
+        ({"hip": "7.0"}, "HIP was none, now 7.0"),
+        ({"macos": "26.7"}, "macOS was none, now 26.7"),
+    ],
+)
+def test_a_stale_tuning_is_measured_again_and_says_why(timed, tmp_path, monkeypatch, change, says):
+    without = {"backend": "cpu", **dict.fromkeys(NAMES)}
+    monkeypatch.setattr("prepare.core.utils.environment.accelerator", lambda: without)
+    found_with(timed, {}, small().eval(), cache=tmp_path)
+    assert found_with(timed, {}, small().eval(), cache=tmp_path).from_cache
+    now = without | change
+    monkeypatch.setattr("prepare.core.utils.environment.accelerator", lambda: now)
+    again = found_with(timed, {}, small().eval(), cache=tmp_path)
+    assert not again.from_cache
+    (note,) = [note for note in again.notes if "is stale" in note]
+    assert note.endswith(says)
+    assert found_with(timed, {}, small().eval(), cache=tmp_path).from_cache
 
 
 def test_a_cached_winner_that_fails_is_measured_again(timed, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from prepare.core.utils.accelerator import accelerator
 from prepare.core.utils.waiting import waiting
 
 _PACKAGES = ("torch-prepare", "hydra-core", "omegaconf", "numpy")
@@ -38,6 +39,8 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "waiting": waiting(),
         "devices": _devices(),
+        # A change of any of these may change the fastest kernel, or make it wrong.
+        "accelerator": accelerator(),
         "git_commit": _commit(),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from types import UnionType
 from typing import (
@@ -65,9 +65,9 @@ def load(
 ) -> _T:
     """Read an instance of `cls` from the JSON file at `path`.
 
-    `cls` and the classes in its annotations are dataclasses or NamedTuples. The keys of
-    each object must be exactly the fields of its class; at the top level, `format`, `version` and
-    properties of `cls` are ignored. `check` may raise ValueError or KeyError for a wrong instance.
+    `cls` and the classes in its annotations are dataclasses or NamedTuples. The keys of each object must
+    be the fields of its class; fields marked `late` may be absent. At the top level, `format`, `version`
+    and properties of `cls` are ignored. `check` may raise ValueError or KeyError for a wrong instance.
     Annotations may hold `X | None`, `tuple[X, ...]`, `list[X]` and `dict[K, X]`; the types of
     single values are not checked.
 
@@ -113,14 +113,22 @@ def read_record(path: str | os.PathLike, kind: Kind, make: Callable[[dict[str, A
 
 
 def _parse_object(cls: type, data: Any) -> Any:
-    """Build `cls` from a JSON object whose keys are exactly its fields."""
+    """Build `cls` from a JSON object whose keys are its fields; those marked `late` may be absent."""
     parsers = _field_parsers(cls)
     if not isinstance(data, dict):
         raise TypeError(f"an object was expected, not {type(data).__name__}")
-    if parsers.keys() != data.keys():
+    if parsers.keys() - _late_fields(cls) - data.keys() or data.keys() - parsers.keys():
         raise ValueError(f"the keys are {sorted(data)}, not {sorted(parsers)}")
-    parsed = {key: parse(data[key]) for key, parse in parsers.items() if parse is not None}
+    given = ((key, parse) for key, parse in parsers.items() if parse is not None and key in data)
+    parsed = {key: parse(data[key]) for key, parse in given}
     return cls(**(data | parsed))
+
+
+@cache
+def _late_fields(cls: type) -> frozenset[str]:
+    if not is_dataclass(cls):
+        return frozenset()
+    return frozenset(each.name for each in fields(cls) if each.metadata.get("late"))
 
 
 @cache

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from prepare.audit.rows import STATUSES, AuditRow
+from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.text import counts, plural, size
 from prepare.report.answers import error_text, share, share_text
 from prepare.report.pages.bench_section import timed
@@ -102,6 +103,13 @@ def _by_remedy(texts: Iterable[str]) -> dict[str, list[str]]:
     return groups
 
 
+def _accelerator(identity: dict[str, Any]) -> str:
+    """Return the known versions of an accelerator's libraries: `backend cuda, cuDNN 9.10.2`."""
+    known = {name: identity.get(key) for key, name in NAMES.items()}
+    texts = {name: ", ".join(v) if isinstance(v, list) else v for name, v in known.items() if v}
+    return ", ".join(f"{name} {value}" for name, value in texts.items())
+
+
 def environment(run: SavedResults) -> Context | None:
     """Return versions and machine."""
     values = run.environment
@@ -115,9 +123,10 @@ def environment(run: SavedResults) -> Context | None:
         "Platform": values["platform"],
         "Processor": f"{values['cpu'] or 'not known'}; {cores}",
         "Devices": ", ".join(values["devices"]) or "only the processor",
+        "Accelerator": _accelerator(values.get("accelerator") or {}),
         "Commit": values["git_commit"] or "not in a git repository",
     }
-    return {"versions": versions, "machine": machine}
+    return {"versions": versions, "machine": {key: text for key, text in machine.items() if text}}
 
 
 def reproduce(run: SavedResults) -> Context | None:
