@@ -64,11 +64,15 @@ def verdict(run: SavedResults) -> str:
     """Return the answers as sentences: `Right. 1.3x faster. Layout lost 24 times: add ...`."""
     if run.result is not None and run.result.error and run.audit is None:
         return f"{run.result.status.replace('_', ' ').capitalize()}: {first_line(run.result.error)}"
+    return " ".join(_sentences(run))
+
+
+def _busy(run: SavedResults) -> str:
+    """Return a sentence if the machine was busy while the job was timed or tuned; empty if not."""
     busy = busy_sentence(run.bench)
     if run.tuning is not None and (found := disturbance(run.tuning.environment)):
         busy = f"{found}: times mean little; try again later"
-    sentences = [*_sentences(run), *([f"{busy[0].upper()}{busy[1:]}."] if busy else [])]
-    return " ".join(sentences)
+    return f"{busy[0].upper()}{busy[1:]}." if busy else ""
 
 
 def _failure(result: Result) -> Answer:
@@ -90,17 +94,19 @@ def _sentences(run: SavedResults) -> Iterator[str]:
             yield f"Planned only: {summary['to_change']:,} of {summary['tensors']:,} tensors would change."
         return
     for question, answer in found.items():
-        text = (
-            f"Layout {answer.answer[0].lower()}{answer.answer[1:]}"
-            if question == "Layout?"
-            else answer.answer
-        )
-        last = question == "Layout?" and answer.kind == "bad" and advice is not None
-        yield (
-            f"{text}: {advice.answer[0].lower()}{advice.answer[1:]}"
-            if last and advice
-            else f"{text}."
-        )
+        if question == "Layout?" and (busy := _busy(run)):
+            yield busy
+        text = f"{answer.answer[0].lower()}{answer.answer[1:]}"
+        if question == "Layout?":
+            text = f"Layout {text}"
+        elif answer.answer in ("Unclear", "No difference"):
+            text = f"Speed: {text}"
+        else:
+            text = answer.answer
+        if question == "Layout?" and answer.kind == "bad" and advice is not None:
+            yield f"{text}: {advice.answer[0].lower()}{advice.answer[1:]}"
+        else:
+            yield f"{text}."
 
 
 def _right(verification: Verification | None) -> Answer:

@@ -144,3 +144,13 @@ def test_each_of_many_close_points_has_a_label():
     points = tuple(Point(label=f"#{n} channels_last", x=1 - n / 100, y=1e-3) for n in range(6))
     plane = laid_out(Plane(title="", points=points, x=Axis(label=""), y=Axis(label="", log=True)))
     assert sorted(text.split()[0] for *_, text in plane["labels"]) == [f"#{n}" for n in range(6)]
+
+
+def test_a_busy_machine_is_said_beside_the_speed():
+    bench = made.bench(0.9, verdict="unclear")
+    comparison = bench.cases[0].comparison
+    busy = {**comparison.settings, "cores_available": 2, "load_before": 3.9}
+    case = replace(bench.cases[0], comparison=replace(comparison, settings=busy))
+    run = replace(RUN, bench=replace(bench, cases=(case,)), flow=made.flow(0))
+    said = "Speed: unclear. This machine is busy (load 3.9 on 2 cores): times mean little"
+    assert said in verdict(run)
