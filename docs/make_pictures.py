@@ -28,7 +28,7 @@ SMALL = ["model=unet2d", "model.width=16", "model.norm=instance"]
 RUNS = {
     "before": [*NETWORK, LAST],
     "after": [*NETWORK, LAST, REPAIR],
-    "tune": ["task=tune", *NETWORK, "tune.budget=60"],
+    "tune": ["task=tune", *NETWORK, "tune.budget=60", "tune.cache=false"],
     "sweep": ["-m", *SMALL, "memfmt=contiguous,channels_last", "precision=float32,bfloat16", REPAIR],
 }  # fmt: skip
 # Name of the picture: run, section (None is the top of the page), height.
