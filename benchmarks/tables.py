@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import layout_repair
+import prepare_cost_pairs
+import waiting
 import zoo_tables
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -131,6 +133,32 @@ def prepare_cost_of_many(found: dict) -> list[str]:
     ]
 
 
+def prepare_cost_busy(found: dict) -> list[str]:
+    """Return one line for each size, rank and dtype: the ratios to torch's chain."""
+    lines = _head("weights", "chain, ms", *prepare_cost_pairs.VARIANTS, "rounds")
+    for case in found["cases"]:
+        seconds = case["seconds"]
+        chain = seconds[prepare_cost_pairs.CHAIN]
+        cells = [f"{prepare_cost_pairs.ratio(seconds, v):.2f}" for v in prepare_cost_pairs.VARIANTS]
+        name = f"{case['megabytes']} MB, {case['rank']}-d, {case['dtype']}"
+        lines.append(_row(name, f"{statistics.median(chain) * 1e3:.0f}", *cells, str(len(chain))))
+    place = f"{found['threads']} threads, threads wait: {found['waiting']}"
+    return [*lines, "", f"Beside {found['busy']} busy processes; {place}, torch {found['torch']}."]
+
+
+def waiting_table(found: dict) -> list[str]:
+    """Return one line for each setting: the ratios of mean times to the default, by operator."""
+    lines = []
+    for busy, rounds in found["busy"].items():
+        title = f"beside {busy} busy processes" if int(busy) else "no busy process of ours"
+        lines += ["", *_head(title, "all", *rounds[0]["default"])]
+        for setting in rounds[0]:
+            ratios = list(waiting.ratios(rounds, setting).values())
+            mean = math.exp(statistics.fmean(map(math.log, ratios)))
+            lines.append(_row(setting, *(f"{ratio:.2f}" for ratio in (mean, *ratios))))
+    return lines[1:]
+
+
 def startup(found: dict) -> list[str]:
     lines = _head("command", "ms", "ratio")
     medians = {
@@ -167,6 +195,10 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "prepare_cost_2048": prepare_cost,
     "prepare_cost_1024": prepare_cost,
     "prepare_cost_1024 many": prepare_cost_of_many,
+    "prepare_cost_busy_0": prepare_cost_busy,
+    "prepare_cost_busy_2": prepare_cost_busy,
+    "layout_repair_small": layout_repair_table,
+    "waiting": waiting_table,
     "startup": startup,
 }
 
@@ -175,7 +207,10 @@ def updated(page: str) -> str:
     """Return the text of the page with each block written from the raw files."""
 
     def block(match: re.Match) -> str:
-        found = json.loads((RESULTS / f"{match[2].split()[0]}.json").read_text())
+        path = RESULTS / f"{match[2].split()[0]}.json"
+        if not path.exists():  # not measured yet
+            return match[0]
+        found = json.loads(path.read_text())
         return match[1] + "\n".join(["", *TABLES[match[2]](found), ""]) + "\n" + match[3]
 
     return _BLOCK.sub(block, page)
