@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from prepare.cli.answer import tell
 from prepare.core.utils.text import line, plural, printable
 from prepare.errors import ConfigError, FileError, PrepareError
 from prepare.job.outcome import DONE
@@ -34,10 +36,12 @@ def require_packages(*packages: str) -> None:
 
 
 def _steps(argv: list[str]) -> int:
+    from prepare.registry import STEPS
     from prepare.report.terminal.step_list import steps_text
 
     _check_count(argv, 0, "steps")
     line(steps_text(_width()))
+    tell(steps=list(STEPS))
     return DONE
 
 
@@ -58,6 +62,8 @@ def _diff(argv: list[str]) -> int:
 
     differences = _read_named(lambda first: read_differences(first, Path(paths[1])), Path(paths[0]))
     show_differences(differences, all_changes=flags.all)
+    parts = {part.title: list(map(str, part.changes)) for part in differences.parts}
+    tell(differences=parts)
     if flags.page is not None:
         from prepare.report.pages.diff_page import write_diff_page
 
@@ -138,6 +144,8 @@ def show_sweep(folder: Path) -> int:
     write_summary(summary, folder)
     write_sweep_page(summary, folder)
     show_where(summary, folder)
+    written = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    tell(folder=str(folder), rows=written["rows"])
     return summary.exit_code()
 
 

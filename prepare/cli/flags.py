@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
+from prepare.cli.answer import FLAGS
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, Problem
 from prepare.job.settings import GROUPS, KEYS
@@ -58,6 +59,7 @@ def read_flags(argv: list[str]) -> Namespace:
     unknown = [w for w in argv if w.startswith("-") and w.partition("=")[0] not in known]
     if unknown:
         names = [name for name in known if name.startswith("--") and name not in _REFUSED]
+        names += FLAGS
         raise ConfigError.of(_unknown_flag(word, names) for word in unknown)
 
     def refuse(message: str) -> NoReturn:
@@ -71,6 +73,8 @@ def read_flags(argv: list[str]) -> Namespace:
 
 def _unknown_flag(word: str, names: list[str]) -> Problem:
     key, sign, value = word.lstrip("-").partition("=")
+    if key in ("dry-run", "dryrun"):
+        return Problem(word, "no such flag", "write task=plan, which changes nothing")
     if key.split(".")[0] not in KEYS:
         return Problem(word, "no such flag", choose(word, names, noun="flags"))
     value = value if sign else "NAME" if key in GROUPS else "VALUE"

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 
+from prepare.cli.answer import is_quiet, no_stage, print_problems, tell
 from prepare.cli.compose_config import BASE, CONFIG_NAME, Composer, store_launchers
 from prepare.cli.launcher_checks import launcher_problems
 from prepare.cli.resolve_config import (
@@ -35,12 +36,12 @@ from prepare.core.utils.signals import Stopped
 from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.job.execute import run_job
-from prepare.job.outcome import FAILED, INTERRUPTED, WRONG
+from prepare.job.outcome import FAILED, INTERRUPTED, WRONG, Outcome
 from prepare.job.record import Job, foreign_files
 from prepare.job.spec import JobSpec
 from prepare.report.pages.write_pages import write_pages
 from prepare.report.terminal.console import stage
-from prepare.report.terminal.run import RunOutput, show_problems, shown_folder
+from prepare.report.terminal.run import RunOutput, shown_folder
 from prepare.report.terminal.sweep_progress import SweepProgress
 from prepare.sweep.coordinator import Coordinator
 from prepare.sweep.identity import identity, number_duplicates
@@ -98,9 +99,18 @@ def _run_single(config: DictConfig, about: DictConfig) -> None:
             _exit_if_any([Problem("hydra.run.dir", wrong, remedy)])
         _exit_if_any(foreign_files(spec.folder))
         output = RunOutput(spec.folder)
-        outcome = run_job(spec, stage=stage, show=output.show)
+        outcome = run_job(spec, stage=no_stage if is_quiet() else stage, show=output.show)
         output.end(outcome)
+        tell(**_told(outcome, spec.folder))
     raise SystemExit(outcome.code)
+
+
+def _told(outcome: Outcome, folder: Path) -> dict[str, Any]:
+    """Return what `--json` says of a single job."""
+    result = asdict(outcome.result)
+    result.pop("traceback")
+    paths = sorted(path for path in folder.glob("*") if path.is_file())
+    return result | {"folder": str(folder), "files": {path.name: str(path) for path in paths}}
 
 
 def _run_sweep_job(config: DictConfig, about: DictConfig) -> None:
@@ -167,11 +177,13 @@ class Checks(Callback):
             resume = config.get("resume") is True
             coordinator = Coordinator(folder, rows=rows, identities=identities, resume=resume)
             what = plural(len(rows), "run") if rows else "a sweep"
-            line(f"{what} in {shown_folder(folder)}", errors=True)
+            if not is_quiet():
+                line(f"{what} in {shown_folder(folder)}", errors=True)
             if (state := STATE.get()) is not None:
-                state.progress = SweepProgress(folder, coordinator.manifest)
                 state.coordinator = coordinator
-                state.progress.start()
+                if not is_quiet():
+                    state.progress = SweepProgress(folder, coordinator.manifest)
+                    state.progress.start()
 
 
 def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
@@ -216,7 +228,7 @@ def _exit_on_errors() -> Iterator[None]:
     try:
         yield
     except PrepareError as error:
-        show_problems(error.problems)
+        print_problems(error.problems)
         raise SystemExit(WRONG if isinstance(error, ConfigError) else FAILED) from None
     except Exception:
         traceback.print_exc()
@@ -225,5 +237,5 @@ def _exit_on_errors() -> Iterator[None]:
 
 def _exit_if_any(problems: list[Problem]) -> None:
     if problems:
-        show_problems(problems)
+        print_problems(problems)
         raise SystemExit(WRONG)

@@ -10,10 +10,11 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from prepare.cli.answer import answered, print_problems
 from prepare.cli.commands import COMMANDS, require_packages, show_help, show_sweep, show_versions
 from prepare.core.utils.signals import stopped_by_sigterm
 from prepare.core.utils.telemetry import switch_off_telemetry
-from prepare.core.utils.text import line, plural, printable
+from prepare.core.utils.text import line, plural
 from prepare.core.utils.waiting import limit_spinning
 from prepare.core.utils.wording import command_line_words
 from prepare.distributed import rank
@@ -46,14 +47,18 @@ def run(argv: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Names of modules may hold any character, also those that the terminal cannot show.
             stream.reconfigure(errors="backslashreplace")
+    with command_line_words():
+        return answered(argv, _run)
+
+
+def _run(argv: list[str]) -> int:
     try:
-        with command_line_words():
-            return _answer(argv)
+        return _answer(argv)
     except PrepareError as error:
-        _print_problems(error.problems)
+        print_problems(error.problems)
         return WRONG if isinstance(error, ConfigError) else FAILED
     except KeyboardInterrupt:
-        _print_problems([Problem("", "interrupted")])
+        print_problems([Problem("", "interrupted")])
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has ended (`| head`): flushing the buffer must not raise again.
@@ -129,7 +134,7 @@ def _launch(argv: list[str], flags: Namespace, state: CommandState) -> int:
         with _hydra_arguments(argv), _launcher_errors(state):
             hydra_app.launch()
     except KeyboardInterrupt:
-        _print_problems([Problem("", "interrupted")])
+        print_problems([Problem("", "interrupted")])
         return INTERRUPTED
     except SystemExit as stop:
         if flags.cfg and stop.code == FAILED:
@@ -142,7 +147,7 @@ def _launch(argv: list[str], flags: Namespace, state: CommandState) -> int:
             problems = composer.diagnose(flags.overrides, multirun=flags.multirun)
         if not problems and isinstance(error, compose_config.BUILT_IN):
             raise
-        _print_problems(problems or [Problem("", first_sentence(str(error)))])
+        print_problems(problems or [Problem("", first_sentence(str(error)))])
         return WRONG
     except OSError as error:
         # A job raises none; Hydra does if it cannot make the folder of a run.
@@ -198,8 +203,3 @@ def _hydra_arguments(argv: list[str]) -> Iterator[None]:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = full
-
-
-def _print_problems(problems: Sequence[Problem]) -> None:
-    for problem in problems:
-        line(printable(problem), errors=True)

@@ -20,6 +20,7 @@ from prepare.errors import (
     RefusedError,
     StepError,
 )
+from prepare.job.figures import figures
 from prepare.job.record import Record, Result
 
 if TYPE_CHECKING:
@@ -42,14 +43,16 @@ class Outcome:
 
 def finished(results: Results) -> Outcome:
     """Return the outcome of a job that came to its end, or prepared the model before it was stopped."""
+    found = figures(results)
     if results.stopped:
-        return Outcome(Result("interrupted", "interrupted", results.stopped), INTERRUPTED, results)
+        stopped = Result("interrupted", "interrupted", results.stopped, figures=found)
+        return Outcome(stopped, INTERRUPTED, results)
     verification = results.verification
     if verification is not None and verification.status == "fail":
         reason = verification.reason.partition(":")[0]
-        result = Result("verification_failed", reason, verification.reason)
+        result = Result("verification_failed", reason, verification.reason, figures=found)
         return Outcome(result, NOT_VERIFIED, results)
-    return Outcome(Result("ok"), DONE, results)
+    return Outcome(Result("ok", figures=found), DONE, results)
 
 
 def failure(error: BaseException) -> Outcome:

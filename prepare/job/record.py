@@ -38,13 +38,17 @@ _LIMIT = 1 << 24
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a job. `reason` is a word (`oom`, `model`), `error` says in a line what happened."""
+    """The end of a job. `reason` is a word (`oom`, `model`), `error` says in a line what happened.
+
+    `figures` are those of `prepare.job.figures`; None if the job did not come to its end.
+    """
 
     status: str
     reason: str | None = None
     error: str | None = None
     traceback: str | None = None
     seconds: float = 0.0
+    figures: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,8 @@ def _read(path: Path, kind: str) -> dict[str, Any] | None:
         data = json.loads(files.read_text(path, limit=_LIMIT))
         if data.pop("format", None) == kind and data.pop("version", None) == _VERSION:
             known = (Result if kind == _RESULT else Job).__dataclass_fields__
-            if data.keys() == set(known):
+            # An older version wrote no figures.
+            if data.keys() | ({"figures"} & known.keys()) == known.keys():
                 return data
     raise FileError(files.printable_path(path), f"is not a {kind} file of version {_VERSION}", "")
 

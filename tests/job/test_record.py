@@ -42,7 +42,16 @@ def test_a_result_is_read_as_it_was_written(record):
 def test_a_result_holds_exactly_the_keys_that_others_may_rely_on(record):
     record.write_result(ALL_OF_IT)
     data = json.loads((record.folder / "result.json").read_text())
-    assert list(data) == ["format", "version", "status", "reason", "error", "traceback", "seconds"]
+    assert list(data) == [
+        "format",
+        "version",
+        "status",
+        "reason",
+        "error",
+        "traceback",
+        "seconds",
+        "figures",
+    ]
     assert (data["format"], data["version"]) == ("prepare.result", 1)
     assert data["status"] in STATUSES
 
