@@ -20,7 +20,7 @@ _REASONS = {WRONG: "configuration", INTERRUPTED: "interrupted", NOT_VERIFIED: "v
 
 @dataclass
 class _Answer:
-    """What is collected while a command runs; `quiet`: no progress is shown."""
+    """Values collected while a command runs; with `quiet`, no progress is shown."""
 
     quiet: bool = False
     values: dict[str, Any] = field(default_factory=dict)
