@@ -43,7 +43,7 @@ from prepare.cli.resolve_config import (
 from prepare.cli.word_errors import unreadable
 from prepare.core.utils.conf_folder import conf_dir
 from prepare.errors import ConfigError, Problem
-from prepare.job.settings import GROUPS, NO_MODEL, read_settings
+from prepare.job.settings import GROUPS, LEVELS, NO_MODEL, read_settings
 
 CONFIG_NAME = "config"
 # Hydra 1.4 emulates no older version, and warns if it is asked to.
@@ -112,7 +112,7 @@ class Composer:
         """Return the options of each of our groups."""
         # The loader's own method first copies every source of configurations.
         repository = cast("Any", self._loader).repository
-        groups = {group: repository.get_group_options(group) for group in GROUPS}
+        groups = {group: repository.get_group_options(group) for group in (*GROUPS, *LEVELS)}
         for group, options in groups.items():
             own = {path.stem for folder in self._folders for path in folder.glob(f"{group}/*.yaml")}
             groups[group] = sorted({*options, *own})

@@ -140,7 +140,14 @@ def verification_of(
     from prepare.verify import verify
 
     return verify(
-        reference, model, example, level=settings.verify, pipeline=pipeline, mode=settings.mode
+        reference,
+        model,
+        example,
+        level=settings.verify,
+        pipeline=pipeline,
+        mode=settings.mode,
+        seconds=settings.verify_limits.seconds,
+        memory=settings.verify_limits.memory,
     )
 
 
@@ -171,6 +178,7 @@ def bench_of(
         level=settings.bench,
         mode=settings.mode,
         took=took,
+        seconds=settings.bench_seconds,
         tell=tell or (lambda _: None),
     )
 

@@ -13,18 +13,21 @@ from prepare.core.utils.options import as_written, convert, no_options
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
+from prepare.job.levels import VerifyLimits, read_levels
 from prepare.job.model_target import hydra_key_problems
 from prepare.registry import STEPS
 from prepare.tune.options import TuneOptions, read_tune
 
 # The keys that hold one value each.
 _CONVERTED = (
-    *("task", "mode", "strict", "known_issues", "flow", "verify", "bench", "plugins", "seed"),
+    *("task", "mode", "strict", "known_issues", "flow", "plugins", "seed"),
     *("isolate", "resume", "weights", "save", "optimize"),
 )
 NO_MODEL = "no model is chosen"
 # The groups that a configuration is composed of.
 GROUPS = ("model", "device", "precision", "memfmt", "input")
+# Groups whose option is a level, and which may set limits as well: verify=short, verify.seconds=60.
+LEVELS = ("verify", "bench")
 # Every key at the top of a configuration.
 KEYS = (
     *(*GROUPS, "steps", "task", "mode", "strict", "known_issues", "flow", "verify", "bench"),
@@ -58,6 +61,8 @@ class Settings:
     flow: Literal["none", "predict", "observe"] = "predict"
     verify: Literal["none", "short", "full"] = "short"
     bench: Literal["none", "short", "full"] = "short"
+    verify_limits: VerifyLimits = field(default_factory=VerifyLimits)
+    bench_seconds: float | None = None
     plugins: Annotated[tuple[str, ...], "a list of modules", _check_plugins] = ()
     seed: Annotated[int, _check_seed] = 0
     tune: TuneOptions = field(default_factory=TuneOptions)
@@ -83,7 +88,11 @@ def read_settings(
     problems: list[Problem] = []
     read: dict[str, Any] = {"choices": dict(choices)}
     hints = get_type_hints(Settings, include_extras=True)
-    known = {field.name for field in fields(Settings)} - {"choices"}
+    known = {field.name for field in fields(Settings)} - {
+        "choices",
+        "verify_limits",
+        "bench_seconds",
+    }
     for key in config:
         if key not in known:
             remedy = choose(str(key), KEYS, noun="keys and groups")
@@ -94,6 +103,9 @@ def read_settings(
                 read[key] = convert(config[key], hints[key])
             except ValueError as error:
                 problems.append(Problem(key, *error.args))
+    levels, level_problems = read_levels(config)
+    read |= levels
+    problems += level_problems
     problems += _check_choices(choices)
     checks: dict[str, Callable[[dict[str, Any]], Iterable[Problem]]] = {
         "model": lambda model: _check_model(model, list(models)),

@@ -49,6 +49,7 @@ def time_models(
     level: Level,
     mode: Mode,
     took: float = 0.0,
+    seconds: float | None = None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Bench:
     """Time the prepared model against the unprepared one, which is moved to the device of the pipeline.
@@ -62,18 +63,22 @@ def time_models(
             call takes.
         mode: the use of the model; its case comes first.
         took: the time in seconds of a forward of the prepared model, for a first estimate.
+        seconds: the time for each case in place of the level's own; with it no call is too long.
         tell: called at intervals with a line on the progress.
     """
     start = time.perf_counter()
     first = TRAINING if mode == "train" else INFERENCE
     reason = _reason(models, example)
-    if level == "short" and not reason:
+    if level == "short" and seconds is None and not reason:
         reason = _too_long(models, first, took)
     if reason or not example:
         cases: tuple[Case, ...] = (Case(what=first, reason=reason),)
     else:
         calls = dict(_calls(call_of(example), level, first))
-        cases = tuple(_case(models, what, calls[what], level=level, tell=tell) for what in calls)
+        cases = tuple(
+            _case(models, what, calls[what], level=level, seconds=seconds, tell=tell)
+            for what in calls
+        )
     return Bench(level=level, mode=mode, seconds=time.perf_counter() - start, cases=cases)
 
 
@@ -99,7 +104,7 @@ def _too_long(models: Models, what: str, took: float) -> str:
     if compiles or device != "cpu" or seconds <= BUDGET["short"] / 3:
         return ""
     call = f"{what} takes about {seconds:.0f} s"
-    return f"{call}, too long for a comparison within 20 s; bench=full does it"
+    return f"{call}, too long for a comparison within 20 s; raise bench.seconds"
 
 
 def _calls(call: Call, level: Level, first: str) -> Iterator[tuple[str, Call]]:
@@ -113,7 +118,13 @@ def _calls(call: Call, level: Level, first: str) -> Iterator[tuple[str, Call]]:
 
 
 def _case(
-    models: Models, what: str, call: Call, *, level: Level, tell: Callable[[str], object]
+    models: Models,
+    what: str,
+    call: Call,
+    *,
+    level: Level,
+    seconds: float | None,
+    tell: Callable[[str], object],
 ) -> Case:
     unprepared = models.unprepared
     assert not isinstance(unprepared, str)  # else no case is timed
@@ -126,7 +137,7 @@ def _case(
             {UNPREPARED: unprepared, PREPARED: models.prepared},
             call,
             train=what == TRAINING,
-            budget=BUDGET[level],
+            budget=seconds or BUDGET[level],
             within_budget=level == "short",
             precision=PRECISION[level],
             format={
@@ -162,7 +173,9 @@ def _expected(error: Exception) -> str:
     """Return the text of an error that the model may have caused; raise any other error."""
     if isinstance(error, PrepareError):
         problem = error.problems[0]
-        return f"{problem.wrong}; bench=full does it" if problem.where == "budget" else str(problem)
+        return (
+            f"{problem.wrong}; raise bench.seconds" if problem.where == "budget" else str(problem)
+        )
     if is_out_of_memory(error):
         return f"out of memory: {str(error).partition(chr(10))[0]}"
     raise error

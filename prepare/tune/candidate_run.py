@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -15,6 +13,7 @@ from torch import nn
 
 from prepare.bench.variant import Variant
 from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.core.model.free_memory import free_memory
 from prepare.core.utils.text import first_line
 from prepare.errors import PrepareError, RefusedError
 from prepare.pipeline import Pipeline
@@ -33,7 +32,6 @@ _MIN_TIMING, _MAX_CALLS = 0.005, 1000
 _WARM_BELOW = 0.05
 # A verification may use half of the free memory and as many seconds as the tuning, but at least these.
 _MIN_CHECK_MEMORY, _MIN_CHECK_SECONDS, _MEMORY_PART = 4 * 2**30, 30.0, 0.5
-_MEMINFO = Path("/proc/meminfo")
 
 
 class TurnPlan(NamedTuple):
@@ -154,19 +152,6 @@ def capacity(model: nn.Module, device: torch.device) -> int:
     size = sum(t.nbytes for each in (model.parameters(), model.buffers()) for t in each)
     free = free_memory(device)
     return 1000 if free is None else int(_MEMORY_PART * free / max(1, 2 * size))
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Return the bytes of free memory, or None where the system does not report it."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = _MEMINFO.read_text().splitlines()
-        available = next(line for line in lines if line.startswith("MemAvailable"))
-        return 1024 * int(available.split()[1])
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    return None
 
 
 @contextlib.contextmanager

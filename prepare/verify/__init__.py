@@ -49,7 +49,7 @@ def verify(
             eval mode changes, fail it.
         gradients: compare gradients in mode `eval` too, where they are only reported.
         seconds: the time limit in seconds; by default 30, and 600 for `full`.
-        memory: the memory limit in bytes; by default 4 GiB, and 16 GiB for `full`. Both are estimated
+        memory: the memory limit in bytes; by default half of the free memory. Both are estimated
             before each run; a run that does not fit is reported as `cannot tell`, with the reason.
 
     The reference runs in float64 if that fits into the limits, else in float32, and this run is taken as

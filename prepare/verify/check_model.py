@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.stand_ins import lazy_parameter
+from prepare.core.model.free_memory import free_memory
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
 from prepare.verify.cases import VerificationCase, affordable, cases_for
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from prepare.verify.records import Verification
 
 _SECONDS = {"short": 30.0, "full": 600.0}
-_MEMORY = {"short": 4 * 2**30, "full": 16 * 2**30}
+# The memory limit is this part of the free memory; the bytes where the system does not report it.
+_FREE_PART, _UNKNOWN_MEMORY = 0.5, 4 * 2**30
 
 # A float64 run that may take longer, in seconds, is made with one sample.
 _LONG = 10.0
@@ -60,7 +62,7 @@ def check_model(
     `exact_runs` caches exact runs: several verifications of one reference on one batch may share it.
     """
     _check_arguments(reference, prepared, level=level, mode=mode, gradients=gradients)
-    budget = Budget(seconds or _SECONDS[level], memory or _MEMORY[level])
+    budget = Budget(seconds or _SECONDS[level], memory or _default_memory(prepared))
     call, pairs = call_of(batch).map(Tensor.detach), tensor_pairs(reference, prepared)
     rewritten, mode_changed = rewritten_modules(reference, prepared, pipeline)
     losses = cast_losses(pairs)
@@ -123,6 +125,13 @@ def _takes_one_sample(cases: list[VerificationCase], cost: Cost, *, gradients: b
     return (
         len(cases) == 1 and cases[0].mode == "eval" and (cases[0].call.batch or 1) > 1 and is_large
     )
+
+
+def _default_memory(model: nn.Module) -> int:
+    """Return half of the free memory: that of the model's device, but no more than that of the CPU."""
+    devices = {tensor.device for tensor in model.parameters()} | {torch.device("cpu")}
+    free = [count for device in devices if (count := free_memory(device)) is not None]
+    return int(_FREE_PART * min(free)) if free else _UNKNOWN_MEMORY
 
 
 def _check_arguments(

@@ -1,0 +1,24 @@
+"""Read the bytes of free memory of a device."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import torch
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the bytes of free memory, or None where the system does not report it."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = _MEMINFO.read_text().splitlines()
+        available = next(line for line in lines if line.startswith("MemAvailable"))
+        return 1024 * int(available.split()[1])
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return None
