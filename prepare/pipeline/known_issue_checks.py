@@ -1,13 +1,13 @@
 """Find the known issues that a model will meet once it is prepared as a pipeline requests."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from torch import nn
 
 from prepare.core.model.convolutions import CONVOLUTIONS_2D_3D
-from prepare.core.model.known_issues import Issue, standing
+from prepare.core.model.known_issues import ONLY, Issue, standing
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import is_strided, name_of
@@ -20,10 +20,7 @@ from prepare.steps.repairs import find_repair
 KnownIssues = Literal["error", "warn", "ignore"]
 
 _SHOWN = 1
-_ONLY: dict[str, Callable[[Any], bool]] = {
-    "": lambda _: True,
-    "depthwise": lambda module: module.groups == module.in_channels > 1,
-}
+_CURES = {"format": "use", "flag": "set", "version": "install"}
 
 
 @dataclass(frozen=True)
@@ -41,9 +38,14 @@ class IssueMatch:
     needs_force: bool
 
     @property
+    def is_wrong(self) -> bool:
+        """Return whether numbers are wrong at every size."""
+        return self.issue.effect == "wrong" and not self.issue.sizes
+
+    @property
     def is_error_in_training(self) -> bool:
         """Return whether this is an error as soon as the model is in training mode, and not yet."""
-        return self.issue.effect == "wrong" and not self.in_training
+        return self.is_wrong and not self.in_training
 
     @property
     def repair_options(self) -> dict[str, Any]:
@@ -76,12 +78,14 @@ class IssueMatch:
         if self.issue.repair:
             remedy = f"add the step {step('repair_layout', **self.repair_options)}"
             return f"{remedy}, or {self._without_repair()}" if self.is_error else remedy
-        if self.issue.effect == "wrong":
-            remedy = "exclude them, or take another memory format"
+        cures = [f"{_CURES[kind]} {cure}" for kind, cure in self.issue.cure]
+        if self.is_wrong:
+            remedy = ", or ".join(cures) or "exclude them, or take another memory format"
             return f"{remedy}, or {self._without_repair()}" if self.is_error else remedy
-        if self.issue.effect == "risk":
-            return "look at what the run's verification says, with the sizes you train on"
-        return ""
+        if self.issue.is_risk:
+            look = "look at what the run's verification says, with the sizes you train on"
+            return ", or ".join([*cures, look])
+        return ", or ".join(cures)
 
     def _without_repair(self) -> str:
         warn = argument("known_issues", "warn")
@@ -109,19 +113,21 @@ def find_known_issues(
         modules_by_class.setdefault(_class_name(type(module)), {})[name] = module
     matches = []
     for issue in dict.fromkeys(issue for device in sorted(devices) for issue in standing(device)):
-        if issue.effect == "sometimes":
+        if not issue.in_plan:
             continue
         modules = {
             name: kind
             for kind in issue.operations
             if kind in modules_by_class and issue.concerns(kind, formats, dtypes)
             for name, module in modules_by_class[kind].items()
-            if _ONLY[issue.only](module)
+            if ONLY[issue.only](module)
             and (not issue.repair or find_repair(issue.repair).fits(module))
         }
         if modules:
             training = model.training
-            is_error = issue.effect == "wrong" and training and known_issues == "error"
+            is_error = (
+                issue.effect == "wrong" and not issue.sizes and training and known_issues == "error"
+            )
             needs_force = formats.isdisjoint({*issue.formats} - {"contiguous"})
             matches.append(IssueMatch(issue, modules, is_error, training, needs_force))
     return sorted(matches, key=lambda match: not match.is_error)

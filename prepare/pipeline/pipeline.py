@@ -156,7 +156,7 @@ class Pipeline:
     ) -> tuple[list[Problem], dict[str, dict[str, Any]] | None]:
         """Return why the model cannot be trained so, and the steps to add; None if no step helps."""
         unfit = [problem for step in self.steps.values() for problem in step.in_training()]
-        wrong = [match for match in issues if match.issue.effect == "wrong"]
+        wrong = [match for match in issues if match.is_wrong]
         problems = [*unfit, *(match.problem() for match in wrong)]
         if not wrong and not unfit:
             return problems, {}
@@ -204,7 +204,7 @@ class Pipeline:
             raise_problems(RefusedError, fsdp_problems(model))
             raise combined(errors)
         for match in issues:
-            if match.issue.effect == "wrong":
+            if match.is_wrong:
                 warnings.warn(str(match.problem()), KnownIssueWarning, stacklevel=2)
         moves = all_moves(table, optimizer)
         if actions or moves:

@@ -149,7 +149,7 @@ def _risky_dtypes(model: nn.Module, device: str) -> set[str]:
     return {
         dtype
         for issue in standing(device)
-        if issue.effect == "risk" and issue.repair and not kinds.isdisjoint(issue.operations)
+        if issue.is_risk and issue.repair and not kinds.isdisjoint(issue.operations)
         for dtype in issue.dtypes
     }
 

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import convert_conv3d_weight_memory_format
 
-from prepare.core.model.known_issues import Issue, issues, standing
+from prepare.core.model.issue_sizes import SIZES
+from prepare.core.model.known_issues import issues, make_issue, standing
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, KnownIssueError, KnownIssueWarning
 from prepare.pipeline import Pipeline
@@ -130,11 +131,7 @@ REPRODUCED = {
 }
 # Known of other devices, or a matter of time alone, which no test asserts.
 OF_TIME = {"conv2d_few_pixels_cpu", "conv3d_float16_cpu"}
-NOT_HERE = {
-    *OF_TIME,
-    "conv3d_contiguous_mps",
-    *("batch_norm_backward_mps", "convolution_layout_xpu"),
-}
+NOT_HERE = {issue.name for issue in issues() if not issue.checked}
 
 
 OVERWRITE = {"conv3d_bfloat16_small_cpu", "depthwise_transposed_conv3d_cpu"}
@@ -143,8 +140,9 @@ CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else 
 
 
 def test_every_entry_is_reproduced_here_or_says_that_it_cannot_be():
-    assert set(BY_NAME) == set(REPRODUCED) | NOT_HERE
-    for name in NOT_HERE - OF_TIME:
+    assert set(BY_NAME) == set(REPRODUCED) | NOT_HERE | OF_TIME
+    assert NOT_HERE.isdisjoint(REPRODUCED)
+    for name in NOT_HERE:
         assert "not run here" in BY_NAME[name].evidence
 
 
@@ -171,21 +169,109 @@ def in_a_process(name):
 
 
 @pytest.mark.parametrize("issue", issues(), ids=lambda issue: issue.name)
-def test_every_entry_is_complete_and_names_existing_classes(issue):
-    assert issue.effect in ("wrong", "risk", "slow", "sometimes")
-    assert issue.part in ("outputs", "gradients", "time")
-    assert all((issue.what, issue.evidence, issue.devices, issue.formats))
+def test_every_entry_names_existing_classes_and_repairs(issue):
     assert all(issubclass(getattr(nn, operation), nn.Module) for operation in issue.operations)
     assert not issue.repair or issue.repair in repairs.repair_names()
 
 
+ENTRY = {
+    **{field: value for field, value in vars(issues()[0]).items() if field != "name"},
+    "cure": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"evidence": ""}, "empty or not allowed: evidence"),
+        ({"effect": "sometimes"}, "empty or not allowed: effect"),
+        ({"sizes": "odd"}, "empty or not allowed: sizes"),
+        ({"only": "odd"}, "empty or not allowed: only"),
+        ({"backend": ["gpu"]}, "empty or not allowed: backend"),
+        ({"backend": []}, "empty or not allowed: backend"),
+        ({"formats": ["nhwc"]}, "empty or not allowed: formats"),
+        ({"cudnn": ["9.8"]}, "empty or not allowed: cudnn"),
+        ({"os": ["beos", None, None]}, "empty or not allowed: os"),
+        ({"cure": {"luck": "good"}}, "empty or not allowed: cure"),
+        ({"colour": "red"}, "missing or unknown fields: colour"),
+    ],
+)
+def test_an_entry_without_evidence_or_with_odd_fields_is_refused(wrong, named):
+    assert make_issue("one", ENTRY).evidence
+    with pytest.raises(ValueError, match=f"one: {named}"):
+        make_issue("one", ENTRY | wrong)
+
+
+def entry_stands(version="2.13.0", backend="cpu", machine=None, **fields):
+    issue = make_issue("one", ENTRY | {"since": "2.3", "until": "2.14"} | fields)
+    return issue.stands(backend, version, machine or {})
+
+
 def test_an_entry_retires_with_the_torch_that_mends_it():
-    issue = Issue(**{**vars(issues()[0]), "since": "2.3", "until": "2.14"})
-    assert not issue.stands("cpu", "2.2.1")
-    assert issue.stands("cpu", "2.3.0+cpu")
-    assert issue.stands("cpu", "2.13.0")
-    assert not issue.stands("cpu", "2.14.0")
-    assert not issue.stands("cuda", "2.13.0")
+    assert not entry_stands("2.2.1")
+    assert entry_stands("2.3.0+cpu")
+    assert entry_stands("2.13.0")
+    assert not entry_stands("2.14.0")
+    assert not entry_stands(backend="cuda")
+
+
+def test_an_entry_stands_for_its_cudnn_architecture_and_macos():
+    cudnn = {"cudnn": ["9.8", "9.15"]}
+    assert entry_stands(machine={"cudnn": "9.10.2"}, **cudnn)
+    assert entry_stands(machine={"cudnn": "9.8.0"}, **cudnn)
+    for other in ("9.7.1", "9.15.0", None):
+        assert not entry_stands(machine={"cudnn": other}, **cudnn)
+    assert entry_stands(machine={"architectures": ["sm_80", "sm_86"]}, arch=["sm_86"])
+    assert not entry_stands(machine={"architectures": ["sm_90"]}, arch=["sm_86"])
+    assert entry_stands(machine={"macos": "26.2"}, os=["macos", "0", "26.3"])
+    assert not entry_stands(machine={"macos": "26.3"}, os=["macos", "0", "26.3"])
+    assert not entry_stands(machine={"macos": None}, os=["macos", None, None])
+
+
+def test_a_cuda_device_under_hip_has_the_issues_of_rocm():
+    names = {issue.name for issue in standing("cuda", "2.13.0", {"hip": "6.4"})}
+    assert "channels_last_ignored_rocm" in names
+    assert "avg_pool2d_padded_backward" not in names
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "shape", "holds"),
+    [
+        ("few_pixels", nn.Conv2d(2048, 512, 1), (1, 2048, 7, 7), True),
+        ("few_pixels", nn.Conv2d(2048, 512, 1), (8, 2048, 7, 7), False),
+        ("few_pixels", nn.Conv2d(8, 8, 1), (1, 8, 1, 1), False),
+        ("smaller_than_kernel", nn.Conv3d(2, 2, 3), (1, 2, 2, 4, 4), True),
+        ("smaller_than_kernel", nn.Conv3d(2, 2, 3), (1, 2, 3, 4, 4), False),
+        ("smaller_than_kernel", nn.ConvTranspose3d(2, 2, 3), (1, 2, 3, 4, 4), None),
+        ("over_2_31", nn.AvgPool2d(2), (2, 1024, 1024, 1024), True),
+        ("over_2_31", nn.AvgPool2d(2), (2, 1024, 1024, 1023), False),
+        ("over_2_31", nn.Upsample(scale_factor=2), (2, 3, 4, 4), None),
+        ("large_conv3d", nn.Conv3d(2, 2, 3), (1, 16, 124, 1282, 722), True),
+        ("unknown", nn.Conv3d(2, 2, 3), (1, 2, 8, 8, 8), None),
+    ],
+)
+def test_a_predicate_of_sizes_decides_for_a_call(name, module, shape, holds):
+    assert SIZES[name].holds(module, shape) is holds
+
+
+CUDA = {"cudnn": "9.10.2", "architectures": ["sm_90"]}
+
+
+@pytest.mark.parametrize(
+    ("operation", "formats", "dtypes", "expected"),
+    [
+        ("Conv3d", {"contiguous"}, {"bfloat16"}, {"conv3d_without_cudnn", "conv3d_large_16_bit"}),
+        ("Conv3d", {"channels_last_3d"}, {"bfloat16"}, {"conv3d_large_16_bit"}),
+        ("Conv3d", {"channels_last_3d"}, {"float32"}, {"conv3d_tf32"}),
+        ("GroupNorm", {"channels_last"}, {"float32"}, {"group_norm_layout_cuda"}),
+        ("GroupNorm", {"contiguous"}, {"float32"}, set()),
+    ],
+)
+def test_entries_of_cuda_concern_their_formats_and_dtypes(operation, formats, dtypes, expected):
+    found = standing("cuda", "2.13.0", CUDA)
+    names = {issue.name for issue in found if issue.concerns(operation, formats, dtypes)}
+    always = {"computed_weight_layout", "conv3d_dilated_bias"}
+    assert names - always == expected
 
 
 def test_an_entry_of_another_torch_is_not_standing():

@@ -1,19 +1,41 @@
-"""Known issues of torch: wrong or slow operations by device, version, memory format and dtype.
+"""Known issues of torch: wrong or slow operations by backend, versions, memory format and dtype.
 
 `known_issues.yaml` beside this file holds the entries, each with its evidence. An entry with an
 `until` no longer applies from that version of torch on.
 """
 
+from __future__ import annotations
+
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from prepare.core.model.issue_sizes import SIZES
 from prepare.core.utils import plain_yaml
 
 FILE = Path(__file__).with_suffix(".yaml")
+EFFECTS, PARTS = ("wrong", "slow"), ("outputs", "gradients", "time")
+BACKENDS = ("cpu", "cuda", "rocm", "mps", "xpu")
+SYSTEMS = ("macos",)
+CURES = ("repair", "format", "flag", "version")
+# The modules of a class that an entry is about.
+ONLY: dict[str, Callable[[Any], bool]] = {
+    "": lambda _: True,
+    "depthwise": lambda module: module.groups == module.in_channels > 1,
+    "grouped": lambda module: module.groups > 1,
+    "large_kernel": lambda module: any(size != 1 for size in module.weight.shape),
+    "dilated_bias": lambda module: module.bias is not None and any(n != 1 for n in module.dilation),
+    "padded": lambda module: module.padding not in (0, (0, 0)),
+}
+_KEYS = {
+    "backend": BACKENDS,
+    "formats": ("contiguous", "channels_last", "channels_last_3d"),
+    "dtypes": ("float32", "float16", "bfloat16"),
+}
+_WORDS = {"effect": EFFECTS, "part": PARTS, "only": tuple(ONLY), "sizes": ("", *SIZES)}
 
 
 @dataclass(frozen=True)
@@ -23,22 +45,51 @@ class Issue:
     name: str
     effect: str
     part: str
-    devices: tuple[str, ...]
+    backend: tuple[str, ...]
     operations: tuple[str, ...]
     only: str
+    sizes: str
     formats: tuple[str, ...]
     dtypes: tuple[str, ...]
     since: str
     until: str | None
-    repair: str
+    cudnn: tuple[str | None, ...]
+    arch: tuple[str, ...]
+    os: tuple[str | None, ...]
+    cure: tuple[tuple[str, str], ...]
+    probe: str
     what: str
     evidence: str
+    checked: str
 
-    def stands(self, device: str, torch_version: str) -> bool:
-        """Return whether this version of torch has the issue on this type of device (`cpu`, `cuda`)."""
-        now = _numbers(torch_version)
-        ended = self.until is not None and _numbers(self.until) <= now
-        return device in self.devices and _numbers(self.since) <= now and not ended
+    @property
+    def repair(self) -> str:
+        """The part of the step `repair_layout` that mends it; empty if none does."""
+        return dict(self.cure).get("repair", "")
+
+    @property
+    def is_risk(self) -> bool:
+        """Return whether numbers are wrong at some sizes only."""
+        return self.effect == "wrong" and bool(self.sizes)
+
+    @property
+    def in_plan(self) -> bool:
+        """Return whether a plan may report it, without knowing the sizes of a call."""
+        return not self.sizes or (self.effect == "wrong" and SIZES[self.sizes].in_plan)
+
+    def stands(self, backend: str, torch_version: str, machine: dict[str, Any]) -> bool:
+        """Return whether this version of torch has the issue on this backend (`cpu`, `cuda`).
+
+        `machine` is the identity of `prepare.core.utils.accelerator`.
+        """
+        system, *span = self.os or ("",)
+        return (
+            backend in self.backend
+            and _within(torch_version.partition("+")[0], (self.since, self.until), digits=2)
+            and (not self.cudnn or _within(machine.get("cudnn"), self.cudnn))
+            and (not self.arch or not set(self.arch).isdisjoint(machine.get("architectures") or ()))
+            and (not system or _within(machine.get(system), span))
+        )
 
     def concerns(self, operation: str, formats: Iterable[str], dtypes: Iterable[str]) -> bool:
         """Return whether a module of the class `operation` has the issue, given the convolutions' formats."""
@@ -50,29 +101,65 @@ class Issue:
         )
 
 
+def make_issue(name: str, entry: dict[str, Any]) -> Issue:
+    """Return the issue of one entry; raise ValueError if a field is missing, unknown or wrong."""
+    known = [field.name for field in fields(Issue)][1:]
+    if wrong := set(entry) ^ set(known):
+        raise ValueError(f"{name}: missing or unknown fields: {', '.join(sorted(wrong))}")
+    problems = [key for key in ("what", "evidence", "backend", "operations") if not entry[key]]
+    problems += [key for key, words in _WORDS.items() if entry[key] not in words]
+    problems += [key for key, words in _KEYS.items() if not set(entry[key]) <= set(words)]
+    problems += [key for key in ("cudnn",) if len(entry[key]) not in (0, 2)]
+    problems += ["os"] * bool(
+        entry["os"] and (len(entry["os"]) != 3 or entry["os"][0] not in SYSTEMS)
+    )
+    problems += ["cure"] * (not set(entry["cure"]) <= set(CURES))
+    if problems:
+        raise ValueError(f"{name}: empty or not allowed: {', '.join(problems)}")
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+    return Issue(name, **{**values, "cure": tuple(entry["cure"].items())})
+
+
 @cache
 def issues() -> tuple[Issue, ...]:
     """Return every entry of the file, in its order."""
     entries: Any = plain_yaml.read(FILE.read_bytes(), FILE.name, remedy="").value
-    return tuple(_issue(name, entry) for name, entry in entries.items())
+    return tuple(make_issue(name, entry) for name, entry in entries.items())
 
 
-def _issue(name: str, entry: dict[str, Any]) -> Issue:
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
-    return Issue(name, **values)
+def standing(
+    device: str, torch_version: str | None = None, machine: dict[str, Any] | None = None
+) -> list[Issue]:
+    """Return the issues on this type of device in this version of torch.
+
+    The default is the installed torch and the present machine. An entry for some versions of cuDNN or some
+    architectures stands only where these are known.
+    """
+    import torch
+
+    from prepare.core.utils.accelerator import accelerator
+
+    machine = accelerator() if machine is None else machine
+    kind = device.partition(":")[0]
+    backend = "rocm" if kind == "cuda" and machine.get("hip") else kind
+    version = torch_version or torch.__version__
+    return [issue for issue in issues() if issue.stands(backend, version, machine)]
 
 
-def standing(device: str, torch_version: str | None = None) -> list[Issue]:
-    """Return the issues on this type of device in this version of torch (default: the installed one)."""
-    if torch_version is None:
-        import torch
+def _within(version: str | None, span: Sequence[str | None], *, digits: int = 3) -> bool:
+    """Return whether a version is in [since, until); False for an unknown one."""
+    if version is None:
+        return False
+    since, until = span
+    now = _numbers(version, digits)
+    return (since is None or _numbers(since, digits) <= now) and (
+        until is None or now < _numbers(until, digits)
+    )
 
-        torch_version = torch.__version__
-    return [issue for issue in issues() if issue.stands(device.partition(":")[0], torch_version)]
 
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:2])
+def _numbers(version: str, digits: int) -> tuple[int, ...]:
+    found = [int(number) for number in re.findall(r"\d+", version)[:digits]]
+    return (*found, *[0] * (digits - len(found)))
 
 
 def _rank(name: str) -> int | None:

@@ -11,26 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from prepare.core.model.issue_sizes import has_few_pixels, has_large_weight
 from prepare.steps.repairs._channels_last_grad import with_channels_last_grad
 from prepare.steps.repairs.base import is_channels_last
-
-# Weights with fewer elements than this are cheap to reorder.
-_MIN_WEIGHT_ELEMENTS = 1 << 18
-# With fewer output channels per output pixel than this, oneDNN's kernels gain more than the reordering costs.
-_MIN_CHANNELS_PER_PIXEL = 8
-
-
-def is_candidate(module: nn.Conv2d | nn.Conv3d) -> bool:
-    """Return whether the weight is so large that a product may be faster, and padding is zeros."""
-    size = module.in_channels * module.out_channels * prod(module.kernel_size)
-    plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    return plain and module.groups == 1 and size >= _MIN_WEIGHT_ELEMENTS
 
 
 def applies(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool:
     """Return whether a product is faster for `x`; never while compiling: a compiler sees torch's code."""
     return (
-        is_candidate(module)
+        has_large_weight(module)
         and not torch.compiler.is_compiling()
         and x.dim() == weight.dim()
         and x.device.type == "cpu"
@@ -38,7 +27,7 @@ def applies(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool:
         and x.dtype in (torch.float32, torch.bfloat16)
         and not torch.is_autocast_enabled("cpu")
         and x.shape[1] == module.in_channels
-        and 0 < _MIN_CHANNELS_PER_PIXEL * _output_pixels(module, x) <= module.out_channels
+        and has_few_pixels(module, x.shape)
         and is_channels_last(x)
         and (prod(module.kernel_size) == 1 or is_channels_last(weight))
     )
@@ -48,7 +37,7 @@ def convolve(
     module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
     """Return the output of the convolution for `x` (N, C, *spatial), in channels-last."""
-    padding: Any = module.padding  # not a string: see `is_candidate`
+    padding: Any = module.padding  # not a string: see `has_large_weight`
     if any(padding):  # the gradient of a padded tensor is a slice, with the strides of the whole
         x = with_channels_last_grad(x)
     x = x.movedim(1, -1)
@@ -61,18 +50,3 @@ def convolve(
         x = x.unfold(dim, (size - 1) * step + 1, stride)[..., ::step]
     rows = x.movedim(channels, -1).flatten(channels)  # (N, *spatial, kernel * C)
     return F.linear(rows, weight.movedim(1, -1).flatten(1), bias).movedim(-1, 1)
-
-
-def _output_pixels(module: nn.Conv2d | nn.Conv3d, x: Tensor) -> int:
-    """Return the number of output pixels of all samples."""
-    padding: Any = module.padding
-    dimensions = zip(
-        x.shape[2:],
-        module.kernel_size,
-        module.stride,
-        padding,
-        module.dilation,
-        strict=True,
-    )
-    sizes = ((n + 2 * pad - (k - 1) * step - 1) // by + 1 for n, k, by, pad, step in dimensions)
-    return len(x) * prod(max(0, size) for size in sizes)

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from prepare.core.model.issue_sizes import has_large_weight
 from prepare.steps.repairs import _conv_as_matmul
 from prepare.steps.repairs.base import SwapClass
 
@@ -26,11 +27,7 @@ class _LargeConvRepair(SwapClass):
     """Repair only convolutions for which a matrix product may be faster."""
 
     def fits(self, module: nn.Module) -> bool:
-        return (
-            super().fits(module)
-            and isinstance(module, nn.Conv2d)
-            and _conv_as_matmul.is_candidate(module)
-        )
+        return super().fits(module) and isinstance(module, nn.Conv2d) and has_large_weight(module)
 
 
 REPAIR = _LargeConvRepair("conv2d", {nn.Conv2d: KeepingConv2d})

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from prepare.core.model.issue_sizes import is_smaller_than_kernel
 from prepare.steps.repairs import _conv_as_matmul
 from prepare.steps.repairs._norm_autograd import contiguous_copy, through_contiguous
 from prepare.steps.repairs.base import SwapClass, is_channels_last
@@ -172,11 +173,10 @@ def _kernel_exceeds(
     Also true if autocast casts to bfloat16. `sizes` are the spatial sizes over which the kernel moves: of
     the input, or for a transposed convolution of the output.
     """
-    extents = zip(sizes, module.kernel_size, module.dilation, strict=True)
     return (
         (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"))
         and module.padding_mode == "zeros"
-        and any(0 < size <= (kernel - 1) * step for size, kernel, step in extents)
+        and is_smaller_than_kernel(module, sizes)
     )
 
 

@@ -1,0 +1,93 @@
+"""Name the calls in which a known issue appears at some sizes only; plans and repairs share them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+# Weights with fewer elements than this are cheap to reorder.
+_MIN_WEIGHT_ELEMENTS = 1 << 18
+# With fewer output channels per output pixel than this, oneDNN's kernels gain more than the reordering costs.
+_MIN_CHANNELS_PER_PIXEL = 8
+
+
+def has_large_weight(module: Any) -> bool:
+    """Return whether the weight is so large that a product may be faster, and padding is zeros."""
+    size = module.in_channels * module.out_channels * prod(module.kernel_size)
+    plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return plain and module.groups == 1 and size >= _MIN_WEIGHT_ELEMENTS
+
+
+def has_few_pixels(module: Any, shape: Sequence[int]) -> bool:
+    """Return whether a large weight meets few output pixels, for an input (N, C, *spatial)."""
+    if not has_large_weight(module):
+        return False
+    sizes = zip(
+        *(shape[2:], module.padding, module.dilation, module.kernel_size, module.stride),
+        strict=True,
+    )
+    pixels = shape[0] * prod(
+        max(0, (size + 2 * cut - step * (kernel - 1) - 1) // stride + 1)
+        for size, cut, step, kernel, stride in sizes
+    )
+    return 0 < _MIN_CHANNELS_PER_PIXEL * pixels <= module.out_channels
+
+
+def is_smaller_than_kernel(module: Any, sizes: Sequence[int]) -> bool:
+    """Return whether the kernel is larger than the `sizes` over which it moves.
+
+    These are the spatial sizes of the input, or for a transposed convolution of the output.
+    """
+    extents = zip(sizes, module.kernel_size, module.dilation, strict=True)
+    return any(0 < size <= (kernel - 1) * step for size, kernel, step in extents)
+
+
+def _input_is_smaller_than_kernel(module: Any, shape: Sequence[int]) -> bool | None:
+    spatial = shape[-len(module.kernel_size) :]
+    return None if module.transposed else is_smaller_than_kernel(module, spatial)
+
+
+def _is_unknown(module: Any, shape: Sequence[int]) -> bool | None:  # noqa: ARG001
+    return None
+
+
+def _is_large(module: Any, shape: Sequence[int]) -> bool | None:  # noqa: ARG001
+    # The only reported size; the limit is not known.
+    return True if prod(shape) >= 16 * 124 * 1282 * 722 else None
+
+
+def _is_over_2_31(module: Any, shape: Sequence[int]) -> bool | None:
+    if prod(shape) >= 2**31:
+        return True
+    return None if hasattr(module, "scale_factor") else False
+
+
+@dataclass(frozen=True)
+class SizePredicate:
+    """A named condition on a call.
+
+    Attributes:
+        what: the calls, as a sentence says it after "only".
+        holds: takes a module and the shape of its input; returns None if these do not decide.
+        in_plan: whether a plan, which knows no shapes, may warn of wrong numbers.
+    """
+
+    what: str
+    holds: Callable[[Any, Sequence[int]], bool | None]
+    in_plan: bool = True
+
+
+SIZES = {
+    "few_pixels": SizePredicate("where few pixels come out of a large weight", has_few_pixels),
+    "smaller_than_kernel": SizePredicate(
+        "where the input is smaller than the kernel", _input_is_smaller_than_kernel
+    ),
+    "large_conv3d": SizePredicate("at large sizes", _is_large),
+    "over_2_31": SizePredicate("from 2^31 elements on", _is_over_2_31, in_plan=False),
+    "compiled": SizePredicate("with torch.compile", _is_unknown, in_plan=False),
+    "overflow": SizePredicate("after an overflow", _is_unknown, in_plan=False),
+    "crowded_machine": SizePredicate("where other programs use the cores", _is_unknown),
+    "unknown": SizePredicate("at sizes that are not known", _is_unknown),
+}
