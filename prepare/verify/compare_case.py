@@ -30,6 +30,7 @@ from prepare.verify.tolerance import (
     is_too_noisy,
     rounding_floor,
     rounding_step,
+    sensitivity,
 )
 
 if TYPE_CHECKING:
@@ -256,8 +257,11 @@ class CaseComparison:
             status = "cannot tell" if counts else "skipped"
             note = f"the unprepared model in {name_of(self.models.dtype)} is itself too far off"
             note += "; with trained weights it may not be" if "gradients" in kind else ""
+        seen, place = sensitivity(differences, by_module=kind == "parameter gradients")
         return replace(
             self._check(kind, status, note=note, worst=worst.name),
+            sensitivity=None if kind == "buffers" else _finite_or_none(seen),
+            least_sensitive="" if kind == "buffers" else place,
             compared=len(differences),
             error=_finite_or_none(worst.error),
             allowed=_finite_or_none(worst.allowed),

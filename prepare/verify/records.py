@@ -24,7 +24,9 @@ class Check:
     the reference and `allowed` the tolerance, both of the tensor `worst` among `compared` tensors and as a
     fraction of its scale (see `prepare.verify.tolerance`); None if there is no such number. `status` is
     `pass`, `fail` or `cannot tell`; `wrong` for a failure that does not count in this mode; `skipped` if
-    there is nothing to compare, or the comparison cannot run or would be meaningless.
+    there is nothing to compare, or the comparison cannot run or would be meaningless. `sensitivity` is the
+    smallest systematic error (all numbers of one module's tensors too large by this fraction) that exceeds
+    the tolerance in every module, and `least_sensitive` the module or output with that tolerance.
     """
 
     what: str
@@ -38,6 +40,8 @@ class Check:
     worst: str = ""
     compared: int = 0
     note: str = ""
+    sensitivity: float | None = field(default=None, metadata={"late": True})
+    least_sensitive: str = field(default="", metadata={"late": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,18 @@ class Verification(Readable):
     advice: str
     seconds: float
     environment: dict[str, Any] = field(default_factory=dict, metadata={"late": True})
+
+    def sensitivity(self, kind: str) -> tuple[float, str] | None:
+        """Return the smallest systematic error found in `outputs` or `gradients`, and where.
+
+        The largest of all checks of that kind; None if nothing was measured.
+        """
+        found = [
+            (check.sensitivity, check.least_sensitive)
+            for check in self.checks
+            if check.what.endswith(kind) and check.sensitivity is not None
+        ]
+        return max(found, default=None)
 
     def save(self, path: str | Path) -> None:
         """Write `verify.json`. Raises FileError."""

@@ -42,6 +42,7 @@ GARBAGE = 4.0
 # If the noise is more than this fraction of the tensor itself, agreement is meaningless.
 TOO_NOISY = 0.5
 SUBSTANTIAL = 0.1
+NEGLIGIBLE = 1e-3
 
 NamedTensors = Mapping[str, Tensor | None]
 
@@ -132,6 +133,20 @@ def compare(
             Deviation(name, error / scale, allowed / scale, noise / scale, share, note)
         )
     return differences
+
+
+def sensitivity(deviations: Iterable[Deviation], *, by_module: bool) -> tuple[float, str]:
+    """Return the smallest systematic error that exceeds the tolerance everywhere, and the worst place.
+
+    An error that is common to all tensors of a module is found if it exceeds the tolerance of one of them.
+    Tensors of less than `NEGLIGIBLE` of the largest number are left out. NaN if no tensor is left.
+    """
+    least: dict[str, float] = {}
+    for item in deviations:
+        if item.share >= NEGLIGIBLE and not item.note:
+            place = item.name.rpartition(".")[0] if by_module else item.name
+            least[place] = min(item.allowed, least.get(place, math.inf))
+    return max(((value, place) for place, value in least.items()), default=(math.nan, ""))
 
 
 def first_non_finite(tensors: NamedTensors) -> str:

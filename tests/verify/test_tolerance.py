@@ -9,7 +9,7 @@ from torch import nn
 
 from prepare.pipeline import Pipeline
 from prepare.verify import verify
-from prepare.verify.tolerance import compare
+from prepare.verify.tolerance import Deviation, compare, sensitivity
 from verify_checks import (
     FLAT,
     PIPELINES,
@@ -129,3 +129,46 @@ def test_garbage_in_one_run_is_not_excused_by_a_right_one(factor, status):
     torch.manual_seed(0)
     result = check(SpoilsOnce(factor), FLAT, torch.randn(1, 3, 8, 8), mode="train")
     assert result.status == status
+
+
+# ------------------------------------------------------------------------------------- sensitivity
+
+
+def scaled_backward(factor):
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * factor
+
+    return lambda module, args, out: Scale.apply(out)
+
+
+@pytest.mark.parametrize("precision", PIPELINES)
+def test_errors_around_the_reported_sensitivity_are_told_apart(precision):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), nn.Conv2d(8, 4, 3))
+    batch = torch.randn(2, 3, 16, 16)
+    pipeline, changed = prepared(model, PIPELINES[precision])
+    clean = verify(model, changed, batch, pipeline=pipeline, mode="train")
+    found, place = clean.sensitivity("gradients")
+    assert place in {"0", "2", "input 0"}
+    for times, status in ((0.2, "pass"), (4.0, "fail")):
+        hook = changed[0].register_forward_hook(scaled_backward(1 + times * found))
+        result = verify(model, changed, batch, pipeline=pipeline, mode="train")
+        hook.remove()
+        assert result.status == status
+
+
+def test_the_sensitivity_is_that_of_the_least_sensitive_module():
+    items = [
+        Deviation("a.weight", 0.0, 0.02, 0.0),
+        Deviation("a.bias", 0.0, 0.01, 0.0),
+        Deviation("b.weight", 0.0, 0.005, 0.0),
+        Deviation("c.weight", 0.0, 0.9, 0.0, share=1e-6),
+    ]
+    assert sensitivity(items, by_module=True) == (0.01, "a")
+    assert sensitivity(items, by_module=False) == (0.02, "a.weight")
+    assert sensitivity([], by_module=True)[1] == ""

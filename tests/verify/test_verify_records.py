@@ -60,7 +60,7 @@ def test_the_terminal_shows_the_verdict_the_culprit_and_the_advice(capsys):
 
 def test_the_terminal_reports_wrong_checks_of_a_pass(capsys):
     reference, batch = flat_norm(nn.SiLU())
-    assert "pass: 7 checks against float64; wrong, but not a failure in mode eval: " in shown(
+    assert "; wrong, but not a failure in mode eval: " in shown(
         check(reference, FLAT, batch), capsys
     )
 
@@ -82,3 +82,17 @@ def test_names_and_losses_are_shown_on_one_line_each():
     )  # fmt: skip
     assert verify_sentence(result) == "fail: x\\ny"
     show_verify(result)
+
+
+def test_a_record_without_sensitivity_is_read_and_a_new_one_shows_it(tmp_path):
+    reference, batch = flat_norm(nn.SiLU())
+    result = check(reference, {}, batch, mode="train")
+    assert "; finds systematic errors from 0." in verify_sentence(result)
+    result.save(tmp_path / "verify.json")
+    data = json.loads((tmp_path / "verify.json").read_text())
+    for item in data["checks"]:
+        del item["sensitivity"], item["least_sensitive"]
+    (tmp_path / "old.json").write_text(json.dumps(data))
+    old = Verification.load(tmp_path / "old.json")
+    assert old.sensitivity("outputs") is None
+    assert "systematic" not in verify_sentence(old)
