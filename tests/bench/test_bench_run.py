@@ -290,11 +290,13 @@ def settings(verify, bench):
 
 def test_one_copy_serves_the_verification_and_the_bench(monkeypatch):
     copied = []
-    monkeypatch.setattr(analyses.copy, "deepcopy", lambda model: copied.append(model) or net())
+    monkeypatch.setattr(
+        analyses, "copy_or_build", lambda model, build: copied.append(model) or build()
+    )
     model = net()
     for verify, bench in itertools.product(("none", "short", "full"), repeat=2):
         copied.clear()
-        found = analyses.reference_of(settings(verify, bench), model)
+        found = analyses.reference_of(settings(verify, bench), model, net)
         wanted = {verify, bench} != {"none"}
         assert (len(copied), found is not None) == (wanted, wanted), (verify, bench)
     checked = analyses.verification_of(settings("none", "short"), Pipeline([]), net(), model, example())  # fmt: skip
@@ -305,14 +307,14 @@ def test_one_copy_serves_the_verification_and_the_bench(monkeypatch):
 def test_a_large_model_is_copied_only_at_level_full(monkeypatch):
     monkeypatch.setattr(analyses, "_LARGEST", 100)
     for verify, bench in (("short", "none"), ("none", "short"), ("short", "short")):
-        found = analyses.reference_of(settings(verify, bench), net())
+        found = analyses.reference_of(settings(verify, bench), net(), net)
         assert found.startswith(
             "the model holds 560 bytes, too much to copy it by default; verify=full or"
         )
         timing = timed(models(unprepared=found))
         assert timing.headline.reason == found
     for verify, bench in (("full", "short"), ("none", "full"), ("short", "full")):
-        assert isinstance(analyses.reference_of(settings(verify, bench), net()), nn.Module)
+        assert isinstance(analyses.reference_of(settings(verify, bench), net(), net), nn.Module)
 
 
 # ------------------------------------------------------------------------------ the command line
