@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.signals import held_interrupts
@@ -32,6 +32,14 @@ Show = Callable[[Results], None]
 _log = logging.getLogger(__name__)
 
 
+@dataclass
+class _Course:
+    """The stages that a job has completed, and the innermost stage that an error ended."""
+
+    done: list[str] = field(default_factory=list)
+    during: str = ""
+
+
 def run_job(
     spec: JobSpec,
     *,
@@ -53,11 +61,13 @@ def run_job(
 def _run_job(spec: JobSpec, stage: Stage, show: Show, *, begun: bool) -> Outcome:
     record = Record(spec.folder)
     start = time.perf_counter()
+    course = _Course()
     switch_off_telemetry()
     try:
         if not begun:
             record.begin(spec.job)
-        outcome = _run_in_clean_state(spec, record, _logged(stage), show)
+            begun = True
+        outcome = _run_in_clean_state(spec, record, _logged(stage, course), show)
     except BaseException as error:  # an error of one job may not end the sweep
         outcome = failure(error)
     seconds = round(time.perf_counter() - start, 3)
@@ -67,6 +77,12 @@ def _run_job(spec: JobSpec, stage: Stage, show: Show, *, begun: bool) -> Outcome
         _log.error("%s", outcome.result.error)
     if outcome.result.traceback:
         _log.debug("%s", outcome.result.traceback)
+    if outcome.results is None:
+        result = replace(outcome.result, done=course.done, during=course.during)
+        outcome = replace(outcome, result=result)
+        if begun:
+            _write_failure(spec, record, outcome)
+        return write_result(outcome, record)
     try:
         if outcome.code != FAILED:
             spec.pages(outcome, spec.folder)
@@ -76,15 +92,32 @@ def _run_job(spec: JobSpec, stage: Stage, show: Show, *, begun: bool) -> Outcome
     return write_result(outcome, record)
 
 
-def _logged(stage: Stage) -> Stage:
-    """Return `stage` with a message to the logger for each stage, and its seconds at level DEBUG."""
+def _write_failure(spec: JobSpec, record: Record, outcome: Outcome) -> None:
+    """Write what a page says of a job that failed, as far as it can be written."""
+    with suppress(BaseException):  # the error of the job matters, not one of its page
+        record.write_job(spec.job)
+        if outcome.result.done:  # torch was started
+            from prepare.core.utils.environment import environment
+
+            record.write_environment(environment())
+        spec.pages(outcome, spec.folder)
+
+
+def _logged(stage: Stage, course: _Course) -> Stage:
+    """Return `stage` with messages to the logger, its seconds at level DEBUG, and notes in `course`."""
 
     @contextmanager
     def logged(what: str) -> Iterator[Any]:
         _log.info("%s", what)
         start = time.perf_counter()
         with stage(what) as tell:
-            yield tell
+            try:
+                yield tell
+            except BaseException:
+                course.during = course.during or what
+                raise
+        course.done.append(what)
+        course.during = ""
         _log.debug("%s: done in %.3f s", what, time.perf_counter() - start)
 
     return logged

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ FILES = (
 )
 _RESULT, _JOB = "prepare.result", "prepare.job"
 _VERSION = 1
+# Fields that the files of earlier versions do not have.
+_LATE = {"figures", "done", "during"}
 # More than any of these files needs; a summary also reads folders that others have written.
 _LIMIT = 1 << 24
 
@@ -41,6 +43,7 @@ class Result:
     """The end of a job. `reason` is a word (`oom`, `model`), `error` says in a line what happened.
 
     `figures` are those of `prepare.job.figures`; None if the job did not come to its end.
+    If it failed, `done` are the stages that it completed, and `during` the stage in which it failed.
     """
 
     status: str
@@ -49,6 +52,8 @@ class Result:
     traceback: str | None = None
     seconds: float = 0.0
     figures: dict[str, Any] | None = None
+    done: list[str] = field(default_factory=list)
+    during: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,9 +164,8 @@ def _read(path: Path, kind: str) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
         data = json.loads(files.read_text(path, limit=_LIMIT))
         if data.pop("format", None) == kind and data.pop("version", None) == _VERSION:
-            known = (Result if kind == _RESULT else Job).__dataclass_fields__
-            # An older version wrote no figures.
-            if data.keys() | ({"figures"} & known.keys()) == known.keys():
+            known = set((Result if kind == _RESULT else Job).__dataclass_fields__)
+            if known - _LATE <= data.keys() <= known:
                 return data
     raise FileError(files.printable_path(path), f"is not a {kind} file of version {_VERSION}", "")
 

@@ -155,6 +155,11 @@ def read_results(folder: str | Path) -> SavedResults:
     return SavedResults(name=folder.resolve().name, problems=tuple(problems), **parts)
 
 
+def read_plan(folder: Path) -> dict[str, Any]:
+    """Read the plan in the folder of a record. Raises FileError."""
+    return _json(folder / "plan.json", "prepare.plan")
+
+
 def _read(path: Path, reader: Callable[[Path], _T], problems: list[str]) -> _T | None:
     if not path.is_file():
         return None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.machine import disturbance
 from prepare.core.utils.text import first_line, size
+from prepare.report.answer import Answer
 from prepare.report.charts.flow_text import times
+from prepare.report.failure import failure_answers
 from prepare.report.layout_causes import layout_causes, named
 from prepare.report.sentences import busy_sentence, layout_remedy
 from prepare.report.speed import interval_text, speed_text
@@ -18,37 +20,24 @@ if TYPE_CHECKING:
 
     from prepare.bench.records import Bench, VariantResult
     from prepare.flow.records import Flow
-    from prepare.job.record import Result
     from prepare.job.results import SavedResults
     from prepare.tune.records import Tuning
     from prepare.verify.records import Check, Verification
-
-# The kinds of answers; a page gives each a colour and an icon.
-KINDS = ("good", "bad", "warn", "plain")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A question, its answer in a few words, and a remark; `section` is the anchor with the details.
-
-    `kind` is `good`, `bad`, `warn` or `plain` (nothing to judge).
-    """
-
-    question: str
-    kind: str
-    answer: str
-    remark: str = ""
-    section: str = ""
 
 
 def answers(run: SavedResults) -> list[Answer]:
     """Return the answers that the record of a job gives, the advice last."""
     if run.result is not None and run.result.error and run.audit is None:
-        return [_failure(run.result)]
+        return failure_answers(run.result)
     if run.tuning is not None:
         found = [_winner(run.tuning), _right_winner(run.tuning)]
     elif run.audit or run.verification or run.bench:
         found = [_right(run.verification), _faster(run.bench)]
+        if _interrupted(run):
+            missing = {"verify=none", "bench=none"}
+            found = [
+                replace(a, remark="stopped before") if a.remark in missing else a for a in found
+            ]
     else:
         found = []
     if run.flow is not None:
@@ -64,7 +53,15 @@ def verdict(run: SavedResults) -> str:
     """Return the answers as sentences: `Right. 1.3x faster. Layout lost 24 times: add ...`."""
     if run.result is not None and run.result.error and run.audit is None:
         return f"{run.result.status.replace('_', ' ').capitalize()}: {first_line(run.result.error)}"
-    return " ".join(_sentences(run))
+    stopped = []
+    if _interrupted(run) and run.result is not None and run.result.error:
+        stopped = [f"Interrupted: {first_line(run.result.error)}."]
+    return " ".join([*stopped, *_sentences(run)])
+
+
+def _interrupted(run: SavedResults) -> bool:
+    """Return whether the job was stopped after the model was prepared."""
+    return run.result is not None and run.result.status == "interrupted"
 
 
 def _busy(run: SavedResults) -> str:
@@ -73,16 +70,6 @@ def _busy(run: SavedResults) -> str:
     if run.tuning is not None and (found := disturbance(run.tuning.environment)):
         busy = f"{found}: times mean little; try again later"
     return f"{busy[0].upper()}{busy[1:]}." if busy else ""
-
-
-def _failure(result: Result) -> Answer:
-    return Answer(
-        question="What went wrong?",
-        kind="bad",
-        answer=(result.reason or result.status).replace("_", " "),
-        remark=first_line(result.error),
-        section="result",
-    )
 
 
 def _sentences(run: SavedResults) -> Iterator[str]:
@@ -101,6 +88,8 @@ def _sentences(run: SavedResults) -> Iterator[str]:
             text = f"Layout {text}"
         elif answer.answer in ("Unclear", "No difference"):
             text = f"Speed: {text}"
+        elif answer.answer == "Wrong":
+            text = f"Wrong: {answer.remark}"
         else:
             text = answer.answer
         if question == "Layout?" and answer.kind == "bad" and advice is not None:
@@ -115,6 +104,7 @@ def _right(verification: Verification | None) -> Answer:
         return Answer(question=question, kind="plain", answer="Not checked", remark="verify=none")
     if verification.status == "fail":
         remark = verification.reason
+        remark += f"; first in {verification.culprit}" if verification.culprit else ""
         return Answer(question=question, kind="bad", answer="Wrong", remark=remark, section=section)
     if verification.status != "pass":
         remark = verification.reason
@@ -291,10 +281,8 @@ def _advised(run: SavedResults) -> tuple[str, str, str, str]:
     verification, bench, flow = run.verification, run.bench, run.flow
     row = bench.headline if bench else None
     if verification and verification.status == "fail":
-        culprit = (
-            f"the first difference is in {verification.culprit}" if verification.culprit else ""
-        )
-        return "bad", "Do not use it", verification.advice or culprit, "verify"
+        remark = "probable causes and their remedies are below" if verification.advice else ""
+        return "bad", "Do not use it", remark, "verify"
     if flow and flow.status == "ok" and (remedy := layout_remedy(flow)):
         return "warn", _as_order(remedy), "for the breaks of the layout", "flow"
     if verification and verification.status == "cannot tell":

@@ -7,8 +7,11 @@ from typing import Any
 
 from prepare.core.utils.wording import as_python
 
+# The letters of an argument list that fits on a line, in half of a page.
+_WIDTH = 45
 
-def training_code(plan: Mapping[str, Any] | None, recipe: str = "recipe.yaml") -> str:
+
+def training_code(plan: Mapping[str, Any] | None) -> str:
     """Return code that loads the recipe and applies it to a `model`, also one in training mode.
 
     `plan` is the content of `plan.json`. If training with the recipe is an error, the code adds the steps
@@ -24,14 +27,15 @@ def training_code(plan: Mapping[str, Any] | None, recipe: str = "recipe.yaml") -
     lines = ["from prepare.pipeline import Pipeline", ""]
     if repairs:
         names = " and ".join(repairs)
-        lines.append(f"# Without {names}, training mode is an error: see the warnings of the run.")
+        lines.append(f"# Without {names}, training mode is an error: see Warnings.")
     elif errors:
-        lines.append(
-            "# For inference only: in training mode, an error; see the warnings of the run."
-        )
+        lines.append("# For inference only: training mode is an error, see Warnings.")
     steps = f", steps={as_python(added)}" if added else ""
-    lines.append(f"pipeline = Pipeline.load({as_python(recipe)}{steps})")
+    arguments = f'"recipe.yaml"{steps}'
+    if len(arguments) > _WIDTH:
+        arguments = f"\n    {arguments}\n"
+    lines.append(f"pipeline = Pipeline.load({arguments})")
     prepared = "model" if repairs or not errors else "model.eval()"
-    lines.append(f"model = pipeline.apply({prepared})".ljust(44) + " # in place, the same object")
+    lines.append(f"model = pipeline.apply({prepared})  # in place, the same object")
     lines.append("output = model(pipeline.format(batch))")
     return "\n".join(lines)

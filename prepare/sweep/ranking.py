@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,9 @@ _ORDER = ("faster", "no difference", "unclear", "slower")
 class RankedGroup:
     """Rows whose times can be compared: the same model and input, on the same machine.
 
-    `rows` are those with a time ratio, the fastest first. `best` is None if none is significantly faster
-    than the unprepared model; `ties` are the rows whose interval overlaps that of the best.
+    `about` says what distinguishes the group from others. `rows` are those with a time ratio, the fastest
+    first. `best` is None if none is significantly faster than the unprepared model; `ties` are the rows
+    whose interval overlaps that of the best.
     """
 
     about: str
@@ -52,7 +53,7 @@ def rank(summary: Summary) -> Ranking:
     for row in summary.rows:
         if time_ratio(row) is not None and not row.shared and row.status == "ok":
             comparable.setdefault(_circumstances(row, summary), []).append(row)
-    groups = tuple(_group(key, rows, len(comparable)) for key, rows in comparable.items())
+    groups = tuple(_group(_about(key, comparable), rows) for key, rows in comparable.items())
     ranked = [row for group in groups for row in group.rows]
     numbers = {row.number for row in ranked}
     rest = [row for row in summary.rows if row.number not in numbers]
@@ -83,11 +84,17 @@ def _circumstances(row: SweepRow, summary: Summary) -> tuple[str, str]:
     return about, f"{timing.what}; {timing.where}" if timing else ""
 
 
-def _group(key: tuple[str, str], rows: Iterable[SweepRow], groups: int) -> RankedGroup:
+def _about(key: tuple[str, str], keys: Collection[tuple[str, str]]) -> str:
+    """Return what distinguishes a group from the others; empty if there is only one."""
+    parts = zip(key, zip(*keys, strict=True), strict=True)
+    return "; ".join(part for part, others in parts if part and len(set(others)) > 1)
+
+
+def _group(about: str, rows: Iterable[SweepRow]) -> RankedGroup:
     ranked = tuple(sorted(rows, key=_place))
     best = next(iter(_candidates(ranked)), None)
     ties = tuple(row for row in ranked if best and row is not best and _overlap(row, best))
-    return RankedGroup("; ".join(filter(None, key)) if groups > 1 else "", ranked, best, ties)
+    return RankedGroup(about, ranked, best, ties)
 
 
 def _place(row: SweepRow) -> tuple[int, float, int]:

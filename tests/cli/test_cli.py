@@ -483,12 +483,13 @@ for argv in (
         ),
     ],
 )
-def test_an_error_that_the_model_shows_exits_2_with_a_result_only(go, argv, status, line):
+def test_an_error_that_the_model_shows_exits_2_and_has_a_page(go, argv, status, line):
     ran = go(*argv)
     assert ran.code == 2
     assert ran.out == ""
     assert ran.err.splitlines() == [line]
-    assert [path.name for path in ran.folder.iterdir()] == ["result.json"]
+    left = {"job.json", "environment.json", "report.html", "result.json"}
+    assert {path.name for path in ran.folder.iterdir()} == left
     assert ran.result["status"] == status
     assert ran.result["error"] == line
 

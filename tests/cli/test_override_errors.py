@@ -74,7 +74,7 @@ def test_each_configuration_error_has_its_exact_message(mistake, tmp_path, monke
 
 
 @each(ONLY_THE_MODEL_SHOWS)
-def test_a_mistake_that_only_the_model_shows_leaves_its_result_alone(
+def test_a_mistake_that_only_the_model_shows_leaves_its_page(
     mistake, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -83,7 +83,8 @@ def test_a_mistake_that_only_the_model_shows_leaves_its_result_alone(
     # A stage that takes long is shown, by a line with three dots.
     assert [line for line in err.splitlines() if not line.endswith(" ...")] == mistake.lines
     assert (code, out) == (2, "")
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["result.json"]
+    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert names - {"environment.json"} == {"job.json", "report.html", "result.json"}
 
 
 @pytest.fixture(scope="module")

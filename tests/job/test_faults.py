@@ -516,7 +516,7 @@ def test_a_plan_and_a_difference_show_names_that_hold_anything(folder, capsys):
     assert cli.run([*ODD, "task=plan", "hydra.run.dir=plan"]) == 0
     assert cli.run([*ODD, "hydra.run.dir=a"]) == 0
     assert cli.run([*ODD, "precision=bfloat16", "memfmt=contiguous", "hydra.run.dir=b"]) == 0
-    assert cli.run(["diff", "a", "b"]) == 0
+    assert cli.run(["diff", "--all", "a", "b"]) == 0
     out, err = capsys.readouterr()
     assert all(line.isprintable() for line in out.splitlines())
     assert "\\ud800.weight: stride" in out
@@ -702,7 +702,8 @@ def test_ctrl_c_during_a_run_exits_130_and_leaves_whole_files(folder):
         run.send_signal(signal.SIGINT)
         code, _, err = finish(run)
         assert (code, told(err)) == (130, ["stopped by Ctrl-C"])
-        assert all_whole(folder / build / "run") == ["result.json"]
+        left = {"job.json", "environment.json", "report.html", "result.json"}
+        assert set(all_whole(folder / build / "run")) == left
         assert status(folder / build / "run") == "interrupted"
 
 

@@ -39,9 +39,9 @@ def found(run) -> list[tuple[str, str, str]]:
 def test_a_wrong_result_is_said_first_and_not_to_be_used():
     wrong = replace(made.verification(0.3, status="fail"), culprit="norm", advice="")
     run = replace(RUN, verification=wrong, flow=made.flow(0))
-    assert found(run)[0] == ("bad", "Wrong", "outputs: 0.3 of the scale")
-    assert found(run)[-1] == ("bad", "Do not use it", "the first difference is in norm")
-    assert verdict(run).startswith("Wrong. ")
+    assert found(run)[0] == ("bad", "Wrong", "outputs: 0.3 of the scale; first in norm")
+    assert found(run)[-1] == ("bad", "Do not use it", "")
+    assert verdict(run).startswith("Wrong: outputs: 0.3 of the scale; first in norm. ")
 
 
 def test_the_error_is_that_of_the_outputs_and_its_share():
@@ -81,9 +81,38 @@ def test_nothing_checked_is_not_called_right():
 
 
 def test_a_failed_job_says_what_went_wrong():
-    run = SavedResults(name="run", result=Result("failed", "oom", "no memory\nmore"))
-    assert found(run) == [("bad", "oom", "no memory")]
+    run = SavedResults(name="run", result=Result("failed", "oom", "no memory\nmore", "Traceback"))
+    assert found(run) == [
+        ("bad", "Out of memory", "no memory"),
+        ("warn", "Use a smaller input or model", ""),
+    ]
     assert verdict(run) == "Failed: no memory"
+
+
+def test_an_error_in_user_code_names_its_line_and_the_stage():
+    error = "forward of Net: nets.py:8, in forward: NameError: name 'x' is not defined"
+    result = Result("failed", "error", error, "Traceback", done=["planning"], during="preparing")
+    assert found(SavedResults(name="run", result=result)) == [
+        ("bad", "An exception", "NameError: name 'x' is not defined"),
+        ("plain", "nets.py:8", "in forward"),
+        ("plain", "While preparing", "after 1 completed stage"),
+        ("warn", "Correct that line", ""),
+    ]
+
+
+def test_an_error_of_a_configuration_ends_with_its_remedy():
+    result = Result("failed", "configuration", "input: gives nothing; set input.shape")
+    assert found(SavedResults(name="run", result=result)) == [
+        ("bad", "The configuration", "input: gives nothing"),
+        ("warn", "Set input.shape", ""),
+    ]
+
+
+def test_an_interrupted_job_says_so_before_its_answers():
+    stopped = Result("interrupted", "interrupted", "stopped by Ctrl-C; not done: timing")
+    run = replace(RUN, result=stopped, verification=made.verification(), flow=made.flow(0))
+    assert verdict(run).startswith("Interrupted: stopped by Ctrl-C; not done: timing. Right. ")
+    assert ("plain", "Not timed", "stopped before") in found(run)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from prepare.core.utils import files
 from prepare.core.utils.wording import command_line_words
 from prepare.job.results import read_results
-from prepare.report.answers import Answer, answers, verdict
+from prepare.report.answers import answers, verdict
 from prepare.report.pages.run_lead import day, run_lead
 from prepare.report.pages.run_sections import SECTIONS, Section, command
 from prepare.report.render import render, template_text
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from prepare.job.record import Result
     from prepare.job.results import SavedResults
+    from prepare.report.answer import Answer
 
 NAME = "report.html"
 T = TypeVar("T")

@@ -40,7 +40,11 @@ def run_lead(run: SavedResults) -> str:
         facts.append(("Example", f"{seen['given']} -> {seen['gave']}"))
     charts = tune_charts(run.tuning)[:1] if run.tuning is not None else []
     pictures = [(chart.title, figure(_first_bars(chart), name="lead")) for chart in charts]
-    text = render("run_lead.html", facts=facts, code=training_code(run), pictures=pictures)
+    wrong = run.verification if run.verification and run.verification.status == "fail" else None
+    # Code for a model that computes something else is not worth a place on the first screen.
+    code = "" if wrong else training_code(run)
+    advice = wrong.advice if wrong else ""
+    text = render("run_lead.html", facts=facts, code=code, pictures=pictures, advice=advice)
     return Markup(text)  # noqa: S704  rendered with escaping
 
 

@@ -51,11 +51,10 @@ def declaration(run: SavedResults) -> Context | None:
 
 
 def result(run: SavedResults) -> Context | None:
-    """Return the result, the counts of the audit, and every tensor with its status."""
-    if not run.result and not run.audit and not run.plan:
+    """Return the counts of the audit, and every tensor with its status; or what a plan would change."""
+    if not run.audit and not run.plan:
         return None
-    context: Context = {"result": run.result, "facts": [], "statuses": {}}
-    context |= {"skipped": [], "tensors": None}
+    context: Context = {"facts": [], "statuses": {}, "skipped": [], "tensors": None}
     if run.audit:
         counted = run.audit.summary["status"]
         context["facts"] = _audit_facts(run.audit, run.job)
@@ -65,6 +64,13 @@ def result(run: SavedResults) -> Context | None:
     elif run.plan:
         context["facts"] = _plan_facts(run.plan["summary"])
     return context
+
+
+def failed(run: SavedResults) -> Context | None:
+    """Return the error, its traceback, and what was done before it."""
+    if run.result is None or not run.result.error or run.result.status == "verification_failed":
+        return None  # the verification has a section of its own
+    return {"result": run.result}
 
 
 def verified(run: SavedResults) -> Context | None:
@@ -137,6 +143,7 @@ def reproduce(run: SavedResults) -> Context | None:
 
 
 SECTIONS = (
+    Section("failure", "What went wrong", failed),
     Section("tune", "Recipes", tuned),
     Section("issues", "Warnings", issues),
     Section("verify", "Right?", verified),

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from prepare import recipe
 from prepare.core.utils import files
 from prepare.core.utils.text import plural, size
 from prepare.errors import PrepareError
-from prepare.report.answers import Answer
+from prepare.job.results import read_plan
 from prepare.report.charts.chart import Axis, Bar, Bars, Plane, Point, figure
 from prepare.report.charts.flow_text import times
 from prepare.report.pages.long_table import long_table
 from prepare.report.pages.page import NAME, page, rendered
 from prepare.report.pages.run_sections import Context, Section
+from prepare.report.pages.sweep_cards import sweep_cards
 from prepare.report.pages.sweep_matrix import matrix_of
 from prepare.report.sentences import timing_text, verified_text
 from prepare.report.sweep_table import (
@@ -26,16 +26,16 @@ from prepare.report.sweep_table import (
     columns,
     conclusions,
     numbered,
-    reason_text,
+    reasons,
     shared_rows,
 )
+from prepare.report.training_code import training_code
 from prepare.sweep.ranking import Ranking, command, first_timing, rank
 from prepare.sweep.summary import UNENDED
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from prepare.job.headline import VerifyFigures
     from prepare.sweep.summary import Summary, SweepRow
 
 # More planes, or more points in one, are not readable; the table has all rows.
@@ -43,6 +43,8 @@ _PLANES, _POINTS = 4, 200
 _BARS = 40
 # Show at most so many recipes; the sentences name the best row of every field.
 _RECIPES = 10
+# More reasons below a table are not read.
+_REASONS = 40
 _MARKS = {"faster": "better", "slower": "worse"}
 _KINDS = {"#": "name", "status": "word"}
 
@@ -75,7 +77,7 @@ def sweep_page(summary: Summary, folder: Path) -> str:
     return page(
         _title(summary),
         sections,
-        cards=_cards(sweep),
+        cards=sweep_cards(summary, sweep.ranking),
         problems=problems,
         about=("report of a sweep",),
     )
@@ -92,6 +94,7 @@ def recommendation(sweep: SweepRecord) -> Context:
                 "choices": choices(row, sweep.summary.varying),
                 "recipe": _recipe(sweep.folder, row),
                 "file": f"{row.folder}/recipe.yaml",
+                "code": training_code(_plan(sweep.folder, row)),
                 "command": command(row),
                 "page": sweep.page_of(row),
             }
@@ -162,14 +165,14 @@ def all_rows(sweep: SweepRecord) -> Context:
     shown = columns(sweep.summary, sweep.ranking)
     kinds = [(c.title, _KINDS.get(c.title, "number" if c.number else "text")) for c in shown]
     rows = sweep.ranking.rows
-    cells = (
-        [*(column.text(row) for column in shown), reason_text(row), row.folder] for row in rows
-    )
-    titles = [*kinds, ("reason", "prose"), ("folder", "code")]
-    table = long_table(titles, cells, "summary.csv", links=map(sweep.page_of, rows))
+    cells = ([column.text(row) for column in shown] for row in rows)
+    table = long_table(kinds, cells, "summary.csv", links=map(sweep.page_of, rows))
+    why = [(numbered(numbers), reason) for numbers, reason in reasons(sweep.summary.rows)]
     shared = numbered(shared_rows(sweep.ranking))
     return {
         "table": table,
+        "reasons": why[:_REASONS],
+        "more": max(len(why) - _REASONS, 0),
         "best": sweep.ranking.best,
         "timed": any(map(first_timing, rows)),
         "shared": shared,
@@ -192,64 +195,6 @@ def _title(summary: Summary) -> str:
     return f"{model}: {count}" if model and "model" not in summary.varying else count
 
 
-def _cards(sweep: SweepRecord) -> Iterable[Answer]:
-    rows = sweep.summary.rows
-    best = [field.best for field in sweep.ranking.groups if field.best]
-    if len(best) == 1:
-        yield Answer(
-            question="Which is best?",
-            kind="good",
-            answer=f"#{best[0].number} {choices(best[0], sweep.summary.varying)}",
-            remark=timing_text(timed) if (timed := first_timing(best[0])) else "",
-            section="recommendation",
-        )
-        yield _verified(best[0].headline.verified)
-    else:
-        yield from _counted(rows)
-    statuses = Counter(row.status for row in rows)
-    ok = statuses.pop("ok", 0)
-    others = ", ".join(f"{n:,} {status.replace('_', ' ')}" for status, n in statuses.items())
-    yield Answer(
-        question="Did all rows end well?",
-        kind="good" if ok == len(rows) else "warn",
-        answer=f"{ok:,} of {len(rows):,} ok",
-        remark=others,
-        section="failures" if others else "rows",
-    )
-
-
-def _counted(rows: Iterable[SweepRow]) -> Iterable[Answer]:
-    """Yield how many rows are right, and how many keep the layout."""
-    rows = list(rows)
-    checked = Counter(row.headline.verified.status for row in rows if row.headline.verified)
-    if checked:
-        kind = "bad" if checked["fail"] else "good" if set(checked) == {"pass"} else "warn"
-        others = ", ".join(f"{n:,} {status}" for status, n in checked.items() if status != "pass")
-        answer = f"{checked['pass']:,} of {checked.total():,} are right"
-        yield Answer(question="Right?", kind=kind, answer=answer, remark=others, section="rows")
-    followed = [row.headline.lost.breaks for row in rows if row.headline.lost]
-    if followed:
-        kept = followed.count(0)
-        yield Answer(
-            question="Layout?",
-            kind="good" if kept == len(followed) else "bad",
-            answer=f"Kept in {kept:,} of {len(followed):,} rows",
-            section="layout",
-        )
-
-
-def _verified(verified: VerifyFigures | None) -> Answer:
-    kinds = {"pass": ("good", "Right"), "fail": ("bad", "Wrong")}
-    kind, answer = kinds.get(verified.status if verified else "", ("warn", "Not verified"))
-    return Answer(
-        question="Is it right?",
-        kind=kind,
-        answer=answer,
-        remark=verified_text(verified),
-        section="rows",
-    )
-
-
 def _why_none(summary: Summary) -> list[str]:
     succeeded = any(row.status == "ok" for row in summary.rows)
     return ["no row was timed, so there is no best row" if succeeded else "no row succeeded"]
@@ -261,6 +206,13 @@ def _recipe(folder: Path, row: SweepRow) -> str | None:
         return recipe.dumps(steps)
     except PrepareError:
         return None  # the table shows its row nevertheless
+
+
+def _plan(folder: Path, row: SweepRow) -> dict[str, Any] | None:
+    try:
+        return read_plan(folder / (row.folder or ""))
+    except PrepareError:
+        return None
 
 
 def _first(rows: list[SweepRow], sweep: SweepRecord) -> tuple[str, str]:

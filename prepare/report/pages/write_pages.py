@@ -19,17 +19,20 @@ def get_ready() -> None:
 
 
 def write_pages(outcome: Outcome, folder: Path) -> None:
-    """Write `flow.svg`, `bench.svg`, `tune.svg` and `report.html` of a job that succeeded.
+    """Write `flow.svg`, `bench.svg`, `tune.svg` and `report.html` of a job.
 
-    Call it before the job writes its result. Raises FileError.
+    Of a job that failed, write only `report.html`. Call it
+    before the job writes its result. Raises FileError.
     """
+    # Jinja is slow to import.
+    from prepare.report.pages.page import write_page
+
     if outcome.results is None:
+        write_page(folder, result=outcome.result)
         return
-    # A job that fails does not need these, and Jinja is slow to import.
     from prepare.report.charts.chart import write_charts
     from prepare.report.charts.flow_picture import write_flow_svg
     from prepare.report.pages.bench_section import bench_charts
-    from prepare.report.pages.page import write_page
     from prepare.report.pages.tune_section import tune_charts
 
     if outcome.results.flow is not None:
