@@ -218,7 +218,7 @@ def test_the_gist_of_two_jobs_is_the_first_line_and_the_title(swept, capsys):
     _, out, _ = diff(capsys, swept / "0-row", swept / "4-row")
     assert out.splitlines()[0] == gist
     differences = read_differences(swept / "0-row", swept / "4-row")
-    assert f"<h1>{gist.replace('>', '&gt;')}</h1>" in diff_page(differences)
+    assert f"<h1>{gist.replace('->', '→')}</h1>" in diff_page(differences)
 
 
 def test_equal_changes_of_tensors_are_one_line_without_all(tmp_path, capsys):

@@ -163,6 +163,7 @@ def test_a_sweep_without_failures_has_no_section_of_failures(tmp_path):
     assert "Failures" not in text
     assert "Speed against error" not in text
     assert "No row was timed, so there is no best row." in text
+    assert "Which is best? No row was timed" in text
 
 
 def test_a_sweep_without_success_says_so(tmp_path):
@@ -205,6 +206,7 @@ def test_each_field_has_its_plane_and_its_best(tmp_path):
         made.add_row(tmp_path, number, row, benched=made.bench(0.9 - number / 10), verified=made.verification(), steps={})  # fmt: skip
     found = Reader(page_of(tmp_path))
     assert len(found.all("svg")) == 2
+    assert "Which is best? #1 and #3 model=one: 1.2x faster; model=two:" in found.text
     assert "#1 model=one a=2" in found.text
     assert "#3 model=two a=2" in found.text
     assert "4 jobs" in found.text

@@ -49,7 +49,7 @@ def diff_page(differences: Differences) -> str:
     total = plural(differences.total, "difference") if differences.total else "no difference"
     text = render("diff/sides.html", first=differences.first, second=differences.second)
     return page(
-        differences.gist or total,
+        differences.gist.replace("->", "→") or total,
         sections,
         verdict=total if differences.gist else "",
         lead=Markup(text),  # noqa: S704  rendered with escaping

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from prepare.report.answer import Answer
 from prepare.report.sentences import timing_text, verified_text
+from prepare.report.speed import verdict_text
 from prepare.report.sweep_table import choices
 from prepare.sweep.ranking import Ranking, first_timing
 
@@ -61,7 +62,7 @@ def _best_of(summary: Summary, ranking: Ranking) -> Answer:
         kind="good",
         answer=" and ".join(f"#{row.number}" for row in best[:_FEW]),
         remark="; ".join(
-            f"{group.about}: {timing_text(timed)}"
+            f"{group.about}: {verdict_text(timed.verdict, timed.ratio)}"
             for group, row in zip(groups[:_FEW], best, strict=False)
             if (timed := first_timing(row))
         ),

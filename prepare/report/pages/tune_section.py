@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prepare.tune.records import CandidateResult, Tuning
 
 _RESULTS = {"slower": "slower than the winner", "not faster": "not faster than the winner"}
-_MARKS = {"winner": "better", "slower": "worse", "wrong": "wrong"}
+_MARKS = {"winner": "better", "wrong": "wrong"}
 
 
 def tuned(run: SavedResults) -> dict[str, Any] | None:
@@ -73,7 +73,7 @@ def _bar(row: CandidateResult, tuning: Tuning) -> Bar:
         value=row.ratio,
         interval=row.ratio_interval,
         text=_speed(row, tuning),
-        mark=_mark(row),
+        mark=_mark(row, tuning),
     )
 
 
@@ -84,7 +84,7 @@ def _point(row: CandidateResult, tuning: Tuning) -> Point:
         y=float(row.error or 0.0),
         x_interval=row.ratio_interval,
         text=f"{_speed(row, tuning)}, error {row.error:.2g}",
-        mark=_mark(row),
+        mark=_mark(row, tuning),
     )
 
 
@@ -93,8 +93,11 @@ def _speed(row: CandidateResult, tuning: Tuning) -> str:
     return verdict_text(tuning.verdict(row), row.ratio)
 
 
-def _mark(row: CandidateResult) -> str:
-    return "baseline" if row.name == UNPREPARED else _MARKS.get(row.status, "same")
+def _mark(row: CandidateResult, tuning: Tuning) -> str:
+    """Return the colour: as on other pages, slower is than the unprepared model, not than the winner."""
+    if row.name == UNPREPARED:
+        return "baseline"
+    return _MARKS.get(row.status, "worse" if tuning.verdict(row) == "slower" else "same")
 
 
 def _cells(row: CandidateResult, tuning: Tuning) -> dict[str, str]:
