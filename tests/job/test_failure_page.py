@@ -1,0 +1,46 @@
+"""The page of a job that failed: it is written, and never hides the error."""
+
+import json
+
+import pytest
+
+from page_reader import Reader
+from prepare.cli import main as cli
+from prepare.job.record import Record
+from prepare.report.pages import page
+
+RAISES = ("model._target_=sample_nets.raises", "input.shape=[1,3,8,8]")
+
+
+def test_a_failed_job_has_a_page_with_line_and_stage(tmp_path):
+    assert cli.run([*RAISES, f"hydra.run.dir={tmp_path}"]) == 1
+    result = Record(tmp_path).result()
+    assert result.done == ["starting torch"]
+    assert result.during == "building sample_nets.raises"
+    found = Reader((tmp_path / "report.html").read_text()).text
+    for phrase in (
+        "Where? sample_nets.py:",
+        "When? While building sample_nets.raises",
+        "Traceback",
+    ):
+        assert phrase in found, phrase
+    assert "Done until then starting torch" in found
+
+
+@pytest.mark.parametrize("error", [OSError("no page"), KeyboardInterrupt()], ids=repr)
+def test_a_failure_to_write_the_page_keeps_the_error_of_the_job(error, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(page, "write_page", fails)
+    assert cli.run([*RAISES, f"hydra.run.dir={tmp_path}"]) == 1
+    assert "sample_nets.py:" in Record(tmp_path).result().error
+
+
+def test_a_result_of_an_older_version_is_read(tmp_path):
+    assert cli.run([*RAISES, f"hydra.run.dir={tmp_path}"]) == 1
+    data = json.loads((tmp_path / "result.json").read_text())
+    for key in ("done", "during", "figures"):
+        del data[key]
+    (tmp_path / "result.json").write_text(json.dumps(data))
+    assert Record(tmp_path).result().during == ""
