@@ -19,6 +19,7 @@
     ├── VerificationError         a file that is not a verification
     ├── BenchError                a file that is not a bench
     ├── TuneError                 a file that is not a tuning
+    ├── DoctorError               a file that is not a diagnosis
     ├── SweepError                the launcher of a sweep stopped before its end
     └── FileError                 a file could not be written or read
 
@@ -157,6 +158,10 @@ class AuditError(PrepareError):
 
 class FlowError(PrepareError):
     """A file that is not a flow."""
+
+
+class DoctorError(PrepareError):
+    """A file that is not a diagnosis."""
 
 
 class BenchError(PrepareError):

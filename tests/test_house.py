@@ -18,7 +18,7 @@ HYDRA = {"hydra", "omegaconf"}
 OUTER = {"prepare.cli", "prepare.sweep", "prepare.job", "prepare.report", "prepare.hydra"}
 DECLARATION = {"prepare.step", "prepare.steps", "prepare.registry", "prepare.pipeline"}
 DECLARING = ("pipeline", "steps", "plan.py", "step.py", "registry.py", "recipe.py")
-TOOLS = ("flow", "verify", "bench", "tune", "checkpoint", "testing", "models")
+TOOLS = ("flow", "verify", "bench", "tune", "checkpoint", "testing", "models", "doctor")
 # For each part of the package: the modules that no file of it may import.
 FORBIDDEN = {
     **dict.fromkeys(("audit", "core"), DECLARATION | OUTER),
@@ -32,7 +32,17 @@ FORBIDDEN = {
     "sweep": {"prepare.cli", "prepare.report"},
 }
 PUBLIC = (
-    *("audit", "bench", "checkpoint", "distributed", "errors", "flow", "hydra", "patterns"),
+    *(
+        "audit",
+        "bench",
+        "checkpoint",
+        "distributed",
+        "doctor",
+        "errors",
+        "flow",
+        "hydra",
+        "patterns",
+    ),
     *("recipe", "registry", "step", "tune", "verify"),
 )
 

@@ -83,8 +83,15 @@ def _summary(argv: list[str]) -> int:
     return DONE
 
 
+def _doctor(argv: list[str]) -> int:
+    from prepare.cli.doctor import doctor
+
+    return doctor(argv)
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "steps": _steps,
+    "doctor": _doctor,
     "diff": _diff,
     "summary": _summary,
 }

@@ -11,7 +11,7 @@ from prepare.errors import Problem
 from prepare.job.settings import KEYS
 
 # The commands that are answered before Hydra starts.
-COMMANDS = ("steps", "diff", "summary")
+COMMANDS = ("steps", "diff", "summary", "doctor")
 NO_OVERRIDE = "is neither key=value nor a command"
 COMMAND_LATE = "is a command, and must come first, without overrides"
 # Words of other command lines, and what they are called here.

@@ -7,7 +7,8 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from prepare.core.model.convolutions import CONVOLUTIONS_2D_3D
-from prepare.core.model.known_issues import ONLY, Issue, standing
+from prepare.core.model.doctor_answers import standing_here
+from prepare.core.model.known_issues import ONLY, Issue
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import is_strided, name_of
@@ -112,7 +113,9 @@ def find_known_issues(
     for name, module in model.named_modules():
         modules_by_class.setdefault(_class_name(type(module)), {})[name] = module
     matches = []
-    for issue in dict.fromkeys(issue for device in sorted(devices) for issue in standing(device)):
+    for issue in dict.fromkeys(
+        issue for device in sorted(devices) for issue in standing_here(device)
+    ):
         if not issue.in_plan:
             continue
         modules = {

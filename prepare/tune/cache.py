@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -20,6 +18,7 @@ from prepare.core.forward.call import call_of
 from prepare.core.model.fingerprint import structure
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.accelerator import differences
+from prepare.core.utils.cache_folder import cache_folder
 from prepare.core.utils.environment import environment
 from prepare.core.utils.text import plural
 from prepare.errors import FileError, TuneError
@@ -138,16 +137,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def default_folder() -> Path:
     """Return `prepare/tune` in the system's folder for caches."""
-    home = Path("~").expanduser()
-    if folder := os.environ.get("XDG_CACHE_HOME"):
-        cache = Path(folder)
-    elif sys.platform == "darwin":
-        cache = home / "Library" / "Caches"
-    elif sys.platform == "win32":
-        cache = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    else:
-        cache = home / ".cache"
-    return cache / "prepare" / "tune"
+    return cache_folder("tune")
 
 
 def age(made: str) -> str:

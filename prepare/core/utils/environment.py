@@ -45,6 +45,19 @@ def environment() -> dict[str, Any]:
     }
 
 
+def machine_identity() -> dict[str, Any]:
+    """Return what decides which kernels run: torch, the processor and the accelerator."""
+    import torch
+
+    cpuinfo = _cpuinfo()
+    return {
+        "torch": torch.__version__,
+        "cpu": cpuinfo.get("model name") or platform.processor() or None,
+        "instructions": _instructions(cpuinfo),
+        "accelerator": accelerator(),
+    }
+
+
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)

@@ -1,0 +1,223 @@
+"""One operation at one size, in one format and dtype; float64 judges it, and another case times it."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prepare.bench import statistics
+from prepare.core.utils.text import first_line
+
+# The largest error that rounding explains, relative to the largest number of a tensor. In float32, sums of a
+# few thousand products stay below 1e-5.
+ALLOWED = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 6e-2}
+# A format is wrong only if its error is this many times that of the contiguous format.
+_WORSE = 10.0
+_FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+}
+_MIN_ROUNDS, _MAX_ROUNDS = 9, 60
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module, the shape of its input, and how both are prepared.
+
+    `mean` is added to the input. With `against_contiguous`, errors that the contiguous format has too are
+    allowed. `repeats` equal runs must all be right.
+    """
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    format: str = "contiguous"
+    dtype: str = "float32"
+    mean: float = 0.0
+    against_contiguous: bool = False
+    repeats: int = 3
+    allowed: float | None = None
+
+    def __str__(self) -> str:
+        return f"{' x '.join(map(str, self.shape))}, {self.format}, {self.dtype}"
+
+    def models(self) -> tuple[nn.Module, Tensor]:
+        """Return the module and its input on a CPU, contiguous and rounded to the dtype."""
+        torch.manual_seed(0)
+        module, dtype = self.build(), getattr(torch, self.dtype)
+        return module.to(dtype), (torch.randn(self.shape) + self.mean).to(dtype)
+
+    def placed(self, device: str) -> tuple[nn.Module, Tensor]:
+        """Return the module and its input on the device, in the format."""
+        module, given = self.models()
+        module = module.to(device)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.dim() == given.dim():
+                    parameter.data = parameter.data.to(memory_format=_FORMATS[self.format])
+        return module, self.formatted(given.to(device))
+
+    def formatted(self, tensor: Tensor) -> Tensor:
+        """Return the tensor in the format, if it has as many dimensions as the format needs."""
+        fits = self.format == "contiguous" or tensor.dim() == len(self.shape)
+        return tensor.to(memory_format=_FORMATS[self.format]) if fits else tensor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a case showed: `bad` (wrong here, slow here, unclear, or nothing), a phrase and figures.
+
+    Figures that were not measured are None.
+    """
+
+    bad: str
+    text: str
+    error: float | None = None
+    allowed: float | None = None
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
+
+
+def judge(case: Case, device: str) -> Outcome:
+    """Compare outputs, gradients and buffers of forward and backward with a run in float64 on a CPU."""
+    module, given = case.models()
+    exact = _run(case, deepcopy(module).double(), given.double())
+    allowed = case.allowed or ALLOWED[case.dtype]
+    errors = []
+    for _ in range(case.repeats):
+        try:
+            errors.append(_errors(_run(case, *case.placed(device)), exact))
+        except RuntimeError as raised:
+            if "memory" in str(raised).lower():
+                raise
+            text = f"({case}): {type(raised).__name__}: {first_line(raised)}"
+            missing = "not implemented" in text or "not support" in text
+            return (
+                Outcome("", f"not run {text}")
+                if missing
+                else Outcome("wrong here", f"it raises {text}")
+            )
+    if case.against_contiguous:
+        contiguous = replace(case, format="contiguous")
+        known = _errors(_run(contiguous, *contiguous.placed(device)), exact)
+        allowed = max(allowed, _WORSE * max(known.values()))
+    worst = [max(each.items(), key=lambda item: item[1]) for each in errors]
+    (part, error), runs = max(worst, key=lambda item: item[1]), len(worst)
+    wrong = sum(size > allowed for _, size in worst)
+    error = min(error, 1e300)
+    if not wrong:
+        return Outcome("", f"error {error:.1e}, allowed {allowed:.0e}", error, allowed)
+    some = f" in {wrong} of {runs} equal runs" if wrong < runs else ""
+    text = f"{part} wrong{some} ({case}): error {error:.1e}, allowed {allowed:.0e}"
+    return Outcome("wrong here", text, error, allowed)
+
+
+def loses_layout(case: Case, device: str) -> Outcome:
+    """Return `slow here` if a channels-last input gives activations in another format."""
+    module, given = case.placed(device)
+    with torch.no_grad():
+        out = module(given)
+    kept = out.is_contiguous(memory_format=_FORMATS[case.format])
+    return Outcome("" if kept else "slow here", f"{'keeps' if kept else 'loses'} {case.format}")
+
+
+def pace(
+    case: Case,
+    control: Case,
+    device: str,
+    *,
+    factor: float,
+    than: str,
+    seconds: float = 1.0,
+    change: Callable[[nn.Module], Any] | None = None,
+) -> Outcome:
+    """Time forward and backward of two cases in paired rounds, in random order.
+
+    `slow here` if the whole interval of the ratio is above `factor`, `unclear` if only a part is. `than`
+    names the control; `change` is applied to its module first.
+    """
+    steps = [_Step(each, device) for each in (case, control)]
+    if change is not None:
+        change(steps[1].module)
+    for step in steps:
+        step.run()
+        step.run()
+    times: tuple[list[float], list[float]] = ([], [])
+    order, began = random.Random(0), time.perf_counter()  # noqa: S311  the order of two timings
+    while len(times[0]) < _MAX_ROUNDS:
+        if time.perf_counter() - began > seconds and len(times[0]) >= _MIN_ROUNDS:
+            break
+        for index in order.sample((0, 1), 2):
+            times[index].append(steps[index].run())
+    found = statistics.ratio(*times, 0.99)
+    low, high = found.interval or (0.0, math.inf)
+    bad = "slow here" if low > factor else "" if high < factor else "unclear"
+    text = f"{found.value:.2g} times the time of {than} ({case})"
+    if bad == "unclear":
+        text += f": unclear, between {low:.2g} and {high:.2g}; a quieter machine may decide it"
+    return Outcome(bad, text, ratio=found.value, interval=found.interval)
+
+
+class _Step:
+    """One forward and backward that can be timed again and again."""
+
+    def __init__(self, case: Case, device: str) -> None:
+        self.module, self._given = case.placed(device)
+        self._given.requires_grad_()
+        out = self.module(self._given)
+        self._gradient = case.formatted(torch.randn(out.shape).to(out)).detach()
+        self._device = device
+
+    def run(self) -> float:
+        """Return the seconds of a forward and backward."""
+        self.module.zero_grad(set_to_none=True)
+        self._given.grad = None
+        _wait_for(self._device)
+        began = time.perf_counter()
+        self.module(self._given).backward(self._gradient)
+        _wait_for(self._device)
+        return time.perf_counter() - began
+
+
+def _wait_for(device: str) -> None:
+    kind = device.partition(":")[0]
+    if kind != "cpu":
+        getattr(torch, kind).synchronize()
+
+
+def _run(case: Case, module: nn.Module, given: Tensor) -> dict[str, Tensor]:
+    """Return outputs, gradients and buffers of one forward and backward, in float64 on a CPU."""
+    given = given.detach().requires_grad_()
+    out = module(given)
+    torch.manual_seed(1)
+    gradient = torch.randn(out.shape).to(getattr(torch, case.dtype)).to(out)
+    out.backward(case.formatted(gradient) if given.dtype != torch.float64 else gradient)
+    return {name: tensor.detach().double().cpu() for name, tensor in _results(module, given, out)}
+
+
+def _results(module: nn.Module, given: Tensor, out: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield "outputs", out
+    if given.grad is not None:
+        yield "input gradients", given.grad
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            yield f"gradient of {name}", parameter.grad
+    yield from module.named_buffers()
+
+
+def _errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+    return {name: _error(found[name], tensor) for name, tensor in exact.items()}
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    scale = max(exact.abs().max().item(), 1e-30)
+    error = (found - exact).abs().max().item() / scale
+    return error if math.isfinite(error) else math.inf

@@ -1,0 +1,84 @@
+"""The findings of the doctor as plain data; `doctor.json` is written and read without torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prepare.core.utils import json_records
+from prepare.core.utils.display import Readable
+from prepare.errors import DoctorError
+
+_KIND = json_records.Kind("prepare.doctor", 1, "a diagnosis", "a doctor.json", DoctorError)
+WRONG, SLOW, FINE, NOT_PROBED = VERDICTS = ("wrong here", "slow here", "fine here", "not probed")
+# What of an environment may be shared: no paths, no names of hosts or repositories.
+_SHARED = ("python", "torch", "packages", "cpu", "instructions", "cores", "threads", "devices")
+_PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][^\s\\/'\":,;()]+){2,}|~[\\/]\S+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The answer of one probe.
+
+    `name` is that of the known issue, or of a general probe if `known` is False. `where` names the
+    operation, `reason` what was measured or why nothing was, `remedy` what to do. `error` and `allowed`
+    are relative to the largest number, `ratio` and its interval are of times; None if not measured.
+    """
+
+    name: str
+    known: bool
+    verdict: str
+    where: str
+    reason: str
+    remedy: str = ""
+    error: float | None = None
+    allowed: float | None = None
+    ratio: float | None = None
+    ratio_interval: tuple[float, float] | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Diagnosis(Readable):
+    """The findings on one device of one machine."""
+
+    device: str
+    findings: tuple[Finding, ...]
+    environment: dict[str, Any]
+    seconds: float
+
+    def of(self, verdict: str) -> list[Finding]:
+        """Return the findings with this verdict."""
+        return [each for each in self.findings if each.verdict == verdict]
+
+    @property
+    def exit_code(self) -> int:
+        """1 if something is wrong here, else 0."""
+        return int(bool(self.of(WRONG)))
+
+    def save(self, path: str | Path) -> None:
+        """Write `doctor.json`. Raises FileError."""
+        json_records.write_json(path, _KIND.head | asdict(self), lines=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Diagnosis:
+        """Load a diagnosis from its JSON, without torch.
+
+        Raises:
+            DoctorError: the file is not a diagnosis, or is of another version.
+        """
+        return json_records.load(cls, path, _KIND, check=_check)
+
+    def shared(self) -> Diagnosis:
+        """Return the diagnosis without paths, names of hosts and commits, to attach to an issue."""
+        known = {key: self.environment.get(key) for key in (*_SHARED, "accelerator")}
+        findings = (replace(each, reason=_PATH.sub("PATH", each.reason)) for each in self.findings)
+        return replace(self, environment=known, findings=tuple(findings))
+
+
+def _check(diagnosis: Diagnosis) -> None:
+    for each in diagnosis.findings:
+        if each.verdict not in VERDICTS:
+            raise ValueError(f"{each.verdict!r} is not a verdict")

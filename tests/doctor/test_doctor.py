@@ -1,0 +1,216 @@
+"""The doctor finds on this CPU what is known of it, and plans ask its answers."""
+
+import json
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.cli.main import run
+from prepare.core.model import doctor_answers
+from prepare.core.model.doctor_answers import answers_file, standing_here
+from prepare.core.model.known_issues import issues
+from prepare.doctor import Diagnosis, Finding, examine
+from prepare.doctor.probes import GENERAL, KNOWN, PROBES
+from prepare.doctor.records import VERDICTS
+from prepare.doctor.worker import Request, in_child, run_probe
+from prepare.errors import ConfigError, DoctorError, RefusedError
+from prepare.pipeline import Pipeline
+from prepare.report.pages.doctor_page import doctor_page
+from prepare.report.terminal.doctor import diagnosis_lines
+
+ON_CPU = [issue for issue in issues() if "cpu" in issue.backend and issue.probe]
+DECIDED = [
+    issue
+    for issue in ON_CPU
+    if not issue.probe.endswith(("few_pixels_cpu", "float16_cpu", "small_cpu"))
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def finding(name="one", verdict="fine here", reason="measured", **more):
+    return Finding(name=name, known=True, verdict=verdict, where="Conv2d", reason=reason, **more)
+
+
+def diagnosis(*findings):
+    environment = {"torch": "2.13.0", "cpu": "Some", "git_commit": "abc", "platform": "Linux-host"}
+    return Diagnosis(device="cpu", findings=findings, environment=environment, seconds=2.0)
+
+
+def test_every_probe_of_the_table_exists_and_has_an_entry():
+    named = {issue.probe for issue in issues() if issue.probe}
+    assert named == set(KNOWN)
+    assert not set(KNOWN) & set(GENERAL)
+
+
+def test_what_is_known_of_this_cpu_is_found(cache):
+    seen, names = [], [issue.name for issue in DECIDED]
+    found = examine("cpu", probes=names, progress=lambda *given: seen.append(given)).findings
+    assert {each.name: each.verdict for each in found} == {
+        issue.name: f"{issue.effect} here" for issue in DECIDED
+    }
+    assert all(each.known and each.remedy for each in found)
+    assert seen[-1][1:] == (len(names), len(names))
+    assert not cache.exists()  # plans ask only answers to all probes
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a new process would take seconds")
+@pytest.mark.parametrize(
+    ("setup", "reason"),
+    [
+        ("crash", "its process was killed by SIGSEGV"),
+        ("end_silently", "its process ended without an answer, with exit code 7"),
+        ("ask_for_memory", "it needs more memory than 1.0 GiB"),
+        ("raise_an_error", "it raises"),
+        ("hang", "it did not end in time, and was killed"),
+    ],
+)
+def test_a_probe_that_breaks_down_is_a_finding(setup, reason):
+    answer = in_child("silu", Request(("silu",), "cpu", 1 << 30, f"planted_faults:{setup}"))
+    assert answer["bad"] == "wrong here"
+    assert reason in answer["text"]
+
+
+def test_probes_after_the_time_are_not_probed_and_say_why():
+    found = examine("cpu", seconds=0.001, probes=["softmax_layout", "layer_norm_layout"]).findings
+    assert [each.verdict for each in found] == ["slow here", "not probed"]
+    assert found[1].reason == "no time was left"
+
+
+def test_wrong_arguments_of_examine_are_named_at_once():
+    with pytest.raises(ConfigError) as caught:
+        examine("cpu", seconds=0, probes=["softmax_layou"])
+    assert "did you mean 'softmax_layout'" in str(caught.value)
+    assert "seconds: 0 is not positive; give seconds, as in 120" in str(caught.value)
+    if not torch.cuda.is_available():
+        with pytest.raises(RefusedError, match="cuda cannot be used here"):
+            examine("cuda")
+
+
+def remember(*findings):
+    path = answers_file("cpu")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    diagnosis(*findings).save(path)
+    return path
+
+
+def errors_of_plan():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8))
+    return Pipeline.from_config({"conv2d_memory_format": {}}).plan(model).errors
+
+
+def test_a_plan_asks_a_fresh_answer_before_the_table(monkeypatch):
+    assert errors_of_plan()
+    path = remember(finding("instance_norm_gradients_cpu"))
+    assert not errors_of_plan()
+    old = path.stat().st_mtime - 31 * 86400
+    os.utime(path, (old, old))
+    assert errors_of_plan()
+    os.utime(path)
+    assert not errors_of_plan()
+    monkeypatch.setattr(doctor_answers, "machine_identity", lambda: {"torch": "another"})
+    assert errors_of_plan()
+
+
+def test_what_is_wrong_here_stands_against_the_table():
+    remember(finding("batch_norm_backward_mps", "wrong here"))
+    assert "batch_norm_backward_mps" in {issue.name for issue in standing_here("cpu")}
+    remember(finding("softmax_layout", "not probed"))
+    assert "softmax_layout" in {issue.name for issue in standing_here("cpu")}
+
+
+def test_unreadable_answers_are_ignored():
+    path = remember(finding("instance_norm_gradients_cpu"))
+    path.write_text("{")
+    assert errors_of_plan()
+
+
+def test_a_diagnosis_is_read_as_it_was_written(tmp_path):
+    before = diagnosis(finding(ratio=2.0, ratio_interval=(1.5, 2.5)), finding("b", "wrong here"))
+    before.save(tmp_path / "doctor.json")
+    after = Diagnosis.load(tmp_path / "doctor.json")
+    assert after == before
+    assert (after.exit_code, diagnosis(finding()).exit_code) == (1, 0)
+    data = json.loads((tmp_path / "doctor.json").read_text())
+    data["findings"][0]["verdict"] = "good"
+    (tmp_path / "doctor.json").write_text(json.dumps(data))
+    with pytest.raises(DoctorError, match="'good' is not a verdict"):
+        Diagnosis.load(tmp_path / "doctor.json")
+
+
+def test_what_is_shared_has_no_paths_hosts_or_commits(tmp_path, capsys):
+    reason = "it raises OSError: /home/somebody/lib/x.so and C:\\Users\\somebody\\x.dll"
+    diagnosis(finding(reason=reason)).save(tmp_path / "doctor.json")
+    assert run(["doctor", "share", str(tmp_path / "doctor.json")]) == 0
+    assert "no paths, names of hosts or commits" in capsys.readouterr().out
+    text = (tmp_path / "doctor-share.json").read_text()
+    assert not any(word in text for word in ("somebody", "abc", "host"))
+    assert Diagnosis.load(tmp_path / "doctor-share.json").environment["torch"] == "2.13.0"
+
+
+def test_the_table_and_the_page_show_every_finding():
+    shown = diagnosis(
+        finding("a", "wrong here", remedy="set x"),
+        finding("b", "slow here", "2 times", remedy="use y"),
+        finding("c", "not probed", "no time was left"),
+        finding("d"),
+    )
+    text = "\n".join(diagnosis_lines(shown))
+    assert "wrong here: Conv2d [a]: measured\n    set x" in text
+    assert "fine here: d" in text
+    assert "4 answers for cpu: 1 wrong here, 1 slow here, 1 fine here, 1 not probed" in text
+    page = doctor_page(shown)
+    assert all(word in page for word in (*VERDICTS, "2 times", "no time was left", "use y"))
+    assert "1 wrong and 1 slow on cpu" in page
+
+
+def test_the_command_writes_its_files_and_exits_with_1(tmp_path, capsys, monkeypatch):
+    found = diagnosis(finding("a", "wrong here"))
+    monkeypatch.setattr("prepare.doctor.examine", lambda *_, **given: asked.update(given) or found)
+    asked = {}
+    folder = tmp_path / "made"
+    assert run(["doctor", "--seconds", "9", "--dry-run", "--folder", str(folder)]) == 1
+    assert (asked["seconds"], asked["dry_run"]) == (9.0, True)
+    assert "wrong here: Conv2d [a]: measured" in capsys.readouterr().out
+    assert Diagnosis.load(folder / "doctor.json") == found
+    assert (folder / "doctor.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--colour"], "doctor: '--colour' is not an option; doctor [--device DEVICE]"),
+        (["--seconds", "soon"], "doctor: argument --seconds: invalid float value: 'soon'"),
+        (["--folder", "{file}/x"], "Not a directory; give another"),
+        (["share", "a", "b"], "doctor share: takes one file, got 2"),
+        (["share", "{file}"], "this is not a diagnosis"),
+    ],
+)
+def test_wrong_words_give_one_line_and_exit_code_2(words, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("prepare.doctor.examine", lambda *_, **__: diagnosis())
+    (tmp_path / "file").write_text("")
+    words = [word.replace("{file}", str(tmp_path / "file")) for word in words]
+    assert run(["doctor", *words]) == 2
+    (text,) = capsys.readouterr().err.splitlines()[-1:]
+    assert message in text
+
+
+@pytest.mark.slow
+def test_a_dry_run_gives_an_answer_for_every_entry_and_probe(cache):
+    found = examine(dry_run=True, seconds=900).findings
+    assert {each.name for each in found} == {i.name for i in issues()} | set(GENERAL)
+    assert not [each for each in found if each.reason == "no time was left"]
+    assert not cache.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", set(PROBES) - {"conv_transpose2d_compiled"})
+def test_every_probe_runs_on_a_cpu(name):
+    assert run_probe(name, "cpu").text
