@@ -30,7 +30,7 @@ _MIN_ROUNDS, _MAX_ROUNDS = 9, 60
 
 
 @dataclass(frozen=True)
-class Case:
+class OperationCase:
     """A module, the shape of its input, and how both are prepared.
 
     `mean` is added to the input. With `against_contiguous`, errors that the contiguous format has too are
@@ -72,8 +72,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a case showed: `bad` (wrong here, slow here, unclear, or nothing), a phrase and figures.
+class CaseOutcome:
+    """The result of a case: `bad` (wrong here, slow here, unclear, or nothing), a phrase and figures.
 
     Figures that were not measured are None.
     """
@@ -86,7 +86,7 @@ class Outcome:
     interval: tuple[float, float] | None = None
 
 
-def judge(case: Case, device: str) -> Outcome:
+def judge(case: OperationCase, device: str) -> CaseOutcome:
     """Compare outputs, gradients and buffers of forward and backward with a run in float64 on a CPU."""
     module, given = case.models()
     exact = _run(case, deepcopy(module).double(), given.double())
@@ -101,9 +101,9 @@ def judge(case: Case, device: str) -> Outcome:
             text = f"({case}): {type(raised).__name__}: {first_line(raised)}"
             missing = "not implemented" in text or "not support" in text
             return (
-                Outcome("", f"not run {text}")
+                CaseOutcome("", f"not run {text}")
                 if missing
-                else Outcome("wrong here", f"it raises {text}")
+                else CaseOutcome("wrong here", f"it raises {text}")
             )
     if case.against_contiguous:
         contiguous = replace(case, format="contiguous")
@@ -114,31 +114,31 @@ def judge(case: Case, device: str) -> Outcome:
     wrong = sum(size > allowed for _, size in worst)
     error = min(error, 1e300)
     if not wrong:
-        return Outcome("", f"error {error:.1e}, allowed {allowed:.0e}", error, allowed)
+        return CaseOutcome("", f"error {error:.1e}, allowed {allowed:.0e}", error, allowed)
     some = f" in {wrong} of {runs} equal runs" if wrong < runs else ""
     text = f"{part} wrong{some} ({case}): error {error:.1e}, allowed {allowed:.0e}"
-    return Outcome("wrong here", text, error, allowed)
+    return CaseOutcome("wrong here", text, error, allowed)
 
 
-def loses_layout(case: Case, device: str) -> Outcome:
+def loses_layout(case: OperationCase, device: str) -> CaseOutcome:
     """Return `slow here` if a channels-last input gives activations in another format."""
     module, given = case.placed(device)
     with torch.no_grad():
         out = module(given)
     kept = out.is_contiguous(memory_format=_FORMATS[case.format])
-    return Outcome("" if kept else "slow here", f"{'keeps' if kept else 'loses'} {case.format}")
+    return CaseOutcome("" if kept else "slow here", f"{'keeps' if kept else 'loses'} {case.format}")
 
 
 def pace(
-    case: Case,
-    control: Case,
+    case: OperationCase,
+    control: OperationCase,
     device: str,
     *,
     factor: float,
     than: str,
     seconds: float = 1.0,
     change: Callable[[nn.Module], Any] | None = None,
-) -> Outcome:
+) -> CaseOutcome:
     """Time forward and backward of two cases in paired rounds, in random order.
 
     `slow here` if the whole interval of the ratio is above `factor`, `unclear` if only a part is. `than`
@@ -163,13 +163,13 @@ def pace(
     text = f"{found.value:.2g} times the time of {than} ({case})"
     if bad == "unclear":
         text += f": unclear, between {low:.2g} and {high:.2g}; a quieter machine may decide it"
-    return Outcome(bad, text, ratio=found.value, interval=found.interval)
+    return CaseOutcome(bad, text, ratio=found.value, interval=found.interval)
 
 
 class _Step:
     """One forward and backward that can be timed again and again."""
 
-    def __init__(self, case: Case, device: str) -> None:
+    def __init__(self, case: OperationCase, device: str) -> None:
         self.module, self._given = case.placed(device)
         self._given.requires_grad_()
         out = self.module(self._given)
@@ -193,7 +193,7 @@ def _wait_for(device: str) -> None:
         getattr(torch, kind).synchronize()
 
 
-def _run(case: Case, module: nn.Module, given: Tensor) -> dict[str, Tensor]:
+def _run(case: OperationCase, module: nn.Module, given: Tensor) -> dict[str, Tensor]:
     """Return outputs, gradients and buffers of one forward and backward, in float64 on a CPU."""
     given = given.detach().requires_grad_()
     out = module(given)

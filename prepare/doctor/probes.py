@@ -10,9 +10,9 @@ from itertools import product
 from torch import nn
 
 from prepare.doctor import special
-from prepare.doctor.cases import Case, Outcome, judge, loses_layout, pace
+from prepare.doctor.cases import CaseOutcome, OperationCase, judge, loses_layout, pace
 
-Run = Callable[[str], Iterator[Outcome]]
+Run = Callable[[str], Iterator[CaseOutcome]]
 _BFLOAT16 = "bfloat16"
 # The factor from which on a general probe calls channels-last slow: many kernels differ by less.
 _GENERAL_FACTOR = 3.0
@@ -20,26 +20,26 @@ _GENERAL_FACTOR = 3.0
 
 @dataclass(frozen=True)
 class Probe:
-    """What a child process runs. `where` names the operation, `seconds` limits its time."""
+    """A question that a child process answers. `where` names the operation, `seconds` limits its time."""
 
     where: str
     run: Run
     seconds: float = 30.0
 
 
-def _judged(*cases: Case) -> Run:
+def _judged(*cases: OperationCase) -> Run:
     return lambda device: (judge(case, device) for case in cases)
 
 
-def _kept(*cases: Case) -> Run:
+def _kept(*cases: OperationCase) -> Run:
     return lambda device: (loses_layout(case, device) for case in cases)
 
 
 def _timed(
     factor: float,
     than: str,
-    case: Case,
-    control: Case,
+    case: OperationCase,
+    control: OperationCase,
     change: Callable[[nn.Module], None] | None = None,
 ) -> Run:
     return lambda device: iter(
@@ -70,58 +70,58 @@ KNOWN: dict[str, Probe] = {
     "instance_norm_gradients_cpu": Probe(
         "InstanceNorm at batch 1",
         _judged(
-            Case(partial(nn.InstanceNorm2d, 8), (1, 8, 10, 10), _FLAT),
-            Case(partial(nn.InstanceNorm3d, 8), (1, 8, 6, 6, 6), _FLAT_3D),
+            OperationCase(partial(nn.InstanceNorm2d, 8), (1, 8, 10, 10), _FLAT),
+            OperationCase(partial(nn.InstanceNorm3d, 8), (1, 8, 6, 6, 6), _FLAT_3D),
         ),
     ),
     "group_norm_large_mean_cpu": Probe(
         "GroupNorm of a large mean",
         _judged(
-            Case(partial(nn.GroupNorm, 4, 8), (1, 8, 32, 32), _FLAT, mean=1000.0,
+            OperationCase(partial(nn.GroupNorm, 4, 8), (1, 8, 32, 32), _FLAT, mean=1000.0,
                  against_contiguous=True)
         ),
     ),
     "instance_norm_copies": Probe(
-        "InstanceNorm", _kept(Case(partial(nn.InstanceNorm3d, 8), (2, 8, 6, 6, 6), _FLAT_3D))
+        "InstanceNorm", _kept(OperationCase(partial(nn.InstanceNorm3d, 8), (2, 8, 6, 6, 6), _FLAT_3D))
     ),
     "conv3d_reference_cpu": Probe(
         "a small Conv3d at batch 1",
-        _kept(Case(partial(nn.Conv3d, 16, 16, 3, padding=1), (1, 16, 8, 8, 8), _FLAT_3D)),
+        _kept(OperationCase(partial(nn.Conv3d, 16, 16, 3, padding=1), (1, 16, 8, 8, 8), _FLAT_3D)),
     ),
     "conv2d_few_pixels_cpu": Probe(
         "Conv2d with few output pixels",
         _timed(
             1.25, "its repair",
-            Case(_wrapped(partial(nn.Conv2d, 2048, 512, 1)), (1, 2048, 7, 7), _FLAT),
-            Case(_wrapped(partial(nn.Conv2d, 2048, 512, 1)), (1, 2048, 7, 7), _FLAT),
+            OperationCase(_wrapped(partial(nn.Conv2d, 2048, 512, 1)), (1, 2048, 7, 7), _FLAT),
+            OperationCase(_wrapped(partial(nn.Conv2d, 2048, 512, 1)), (1, 2048, 7, 7), _FLAT),
             _repair,
         ),
     ),
     "pooling_3d_layout": Probe(
         "AvgPool3d and adaptive pooling",
         _kept(
-            Case(partial(nn.AvgPool3d, 2), (2, 8, 6, 6, 6), _FLAT_3D),
-            Case(partial(nn.AdaptiveAvgPool3d, 2), (2, 8, 6, 6, 6), _FLAT_3D),
+            OperationCase(partial(nn.AvgPool3d, 2), (2, 8, 6, 6, 6), _FLAT_3D),
+            OperationCase(partial(nn.AdaptiveAvgPool3d, 2), (2, 8, 6, 6, 6), _FLAT_3D),
         ),
     ),
     "softmax_layout": Probe(
-        "Softmax", _kept(Case(partial(nn.Softmax, dim=1), (2, 8, 6, 6), _FLAT))
+        "Softmax", _kept(OperationCase(partial(nn.Softmax, dim=1), (2, 8, 6, 6), _FLAT))
     ),
     "layer_norm_layout": Probe(
-        "LayerNorm over (C, H, W)", _kept(Case(partial(nn.LayerNorm, (8, 6, 6)), (2, 8, 6, 6), _FLAT))
+        "LayerNorm over (C, H, W)", _kept(OperationCase(partial(nn.LayerNorm, (8, 6, 6)), (2, 8, 6, 6), _FLAT))
     ),
     "computed_weight_layout": Probe("a computed weight", special.computed_weight),
     "conv3d_bfloat16_small_cpu": Probe(
         "Conv3d with an input smaller than its kernel",
         _judged(
-            Case(partial(nn.Conv3d, 64, 64, 3, padding=1), (2, 64, 2, 2, 2), _FLAT_3D, _BFLOAT16,
+            OperationCase(partial(nn.Conv3d, 64, 64, 3, padding=1), (2, 64, 2, 2, 2), _FLAT_3D, _BFLOAT16,
                  repeats=20, allowed=0.5)
         ),
     ),
     "depthwise_transposed_conv3d_cpu": Probe(
         "depthwise ConvTranspose3d",
         _judged(
-            Case(partial(nn.ConvTranspose3d, 64, 64, 7, stride=2, padding=3, groups=64),
+            OperationCase(partial(nn.ConvTranspose3d, 64, 64, 7, stride=2, padding=3, groups=64),
                  (2, 64, 4, 4, 4), _FLAT_3D, repeats=20)
         ),
     ),
@@ -129,29 +129,29 @@ KNOWN: dict[str, Probe] = {
         "Conv2d in float16",
         _timed(
             2.0, "float32",
-            Case(partial(nn.Conv2d, 32, 32, 3), _IMAGE, _FLAT, "float16"),
-            Case(partial(nn.Conv2d, 32, 32, 3), _IMAGE, _FLAT),
+            OperationCase(partial(nn.Conv2d, 32, 32, 3), _IMAGE, _FLAT, "float16"),
+            OperationCase(partial(nn.Conv2d, 32, 32, 3), _IMAGE, _FLAT),
         ),
     ),
     "conv3d_contiguous_mps": Probe(
-        "Conv3d", _judged(*(Case(partial(nn.Conv3d, n, n, 3), (1, n, 8, 8, 8)) for n in (4, 16, 32)))
+        "Conv3d", _judged(*(OperationCase(partial(nn.Conv3d, n, n, 3), (1, n, 8, 8, 8)) for n in (4, 16, 32)))
     ),
     "batch_norm_backward_mps": Probe(
-        "BatchNorm2d", _judged(Case(partial(nn.BatchNorm2d, 8), (4, 8, 16, 16), _FLAT))
+        "BatchNorm2d", _judged(OperationCase(partial(nn.BatchNorm2d, 8), (4, 8, 16, 16), _FLAT))
     ),
     "convolution_layout_xpu": Probe(
         "Conv2d with one input channel, or kernel 1",
         _judged(
-            Case(partial(nn.Conv2d, 1, 8, 3), (2, 1, 16, 16), _FLAT),
-            Case(partial(nn.Conv2d, 8, 8, 1), (2, 8, 16, 16), _FLAT),
+            OperationCase(partial(nn.Conv2d, 1, 8, 3), (2, 1, 16, 16), _FLAT),
+            OperationCase(partial(nn.Conv2d, 8, 8, 1), (2, 8, 16, 16), _FLAT),
         ),
     ),
     "conv3d_without_cudnn": Probe(
         "Conv3d in 16 bits",
         _timed(
             2.0, "channels_last_3d",
-            Case(_conv3d, _VOLUME, "contiguous", _BFLOAT16),
-            Case(_conv3d, _VOLUME, _FLAT_3D, _BFLOAT16),
+            OperationCase(_conv3d, _VOLUME, "contiguous", _BFLOAT16),
+            OperationCase(_conv3d, _VOLUME, _FLAT_3D, _BFLOAT16),
         ),
     ),
     "conv3d_large_16_bit": Probe("Conv3d in 16 bits at large sizes", special.large_conv3d),
@@ -161,50 +161,50 @@ KNOWN: dict[str, Probe] = {
         "depthwise Conv2d in bfloat16",
         _timed(
             2.0, "float32",
-            Case(partial(nn.Conv2d, 96, 96, 3, groups=96), (16, 96, 56, 56), _FLAT, _BFLOAT16),
-            Case(partial(nn.Conv2d, 96, 96, 3, groups=96), (16, 96, 56, 56), _FLAT),
+            OperationCase(partial(nn.Conv2d, 96, 96, 3, groups=96), (16, 96, 56, 56), _FLAT, _BFLOAT16),
+            OperationCase(partial(nn.Conv2d, 96, 96, 3, groups=96), (16, 96, 56, 56), _FLAT),
         ),
     ),
     "group_norm_layout_cuda": Probe(
-        "GroupNorm", _kept(Case(partial(nn.GroupNorm, 4, 8), (2, 8, 8, 8), _FLAT))
+        "GroupNorm", _kept(OperationCase(partial(nn.GroupNorm, 4, 8), (2, 8, 8, 8), _FLAT))
     ),
     "conv3d_dilated_bias": Probe(
         "dilated Conv3d with a bias",
         _timed(
             2.0, "bias=False",
-            Case(partial(_conv3d, dilation=2), _VOLUME, "contiguous", _BFLOAT16),
-            Case(partial(_conv3d, dilation=2, bias=False), _VOLUME, "contiguous", _BFLOAT16),
+            OperationCase(partial(_conv3d, dilation=2), _VOLUME, "contiguous", _BFLOAT16),
+            OperationCase(partial(_conv3d, dilation=2, bias=False), _VOLUME, "contiguous", _BFLOAT16),
         ),
     ),
     "conv2d_grouped_channels_last": Probe(
         "grouped Conv2d",
         _timed(
             2.0, "contiguous",
-            Case(partial(nn.Conv2d, 128, 128, 3, groups=32), (8, 128, 56, 56), _FLAT, _BFLOAT16),
-            Case(partial(nn.Conv2d, 128, 128, 3, groups=32), (8, 128, 56, 56), dtype=_BFLOAT16),
+            OperationCase(partial(nn.Conv2d, 128, 128, 3, groups=32), (8, 128, 56, 56), _FLAT, _BFLOAT16),
+            OperationCase(partial(nn.Conv2d, 128, 128, 3, groups=32), (8, 128, 56, 56), dtype=_BFLOAT16),
         ),
     ),
     "upsample_nearest_channels_last": Probe(
         "Upsample, nearest",
         _timed(
             1.25, "contiguous",
-            Case(partial(nn.Upsample, scale_factor=2), (1, 192, 120, 208), _FLAT, _BFLOAT16),
-            Case(partial(nn.Upsample, scale_factor=2), (1, 192, 120, 208), dtype=_BFLOAT16),
+            OperationCase(partial(nn.Upsample, scale_factor=2), (1, 192, 120, 208), _FLAT, _BFLOAT16),
+            OperationCase(partial(nn.Upsample, scale_factor=2), (1, 192, 120, 208), dtype=_BFLOAT16),
         ),
     ),
     "avg_pool2d_padded_backward": Probe(
         "AvgPool2d with padding",
-        _judged(Case(partial(nn.AvgPool2d, 2, stride=1, padding=1), (2, 8, 9, 9), _FLAT)),
+        _judged(OperationCase(partial(nn.AvgPool2d, 2, stride=1, padding=1), (2, 8, 9, 9), _FLAT)),
     ),
     "conv_transpose2d_compiled": Probe("compiled ConvTranspose2d", special.compiled_transposed, 100.0),
     "batch_norm_statistics_float16": Probe("BatchNorm2d after an overflow", special.overflow),
     "channels_last_ignored_rocm": Probe(
-        "Conv2d", _kept(Case(partial(nn.Conv2d, 8, 16, 3), (2, 8, 16, 16), _FLAT))
+        "Conv2d", _kept(OperationCase(partial(nn.Conv2d, 8, 16, 3), (2, 8, 16, 16), _FLAT))
     ),
     "avg_pool2d_backward_mps": Probe(
-        "AvgPool2d", _judged(Case(partial(nn.AvgPool2d, 2), (4, 3, 8, 8), _FLAT))
+        "AvgPool2d", _judged(OperationCase(partial(nn.AvgPool2d, 2), (4, 3, 8, 8), _FLAT))
     ),
-    "hardswish_backward_mps": Probe("Hardswish", _judged(Case(nn.Hardswish, (4, 3, 8, 8), _FLAT))),
+    "hardswish_backward_mps": Probe("Hardswish", _judged(OperationCase(nn.Hardswish, (4, 3, 8, 8), _FLAT))),
 }  # fmt: skip
 
 
@@ -213,16 +213,16 @@ def _general(where: str, build: Callable[[], nn.Module], channels: int, *, rank:
     flat = _FLAT if rank == 2 else _FLAT_3D
     sizes = ((1, 8), (2, 8), (3, 7), (1, 16), (2, 4)) if rank == 2 else ((1, 6), (2, 6), (2, 5))
     cases = [
-        Case(build, (batch, channels, *[size] * rank), format_, dtype)
+        OperationCase(build, (batch, channels, *[size] * rank), format_, dtype)
         for (batch, size), format_, dtype in product(
             sizes, ("contiguous", flat), ("float32", _BFLOAT16)
         )
     ]
     large = (4, channels, *[48 if rank == 2 else 12] * rank)
 
-    def run(device: str) -> Iterator[Outcome]:
+    def run(device: str) -> Iterator[CaseOutcome]:
         yield from (judge(case, device) for case in cases)
-        slow, fast = Case(build, large, flat), Case(build, large)
+        slow, fast = OperationCase(build, large, flat), OperationCase(build, large)
         yield pace(slow, fast, device, factor=_GENERAL_FACTOR, than="contiguous", seconds=0.6)
 
     return Probe(where, run)

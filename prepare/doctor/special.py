@@ -9,23 +9,23 @@ import torch
 from torch import nn
 
 from prepare.core.utils.text import first_line, size
-from prepare.doctor.cases import Case, Outcome, judge
+from prepare.doctor.cases import CaseOutcome, OperationCase, judge
 
 _CHANNELS, _KERNEL = 16, (1, 3, 3)
 _LARGE, _SMALL = (1, _CHANNELS, 124, 1282, 722), (1, _CHANNELS, 12, 66, 66)
 
 
-def computed_weight(device: str) -> Iterator[Outcome]:
+def computed_weight(device: str) -> Iterator[CaseOutcome]:
     """Compute a weight by weight_norm from channels-last tensors, and look at its strides."""
     module = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 3)).to(device)
     original = module.parametrizations.weight.original1
     original.data = original.data.to(memory_format=torch.channels_last)
     kept = module.weight.is_contiguous(memory_format=torch.channels_last)
     text = f"weight_norm {'keeps' if kept else 'loses'} channels_last"
-    yield Outcome("" if kept else "slow here", text)
+    yield CaseOutcome("" if kept else "slow here", text)
 
 
-def large_conv3d(device: str) -> Iterator[Outcome]:
+def large_conv3d(device: str) -> Iterator[CaseOutcome]:
     """Run the reported size, and judge its first, middle and last slices; a small one on a CPU."""
     shape = _SMALL if device == "cpu" else _LARGE
     for format_ in (torch.contiguous_format, torch.channels_last_3d):
@@ -44,33 +44,34 @@ def large_conv3d(device: str) -> Iterator[Outcome]:
         name = "contiguous" if format_ is torch.contiguous_format else "channels_last_3d"
         bad = "wrong here" if not worst < 0.06 else ""
         text = f"error {min(worst, 1e300):.1e} ({size(given.nbytes)}, {name})"
-        yield Outcome(bad, text, min(worst, 1e300), 0.06)
+        yield CaseOutcome(bad, text, min(worst, 1e300), 0.06)
 
 
-def tf32_conv3d(device: str) -> Iterator[Outcome]:
+def tf32_conv3d(device: str) -> Iterator[CaseOutcome]:
     """Judge Conv3d with TF32 allowed, at several numbers of channels and kernels."""
     torch.backends.cudnn.allow_tf32 = True
     for channels, kernel in ((8, 3), (32, 3), (64, 1), (32, 5)):
         build = partial(nn.Conv3d, channels, channels, kernel, padding=kernel // 2)
         for format_ in ("contiguous", "channels_last_3d"):
             yield judge(
-                Case(build, (2, channels, 8, 8, 8), format_, repeats=1, allowed=0.02), device
+                OperationCase(build, (2, channels, 8, 8, 8), format_, repeats=1, allowed=0.02),
+                device,
             )
 
 
-def repeated_forward(device: str) -> Iterator[Outcome]:
+def repeated_forward(device: str) -> Iterator[CaseOutcome]:
     """Run equal forwards of convolutions; their outputs must be equal bit by bit."""
     for groups, kernel in ((1, 1), (1, 3), (96, 3)):
         build = partial(nn.Conv2d, 96, 96, kernel, padding=kernel // 2, groups=groups)
-        module, given = Case(build, (8, 96, 28, 28)).placed(device)
+        module, given = OperationCase(build, (8, 96, 28, 28)).placed(device)
         with torch.no_grad():
             outputs = [module(given) for _ in range(10)]
         differ = sum(not torch.equal(each, outputs[0]) for each in outputs[1:])
         text = f"{differ} of 9 repeated forwards differ (kernel {kernel}, {groups} groups)"
-        yield Outcome("wrong here" if differ else "", text)
+        yield CaseOutcome("wrong here" if differ else "", text)
 
 
-def compiled_transposed(device: str) -> Iterator[Outcome]:
+def compiled_transposed(device: str) -> Iterator[CaseOutcome]:
     """Compile two ConvTranspose2d, and run forward and backward in channels-last."""
     layers = (nn.ConvTranspose2d(32, 16, 5, stride=2), nn.ReLU(), nn.ConvTranspose2d(16, 8, 5))
     module = nn.Sequential(*layers).to(device)
@@ -80,14 +81,14 @@ def compiled_transposed(device: str) -> Iterator[Outcome]:
     try:
         torch.compile(module)(given.requires_grad_()).sum().backward()
     except AssertionError as error:
-        yield Outcome("wrong here", f"the backward fails: {first_line(error)}")
+        yield CaseOutcome("wrong here", f"the backward fails: {first_line(error)}")
     except Exception as error:  # a compiler that cannot run here says nothing about the issue
-        yield Outcome("", f"not run: {type(error).__name__}: {first_line(error)}")
+        yield CaseOutcome("", f"not run: {type(error).__name__}: {first_line(error)}")
     else:
-        yield Outcome("", "forward and backward run")
+        yield CaseOutcome("", "forward and backward run")
 
 
-def overflow(device: str) -> Iterator[Outcome]:
+def overflow(device: str) -> Iterator[CaseOutcome]:
     """Give an infinite activation to a batch norm in training, as a float16 overflow does."""
     norm = nn.BatchNorm2d(4).to(device)
     given = torch.ones(1, 4, 8, 8, device=device)
@@ -95,4 +96,4 @@ def overflow(device: str) -> Iterator[Outcome]:
     norm(given)
     kept = bool(torch.isfinite(norm.running_var).all())  # type: ignore[arg-type]
     text = f"the running variance is {'finite' if kept else 'NaN'} after an infinite activation"
-    yield Outcome("" if kept else "wrong here", text)
+    yield CaseOutcome("" if kept else "wrong here", text)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from prepare.core.utils.text import first_line, line, size
-from prepare.doctor.cases import Outcome
+from prepare.doctor.cases import CaseOutcome
 from prepare.doctor.probes import PROBES
 
 _FORKS = sys.platform == "linux"
@@ -28,7 +28,7 @@ _FORKS = sys.platform == "linux"
 
 @dataclass(frozen=True)
 class Request:
-    """What a worker is asked: the probes, where they run, and the limits of each.
+    """The question to a worker: the probes, where they run, and the limits of each.
 
     `setup` names a function, `module:function`, that a child calls first; for tests.
     """
@@ -39,7 +39,7 @@ class Request:
     setup: str = ""
 
 
-def run_probe(name: str, device: str) -> Outcome:
+def run_probe(name: str, device: str) -> CaseOutcome:
     """Run one probe in this process; return the worst outcome of its cases."""
     outcomes = []
     for outcome in PROBES[name].run(device):
@@ -50,7 +50,7 @@ def run_probe(name: str, device: str) -> Outcome:
     return max(outcomes, key=lambda each: (order.index(each.bad), each.error or 0.0))
 
 
-def limited(name: str, request: Request) -> Outcome:
+def limited(name: str, request: Request) -> CaseOutcome:
     """Run one probe under the limits. The system kills this process when the time is over."""
     if request.setup:
         module, _, function = request.setup.partition(":")
@@ -68,9 +68,9 @@ def limited(name: str, request: Request) -> Outcome:
         # torch raises RuntimeError from its allocators, on a CPU and on a GPU.
         if "memory" in str(error).lower():
             return _out_of_memory(request)
-        return Outcome("wrong here", f"it raises {type(error).__name__}: {first_line(error)}")
+        return CaseOutcome("wrong here", f"it raises {type(error).__name__}: {first_line(error)}")
     except Exception as error:  # a finding too; the other probes continue
-        return Outcome("wrong here", f"it raises {type(error).__name__}: {first_line(error)}")
+        return CaseOutcome("wrong here", f"it raises {type(error).__name__}: {first_line(error)}")
 
 
 def in_child(name: str, request: Request) -> dict[str, Any]:
@@ -118,17 +118,19 @@ def _silence() -> None:
     os.dup2(null, 2)
 
 
-def _death(code: int) -> Outcome:
+def _death(code: int) -> CaseOutcome:
     if -code == getattr(signal, "SIGALRM", 14):
-        return Outcome("wrong here", "it did not end in time, and was killed")
+        return CaseOutcome("wrong here", "it did not end in time, and was killed")
     if code < 0:
         with contextlib.suppress(ValueError):
-            return Outcome("wrong here", f"its process was killed by {signal.Signals(-code).name}")
-    return Outcome("wrong here", f"its process ended without an answer, with exit code {code}")
+            return CaseOutcome(
+                "wrong here", f"its process was killed by {signal.Signals(-code).name}"
+            )
+    return CaseOutcome("wrong here", f"its process ended without an answer, with exit code {code}")
 
 
-def _out_of_memory(request: Request) -> Outcome:
-    return Outcome("wrong here", f"it needs more memory than {size(request.memory)}")
+def _out_of_memory(request: Request) -> CaseOutcome:
+    return CaseOutcome("wrong here", f"it needs more memory than {size(request.memory)}")
 
 
 def _limit_memory(request: Request) -> None:
