@@ -108,7 +108,8 @@ KNOWN: dict[str, Probe] = {
         "Softmax", _kept(OperationCase(partial(nn.Softmax, dim=1), (2, 8, 6, 6), _FLAT))
     ),
     "layer_norm_layout": Probe(
-        "LayerNorm over (C, H, W)", _kept(OperationCase(partial(nn.LayerNorm, (8, 6, 6)), (2, 8, 6, 6), _FLAT))
+        "LayerNorm over (C, H, W)",
+        _kept(OperationCase(partial(nn.LayerNorm, (8, 6, 6)), (2, 8, 6, 6), _FLAT)),
     ),
     "computed_weight_layout": Probe("a computed weight", special.computed_weight),
     "conv3d_bfloat16_small_cpu": Probe(
