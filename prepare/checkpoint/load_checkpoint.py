@@ -17,6 +17,7 @@ from prepare.checkpoint.open_weights import OpenedWeights, Rename, open_weights
 from prepare.checkpoint.stored_tensor import problem, several
 from prepare.core.model.module_tree import Snapshot
 from prepare.core.utils.suggest import choose
+from prepare.core.utils.wording import words
 from prepare.errors import ConfigError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.pipeline.known_issue_checks import KnownIssues, check_known_issues
@@ -120,7 +121,8 @@ def _refuse_mismatches(opened: OpenedWeights, matched: Matched) -> None:
         *(problem(opened.path, name, "has no place in the model") for name in matched.unexpected),
     ]
     if problems:
-        raise several(problems, "give another file or rename=, or take strict=False")
+        options = "give another file or rename=, or take strict=False"
+        raise several(problems, words(cli="give another file", python=options))
 
 
 def _pipeline(opened: OpenedWeights, pipeline: Pipeline | None, device: str | None) -> Pipeline:

@@ -11,12 +11,12 @@ from prepare.checkpoint.paths import beside
 from prepare.checkpoint.stored_tensor import StoredTensor, problem, several
 from prepare.core.model.tensors import name_of
 from prepare.core.utils import json_records
+from prepare.core.utils.wording import words
 from prepare.errors import CheckpointError, FileError, Problem
 
 _KIND = json_records.Kind(
     "prepare.checkpoint", 1, "a manifest of a checkpoint", "the one it was saved with", CheckpointError
 )  # fmt: skip
-_REMEDY = "fetch or save the file again; check='never' loads what is there, unchecked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class Manifest:
         """
         saved_tensors = {tensor.name: tensor for tensor in self.tensors}
         problems = [
-            problem(path, name, "is not in the file, and was saved", _REMEDY)
+            problem(path, name, "is not in the file, and was saved", _remedy())
             for name in sorted(saved_tensors.keys() - stored.keys() - self.tied.keys())
         ]
         for name, tensor in stored.items():
             if (saved := saved_tensors.get(self.tied.get(name, name))) is None:
-                problems.append(problem(path, name, "was not saved with this file", _REMEDY))
+                problems.append(problem(path, name, "was not saved with this file", _remedy()))
             else:
                 problems += _differences(path, tensor, saved)
         if problems:
@@ -97,6 +97,14 @@ def _manifest(data: dict[str, Any]) -> Manifest:
     return Manifest(held, data["tied"], data["versions"], data["steps"])
 
 
+def _remedy() -> str:
+    unchecked = words(
+        cli="without the .json beside it nothing is checked",
+        python="check='never' loads what is there, unchecked",
+    )
+    return f"fetch or save the file again; {unchecked}"
+
+
 def _digest(data: dict[str, Any]) -> str:
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -108,7 +116,7 @@ def _differences(path: Path, tensor: StoredTensor, saved: SavedTensor) -> list[P
         ("shape", list(tensor.shape), list(saved.shape)),
     )
     return [
-        problem(path, tensor.name, f"has the {what} {now}, and {was} was saved", _REMEDY)
+        problem(path, tensor.name, f"has the {what} {now}, and {was} was saved", _remedy())
         for what, now, was in pairs
         if now != was
     ]

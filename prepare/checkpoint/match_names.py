@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from prepare.checkpoint.init_empty import on_meta
 from prepare.checkpoint.open_weights import OpenedWeights
-from prepare.checkpoint.stored_tensor import StoredTensor, problem, several
+from prepare.checkpoint.stored_tensor import StoredTensor, printable_name, problem, several
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.model.tensors import (
     identity,
@@ -19,8 +19,11 @@ from prepare.core.model.tensors import (
     named_modules,
     named_tensors,
 )
+from prepare.core.utils.text import plural
 from prepare.errors import Problem, RefusedError
 
+# More tensors of another shape are one problem.
+_LISTED = 3
 # A file and a model may differ in these dtypes; a cast between others would change the values.
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -115,16 +118,34 @@ def _load(
     try:
         result = copy.load_state_dict(state, strict=False, assign=True)
     except Exception as error:  # torch's RuntimeError, or what the modules' own code raises
-        problems = [
-            problem(opened.stored[name].file, name, f"has the shape {list(stand_in.shape)} in the file, "
-                    f"and {list(held[name].shape)} in the model")
+        shapes = {
+            name: (list(stand_in.shape), list(held[name].shape))
             for name, stand_in in stand_ins.items()
             if name in held and held[name].shape != stand_in.shape
-        ]  # fmt: skip
+        }
+        problems = list(_shape_problems(opened, shapes))
         message = " ".join(str(error).split())[:300]
         wrong = f"does not fit {type(copy).__name__}: {message}"
         raise several(problems or [problem(opened.path, None, wrong)]) from error
     return tuple(result.missing_keys), tuple(result.unexpected_keys)
+
+
+def _shape_problems(
+    opened: OpenedWeights, shapes: Mapping[str, tuple[list[int], list[int]]]
+) -> Iterator[Problem]:
+    """Yield a problem for each tensor whose shapes in file and model differ; for many, only one."""
+    if len(shapes) <= _LISTED:
+        for name, (stored, held) in shapes.items():
+            wrong = f"has the shape {stored} in the file, and {held} in the model"
+            yield problem(opened.stored[name].file, name, wrong)
+        return
+    first, (stored, held) = next(iter(shapes.items()))
+    wrong = (
+        f"{plural(len(shapes), 'tensor')} have another shape than in the model, "
+        f"first {printable_name(first)}: {stored} in the file, {held} in the model"
+    )
+    remedy = "give the file of this model, or build the model with the sizes that it was saved with"
+    yield problem(opened.path, None, wrong, remedy)
 
 
 def _stand_in(stored: StoredTensor) -> Tensor:

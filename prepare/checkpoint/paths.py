@@ -7,10 +7,9 @@ from prepare.core.utils import files
 from prepare.core.utils.suggest import choose, nearest
 
 # The format that is written for each suffix; a file that is read is recognised by its content.
-SUFFIXES = {
-    ".safetensors": "safetensors",
-    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), "torch"),
-}
+SUFFIXES = {".safetensors": "safetensors", **dict.fromkeys((".pt", ".pth", ".ckpt"), "torch")}
+# Suffixes of files that are read: `.bin` names no format, and other libraries expect their own in it.
+_READ = (*SUFFIXES, ".bin")
 INDEX = ".index.json"
 
 
@@ -26,7 +25,7 @@ def instead(path: Path) -> str:
         return f"there is no folder {files.printable_path(folder)}"
     there = sorted(each.name for each in folder.iterdir())
     if path.is_dir():
-        weights = [name for name in there if name.endswith((*SUFFIXES, INDEX))]
+        weights = [name for name in there if name.endswith((*_READ, INDEX))]
         return (
             f"give one of its files: {', '.join(weights[:5])}"
             if weights

@@ -12,6 +12,7 @@ from torch import Tensor
 from prepare.checkpoint.stored_tensor import StoredTensor, printable_name, problem, several
 from prepare.core.model.tensors import is_plain
 from prepare.core.utils.suggest import choose
+from prepare.core.utils.wording import words
 from prepare.errors import CheckpointError, Problem
 
 _DAMAGED = "it is cut short or damaged: fetch or save it again"
@@ -121,7 +122,12 @@ def _state(path: Path, content: Any, key: str | None) -> Mapping[str, Any]:
     if len(inner) == 1:
         return content[inner[0]]
     wrong = f"does not hold a mapping of names to tensors, but {_described(content)}"
-    remedy = f"choose one: key={inner[0]!r}; there are {', '.join(inner)}" if inner else _AGAIN
+    remedy = _AGAIN
+    if inner:
+        choosing = words(
+            cli="save one of them in a file of its own", python=f"choose one: key={inner[0]!r}"
+        )
+        remedy = f"{choosing}; there are {', '.join(inner)}"
     raise CheckpointError.of([problem(path, None, wrong, remedy)])
 
 

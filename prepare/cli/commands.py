@@ -126,15 +126,21 @@ def show_versions() -> int:
 
 
 def show_help(argv: list[str]) -> int:
-    """Print the page of --help."""
+    """Print the page of --help, or of one group: `--help model`."""
     from argparse import ArgumentParser
 
-    from prepare.cli.help import help_page
+    from prepare.cli.help import group_page, help_page
 
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd", nargs="?")
-    flags, _ = parser.parse_known_args(argv)
-    line(help_page(_width(), flags.config_dir))
+    flags, words = parser.parse_known_args(argv)
+    groups = [word for word in words if not word.startswith("-") and "=" not in word]
+    if groups == ["steps"]:
+        return _steps([])
+    for group in groups:
+        line(group_page(group, _width(), flags.config_dir))
+    if not groups:
+        line(help_page(_width(), flags.config_dir))
     return DONE
 
 

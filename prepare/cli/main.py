@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import gc
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -31,7 +34,20 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line with `argv` (None: that of the process), and exit."""
-    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+    if argv is not None:
+        sys.exit(run(list(argv)))
+    with contextlib.suppress(ValueError, AttributeError, OSError):  # stderr may be closed
+        # A crash in native code then names the line that was running; nothing else could.
+        faulthandler.enable(all_threads=False)
+    code = run(sys.argv[1:])
+    _end_promptly()
+    sys.exit(code)
+
+
+def _end_promptly() -> None:
+    """Leave the interpreter little to do at its end: collecting the garbage of torch takes seconds."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is written; Ctrl-C would print a traceback
+    gc.freeze()
 
 
 def run(argv: list[str]) -> int:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from prepare.cli.word_errors import COMMAND_LATE, NO_OVERRIDE
 from prepare.core.utils.options import no_options
-from prepare.core.utils.suggest import choose
+from prepare.core.utils.suggest import choose, choose_option, nearest, options_text
 from prepare.errors import ConfigError, Problem
-from prepare.job.settings import KEYS
+from prepare.job.settings import KEYS, NO_MODEL
 from prepare.registry import STEPS
 
 # The keys that the option of a group fills: if the option is wrong, a missing key there is no evidence.
@@ -111,7 +111,7 @@ def no_values(key: str, value: str, groups: Mapping[str, list[str]]) -> Problem:
     """Return the problem of a sweep value that stands for no values."""
     if key in groups:
         return Problem(
-            key, f"{value!r} matches none of its options", choose("", groups[key], noun="options")
+            key, f"{value!r} matches none of its options", choose_option("", key, groups[key])
         )
     remedy = "write the values with commas, as in {key}=1,2"
     if value.startswith("range"):
@@ -151,7 +151,8 @@ def hides_the_model(problem: Problem) -> bool:
     """Return whether a problem explains why no model is chosen, so that this need not be reported too."""
     is_word = problem.wrong in (NO_OVERRIDE, COMMAND_LATE)
     is_list = problem.where == "model" and problem.wrong.startswith("takes one option")
-    return is_word or is_list or bool(re.search(r"\bmodel=|'model'", problem.remedy))
+    is_model = problem.where in ("model", "model._target_") and problem.wrong != NO_MODEL
+    return is_word or is_list or is_model or bool(re.search(r"\bmodel=|'model'", problem.remedy))
 
 
 def _explain_several(override: Override) -> Problem:
@@ -188,7 +189,7 @@ def _explain_choice(override: Override, menu: Menu) -> Problem:
         return Problem(key, "takes the name of an option, not a mapping", remedy)
     word = value if isinstance(value, str) else _value(override)
     if word not in options:
-        remedy = choose(word, options, noun="options")
+        remedy = choose_option(word, key, options)
         if key == "device" and _is_device(word):
             remedy = f"give it as steps.device.device={word}; options: {', '.join(options)}"
         return Problem(key, f"{word!r} is not an option", remedy)
@@ -203,7 +204,7 @@ def _instead_of_a_list(override: Override, options: list[str]) -> str:
         return f"write {key}={items[0]}"
     if len(items) > 1 and all(isinstance(item, str) for item in items):
         return f"with --multirun, {key}={','.join(items)} runs each of them"
-    return f"options: {', '.join(options)}"
+    return options_text(key, options)
 
 
 def _explain_key(override: Override, menu: Menu) -> Problem | None:
@@ -260,19 +261,36 @@ def _missing(
 
 
 def _top_level(override: Override, menu: Menu, siblings: Mapping[str, Any]) -> str:
-    """Return the remedy for a wrong key: the same key deeper down, or the group that has this option."""
-    steps = siblings.get("steps") or {}
-    deeper = {at: siblings.get(at) or {} for at in ("model", "input")}
-    deeper |= {f"steps.{name}": options or {} for name, options in steps.items()}
-    paths = [f"{at}.{override.key}" for at, keys in deeper.items() if override.key in keys]
+    """Return the remedy for a wrong key: a key deeper down, or the group that has this option."""
     choosing = [group for group, options in menu.groups.items() if override.value in options]
     name = override.key.partition(".")[0]
     word = _OTHER_KEYS.get(name, name)
     if len(choosing) == 1 and override.kind != "delete":
         word = choosing[0]
-    elif paths:
-        return f"did you mean {paths[0]!r}? keys and groups: {', '.join(KEYS)}"
+    elif paths := _deeper(override.key, siblings, word):
+        meant = " or ".join(map(repr, paths))
+        return f"did you mean {meant}? keys and groups: {', '.join(KEYS)}"
     return choose(word, KEYS, noun="keys and groups")
+
+
+def _deeper(key: str, config: Mapping[str, Any], word: str) -> list[str]:
+    """Return the keys deeper down with this name, or a nearer one than any key at the top has."""
+    by_name: dict[str, list[str]] = {}
+    for top in config:
+        if top not in ("hydra", "plugins"):
+            for path in _nested(config[top], top):
+                by_name.setdefault(path.rpartition(".")[2], []).append(path)
+    near = nearest(key, by_name, cutoff=0.7)[:1]
+    nearest_of_all = nearest(word, [*nearest(word, KEYS)[:1], *near])[:1]
+    names = [key] if key in by_name else near if near == nearest_of_all else []
+    return [path for name in names for path in by_name[name]]
+
+
+def _nested(node: Any, path: str) -> Iterator[str]:
+    for key, value in node.items() if isinstance(node, Mapping) else ():
+        if not str(key).startswith("_"):
+            yield f"{path}.{key}"
+            yield from _nested(value, f"{path}.{key}")
 
 
 def _missing_step(name: str, present: Mapping[str, Any]) -> Problem:

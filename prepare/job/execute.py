@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +191,7 @@ def _prepare(
     example = analyses.example_of(settings)
     formatted = example and analyses.formatted(example, pipeline)
     example_run, seconds = _run_example(model, formatted, plan, stage)
-    with stage("following the layout of activations"):
+    with _if(settings.flow != "none" and example, stage, "following the layout of activations"):
         flow = analyses.flow_of(settings, model, formatted)
         flow_before = flow and analyses.flow_without_repairs(pipeline, model, formatted)
     with stage("auditing"):
@@ -202,11 +202,12 @@ def _prepare(
     )
     show(results)
     try:
-        with stage("verifying outputs and gradients"):
+        with _if(settings.verify != "none" and example, stage, "verifying outputs and gradients"):
             verification = analyses.verification_of(settings, pipeline, reference, model, example)
         results = replace(results, verification=verification)
         show(results)
-        with stage("timing it against the unprepared model") as tell:
+        text = "timing it against the unprepared model"
+        with _if(settings.bench != "none" and example, stage, text) as tell:
             bench = analyses.bench_of(
                 settings, pipeline, reference, model, example, took=seconds, tell=tell
             )
@@ -216,6 +217,11 @@ def _prepare(
         stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: {missing}"
         return replace(results, stopped=stopped)
     return replace(results, bench=bench)
+
+
+def _if(needed: object, stage: Stage, what: str) -> AbstractContextManager[Any]:
+    """Return the context of a stage; one that shows nothing if there is nothing to do."""
+    return stage(what) if needed else nullcontext()
 
 
 def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:

@@ -158,6 +158,16 @@ def foreign_files(folder: Path) -> list[Problem]:
     return [Problem("hydra.run.dir", wrong, "choose another folder, or remove the file")]
 
 
+def without_result(folder: Path) -> FileError | None:
+    """Return the error of the folder of a single run that wrote no result; None for other folders."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {"missing"}
+    if "result.json" in names or not names <= set(FILES):
+        return None
+    wrong = "holds no result: its run was killed, or has not ended"
+    remedy = "run it again; on Linux, dmesg says if memory ran out"
+    return FileError(files.printable_path(folder), wrong, remedy)
+
+
 def _read(path: Path, kind: str) -> dict[str, Any] | None:
     if not path.is_file():
         return None

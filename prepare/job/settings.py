@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from prepare.checkpoint.paths import check_readable, check_writable
 from prepare.core.forward.example_input import read_example
 from prepare.core.utils.options import as_written, convert, no_options
-from prepare.core.utils.suggest import choose
+from prepare.core.utils.suggest import choose, choose_option
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.job.levels import VerifyLimits, read_levels
@@ -142,9 +142,10 @@ def _check_choices(choices: Mapping[str, Any]) -> Iterable[Problem]:
 
 def no_model(models: Iterable[str]) -> Problem:
     """Return the problem of a configuration without a model, with the list of models."""
-    listed = ", ".join(models)
+    names = list(models)
     remedy = "choose model=NAME, or give your own as model._target_=package.module.name"
-    return Problem("model", NO_MODEL, f"{remedy}; models: {listed}" if listed else remedy)
+    listed = f"; {choose_option('', 'model', names, noun='models')}" if names else ""
+    return Problem("model", NO_MODEL, remedy + listed)
 
 
 def _not_a_mapping(key: str, value: Any, first: str = "choose an option of the group") -> Problem:

@@ -13,6 +13,7 @@ from prepare.core.utils import files
 from prepare.core.utils.text import counts, plural, size
 from prepare.errors import ConfigError, FileError
 from prepare.job.headline import CONVOLUTIONS, BenchFigures, Headline, headline
+from prepare.job.record import without_result
 from prepare.job.results import read_results
 from prepare.report.audit_changes import Change, audit_changes, audit_groups, text_of
 from prepare.report.gist import gist_of
@@ -135,6 +136,8 @@ def _audit_part(first: Audit, second: Audit) -> Part:
 
 def _read_record(folder: Path) -> SavedResults:
     """Read the record of a job; raise FileError if any file is unreadable, as the result would be wrong."""
+    if error := without_result(folder):
+        raise error
     record = read_results(folder)
     if record.problems:
         raise FileError(files.printable_path(folder), record.problems[0])

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from prepare.tune.records import Tuning
     from prepare.verify.records import Check, Verification
 
+# A sentence names at most so many classes of modules.
+_NAMED = 3
+
 
 def flow_sentence(flow: Flow) -> str:
     """Return one sentence: `13 breaks, all InstanceNorm3d, 4.3 MiB copied per forward: try ...`."""
@@ -26,7 +29,11 @@ def flow_sentence(flow: Flow) -> str:
         return f"{flow.status}: {printable(flow.reason)}"
     summary = flow.summary
     copied = f"{size(summary['copied_bytes'])} copied per forward"
-    parts = [breaks_text(layout_causes(flow)), copied]
+    causes = layout_causes(flow)
+    if summary["copied_bytes"] and not summary["breaks"]:
+        # A copy without a break: the layout is the same before and after the operation.
+        copied += f" inside {', '.join(cause.name for cause in causes[:_NAMED] if cause.copied)}"
+    parts = [breaks_text(causes), copied]
     backward = summary["backward"]
     if backward["breaks"] or backward["copied_bytes"]:
         parts.append(f"{breaks_text(layout_causes(flow, 'backward'))} in backward")

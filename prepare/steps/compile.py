@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
+from prepare.core.utils import wording
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.text import first_line
@@ -96,7 +97,9 @@ class Compile(ModelStep):
 
     def in_training(self) -> Iterator[Problem]:
         for option, wrong in self._not_trainable():
-            other = "freezing=false" if option == "freezing" else "another backend"
+            other = "another backend"
+            if option == "freezing":
+                other = wording.option(self.name, option, value=False)
             where, remedy = f"steps.{self.name}.{option}", f"{inference_mode()}, or {other}"
             yield Problem(where, wrong + in_training(), remedy)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from prepare.core.utils import files
 from prepare.errors import FileError, PrepareError
 from prepare.job.headline import Headline, headline
-from prepare.job.record import Record
+from prepare.job.record import Record, without_result
 from prepare.sweep.locks import is_held
 from prepare.sweep.manifest import SweepManifest, is_running, read_sweep_manifest, sweep_lock
 
@@ -61,6 +61,8 @@ def read_summary(folder: Path) -> Summary:
     manifest = read_sweep_manifest(folder)
     records = _records(folder, manifest)
     if manifest is None and not records:
+        if error := without_result(folder):
+            raise error
         wrong = "is not the folder of a sweep"
         raise FileError(files.printable_path(folder), wrong, "give a folder under multirun/")
     planned = dict(enumerate((manifest and manifest.rows) or []))

@@ -664,3 +664,47 @@ def test_the_help_names_every_group_every_key_and_every_bare_word(go):
 
 def test_flags_may_stand_after_the_words(go):
     assert go("model=unet3d", "--cfg", "job", "seed=3").out.count("seed: 3") == 1
+
+
+def test_the_help_of_one_group_lists_its_options(go):
+    ran = go("--help", "memfmt")
+    assert ran.code == 0
+    assert ran.out.startswith("memfmt: choose one with memfmt=OPTION\n  by_rank ")
+    assert "Examples" not in ran.out
+    wrong = go("--help", "modle")
+    assert wrong.code == 2
+    assert "modle: no such group; did you mean 'model'? groups: model, device" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("called", "command"), [("/usr/bin/prepare", "prepare"), ("run.py", "python run.py")]
+)
+def test_the_help_names_the_command_as_it_was_called(called, command, go, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [called])
+    out = go("--help").out
+    assert f"\n  {command} model=unet3d memfmt=channels_last_3d\n" in out
+    commands = [
+        row for row in out.splitlines() if row.lstrip().startswith((f"{command} s", f"{command} d"))
+    ]
+    # Beside the commands stands what each does, in one column.
+    assert len({len(row[: row.rindex("  ")]) for row in commands}) == 1, commands
+
+
+def test_no_stage_is_shown_for_an_analysis_that_is_off(tmp_path, monkeypatch):
+    from contextlib import contextmanager
+
+    from prepare.cli import hydra_app
+
+    shown = []
+
+    @contextmanager
+    def stage(what):
+        shown.append(what)
+        yield lambda _: None
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hydra_app, "stage", stage)
+    off = ("verify=none", "bench=none", "flow=none")
+    assert cli.run([NET, SMALL, "memfmt=channels_last", *off]) == 0
+    assert not [what for what in shown if what.startswith(("verifying", "timing", "following"))]
+    assert "auditing" in shown

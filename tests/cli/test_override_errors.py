@@ -29,8 +29,11 @@ HERE = Path(__file__).resolve().parent
 OPTIONS = {group: sorted(path.stem for path in CONF.glob(f"{group}/*.yaml")) for group in GROUPS}
 # What override_errors.txt calls by a name, because it is long or grows.
 LISTS = {
-    "{models}": OPTIONS["model"],
-    "{own models}": [name for name in OPTIONS["model"] if name != "custom"],
+    "{models}": ("custom", "{own models}"),
+    "{own models}": (
+        *("resnet2d", "unet2d", "unet3d", "diffusers_* (7)", "monai_* (6)", "nnunet_* (4)"),
+        *("timm_* (2)", "torchvision_* (2)", "transformers_* (6) (--help model lists them)"),
+    ),
     "{keys}": KEYS,
     "{steps}": STEPS,
     "{dtypes}": DTYPES,

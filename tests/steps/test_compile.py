@@ -328,7 +328,7 @@ def test_a_missing_triton_is_reported_for_cuda(monkeypatch):
     [
         (
             {"freezing": True},
-            "steps.compile.freezing: turns the weights.*choose mode=eval, or freezing=false",
+            "steps.compile.freezing: turns the weights.*choose mode=eval, or steps.compile.freezing=false",
         ),
         ({"options": {"freezing": True}}, "steps.compile.freezing: turns the weights"),
         (

@@ -169,7 +169,7 @@ def _bound_problems(spec: TensorSpec) -> Iterator[tuple[str, str, str]]:
     low, high = spec.low, spec.high
     if spec.dtype in INTEGERS:
         if high is None:
-            remedy = "give the first number that is too high, as in high=1000 for 0 to 999"
+            remedy = "give the first number that is too high, as in input.high=1000 for 0 to 999"
             yield "high", f"is missing for {spec.dtype}", remedy
         unfit = list(_unfit_integers(spec))
         yield from unfit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 # Common synonyms; accepted wherever the word on the right is allowed.
 ALIASES = {
@@ -26,6 +26,8 @@ ALIASES = {
     "both": "by_rank",
     "gpu": "cuda",
 }
+# A longer list of options is written by families, such as `monai_* (6)`.
+_LISTED = 12
 
 
 def nearest(word: str, allowed: Iterable[str], *, cutoff: float = 0.55) -> list[str]:
@@ -50,3 +52,29 @@ def choose(word: str, allowed: Iterable[str], *, noun: str = "allowed") -> str:
     close = nearest(word, allowed)
     everything = f"{noun}: {', '.join(allowed)}" if allowed else f"{noun}: none"
     return f"did you mean {close[0]!r}? {everything}" if close else everything
+
+
+def choose_option(word: str, group: str, options: Iterable[str], *, noun: str = "options") -> str:
+    """Return the remedy for a wrong option of a group: the nearest match, then its options."""
+    options = list(options)
+    close = nearest(word, options)
+    text = options_text(group, options, noun=noun)
+    return f"did you mean {close[0]!r}? {text}" if close else text
+
+
+def options_text(group: str, options: list[str], *, noun: str = "options") -> str:
+    """Return `options: cpu, cuda`; a long list is written by families."""
+    if len(options) <= _LISTED:
+        return f"{noun}: {', '.join(options)}"
+    return f"{noun}: {', '.join(_families(options))} (--help {group} lists them)"
+
+
+def _families(names: list[str]) -> Iterator[str]:
+    """Yield the names without a family, then each family, such as `monai_* (6)`."""
+    sizes: dict[str, int] = {}
+    for name in names:
+        family, separator, _ = name.partition("_")
+        sizes[family] = sizes.get(family, 0) + bool(separator)
+    families = {family: size for family, size in sizes.items() if size > 1}
+    yield from (name for name in names if name.partition("_")[0] not in families)
+    yield from (f"{family}_* ({size})" for family, size in families.items())

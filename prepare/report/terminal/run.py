@@ -114,7 +114,10 @@ def _rows(results: Results, audit: Audit) -> list[tuple[str, str]]:
         rows.append(("example", "not run; give one with input.shape=[...]"))
     else:
         rows.append(("example", f"{results.example.inputs} -> {results.example.outputs}"))
-        rows += [("outputs", _outputs(count)) for count in results.example.convolutions]
+        ineffective = summary["convolutions"].get("ineffective", 0)
+        rows += [
+            ("outputs", _outputs(count, ineffective)) for count in results.example.convolutions
+        ]
     if results.flow:
         rows.append(("layout flow", flow_sentence(results.flow)))
     if results.verification:
@@ -213,10 +216,14 @@ def _timed(results: Results) -> list[str]:
     return [case_sentence(case) + (warning if case.comparison else "") for case in cases]
 
 
-def _outputs(count: LayoutCount) -> str:
-    return outputs_sentence(
+def _outputs(count: LayoutCount, ineffective: int) -> str:
+    text = outputs_sentence(
         format=count.format, gave=count.gave, of=count.of, ambiguous=count.ambiguous
     )
+    if ineffective and count.gave == count.of:
+        # Both lines are true: torch takes the layout of the input, and converts the weight in each call.
+        text += f"; their inputs decide that, also for the {ineffective} ineffective"
+    return text
 
 
 def _steps(steps: Mapping[str, Mapping[str, Any]]) -> str:

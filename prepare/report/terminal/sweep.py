@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -57,9 +58,10 @@ def show_summary(summary: Summary) -> None:
 
 
 def show_where(summary: Summary, folder: Path) -> None:
-    """Print the number of rows that are ok, and the paths of table and page."""
-    ok = sum(row.status == "ok" for row in summary.rows)
-    text = f"{ok} of {plural(len(summary.rows), 'row')} ok"
+    """Print how the rows ended, and the paths of table and page."""
+    statuses = Counter(row.status.replace("_", " ") for row in summary.rows)
+    others = (f", {count} {status}" for status, count in statuses.items() if status != "ok")
+    text = f"{statuses['ok']} of {plural(len(summary.rows), 'row')} ok{''.join(others)}"
     line(f"{text}; the table is in {shown_folder(folder / 'summary.md')}")
     line(f"the page is in {shown_folder(folder / 'report.html')}")
 

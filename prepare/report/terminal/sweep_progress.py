@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from prepare.sweep.manifest import SweepManifest
 
-_FAILED = ("failed", "crashed", "interrupted")
+_FAILED = ("failed", "crashed")
 # Scanning the folder takes time from the jobs: scan once a second, for at most a 50th of the time.
 _SECONDS, _SHARE = 1.0, 50
 
@@ -47,7 +47,9 @@ class SweepProgress:
         self._kept = len(self._statuses)
         if self._kept:
             line(f"kept {plural(self._kept, 'finished job')}", errors=True)
-        self._status = self._spinner.enter_context(_live()) if sys.stderr.isatty() else None
+        self._status = (
+            self._spinner.enter_context(_live(self._counts())) if sys.stderr.isatty() else None
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -81,11 +83,17 @@ class SweepProgress:
 
     def _counts(self) -> str:
         done, rows = len(self._statuses), self._manifest.rows
-        failed = sum(status in _FAILED for status in self._statuses.values())
+        statuses = list(self._statuses.values())
+        failed = sum(status in _FAILED for status in statuses)
+        interrupted = statuses.count("interrupted")
         parts = [f"{done} of {len(rows)} done" if rows else f"{done} done"]
         parts += [
             f"{count} {word}"
-            for count, word in ((self._running, "running"), (failed, "failed"))
+            for count, word in (
+                (self._running, "running"),
+                (failed, "failed"),
+                (interrupted, "interrupted"),
+            )
             if count
         ]
         if rows and self._kept < done < len(rows):
@@ -119,8 +127,8 @@ class SweepProgress:
         return ended
 
 
-def _live() -> Status:
-    return console(errors=True).status("", spinner="line")
+def _live(text: str) -> Status:
+    return console(errors=True).status(text, spinner="line")
 
 
 def _time(seconds: float) -> str:

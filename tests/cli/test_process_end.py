@@ -1,0 +1,54 @@
+"""The end of the process: prompt, quiet under Ctrl-C, and with the line that crashed it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prepare.cli import main as cli
+from prepare.job.record import Job, Record, Result
+
+END = """
+import atexit, gc, os, signal
+from prepare.cli import main as cli
+cli.run = lambda argv: {code}
+atexit.register(lambda: print(gc.get_freeze_count() > 1000, signal.getsignal(signal.SIGINT).name))
+cli.main()
+"""
+
+
+def ended(code):
+    command = [sys.executable, "-c", END.format(code=code)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_process_leaves_garbage_and_ignores_a_late_ctrl_c():
+    done = ended("3")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "True SIG_IGN\n", "")
+
+
+def test_a_crash_in_native_code_names_the_line_that_was_running():
+    done = ended("os.kill(os.getpid(), signal.SIGSEGV)")
+    assert done.returncode == -11
+    assert "Segmentation fault" in done.stderr
+    assert "line 4 in <lambda>" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["summary"], ["diff", "."]])
+def test_the_folder_of_a_killed_run_says_so(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("killed").mkdir()
+    assert cli.run([*command[:1], "killed", *command[1:]]) == 2
+    assert capsys.readouterr().err == (
+        "killed: holds no result: its run was killed, or has not ended; "
+        "run it again; on Linux, dmesg says if memory ran out\n"
+    )
+
+
+def test_a_sweep_is_still_needed_for_a_summary_of_a_run_that_ended(tmp_path, capsys):
+    record = Record(tmp_path)
+    record.begin(Job(None, None, [], {}))
+    record.write_result(Result("ok"))
+    assert cli.run(["summary", str(tmp_path)]) == 2
+    assert "is not the folder of a sweep" in capsys.readouterr().err

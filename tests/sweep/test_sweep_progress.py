@@ -1,0 +1,31 @@
+"""The progress of a sweep: its counts, and a spinner that has a text from the start."""
+
+from prepare.job.record import Job, Record, Result
+from prepare.report.terminal import sweep_progress
+from prepare.report.terminal.sweep_progress import SweepProgress
+from prepare.sweep.manifest import SweepManifest
+
+ROWS = [["seed=0"], ["seed=1"], ["seed=2"]]
+MANIFEST = SweepManifest("s", ROWS, ["a", "b", "c"])
+
+
+def test_interrupted_rows_are_not_counted_as_failed(tmp_path, capsys):
+    progress = SweepProgress(tmp_path, MANIFEST)
+    progress.start()
+    for number, status in enumerate(("ok", "failed", "interrupted")):
+        record = Record(tmp_path / str(number))
+        record.begin(Job(number, "s", ROWS[number], {}, identity="abc"[number]))
+        record.write_result(Result(status))
+    progress.stop()
+    assert "(3 of 3 done, 1 failed, 1 interrupted)" in capsys.readouterr().err
+
+
+def test_the_spinner_starts_with_the_counts(tmp_path, monkeypatch):
+    texts = []
+    monkeypatch.setattr(sweep_progress.sys.stderr, "isatty", lambda: True, raising=False)
+    real = sweep_progress._live
+    monkeypatch.setattr(sweep_progress, "_live", lambda text: texts.append(text) or real(text))
+    progress = SweepProgress(tmp_path, MANIFEST)
+    progress.start()
+    progress.stop()
+    assert texts == ["0 of 3 done"]
