@@ -18,13 +18,8 @@ PACKAGE = Path(prepare.__file__).parent
 NAMED = re.compile(r"(?<![\w.$-])[+~]?([a-z_]+(?:[./][A-Za-z_]+)*)=(?!=)")
 # Words that stand for any key, and words that are not ours.
 ANY = {"key", "steps.NAME", "steps.NAME.OPTION", "hydra.callbacks.NAME"}
-OTHERS = {
-    "class",
-    "type",
-    "install",
-    "_target_",
-    "bmodel",
-}  # of HTML, of the shell, of a warning of Hydra
+# Words of HTML, the shell, Hydra, a regular expression and torch.
+OTHERS = {"class", "type", "install", "_target_", "bmodel", "bias"}
 # Python functions whose arguments messages name.
 FUNCTIONS = (
     *(checkpoint.load, checkpoint.save, verify.verify, tune.tune, bench.compare, Pipeline.apply),
