@@ -224,6 +224,39 @@ def test_the_gpu_benchmark_needs_a_cuda_device():
     )
 
 
+@pytest.fixture
+def gpu(script):
+    return script("gpu")
+
+
+def test_a_dry_run_of_the_gpu_benchmark_runs_every_part(tmp_path, gpu, monkeypatch):
+    file = tmp_path / "gpu.json"
+    monkeypatch.setattr(gpu.zoo, "measure", lambda network, case, **_: {**case, "rows": {}})
+    for name in ("line_of", "tables"):
+        monkeypatch.setattr(gpu, name, lambda *_: "")
+    words = ["gpu.py", "--dry-run", "--precision", "bfloat16", "--out", str(file)]
+    monkeypatch.setattr(sys, "argv", words)
+    gpu.main()
+    found = json.loads(file.read_text())
+    assert found["dry_run"]
+    assert len(found["cases"]) == 4
+    assert not found["left_out"]
+    assert found["layouts"]["Softmax"] == "loses channels_last"
+    assert found["environment"]["accelerator"]
+
+
+@pytest.mark.parametrize(
+    ("state", "slowed"),
+    [
+        (None, False),
+        (["1", "2", "40", "0x0000000000000001"], False),
+        (["1", "2", "85", "0x20"], True),
+    ],
+)
+def test_a_throttled_device_is_recognised(gpu, state, slowed):
+    assert gpu.throttled(state) is slowed
+
+
 def _longer(text: str) -> str:
     """Return the file with each number replaced by its position in the file."""
     places = iter(range(1, 1 << 30))
