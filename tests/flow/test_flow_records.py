@@ -3,15 +3,19 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from torch import nn
 
 from flow_checks import Net, cl
+from prepare.core.forward.conv_layouts import LayoutCount
 from prepare.errors import FlowError
 from prepare.flow import Flow, observe, predict
+from prepare.flow.records import Copy
 from prepare.report.sentences import flow_sentence
 from prepare.report.terminal.flow import show_flow
+from prepare.report.terminal.run import _outputs
 
 
 def test_a_flow_round_trips_through_its_file_byte_by_byte(tmp_path):
@@ -61,6 +65,21 @@ def test_the_sentence_gives_breaks_cost_and_remedy():
     assert flow_sentence(predict(Net(lambda net, x: x), cl(2, 4, 8, 8))) == (
         "no breaks, 0 bytes copied per forward"
     )
+
+
+def test_copies_without_a_break_name_their_operation():
+    copy = Copy(module="a", type="GroupNorm", operation="aten.clone", bytes=2048, phase="forward", why="", count=1)  # fmt: skip
+    flow = replace(predict(Net(lambda net, x: x), cl(2, 4, 8, 8)), copies=(copy,))
+    assert flow_sentence(flow) == (
+        "no breaks, 2.0 KiB copied per forward inside clone in GroupNorm"
+    )
+
+
+def test_outputs_beside_an_ineffective_weight_are_explained():
+    count = LayoutCount(format="channels_last", gave=6, of=6, ambiguous=0)
+    text = "6 of 6 convolutions returned channels_last"
+    assert _outputs(count, 0) == text
+    assert _outputs(count, 1) == f"{text}; their inputs decide that, also for the 1 ineffective"
 
 
 def test_the_table_names_call_sites_lines_and_the_file(capsys, monkeypatch):
