@@ -60,7 +60,7 @@ def test_a_misspelt_own_option_finds_its_name(conf, capsys, flag, mode):
     assert cli.run(["model=mynte", *mode, flag, str(conf)]) == 2
     line = capsys.readouterr().err
     assert line.startswith("model: 'mynte' is not an option; did you mean 'mynet'? options: ")
-    assert "mynet, nnunet_plain2d" in line
+    assert "custom, mynet, resnet2d" in line
 
 
 @pytest.mark.parametrize(
