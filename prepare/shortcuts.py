@@ -142,7 +142,7 @@ def report(
         pipeline: the pipeline that prepared the model; it formats the batch.
         flow: predict the layout flow without computing, or observe a forward.
         verify: `short` or `full`: compare outputs and gradients with `reference`.
-        bench: `short` or `full`: time `model` against `reference`, for 20 s or a minute.
+        bench: `short` or `full`: time `model` against `reference`, for 10 s at most or a minute.
         mode: the use of the model.
 
     Raises:
@@ -184,7 +184,8 @@ def _timed(models: Any, batch: Any, level: Any, pipeline: Any, mode: Any) -> Any
         dict(zip((UNPREPARED, PREPARED), models, strict=True)),
         batch,
         train=mode == "train",
-        budget={"short": 17.0, "full": 60.0}[level],
+        budget={"short": 9.0, "full": 60.0}[level],
+        settle=level == "short",
         format={} if pipeline is None else {PREPARED: pipeline.format},
     )
     case = Case(what="training step" if mode == "train" else "inference", comparison=comparison)

@@ -47,6 +47,7 @@ def compare(
     train: bool = False,
     budget: float = 20.0,
     within_budget: bool = False,
+    settle: bool = False,
     precision: float = 0.02,
     confidence: float = 0.95,
     format: Mapping[str, Callable[[Any], Any]] | None = None,  # noqa: A002
@@ -66,8 +67,8 @@ def compare(
 
     Each timing gets a fresh input, copied and formatted before the clock starts. If a call of the
     baseline is shorter than 5 ms, a timing averages several calls of every variant. If the budget allows
-    20 such rounds, one untimed call precedes each timing, so that every variant finds equally warm
-    caches. On CUDA, events measure the time.
+    20 such rounds (8 with `settle`), one untimed call precedes each timing, so that every variant finds
+    equally warm caches. On CUDA, events measure the time.
 
     The models are restored: values, gradients, attributes, hooks, modes and random states. For
     functions this applies to the models that they refer to.
@@ -83,6 +84,8 @@ def compare(
         budget: seconds for everything. Three calls of each variant and one round always run.
         within_budget: if three rounds do not fit into `budget`, raise RefusedError instead of running
             over; the budget is then exceeded by one call at most.
+        settle: stop as soon as no verdict is `unclear`, instead of at a precision. The looks are few, and
+            share the error: see `prepare.bench.looks`.
         precision: stop as soon as every interval is within ± this fraction of its ratio.
         confidence: the probability with which all intervals hold.
         format: `Pipeline.format` for each variant that needs formatted inputs.
@@ -106,7 +109,7 @@ def compare(
 
     names, formats = list(variants), format or {}
     baseline = names[0] if baseline is None and names else baseline
-    options = BenchOptions(train, budget, within_budget, precision, confidence, seed)
+    options = BenchOptions(train, budget, within_budget, settle, precision, confidence, seed)
     _check(names, baseline, formats, options)
     _check_device(device)
     check_independent(variants)

@@ -65,6 +65,10 @@ class SampleSet:
         others = (series for series in self.active() if series is not self.baseline)
         return statistics.worst_precision(map(self.ratio, others))
 
+    def is_settled(self) -> bool:
+        """Return whether no verdict is `unclear`, so that more rounds need not be timed."""
+        return all(self._verdict(each)[0] != "unclear" for each in self.series if not each.reason)
+
     def control_result(self) -> Control | None:
         """Compare the baseline with itself; None if it failed."""
         if self.baseline.reason:

@@ -14,6 +14,8 @@ import torch
 
 from prepare.bench import statistics
 from prepare.bench.input_pool import batch_size
+from prepare.bench.looks import ROUNDS as LOOKS
+from prepare.bench.looks import Looks
 from prepare.bench.peak_memory import seconds_per_page_fault
 from prepare.bench.records import Comparison, Control, Progress
 from prepare.bench.samples import SampleSet, Series
@@ -39,11 +41,12 @@ _NOTABLE_PART, _NOTABLE_FAULTS = 0.1, 1000
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Options of a bench: mode, seconds, precision and random seed; see `prepare.bench.compare`."""
+    """Options of a bench: mode, seconds, when it stops, random seed; see `prepare.bench.compare`."""
 
     train: bool
     budget: float
     within_budget: bool
+    settle: bool
     precision: float
     confidence: float
     seed: int
@@ -66,6 +69,7 @@ class BenchSession:
         self._samples = SampleSet(list(series.values()), series[baseline], control, confidence)
         self._options, self._progress, self._clock = options, progress, clock
         self._start, self._rounds, self._warm, self._measure = clock(), 0, False, ""
+        self._looks = Looks() if options.settle else None
 
     def run(self, pool: list[Any], device: str | torch.device | None) -> Comparison:
         """Time all variants on the inputs of `pool` in turn, and compare them."""
@@ -136,9 +140,10 @@ class BenchSession:
     def _run_rounds(self, pool: list[Any]) -> None:
         order, budget = random.Random(self._options.seed), self._options.budget  # noqa: S311
         needed = sum(each.call_seconds * (each.calls + 1) for each in self._samples.active())
-        self._warm = self._elapsed() + _MIN_ROUNDS * needed <= budget
-        last_round = 0.0
-        while self._rounds < _MAX_ROUNDS and not self._is_precise():
+        fewest = LOOKS[0] if self._looks else _MIN_ROUNDS
+        begin, last_round = self._elapsed(), 0.0
+        self._warm = begin + fewest * needed <= budget
+        while self._rounds < _MAX_ROUNDS and not self._is_done(begin):
             start = self._elapsed()
             if self._rounds and start + last_round > budget:
                 break
@@ -149,6 +154,8 @@ class BenchSession:
             self._rounds += 1
             last_round = self._elapsed() - start
             self._report("timing")
+        if self._looks and not self._looks.is_settled:
+            self._samples = self._looks.end(self._samples)
 
     def _sample(self, series: Series, batch: Any) -> None:
         series.samples.append(self._timed(series, batch, calls=series.calls, warm=self._warm))
@@ -171,9 +178,14 @@ class BenchSession:
         if series.reason and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def _is_precise(self) -> bool:
+    def _is_done(self, begin: float) -> bool:
+        """Return whether the verdicts are settled, or the ratios precise; `begin` is when rounds began."""
         if not self._samples.active():
             return True
+        if self._looks:
+            settled = self._looks.look(self._samples, self._rounds, self._elapsed() - begin)
+            self._samples = settled or self._samples
+            return settled is not None
         if self._rounds < _MIN_ROUNDS or self._rounds % _TEST_EVERY:
             return False
         return self._samples.precision() <= self._options.precision
@@ -215,7 +227,7 @@ class BenchSession:
                 f"too few rounds to conclude anything: {plural(self._rounds, 'round')}, and an interval "
                 f"needs {needed}; give it more time"
             )
-        elif precision > self._options.precision:
+        elif precision > self._options.precision and not (self._looks and self._looks.is_settled):
             yield (
                 f"the ratios are known to ±{precision:.1%}, not to ±{self._options.precision:.1%}: "
                 "give it more time, or a quieter machine"

@@ -72,6 +72,15 @@ def formatted(example: Example, pipeline: Pipeline) -> Example:
     )
 
 
+def is_same(example: Example, formatted: Example | None) -> bool:
+    """Return whether formatting the example changed nothing: it then returns the same objects."""
+    return (
+        formatted is not None
+        and formatted.args is example.args
+        and formatted.kwargs is example.kwargs
+    )
+
+
 def flow_of(settings: Settings, model: nn.Module, example: Example | None) -> Flow | None:
     """Compute the layout flow of the model; None with flow=none, or without an example."""
     if settings.flow == "none" or not example:

@@ -183,13 +183,14 @@ def _prepare(
     )
     if settings.task == "plan":
         return results
-    reference = analyses.reference_of(settings, model, build)
+    example = analyses.example_of(settings)
+    formatted = example and analyses.formatted(example, pipeline)
+    unchanged = not plan and (not example or analyses.is_same(example, formatted))
+    reference = None if unchanged else analyses.reference_of(settings, model, build)
     with stage("preparing"):
         weights.read_into(settings, model, pipeline)
         # The plan has reported its known issues.
         pipeline.apply(model, strict=settings.strict, known_issues="ignore")
-    example = analyses.example_of(settings)
-    formatted = example and analyses.formatted(example, pipeline)
     example_run, seconds = _run_example(model, formatted, plan, stage)
     with _if(settings.flow != "none" and example, stage, "following the layout of activations"):
         flow = analyses.flow_of(settings, model, formatted)
@@ -200,6 +201,8 @@ def _prepare(
     results = replace(
         results, notes=notes, example=example_run, audit=audited, flow=flow, flow_before=flow_before
     )
+    if unchanged:
+        return replace(results, unchanged=True)
     show(results)
     try:
         with _if(settings.verify != "none" and example, stage, "verifying outputs and gradients"):

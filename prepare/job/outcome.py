@@ -21,7 +21,7 @@ from prepare.errors import (
     StepError,
 )
 from prepare.job.figures import figures
-from prepare.job.record import Record, Result
+from prepare.job.record import NOTHING_CHANGED, Record, Result
 
 if TYPE_CHECKING:
     from prepare.job.results import Results
@@ -52,7 +52,8 @@ def finished(results: Results) -> Outcome:
         reason = verification.reason.partition(":")[0]
         result = Result("verification_failed", reason, verification.reason, figures=found)
         return Outcome(result, NOT_VERIFIED, results)
-    return Outcome(Result("ok", figures=found), DONE, results)
+    same = NOTHING_CHANGED if results.unchanged else None
+    return Outcome(Result("ok", same, figures=found), DONE, results)
 
 
 def failure(error: BaseException) -> Outcome:

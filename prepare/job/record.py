@@ -21,6 +21,8 @@ STATUSES = (
     *("ok", "no_effect", "skipped", "interrupted"),
     *("verification_failed", "failed", "crashed"),
 )
+# The `reason` of a job that ended well, and changed neither its model nor its example.
+NOTHING_CHANGED = "nothing changed"
 # A resumed sweep does not repeat jobs of these statuses: the result would be the same.
 KEPT = ("ok", "no_effect", "verification_failed")
 # Every file of a record; a new job in the same folder first removes those of an earlier one.
@@ -40,9 +42,10 @@ _LIMIT = 1 << 24
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a job. `reason` is a word (`oom`, `model`), `error` says in a line what happened.
+    """The end of a job.
 
-    `figures` are those of `prepare.job.figures`; None if the job did not come to its end.
+    `reason` is a word or two (`oom`, `nothing changed`), `error` says in a line what happened. `figures` are
+    those of `prepare.job.figures`; None if the job did not come to its end.
     If it failed, `done` are the stages that it completed, and `during` the stage in which it failed.
     """
 

@@ -13,7 +13,7 @@ from prepare.bench.records import Bench
 from prepare.core.utils import files
 from prepare.errors import FileError, PrepareError
 from prepare.flow.records import Flow
-from prepare.job.record import Job, Record, Result
+from prepare.job.record import NOTHING_CHANGED, Job, Record, Result
 from prepare.tune.records import Tuning
 from prepare.verify.records import Verification
 
@@ -64,7 +64,8 @@ class Results(Analyses):
     """The results of a job that came to its end, in the process that executed it.
 
     `model` is the name of the model's class; `notes` and `warnings` are shown in the terminal. `stopped`
-    says what is missing if the job was interrupted after the model was prepared.
+    says what is missing if the job was interrupted after the model was prepared. `unchanged` says that the
+    pipeline changes neither the model nor its example, so that nothing is verified or timed.
     """
 
     model: str
@@ -74,6 +75,7 @@ class Results(Analyses):
     warnings: list[str] = field(default_factory=list)
     example: ExampleRun | None = None
     stopped: str = ""
+    unchanged: bool = False
 
     def write(self, record: Record, job: Job) -> None:
         """Write every file of the record, except its pages and its result. Raises FileError."""
@@ -115,6 +117,11 @@ class SavedResults(Analyses):
     plan: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
     problems: tuple[str, ...] = ()
+
+    @property
+    def unchanged(self) -> bool:
+        """Return whether nothing was changed, so that nothing was verified or timed."""
+        return self.result is not None and self.result.reason == NOTHING_CHANGED
 
     @property
     def model(self) -> str:

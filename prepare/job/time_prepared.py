@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 Level = Literal["short", "full"]
 Mode = Literal["eval", "train"]
 INFERENCE, ONE_SAMPLE, TRAINING = "inference", "inference of one sample", "training step"
-# Seconds for each case, and the precision at which its timing stops. A `short` case ends within 20 s of
-# its start: its last call may exceed the budget by what it took longer than expected.
-BUDGET = {"short": 17.0, "full": 60.0}
+# Seconds for each case, and its precision: a `full` case stops there, a `short` one once its verdict is
+# settled. A `short` case ends within 10 s of its start: its last call may exceed the budget by what it
+# took longer than expected.
+BUDGET = {"short": 9.0, "full": 60.0}
 PRECISION = {"short": 0.03, "full": 0.01}
 # The time of a training step in forwards, roughly.
 _FORWARDS = 3
@@ -57,10 +58,10 @@ def time_models(
     Args:
         models: apart from that move, both are left unchanged.
         example: the arguments of the unprepared model.
-        level: `short` times inference or, in mode `train`, a training step, within 20 seconds; if the
-            calls are too long for that, nothing is compared, and the reason says so. `full` times
-            inference, inference of one sample and a training step for a minute each, however long a
-            call takes.
+        level: `short` times inference or, in mode `train`, a training step, until the verdict is settled,
+            within 10 seconds; if the calls are too long for that, nothing is compared, and the reason says
+            so. `full` times inference, inference of one sample and a training step for a minute each,
+            however long a call takes.
         mode: the use of the model; its case comes first.
         took: the time in seconds of a forward of the prepared model, for a first estimate.
         seconds: the time for each case in place of the level's own; with it no call is too long.
@@ -104,7 +105,7 @@ def _too_long(models: Models, what: str, took: float) -> str:
     if compiles or device != "cpu" or seconds <= BUDGET["short"] / 3:
         return ""
     call = f"{what} takes about {seconds:.0f} s"
-    return f"{call}, too long for a comparison within 20 s; raise bench.seconds"
+    return f"{call}, too long for a comparison within 10 s; raise bench.seconds"
 
 
 def _calls(call: Call, level: Level, first: str) -> Iterator[tuple[str, Call]]:
@@ -139,6 +140,7 @@ def _case(
             train=what == TRAINING,
             budget=seconds or BUDGET[level],
             within_budget=level == "short",
+            settle=level == "short",
             precision=PRECISION[level],
             format={
                 UNPREPARED: partial(_format, unprepared, _device_steps(models)),

@@ -11,7 +11,7 @@ from prepare.report.answer import Answer
 from prepare.report.charts.flow_text import times
 from prepare.report.failure import failure_answers
 from prepare.report.layout_causes import layout_causes, named
-from prepare.report.sentences import busy_sentence, layout_remedy
+from prepare.report.sentences import UNCHANGED, busy_sentence, layout_remedy
 from prepare.report.speed import interval_text, speed_text
 from prepare.tune.records import UNPREPARED
 
@@ -31,6 +31,8 @@ def answers(run: SavedResults) -> list[Answer]:
         return failure_answers(run.result)
     if run.tuning is not None:
         found = [_winner(run.tuning), _right_winner(run.tuning)]
+    elif run.unchanged:
+        found = [_same("Right?", "Unchanged"), _same("Faster?", "Not timed")]
     elif run.audit or run.verification or run.bench:
         found = [_right(run.verification), _faster(run.bench)]
         if _interrupted(run):
@@ -96,6 +98,11 @@ def _sentences(run: SavedResults) -> Iterator[str]:
             yield f"{text}: {advice.answer[0].lower()}{advice.answer[1:]}"
         else:
             yield f"{text}."
+
+
+def _same(question: str, answer: str) -> Answer:
+    """Return the answer for a run that changed nothing."""
+    return Answer(question=question, kind="plain", answer=answer, remark=UNCHANGED)
 
 
 def _right(verification: Verification | None) -> Answer:
@@ -295,6 +302,8 @@ def _advised(run: SavedResults) -> tuple[str, str, str, str]:
         return "warn", "Time it longer with bench=full", "on an idle machine", "bench"
     if run.tuning is not None and run.tuning.winner == UNPREPARED:
         return "plain", "Leave the model as it is", "or tune longer with tune.budget", "tune"
+    if run.unchanged:
+        return "plain", "Choose a change", "memfmt=channels_last, precision=bfloat16, ...", ""
     return "good", "Use the recipe", "in training code, or by the command", "reproduce"
 
 

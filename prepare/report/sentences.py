@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.machine import disturbance
-from prepare.core.utils.text import plural, printable, size
+from prepare.core.utils.text import counts, plural, printable, size
 from prepare.core.utils.wording import step
+from prepare.job.headline import CONVOLUTIONS
 from prepare.report.layout_causes import breaks_text, layout_causes
 from prepare.report.speed import noise_text, speed_text
 from prepare.tune.records import UNPREPARED
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # A sentence names at most so many classes of modules.
 _NAMED = 3
+# Of a run whose pipeline changes neither the model nor its example.
+UNCHANGED = "nothing was changed, so there is nothing to verify or time"
 
 
 def flow_sentence(flow: Flow) -> str:
@@ -77,6 +80,13 @@ def _sensitivity(verification: Verification) -> str:
     """Return `0.0043 % in outputs, 3.5 % in gradients`; empty if it was not measured."""
     kinds = {kind: verification.sensitivity(kind) for kind in ("outputs", "gradients")}
     return ", ".join(f"{100 * found[0]:.2g} % in {kind}" for kind, found in kinds.items() if found)
+
+
+def convolutions_text(numbers: Mapping[str, int], steps: Mapping[str, Any]) -> str:
+    """Return the convolutions by status; in other words if no step requested anything but a device."""
+    if steps.keys() <= {"device"} and not numbers.get("converted") and numbers.get("already"):
+        return f"{numbers['already']:,} as they were: no memfmt and no precision was chosen"
+    return counts(numbers, CONVOLUTIONS)
 
 
 def tune_sentence(tuning: Tuning) -> str:

@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from prepare.bench import statistics
+from prepare.bench import looks, statistics
+from prepare.bench.samples import SampleSet, Series
 from prepare.bench.statistics import Estimate, estimate, ratio, verdict
 
 
@@ -45,6 +46,54 @@ def test_the_ratio_interval_covers_the_true_ratio_as_often_as_stated(stops):
 def test_equals_have_no_winner_in_93_of_100_cases():
     words, _ = simulated(600, 1.0)
     assert (words.count("no difference") + words.count("unclear")) / len(words) >= 0.93
+
+
+def looked(cases, factor, rounds):
+    """The verdicts of benches that look at the rounds of `looks`, and end after `rounds`."""
+    order, words, ends, holds = random.Random(3), [], [], 0
+    for _ in range(cases):
+        base, again, other = machine(order, rounds, (1.0, 1.0, factor))
+        some = looks.Looks()
+        for count in sorted({*looks.ROUNDS, rounds}):
+            base_, again_, other_ = (
+                Series(None, samples=lane[:count]) for lane in (base, again, other)
+            )
+            samples = SampleSet([base_, other_], base_, again_, 0.95)
+            if count == rounds or some.look(samples, count, 5.0):
+                break
+        found = some.look(samples, count, 5.0) if some.is_settled else some.end(samples)
+        word, measured = found._verdict(other_)
+        words.append(word)
+        ends.append(count)
+        holds += measured.interval[0] <= factor <= measured.interval[1]
+    return words, ends, holds / cases
+
+
+@pytest.mark.parametrize("rounds", [6, 12, 40, 100])
+def test_looks_find_no_difference_of_equals_in_95_of_100(rounds):
+    words, _, holds = looked(300, 1.0, rounds)
+    assert (words.count("faster") + words.count("slower")) / len(words) <= 0.05
+    assert holds >= 0.93
+
+
+def test_looks_end_early_for_a_clear_difference():
+    words, ends, holds = looked(300, 0.7, 100)
+    assert (words.count("faster") / len(words), min(ends)) == (1.0, 8)
+    assert sum(ends) / len(ends) < 30
+    assert holds >= 0.95
+
+
+def test_no_look_before_a_second_or_between_its_rounds():
+    times = [1.0, 1.01] * 4
+    base = Series(None, samples=times)
+    samples = SampleSet([base, Series(None, samples=times)], base, base, 0.95)
+    some = looks.Looks()
+    assert some.look(samples, 8, 0.9) is None
+    assert some.look(samples, 9, 5.0) is None
+    assert some.end(samples).confidence == pytest.approx(0.95)
+    found = some.look(samples, 8, 1.0)
+    assert (some.is_settled, found.confidence) == (True, pytest.approx(0.99))
+    assert some.end(samples).confidence == pytest.approx(0.96)
 
 
 @pytest.mark.parametrize(("factor", "word"), [(1.1, "slower"), (0.9, "faster")])

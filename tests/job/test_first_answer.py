@@ -6,6 +6,8 @@ import pytest
 
 from prepare.cli import main as cli
 from prepare.job import analyses
+from prepare.job.results import read_results
+from prepare.report.answers import verdict
 
 QUICK = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "flow=none")
 
@@ -65,6 +67,21 @@ def test_a_run_without_memfmt_says_so(go):
     )
     _, said = go("verify=none", "bench=none", "memfmt=contiguous")
     assert "no memfmt" not in said.out
+
+
+@pytest.mark.parametrize("words", [(), ("memfmt=contiguous",)])
+def test_a_run_that_changes_nothing_is_not_verified_or_timed(go, words):
+    folder, said = go(*words)
+    assert "verified      nothing was changed, so there is nothing to verify or time" in said.out
+    assert ("as they were: no memfmt and no precision was chosen" in said.out) is (not words)
+    assert json.loads((folder / "result.json").read_text())["reason"] == "nothing changed"
+    assert not {"verify.json", "bench.json"} & {path.name for path in folder.iterdir()}
+    assert verdict(read_results(folder)).startswith("Unchanged. Not timed.")
+
+
+def test_an_input_step_that_changes_the_example_is_verified(go):
+    _, said = go("+steps.input_format={memory_format:channels_last}", "bench=none")
+    assert "verified      pass" in said.out
 
 
 def test_an_advice_that_warnings_share_is_printed_once(capsys):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from prepare import recipe
-from prepare.core.utils.text import counts, size
+from prepare.core.utils.text import size
 from prepare.errors import PrepareError
-from prepare.job.headline import CONVOLUTIONS
 from prepare.report.charts.chart import Bars, Chart, figure
 from prepare.report.pages.tune_section import tune_charts
 from prepare.report.render import render
+from prepare.report.sentences import convolutions_text
 from prepare.report.training_code import training_code as code_for_recipe
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def run_lead(run: SavedResults) -> str:
         return ""
     facts = [("Steps", steps_text(_steps(run)))]
     summary = run.audit.summary
-    facts.append(("Convolutions", counts(summary["convolutions"], CONVOLUTIONS)))
+    facts.append(("Convolutions", convolutions_text(summary["convolutions"], _steps(run))))
     before, after = summary["bytes_before"], summary["bytes_after"]
     facts.append(("Memory", f"{size(before)} before, {size(after)} after"))
     seen = run.job.seen if run.job else None

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from prepare.core.model.memory_format import satisfied
-from prepare.core.utils.text import counts, line, plural, printable, size
-from prepare.job.headline import CONVOLUTIONS
+from prepare.core.utils.text import line, plural, printable, size
 from prepare.report.sentences import (
+    UNCHANGED,
     busy_sentence,
     case_sentence,
+    convolutions_text,
     flow_sentence,
     outputs_sentence,
     verify_sentence,
@@ -106,7 +107,8 @@ def shown_folder(folder: Path) -> str:
 def _rows(results: Results, audit: Audit) -> list[tuple[str, str]]:
     """Return the rows of a prepared model in the order in which they become known."""
     summary = audit.summary
-    rows = [("convolutions", counts(summary["convolutions"], CONVOLUTIONS))]
+    steps = results.pipeline.to_config()
+    rows = [("convolutions", convolutions_text(summary["convolutions"], steps))]
     rows.append(("tensors", _tensors(summary)))
     before, after = summary["bytes_before"], summary["bytes_after"]
     rows.append(("memory", f"{size(before)} before, {size(after)} after"))
@@ -123,6 +125,8 @@ def _rows(results: Results, audit: Audit) -> list[tuple[str, str]]:
     if results.verification:
         rows.append(("verified", verify_sentence(results.verification)))
     rows += [("timed", sentence) for sentence in _timed(results)]
+    if results.unchanged:
+        rows.append(("verified", UNCHANGED))
     return rows
 
 
