@@ -7,6 +7,7 @@ import sys
 from torch import nn
 
 from prepare.cli.main import run
+from prepare.core.utils.log_file import LogFile
 from prepare.pipeline import Pipeline
 
 
@@ -28,14 +29,58 @@ def test_debug_names_every_tensor_and_module(caplog):
     assert said == ["eval_mode: the model, 0", "transfer: 0.weight, 0.bias"]
 
 
-def test_a_job_logs_its_stages_and_its_end(caplog, tmp_path):
-    caplog.set_level(logging.INFO, "prepare")
-    words = ["model=unet2d", "model.width=2", "model.depth=1", "memfmt=channels_last"]
-    assert run([*words, "task=plan", f"hydra.run.dir={tmp_path}"]) == 0
-    said = [record.getMessage() for record in caplog.records]
-    assert "planning" in said
-    assert said[-1].startswith("ok after ")
-    assert said[-1].endswith(f", in {tmp_path}")
+def logged(folder, *words):
+    """Return the lines of the log of a run, without their times."""
+    small = ["model=unet2d", "model.width=2", "model.depth=1", "memfmt=channels_last", "task=plan"]
+    assert run([*small, f"hydra.run.dir={folder}", *words]) == 0
+    return [line.partition("][")[2] for line in (folder / "prepare.log").read_text().splitlines()]
+
+
+def test_a_run_logs_its_stages_and_its_end(tmp_path):
+    lines = logged(tmp_path)
+    assert "prepare.job.execute][INFO] - planning" in lines
+    assert lines[-1].startswith("prepare.job.execute][INFO] - ok after ")
+    assert lines[-1].endswith(f", in {tmp_path}")
+    assert not [line for line in lines if "DEBUG" in line]
+
+
+def test_hydra_verbose_sets_the_log_to_debug(tmp_path):
+    for name in ("true", "prepare"):
+        lines = logged(tmp_path / name, f"hydra.verbose={name}")
+        assert [line for line in lines if "][DEBUG] - configuration: Settings(" in line]
+
+
+def test_jobs_of_a_sweep_log_in_their_own_folders(tmp_path):
+    words = ["model=unet2d", "model.width=2", "model.depth=1", "task=plan", "seed=1,2"]
+    for isolate in ("true", "false"):
+        swept = tmp_path / isolate
+        more = [f"isolate={isolate}", f"hydra.sweep.dir={swept}", "hydra.verbose=prepare"]
+        assert run(["-m", *words, *more]) == 0
+        logs = [path.read_text() for path in sorted(swept.glob("*/prepare.log"))]
+        assert len(logs) == 2
+        for text in logs:
+            assert text.count("planning\n") == 1
+            assert "][DEBUG] - " in text
+            assert "[hydra." not in text
+
+
+def test_a_run_restores_the_loggers_of_the_process(tmp_path):
+    loggers = [logging.getLogger(name) for name in ("", "prepare", "hydra")]
+    before = [(log.handlers[:], log.level, log.propagate) for log in loggers]
+    logged(tmp_path, "hydra.verbose=true")
+    assert [(log.handlers, log.level, log.propagate) for log in loggers] == before
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    log = LogFile(tmp_path / "folder")
+    log.emit(logging.makeLogRecord({"msg": "text"}))
+    log = LogFile(tmp_path / "log")
+    log.emit(logging.makeLogRecord({"msg": "%d", "args": ("no number",)}))
+    log.emit(logging.makeLogRecord({"msg": "odd \ud800"}))
+    log.close()
+    assert (tmp_path / "log").read_text() == "odd \\ud800\n"
+    assert capsys.readouterr() == ("", "")
 
 
 def test_without_a_handler_nothing_is_printed():

@@ -103,15 +103,15 @@ class Composer:
         """`always` are overrides of every composition, `folders` those that they add to the search."""
         self._folders = folders
         self._name = config_name or CONFIG_NAME
-        self._always = list(always)
-        self._loader = GlobalHydra.instance().config_loader()
+        self.always = list(always)
+        self.loader = GlobalHydra.instance().config_loader()
         self._composed: dict[tuple[str, ...], DictConfig] = {}
 
     @cached_property
     def groups(self) -> dict[str, list[str]]:
         """Return the options of each of our groups."""
         # The loader's own method first copies every source of configurations.
-        repository = cast("Any", self._loader).repository
+        repository = cast("Any", self.loader).repository
         groups = {group: repository.get_group_options(group) for group in (*GROUPS, *LEVELS)}
         for group, options in groups.items():
             own = {path.stem for folder in self._folders for path in folder.glob(f"{group}/*.yaml")}
@@ -122,7 +122,7 @@ class Composer:
         """Return the configuration of a run with these overrides. Raises one of ERRORS."""
         key = tuple(overrides)
         if key not in self._composed:
-            every = [*self._always, *overrides]
+            every = [*self.always, *overrides]
             self._composed[key] = hydra.compose(self._name, every, return_hydra_config=True)
         return self._composed[key]
 
@@ -166,7 +166,7 @@ class Composer:
         """
         values: dict[str, list[str]] = {}
         empty = []
-        parser = OverridesParser.create(config_loader=self._loader)
+        parser = OverridesParser.create(config_loader=self.loader)
         for parsed in parser.parse_overrides(list(overrides)):
             key = parsed.get_key_element()
             values[key] = [parsed.input_line or ""]

@@ -13,11 +13,11 @@ from prepare.job.settings import GROUPS, KEYS
 if TYPE_CHECKING:
     from argparse import Namespace
 
-_WITH_VALUE = (
+WITH_VALUE = (
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"),
     *("--config-dir", "-cd", "--experimental-rerun"),
 )
-_REFUSED = ("--experimental-rerun",)
+REFUSED = ("--experimental-rerun",)
 # What --info may be followed by; without one of them it prints all.
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 # The arguments of Hydra's own shell completion.
@@ -27,7 +27,7 @@ _COMPLETION, _SHELLS = ("install", "uninstall", "query"), ("bash", "fish", "zsh"
 def flags_first(argv: list[str]) -> list[str]:
     """Return the arguments with the flags first: Hydra 1.3 does not accept a flag after an override."""
     argv = list(_with_info(argv))
-    values = {index + 1 for index, word in enumerate(argv) if word in _WITH_VALUE}
+    values = {index + 1 for index, word in enumerate(argv) if word in WITH_VALUE}
     flags = [word for index, word in enumerate(argv) if word.startswith("-") or index in values]
     rest = [w for index, w in enumerate(argv) if not (w.startswith("-") or index in values)]
     return [*flags, *rest]
@@ -58,7 +58,7 @@ def read_flags(argv: list[str]) -> Namespace:
     known = [name for action in parser._actions for name in action.option_strings]
     unknown = [w for w in argv if w.startswith("-") and w.partition("=")[0] not in known]
     if unknown:
-        names = [name for name in known if name.startswith("--") and name not in _REFUSED]
+        names = [name for name in known if name.startswith("--") and name not in REFUSED]
         names += FLAGS
         raise ConfigError.of(_unknown_flag(word, names) for word in unknown)
 

@@ -24,7 +24,8 @@ def help_page(width: int, config_dir: str | None = None) -> str:
     text = (conf_dir() / "config.yaml").read_text(encoding="utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     template = yaml.load(text, Loader=loader)["hydra"]["help"]["template"]  # noqa: S506  both are safe
-    groups = (f"{group}: {', '.join(_options(group, config_dir))}" for group in GROUPS)
+    groups = [f"{group}: {', '.join(_options(group, config_dir))}" for group in GROUPS]
+    groups.append(f"hydra/launcher: {', '.join(['basic', *_options('launcher', None)])}")
     folded = (textwrap.fill(group, width, subsequent_indent="    ") for group in groups)
     page = Template(template).safe_substitute(APP_CONFIG_GROUPS="\n".join(folded) + "\n")
     return _as_called(page.rstrip())

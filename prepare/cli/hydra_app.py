@@ -25,9 +25,11 @@ from prepare.cli.resolve_config import (
     as_mapping,
     choices_in,
     folder_problems,
+    log_configuration,
     overrides_in,
     resolved,
     resume_problems,
+    run_folder,
     shared_folder,
     shared_save,
 )
@@ -37,7 +39,7 @@ from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.job.execute import run_job
 from prepare.job.outcome import FAILED, INTERRUPTED, WRONG, Outcome
-from prepare.job.record import Job, foreign_files
+from prepare.job.record import Job, used_folder
 from prepare.job.spec import JobSpec
 from prepare.report.pages.write_pages import write_pages
 from prepare.report.terminal.console import stage
@@ -92,12 +94,7 @@ def task(config: DictConfig) -> float | None:
 
 def _run_single(config: DictConfig, about: DictConfig) -> None:
     spec = _spec(config, about, Job(None, None, overrides_in(about), choices_in(about)))
-    with claim(spec.folder) as claimed:
-        if not claimed:
-            remedy = "wait for it, or choose another folder"
-            wrong = f"another run is writing to {shown_folder(spec.folder)}"
-            _exit_if_any([Problem("hydra.run.dir", wrong, remedy)])
-        _exit_if_any(foreign_files(spec.folder))
+    with _claimed(spec.folder, overwrite=config.get("overwrite") is True):
         output = RunOutput(spec.folder)
         outcome = run_job(spec, stage=no_stage if is_quiet() else stage, show=output.show)
         output.end(outcome)
@@ -111,6 +108,18 @@ def _told(outcome: Outcome, folder: Path) -> dict[str, Any]:
     result.pop("traceback")
     paths = sorted(path for path in folder.glob("*") if path.is_file())
     return result | {"folder": str(folder), "files": {path.name: str(path) for path in paths}}
+
+
+@contextmanager
+def _claimed(folder: Path, *, overwrite: bool) -> Iterator[None]:
+    """Claim the folder of a run within the block; exit if it is in use, or holds another record."""
+    with claim(folder) as claimed:
+        if not claimed:
+            remedy = "wait for it, or choose another folder"
+            wrong = f"another run is writing to {shown_folder(folder)}"
+            _exit_if_any([Problem("hydra.run.dir", wrong, remedy)])
+        _exit_if_any([] if overwrite else used_folder(folder))
+        yield
 
 
 def _run_sweep_job(config: DictConfig, about: DictConfig) -> None:
@@ -150,6 +159,10 @@ class Checks(Callback):
         with _exit_on_errors():
             problems = [*folder_problems(config), *Composer().problems(config)]
             _exit_if_any([*problems, *resume_problems(config, [], sweep=False)])
+            # Hydra writes its own files before the task claims the folder.
+            if (folder := run_folder(config)) is not None:
+                with _claimed(folder, overwrite=config.get("overwrite") is True):
+                    pass
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""
@@ -175,7 +188,13 @@ class Checks(Callback):
             identities = number_duplicates(_identity(composer.compose(row)) for row in rows or [])
             folder = Path(config.hydra.sweep.dir).resolve()
             resume = config.get("resume") is True
-            coordinator = Coordinator(folder, rows=rows, identities=identities, resume=resume)
+            coordinator = Coordinator(
+                folder,
+                rows=rows,
+                identities=identities,
+                resume=resume,
+                overwrite=config.get("overwrite") is True,
+            )
             what = plural(len(rows), "run") if rows else "a sweep"
             if not is_quiet():
                 line(f"{what} in {shown_folder(folder)}", errors=True)
@@ -195,6 +214,7 @@ def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
         folder=Path(about.runtime.output_dir),
         build=_instantiate,
         pages=write_pages,
+        logging=log_configuration(about),
         # Not that of this process: the workers of a launcher may start in any folder.
         current=os.getcwd() if about.job.chdir else about.runtime.cwd,  # noqa: PTH109
     )

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import gc
 import io
+import logging
 import os
 import signal
 import sys
@@ -99,11 +100,16 @@ def _through_hydra(argv: list[str]) -> int:
 
     argv = flags_first(argv)
     flags = read_flags(argv)
+    if flags.shell_completion and flags.overrides[0].startswith("query="):
+        from prepare.cli.completion import complete
+
+        complete(flags.overrides[0].partition("=")[2])
+        return DONE
     _refuse_callback_overrides(flags)
     state = hydra_app.CommandState()
     token = hydra_app.STATE.set(state)
     code = FAILED
-    with stopped_by_sigterm():
+    with stopped_by_sigterm(), _restored_logs():
         try:
             code = _launch(argv, flags, state)
         finally:
@@ -126,6 +132,21 @@ def _end_sweep(coordinator: Coordinator, progress: SweepProgress | None, code: i
         progress.stop()
     sweep_code = show_sweep(coordinator.folder)
     return code or sweep_code
+
+
+@contextlib.contextmanager
+def _restored_logs() -> Iterator[None]:
+    """Close the logs of the run, and restore what Hydra has changed in the loggers of this process."""
+    loggers = [logging.getLogger(name) for name in ("", "prepare", "hydra")]
+    before = [(log, log.handlers[:], log.level, log.propagate) for log in loggers]
+    try:
+        yield
+    finally:
+        for log, handlers, level, propagate in before:
+            for opened in set(log.handlers) - set(handlers):
+                opened.close()
+            log.handlers[:], log.propagate = handlers, propagate
+            log.setLevel(level)
 
 
 def _refuse_callback_overrides(flags: Namespace) -> None:
@@ -166,13 +187,13 @@ def _launch(argv: list[str], flags: Namespace, state: CommandState) -> int:
         print_problems(problems or [Problem("", first_sentence(str(error)))])
         return WRONG
     except OSError as error:
-        # A job raises none; Hydra does if it cannot make the folder of a run.
-        if error.filename is None:
+        # A job raises none; Hydra does if it cannot make the folder of a run, or write into it.
+        if error.errno is None:
             raise
         from prepare.job.record import unusable
 
         key = "hydra.sweep.subdir" if state.coordinator else "hydra.run.dir"
-        raise unusable(error.filename, error, key) from error
+        raise unusable(error.filename or "the folder of the run", error, key) from error
     return DONE
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -66,6 +68,30 @@ def folder_problems(config: DictConfig) -> list[Problem]:
             if not later:
                 problems.append(problem)
     return problems
+
+
+def run_folder(config: DictConfig) -> Path | None:
+    """Return the folder of a single run; None if it is known only in the job, or is not a folder yet."""
+    try:
+        folder = str(config.hydra.run.dir)
+    except OmegaConfBaseException:
+        return None
+    # Not `Path.is_dir`, which raises if the name is too long.
+    return Path(folder) if os.path.isdir(folder) else None  # noqa: PTH112
+
+
+def log_configuration(about: DictConfig) -> dict[str, Any] | None:
+    """Return Hydra's configuration of the logs for another process, as for `logging.config`."""
+    plain = cast("dict[str, Any] | None", OmegaConf.to_container(about.job_logging, resolve=True))
+    if plain is None or plain.get("root") is None:
+        return None
+    verbose = about.verbose
+    if verbose is True:
+        plain["root"]["level"] = "DEBUG"
+    elif verbose:
+        for name in [verbose] if isinstance(verbose, str) else verbose:
+            plain.setdefault("loggers", {}).setdefault(name, {})["level"] = "DEBUG"
+    return plain
 
 
 def shared_folder(config: DictConfig, rows: Sequence[Any]) -> list[Problem]:

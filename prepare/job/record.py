@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ FILES = (
     *("bench.json", "bench.svg", "tune.json", "tune.svg", "report.html"),
     *("environment.json", "job.json", "log.txt", "traceback.txt", "result.json"),
 )
+# What Hydra leaves beside a record.
+_OF_HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "prepare.log")
 _RESULT, _JOB = "prepare.result", "prepare.job"
 _VERSION = 1
 # Fields that the files of earlier versions do not have.
@@ -145,20 +148,27 @@ class Record:
         """Remove the files of the job, and the folder if it is then empty."""
         self.clear()
         with contextlib.suppress(OSError):
+            for name in _OF_HYDRA:
+                (self.folder / name).unlink(missing_ok=True)
+            (self.folder / ".hydra").rmdir()
+        with contextlib.suppress(OSError):
             self.folder.rmdir()
 
     def _write(self, name: str, data: Any) -> None:
         json_records.write_json(self.folder / name, data)
 
 
-def foreign_files(folder: Path) -> list[Problem]:
-    """Return the problem of files that a run would replace, and that no run has written."""
-    found = [name for name in FILES if (folder / name).exists()]
-    with contextlib.suppress(FileError):
-        if not found or Record(folder).result() is not None:
-            return []
+def used_folder(folder: Path) -> list[Problem]:
+    """Return the problem of a folder that holds files which a run would replace."""
+    # Not `Path.exists`, which raises if the name is too long.
+    found = [name for name in FILES if os.path.lexists(folder / name)]
+    if not found:
+        return []
     wrong = f"the folder holds {found[0]} without the result of a run"
-    return [Problem("hydra.run.dir", wrong, "choose another folder, or remove the file")]
+    with contextlib.suppress(FileError):
+        if Record(folder).result() is not None:
+            wrong = "the folder holds the record of another run"
+    return [Problem("hydra.run.dir", wrong, "choose another folder, or add overwrite=true")]
 
 
 def without_result(folder: Path) -> FileError | None:

@@ -21,7 +21,7 @@ from prepare.tune.options import TuneOptions, read_tune
 # The keys that hold one value each.
 _CONVERTED = (
     *("task", "mode", "strict", "known_issues", "flow", "plugins", "seed"),
-    *("isolate", "resume", "weights", "save", "optimize"),
+    *("isolate", "resume", "overwrite", "weights", "save", "optimize"),
 )
 NO_MODEL = "no model is chosen"
 # The groups that a configuration is composed of.
@@ -31,7 +31,8 @@ LEVELS = ("verify", "bench")
 # Every key at the top of a configuration.
 KEYS = (
     *(*GROUPS, "steps", "task", "mode", "strict", "known_issues", "flow", "verify", "bench"),
-    *("tune", "plugins", "seed", "isolate", "resume", "weights", "save", "optimize", "hydra"),
+    *("tune", "plugins", "seed", "isolate", "resume", "overwrite", "weights", "save", "optimize"),
+    "hydra",
 )
 
 
@@ -69,6 +70,7 @@ class Settings:
     optimize: Literal["none", "time", "error", "memory"] = "none"
     isolate: bool = True
     resume: bool = False
+    overwrite: bool = False
     weights: Annotated[str, "the path of a file", check_readable] | None = None
     save: Annotated[str, "the path of a file", check_writable] | None = None
     choices: dict[str, Any]

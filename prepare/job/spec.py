@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging.config
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ class JobSpec:
         folder: where its record is written.
         build: instantiates the configuration of a model.
         pages: writes the pages of a record, before its last file, the result.
+        logging: the configuration of the logs of a child process, as for `logging.config`.
         current: the working directory of a child process; None is that of its parent.
         path: `sys.path` of a child process.
         environ: the environment variables of a child process.
@@ -39,6 +41,7 @@ class JobSpec:
     folder: Path
     build: Callable[[Mapping[str, Any]], Any]
     pages: Callable[[Outcome, Path], None]
+    logging: dict[str, Any] | None = None
     current: str | None = None
     path: list[str] = field(default_factory=lambda: list(sys.path))
     environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -54,9 +57,11 @@ class JobSpec:
         return read_settings(self.config, choices=self.job.choices)
 
     def enter(self) -> None:
-        """Set the working directory, import path and environment variables of this process."""
+        """Set the working directory, import path, environment variables and logs of this process."""
         os.environ.clear()
         os.environ.update(self.environ)
         sys.path[:] = self.path
         if self.current is not None:
             os.chdir(self.current)
+        if self.logging is not None:
+            logging.config.dictConfig(self.logging)

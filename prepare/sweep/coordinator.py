@@ -31,11 +31,12 @@ _PATIENCE = 4.0
 class Coordinator:
     """Leads the sweep in `folder` until `end`; the workers of a sweep go on as long as it is led.
 
-    A new sweep has its folder for itself. With `resume` a command line continues the sweep that is
-    there, and shares the folder with others that continue the same rows.
+    A new sweep has its folder for itself, and replaces an older one only with `overwrite`. With `resume`
+    a command line continues the sweep that is there, and shares the folder with others that continue
+    the same rows.
 
     Raises:
-        ConfigError: another sweep is running in the folder.
+        ConfigError: another sweep is running in the folder, or its results are there.
         FileError: the folder cannot be used.
     """
 
@@ -46,6 +47,7 @@ class Coordinator:
         rows: list[list[str]] | None,
         identities: list[str | None],
         resume: bool,
+        overwrite: bool = False,
     ) -> None:
         make_folder(folder)
         self.folder = folder
@@ -54,17 +56,26 @@ class Coordinator:
         except OSError as error:
             raise unusable(folder, error, "hydra.sweep.dir") from error
         try:
-            self.manifest = self._begin(rows, identities, resume=resume)
+            self.manifest = self._begin(rows, identities, resume=resume, overwrite=overwrite)
         except BaseException:
             self._lock.close()
             raise
 
     def _begin(
-        self, rows: list[list[str]] | None, identities: list[str | None], *, resume: bool
+        self,
+        rows: list[list[str]] | None,
+        identities: list[str | None],
+        *,
+        resume: bool,
+        overwrite: bool,
     ) -> SweepManifest:
         alone = self._lock.acquire()
         if not alone and not (resume and self._lock.acquire(shared=True, patience=_PATIENCE)):
             raise self._busy("another sweep", ", or share its work with resume=true")
+        if not (resume or overwrite) and (self.folder / "sweep.json").exists():
+            wrong = f"{files.printable_path(self.folder)} holds another sweep"
+            remedy = "choose another folder, or add resume=true to run what is missing, or "
+            raise ConfigError("hydra.sweep.dir", wrong, f"{remedy}overwrite=true")
         before = read_sweep_manifest(self.folder) if resume else None
         if not alone:
             if before is None or before.identities != identities:

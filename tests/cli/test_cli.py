@@ -33,6 +33,8 @@ FILES = {
     "environment.json",
     "job.json",
     "result.json",
+    "prepare.log",
+    ".hydra",
 }
 GROUPS = ("model", "device", "precision", "memfmt", "input")
 NET = "model._target_=sample_nets.Net"
@@ -488,7 +490,7 @@ def test_an_error_that_the_model_shows_exits_2_and_has_a_page(go, argv, status, 
     assert ran.code == 2
     assert ran.out == ""
     assert ran.err.splitlines() == [line]
-    left = {"job.json", "environment.json", "report.html", "result.json"}
+    left = {"job.json", "environment.json", "report.html", "result.json", "prepare.log", ".hydra"}
     assert {path.name for path in ran.folder.iterdir()} == left
     assert ran.result["status"] == status
     assert ran.result["error"] == line

@@ -13,6 +13,7 @@ from paths import RUN
 from prepare.cli import main as cli
 from prepare.core.utils import files
 from prepare.errors import FileError
+from prepare.registry import STEPS
 from prepare.sweep.locks import claim
 from prepare.sweep.objective import objective
 
@@ -158,11 +159,108 @@ def test_bash_completes_run_py(conf):
     assert done.stdout.split() == ["memfmt=channels_last", "memfmt=channels_last_3d"], done.stderr
 
 
+@pytest.fixture
+def completed(monkeypatch, capsys):
+    """Return the words that a shell offers for a line."""
+
+    def query(line, shell="bash"):
+        monkeypatch.setenv("COMP_LINE", line)
+        assert cli.run(["-sc", f"query={shell}"]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        return out.split()
+
+    return query
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
+def test_the_words_that_a_key_allows_are_completed(completed, shell):
+    words = {
+        "task": "flow plan prepare tune",
+        "mode": "eval train",
+        "known_issues": "error ignore warn",
+        "flow": "none observe predict",
+        "verify": "full none short",
+        "bench": "full none short",
+        "optimize": "error memory none time",
+        "overwrite": "false true",
+        "hydra/launcher": "basic joblib",
+    }
+    for key, allowed in words.items():
+        offered = completed(f"prepare model=unet2d {key}=", shell)
+        assert [f"{key}={word}" for word in allowed.split()] == offered[: len(allowed.split())]
+
+
+def test_steps_and_their_options_are_completed(completed):
+    assert completed("prepare steps.") == [f"steps.{name}." for name in sorted(STEPS)]
+    assert completed("prepare steps.half.") == ["steps.half.dtype=", "steps.half.keep="]
+    assert completed("prepare model=unet2d +steps.re") == ["+steps.repair_layout="]
+
+
+def test_commands_and_keys_are_completed_and_no_others(completed):
+    first = completed("python run.py ")
+    assert {"steps", "diff", "summary", "model=", "verify=", "hydra."} <= set(first)
+    later = completed("prepare model=unet2d ")
+    assert not {"diff", "summary", "launcher=", "steps="} & {*first, *later} - {"diff", "summary"}
+    assert not {"diff", "summary"} & set(later)
+    # The shell completes the names of folders.
+    assert completed("prepare diff ") == completed("prepare --config-dir ") == []
+    assert "--multirun" in completed("prepare --mul")
+
+
+def test_completion_knows_own_options_and_survives_mistakes(completed, conf):
+    assert "model=mynet" in completed(f"prepare --config-dir {conf} -m model=my")
+    assert "memfmt=by_rank" in completed("prepare nonsense=3 memfmt=b")
+
+
+def test_help_lists_the_launchers(capsys):
+    assert cli.run(["--help"]) == 0
+    line = "hydra/launcher: basic, joblib, ray, submitit_local, submitit_slurm"
+    assert line in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["report.html", "result.json"])
 def test_files_that_no_run_has_written_are_not_replaced(conf, capsys, name):
     (conf.parent / "run").mkdir()
     (conf.parent / "run" / name).write_text("mine")
     assert cli.run([NET, "hydra.run.dir=run", *FAST]) == 2
     line = f"hydra.run.dir: the folder holds {name} without the result of a run; "
-    assert capsys.readouterr().err == line + "choose another folder, or remove the file\n"
+    assert capsys.readouterr().err == line + "choose another folder, or add overwrite=true\n"
+    assert [path.name for path in (conf.parent / "run").iterdir()] == [name]
     assert (conf.parent / "run" / name).read_text() == "mine"
+    # As a run that was killed leaves it.
+    assert cli.run([NET, "hydra.run.dir=run", "overwrite=true", *FAST]) == 0
+
+
+def test_an_earlier_run_is_replaced_only_with_overwrite(conf, capsys):
+    words = [NET, "hydra.run.dir=run", *FAST]
+    files = lambda: {path: path.read_bytes() for path in Path("run").rglob("*.*") if path.is_file()}  # noqa: E731
+    assert cli.run([*words, "hydra.job.chdir=true"]) == 0
+    # The folder is named although the run was in it.
+    assert f"files         {conf.parent / 'run'}\n" in capsys.readouterr().out
+    before = files()
+    for more in ([], ["hydra.run.dir=${hydra:job.name}", "hydra.job.name=run"]):
+        assert cli.run([*words, "seed=3", *more]) == 2
+        line = "hydra.run.dir: the folder holds the record of another run; "
+        assert capsys.readouterr().err == line + "choose another folder, or add overwrite=true\n"
+    after = files()
+    assert {path for path in before if before[path] != after[path]} <= {
+        *Path("run/.hydra").iterdir()
+    }
+    assert cli.run([*words, "seed=3", "overwrite=true"]) == 0
+    assert "seed=3" in (conf.parent / "run" / "job.json").read_text()
+
+
+def test_hydra_keeps_its_files_without_secrets(conf, monkeypatch):
+    monkeypatch.setenv("TOKEN", "7123987")
+    secret = 'seed="${oc.decode:${oc.env:TOKEN}}"'
+    assert cli.run([NET, "hydra.run.dir=run", secret, *FAST]) == 0
+    folder = conf.parent / "run" / ".hydra"
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml",
+        "hydra.yaml",
+        "overrides.yaml",
+    }
+    texts = [path.read_text() for path in folder.iterdir()]
+    assert "${oc.env:TOKEN}" in "".join(texts)
+    assert "7123987" not in "".join(texts)

@@ -86,8 +86,9 @@ def test_a_mistake_that_only_the_model_shows_leaves_its_page(
     # A stage that takes long is shown, by a line with three dots.
     assert [line for line in err.splitlines() if not line.endswith(" ...")] == mistake.lines
     assert (code, out) == (2, "")
-    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert names - {"environment.json"} == {"job.json", "report.html", "result.json"}
+    names = {path.name for path in tmp_path.rglob("*.*") if path.parent.name != ".hydra"}
+    written = {"job.json", "report.html", "result.json", "prepare.log", ".hydra"}
+    assert names - {"environment.json"} == written
 
 
 @pytest.fixture(scope="module")

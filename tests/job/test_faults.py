@@ -147,8 +147,12 @@ def whole(path: Path) -> bool:
 
 
 def all_whole(folder: Path, *, killed: bool = False) -> list[str]:
-    """The names of all files in a tree, each of them whole, and no temporary unless it was killed."""
+    """The names of all files in a tree, each of them whole, and no temporary unless it was killed.
+
+    Without those that Hydra writes, which are not whole after a kill.
+    """
     found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    found = [path for path in found if path.parent.name != ".hydra" and path.name != "prepare.log"]
     temporary = [path for path in found if path.name.endswith(files.TEMPORARY)]
     assert killed or not temporary
     return [path.name for path in found if path not in temporary and whole(path)]

@@ -67,7 +67,7 @@ def built(folder: Path) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 # ------------------------------------------------------------------------------- what is done again
@@ -111,10 +111,24 @@ def test_a_failed_job_that_succeeds_under_a_new_number_is_one_row(sweep, folder)
     assert len([*ran.folder.glob("*/job.json")]) == 3
 
 
-def test_without_resume_every_job_in_an_old_folder_runs_again(sweep, folder):
+def test_another_sweep_in_the_folder_is_refused(sweep, folder):
+    first = sweep("a,b")
+    before = (folder / "swept" / "sweep.json").read_bytes()
+    built(folder)
+    ran = sweep("a")
+    assert (ran.code, built(folder)) == (2, [])
+    assert ran.err == (
+        f"hydra.sweep.dir: {folder / 'swept'} holds another sweep; choose another folder, "
+        "or add resume=true to run what is missing, or overwrite=true\n"
+    )
+    assert (folder / "swept" / "sweep.json").read_bytes() == before
+    assert ran.rows == first.rows
+
+
+def test_with_overwrite_every_job_in_an_old_folder_runs_again(sweep, folder):
     sweep("a,b,c")
     (folder / "a fails").touch()
-    ran = sweep("a,b")
+    ran = sweep("a,b", "overwrite=true")
     assert built(folder) == ["a", "b", "c", "a", "b"]
     assert (ran.code, ran.statuses) == (1, ["failed", "ok"])
 
@@ -171,7 +185,7 @@ def test_an_identity_covers_packages_in_the_current_folder(folder, monkeypatch):
         "model": {"_target_": "own_package.nets.build", "inner": [{"_target_": "torch.nn.ReLU"}]}
     }
     before = identity(config, {})
-    assert identity({**config, "isolate": False, "resume": True}, {}) == before
+    assert identity({**config, "isolate": False, "resume": True, "overwrite": True}, {}) == before
     assert identity(config, {"precision": "half"}) != before
     with monkeypatch.context() as patched:
         other = {"cudnn": "9.10.2"}

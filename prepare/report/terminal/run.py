@@ -101,7 +101,9 @@ def _show_warnings(warnings: Iterable[str]) -> None:
 def shown_folder(folder: Path) -> str:
     """Return a path that can be copied; relative if it is below the current folder."""
     relative = os.path.relpath(folder)
-    return printable(folder if relative.startswith("..") else relative)
+    # A run with hydra.job.chdir=true is in its folder, and the user is not.
+    outside = relative == os.curdir or relative.startswith(os.pardir)
+    return printable(folder.absolute() if outside else relative)
 
 
 def _rows(results: Results, audit: Audit) -> list[tuple[str, str]]:
