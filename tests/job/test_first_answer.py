@@ -19,7 +19,7 @@ def go(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*argv, code=0):
-        assert cli.run([*QUICK, "hydra.run.dir=run", *argv]) == code
+        assert cli.run([*QUICK, "hydra.run.dir=run", "overwrite=true", *argv]) == code
         return tmp_path / "run", capsys.readouterr()
 
     return run

@@ -185,7 +185,7 @@ def test_the_table_can_be_rebuilt_from_the_files(sweep, capsys):
 
 def test_rows_of_an_older_sweep_in_the_folder_are_left_out(sweep):
     sweep(NETS + "Net", "seed=0,1,2", "+model.depth=1")
-    ran = sweep(NETS + "Net", "seed=7,8")
+    ran = sweep(NETS + "Net", "seed=7,8", "overwrite=true")
     assert [row["choices"]["seed"] for row in ran.rows] == ["7", "8"]
 
 

@@ -443,7 +443,7 @@ def go(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "120")
 
     def run(*argv, code=0):
-        own = ("task=tune", "hydra.run.dir=run", f"tune.cache={tmp_path}/kept")
+        own = ("task=tune", "hydra.run.dir=run", "overwrite=true", f"tune.cache={tmp_path}/kept")
         assert cli.run([*TUNE, *own, *argv]) == code
         return tmp_path / "run", capsys.readouterr()
 
