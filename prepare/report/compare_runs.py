@@ -136,7 +136,7 @@ def _audit_part(first: Audit, second: Audit) -> Part:
 
 def _read_record(folder: Path) -> SavedResults:
     """Read the record of a job; raise FileError if any file is unreadable, as the result would be wrong."""
-    if error := without_result(folder):
+    if (error := without_result(folder)) and not (folder / "audit.json").is_file():
         raise error
     record = read_results(folder)
     if record.problems:

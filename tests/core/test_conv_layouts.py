@@ -227,7 +227,7 @@ def test_without_a_shape_there_is_no_example():
         ({"shape": [1], "high": float("nan")}, "input.high: nan is not a finite number; give a number or null"),
         ({"shape": [1], "low": 2}, "input.high: is missing; give one above low, which is 2; without it values end at 1"),
         ({"shape": [1], "dtype": "int8", "high": 2.5}, "input.high: 2.5 is not a whole number; give one, as the dtype is int8"),
-        ({"shape": [1], "dtype": "int8", "low": 3}, "input.high: is missing for int8; give the first number that is too high, as in high=1000 for 0 to 999"),
+        ({"shape": [1], "dtype": "int8", "low": 3}, "input.high: is missing for int8; give the first number that is too high, as in input.high=1000 for 0 to 999"),
         ({"args": {"a": 1}}, "input.args: {'a': 1} is not a list; give [item,item]"),
         ({"kwargs": [1]}, "input.kwargs: [1] is not a mapping; give {name:item}"),
         ({"args": [{}]}, "input.args[0].shape: is missing; give a list of sizes, as in [2,3,64,64]"),

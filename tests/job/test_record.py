@@ -51,6 +51,8 @@ def test_a_result_holds_exactly_the_keys_that_others_may_rely_on(record):
         "traceback",
         "seconds",
         "figures",
+        "done",
+        "during",
     ]
     assert (data["format"], data["version"]) == ("prepare.result", 1)
     assert data["status"] in STATUSES

@@ -253,9 +253,9 @@ def test_a_contiguous_pipeline_repairs_nothing_unless_forced():
 
 def test_only_known_issues_of_the_pipelines_device_are_repaired():
     model = nn.Sequential(*network(), nn.GroupNorm(2, 8))
-    on_cuda = Pipeline.from_config({"device": {"device": "cuda"}, **FLAT}).plan(model).actions
+    on_mps = Pipeline.from_config({"device": {"device": "mps"}, **FLAT}).plan(model).actions
     on_cpu = Pipeline.from_config(FLAT).plan(model).actions
-    assert [action.modules for action in on_cuda] == [("1",)]
+    assert [action.modules for action in on_mps] == [("1",)]
     assert [action.modules for action in on_cpu] == [("1", "4")]
 
 
