@@ -136,7 +136,7 @@ def folder(tmp_path, monkeypatch):
     before, stored = set(sys.modules), set(ConfigStore.instance().repo)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "104")
     # A page says that a run times something; how long it may take is tested elsewhere.
     monkeypatch.setattr(time_prepared, "BUDGET", {"short": 0.2, "full": 0.2})
     # With one thread torch takes another kernel for 1x1 convolutions, which gives another layout.

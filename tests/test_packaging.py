@@ -248,6 +248,7 @@ def test_only_command_line_modules_need_its_packages(tmp_path):
         *(
             "prepare.hydra",
             "prepare.cli.hydra_app",
+            "prepare.cli.completion",
             "prepare.cli.compose_config",
             "prepare.cli.resolve_config",
             "prepare.report.charts.flow_picture",

@@ -165,12 +165,15 @@ def memory_text(figures: Headline) -> str:
 def verified_text(verified: VerifyFigures | None, *, short: bool = False) -> str:
     """Return `pass 3.1e-05 (17 % of the limit)`: the status, the error of the outputs, and its share.
 
-    The `short` text is `pass 3.1e-05 (17 %)`, for a column.
+    The `short` text is `pass 3e-05 17%`, for a column.
     """
     if verified is None:
         return ""
     judged = verified.error is not None and verified.status != "cannot tell"
-    error = f" {verified.error:.2g}{_of_the_limit(verified.share, short=short)}" if judged else ""
+    digits = ".1g" if short else ".2g"
+    error = (
+        f" {verified.error:{digits}}{_of_the_limit(verified.share, short=short)}" if judged else ""
+    )
     # Wrong gradients do not count in a job for inference.
     return verified.status + error + (", wrong in training" if verified.wrong else "")
 
@@ -178,7 +181,8 @@ def verified_text(verified: VerifyFigures | None, *, short: bool = False) -> str
 def _of_the_limit(share: float | None, *, short: bool) -> str:
     if share is None or share > 10:
         return ""
-    return f" ({_percent(share)}{'' if short else ' of the limit'})"
+    percent = _percent(share)
+    return f" {percent.replace(' ', '')}" if short else f" ({percent} of the limit)"
 
 
 def _percent(share: float) -> str:
