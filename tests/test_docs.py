@@ -68,8 +68,14 @@ class Block:
     @property
     def is_command(self) -> bool:
         """Return whether all of its lines are commands of prepare, which this test runs too."""
-        runs = all(line.startswith(COMMANDS) for line in self.text.splitlines())
+        runs = all(line.startswith(COMMANDS) for line in self.commands)
         return self.language == "bash" and runs and self.can_be_pasted
+
+    @property
+    def commands(self) -> list[str]:
+        """Return its lines, without the installation that stands before a command."""
+        lines = self.text.splitlines()
+        return [re.sub(r"^pip install [^&]* && ", "", line) for line in lines]
 
 
 def blocks(page: Path) -> list[Block]:
@@ -111,7 +117,7 @@ class Reader:
             exec(compile(source, str(self.page), "exec"), vars(self.module))
             self.printed = self.capsys.readouterr().out
         elif block.is_command:
-            self.printed = "".join(map(self.run, block.text.splitlines()))
+            self.printed = "".join(map(self.run, block.commands))
 
     def run(self, command: str) -> str:
         """Run a command, check that its exit code is 0, and return what it printed."""
