@@ -248,6 +248,9 @@ def test_a_cuda_device_under_hip_has_the_issues_of_rocm():
         ("over_2_31", nn.Upsample(scale_factor=2), (2, 3, 4, 4), None),
         ("large_conv3d", nn.Conv3d(2, 2, 3), (1, 16, 124, 1282, 722), True),
         ("unknown", nn.Conv3d(2, 2, 3), (1, 2, 8, 8, 8), None),
+        ("batch_of_one", nn.Conv3d(2, 2, 3), (1, 2, 8, 8, 8), True),
+        ("batch_of_one", nn.Conv3d(2, 2, 3), (2, 2, 8, 8, 8), False),
+        ("batch_of_one", nn.Conv3d(2, 2, 3), (2, 8, 8, 8), True),
     ],
 )
 def test_a_predicate_of_sizes_decides_for_a_call(name, module, shape, holds):
@@ -345,7 +348,9 @@ def test_what_is_slow_is_a_warning_of_the_plan_that_names_the_repair():
     plan = Pipeline.from_config({"conv3d_memory_format": {}}).plan(model)
     said = [str(warning) for warning in plan.warnings]
     assert any("AvgPool3d (1)" in one and 'add the step "repair_layout": {}' in one for one in said)
-    assert any("Conv3d (0)" in one and "reference" in one for one in said)
+    assert not any(
+        "Conv3d" in one for one in said
+    )  # slow at batch 1 only, which a plan does not know
     assert plan.to_dict()["warnings"] == said
 
 

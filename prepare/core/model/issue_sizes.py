@@ -49,6 +49,10 @@ def _input_is_smaller_than_kernel(module: Any, shape: Sequence[int]) -> bool | N
     return None if module.transposed else is_smaller_than_kernel(module, spatial)
 
 
+def _is_batch_of_one(module: Any, shape: Sequence[int]) -> bool | None:
+    return len(shape) == len(module.kernel_size) + 1 or shape[0] == 1
+
+
 def _is_unknown(module: Any, shape: Sequence[int]) -> bool | None:  # noqa: ARG001
     return None
 
@@ -80,6 +84,7 @@ class SizePredicate:
 
 
 SIZES = {
+    "batch_of_one": SizePredicate("at batch 1", _is_batch_of_one),
     "few_pixels": SizePredicate("where few pixels come out of a large weight", has_few_pixels),
     "smaller_than_kernel": SizePredicate(
         "where the input is smaller than the kernel", _input_is_smaller_than_kernel
