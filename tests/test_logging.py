@@ -3,12 +3,16 @@
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 from torch import nn
 
+import prepare
 from prepare.cli.main import run
 from prepare.core.utils.log_file import LogFile
 from prepare.pipeline import Pipeline
+
+RUN = Path(prepare.__file__).parents[1] / "run.py"
 
 
 def test_apply_logs_what_it_moved(caplog):
@@ -45,9 +49,13 @@ def test_a_run_logs_its_stages_and_its_end(tmp_path):
 
 
 def test_hydra_verbose_sets_the_log_to_debug(tmp_path):
+    # In a process of its own: other tests may leave levels of loggers behind.
     for name in ("true", "prepare"):
-        lines = logged(tmp_path / name, f"hydra.verbose={name}")
-        assert [line for line in lines if "][DEBUG] - configuration: Settings(" in line]
+        words = ["model=unet2d", "model.width=2", "model.depth=1", "memfmt=channels_last"]
+        words += ["task=plan", f"hydra.run.dir={tmp_path / name}", f"hydra.verbose={name}"]
+        subprocess.run([sys.executable, RUN, *words], check=True, capture_output=True)
+        text = (tmp_path / name / "prepare.log").read_text()
+        assert "][DEBUG] - configuration: Settings(" in text
 
 
 def test_jobs_of_a_sweep_log_in_their_own_folders(tmp_path):

@@ -238,6 +238,8 @@ def _hydra_13_rules() -> Iterator[None]:
     The user's own words name the model: a list of them would allow even what Hydra refuses now.
     """
     with warnings.catch_warnings():
+        # Hydra 1.4 warns of every logging configuration but its own; ours names two classes of Python.
+        warnings.filterwarnings("ignore", "Hydra configured Python logging without an execution")
         warnings.filterwarnings("ignore", r"hydra\.utils\.instantiate\(\) resolved _target_=")
         yield
 

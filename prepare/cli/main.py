@@ -100,7 +100,7 @@ def _through_hydra(argv: list[str]) -> int:
 
     argv = flags_first(argv)
     flags = read_flags(argv)
-    if flags.shell_completion and flags.overrides[0].startswith("query="):
+    if flags.shell_completion and flags.overrides[0].partition("=")[0] == "query":
         from prepare.cli.completion import complete
 
         complete(flags.overrides[0].partition("=")[2])

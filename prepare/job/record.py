@@ -174,7 +174,7 @@ def used_folder(folder: Path) -> list[Problem]:
 def without_result(folder: Path) -> FileError | None:
     """Return the error of the folder of a single run that wrote no result; None for other folders."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {"missing"}
-    if not names or "result.json" in names or not names <= set(FILES):
+    if "result.json" in names or not names <= set(FILES):
         return None
     wrong = "holds no result: its run was killed, or has not ended"
     remedy = "run it again; on Linux, dmesg says if memory ran out"

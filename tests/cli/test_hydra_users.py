@@ -96,7 +96,14 @@ def test_a_table_of_a_read_only_folder_is_printed(conf, capsys, monkeypatch):
 
 
 def test_a_job_returns_the_figure_to_optimize(conf):
-    words = ["hydra.run.dir=run", NET, "input.shape=[1,3,8,8]", "bench=none", "device=cpu"]
+    words = [
+        "hydra.run.dir=run",
+        NET,
+        "input.shape=[1,3,8,8]",
+        "bench=none",
+        "device=cpu",
+        "memfmt=channels_last",
+    ]
     assert cli.run(words) == 0
     run = conf.parent / "run"
     audit = json.loads((run / "audit.json").read_text())

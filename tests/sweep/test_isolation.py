@@ -68,7 +68,8 @@ def test_a_job_gets_the_folder_and_environment_of_the_command(sweep, tmp_path, m
     assert ran.file(1, "log.txt").read_text() == f"{tmp_path} told\n"
     # The next sweep of this process sees the file as it is then.
     (tmp_path / "own_nets.py").write_text("from sample_nets import Net as net\n")
-    assert not sweep("model._target_=own_nets.net", "seed=0,1").file(1, "log.txt").exists()
+    again = sweep("model._target_=own_nets.net", "seed=0,1", "overwrite=true")
+    assert not again.file(1, "log.txt").exists()
 
 
 def test_a_plugin_registers_its_step_in_the_job_process(sweep, tmp_path):

@@ -95,7 +95,7 @@ def test_a_row_that_raises_or_exits_leaves_the_others_alone(sweep):
     assert ran.code == 1
     assert ran.statuses == ["failed", "failed", "failed", "ok"]
     results = [Record(ran.folder / row["folder"]).result() for row in ran.rows]
-    assert [result.reason for result in results] == ["exit", "model", "oom", None]
+    assert [result.reason for result in results] == ["exit", "model", "oom", "nothing changed"]
     assert all("Traceback" in result.traceback for result in results[:3])
     texts = [ran.folder / row["folder"] / "traceback.txt" for row in ran.rows]
     assert [text.is_file() for text in texts] == [True, True, True, False]
