@@ -7,7 +7,7 @@ Networks whose library is missing are skipped and listed: monai, diffusers, tran
 dynamic-network-architectures, torchvision, timm. Writes `results/gpu.json`, and prints its tables. The file
 holds the clocks of the device before and after each case, and a case that was throttled is left out.
 Without a CUDA device it exits with an error. `--dry-run` runs every part with small networks on the CPU, to
-see that it runs; its file is no measurement.
+see that it runs; its file is not a measurement.
 """
 
 import argparse

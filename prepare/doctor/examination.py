@@ -138,7 +138,7 @@ def _finding(name: str, where: str, remedy: str, answer: dict[str, Any], *, know
 
 
 def _remember(diagnosis: Diagnosis) -> None:
-    """Store the answers for plans; a cache that cannot be written is no reason to fail."""
+    """Store the answers for plans; a cache that cannot be written does not fail the run."""
     path = answers_file(diagnosis.device)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
