@@ -6,12 +6,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from prepare.core.forward.explain_error import explained
 
 _VIEWS = ("aten::view", "aten::_unsafe_view")
+# On a CPU these return the format of the input, which is the argument at this index.
+_PADS = {
+    "aten::replication_pad3d": 0,
+    "aten::reflection_pad3d": 0,
+    "aten::replication_pad2d_backward": 1,
+    "aten::reflection_pad2d_backward": 1,
+    "aten::replication_pad3d_backward": 1,
+    "aten::reflection_pad3d_backward": 1,
+}
 
 _NEEDS_VALUE = "needs the value of a tensor, as an if, a loop or .item() over data does"
 _NEEDS_SHAPE = "gives a tensor whose shape depends on the data"
@@ -31,7 +41,11 @@ def correct_strides(operator_name: str, args: tuple, output: Any) -> Any:
 
     Viewing a tensor in its own shape gives dimensions of size 1 new strides, but a fake tensor keeps
     the old ones. These strides decide how torch's kernels read one sample (see `has_odd_strides`).
+    Padding by replication or reflection keeps channels-last on a CPU; fake tensors become contiguous.
     """
+    if operator_name in _PADS and isinstance(output, FakeTensor) and output.device.type == "cpu":
+        memory_format = suggest_memory_format(args[_PADS[operator_name]])
+        return output.contiguous(memory_format=memory_format)
     if operator_name not in _VIEWS or not isinstance(output, FakeTensor) or 1 not in output.shape:
         return output
     real_stride = _view_stride(args[0], output.shape)

@@ -4,6 +4,8 @@ import itertools
 from collections import Counter
 
 import pytest
+import torch
+from torch import nn
 
 from flow_nets import KNOWN_DIFFERENCES, NETS, example_of, network
 from prepare.flow import Flow, observe, predict
@@ -57,6 +59,24 @@ def test_a_repaired_network_has_no_break(name, batch):
         assert (flow.summary["breaks"], flow.summary["backward"]["breaks"]) == (0, 0)
     assert flows[0].copies == flows[1].copies
     assert flows[0].convolutions == flows[1].convolutions
+
+
+@pytest.mark.parametrize(
+    "padding", [nn.ReplicationPad2d, nn.ReplicationPad3d, nn.ReflectionPad2d, nn.ReflectionPad3d]
+)
+@pytest.mark.parametrize("memory_format", ["channels_last", "contiguous"])
+def test_padding_is_predicted_as_it_is(padding, memory_format):
+    rank = int(padding.__name__[-2])
+    convolution = {2: nn.Conv2d, 3: nn.Conv3d}[rank](3, 4, 3)
+    model = nn.Sequential(convolution, padding(1), nn.ReLU())
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if memory_format == "channels_last":
+        model.to(memory_format=formats[rank + 2])
+    example = torch.randn(2, 3, *(6, 7, 8)[:rank], requires_grad=True)
+    flows = [follow(model, example, backward=True) for follow in (predict, observe)]
+    assert flows[0].events == flows[1].events
+    assert flows[0].copies == flows[1].copies
+    assert flows[0].modules == flows[1].modules
 
 
 @pytest.mark.slow

@@ -148,9 +148,6 @@ MORE: dict[str, tuple] = {
 NETS = [*model_configs(), *MORE]
 # Networks whose predicted and observed flows differ, and the parts that differ.
 KNOWN_DIFFERENCES = {
-    # torch's fake ReplicationPad3d returns contiguous, the real one keeps channels_last_3d.
-    "diffusers_autoencoder_hunyuan": ("events", "copies", "convolutions"),
-    "monai_basicunet3d": ("events",),
     # torch's fake interpolate of one channel returns other strides, and cat follows them.
     "kornia_dexined": ("events", "copies", "convolutions"),
 }
