@@ -22,6 +22,7 @@ from prepare.core.forward.stand_ins import (
     standing_in,
 )
 from prepare.core.forward.torch_state import isolated
+from prepare.core.model.call_issues import CallIssues, describe
 from prepare.core.model.repair_marker import is_repaired
 from prepare.errors import RefusedError
 from prepare.flow.aggregate import FlowBuilder
@@ -92,7 +93,7 @@ def _watching(
     model: nn.Module, watcher: OperatorWatcher, stand_in: Callable[[Tensor], Tensor]
 ) -> Iterator[None]:
     """Set up a run: isolated global state, stand-ins for the model's tensors, hooks on its modules."""
-    hooks = _ModuleHooks(watcher)
+    hooks = _ModuleHooks(watcher, CallIssues(_device_of(model)))
     watcher.stack.on_enter, watcher.stack.on_exit = hooks.enter, hooks.exit
     with ExitStack() as contexts:
         contexts.enter_context(isolated())
@@ -136,11 +137,18 @@ def _run(
                 torch.autograd.backward(roots, gradients)
 
 
-class _ModuleHooks:
-    """Records each module's output layouts, and follows a compiled or repaired module as one operation."""
+def _device_of(model: nn.Module) -> str:
+    return next((tensor.device.type for tensor in model.parameters()), "cpu")
 
-    def __init__(self, watcher: OperatorWatcher) -> None:
-        self.watcher = watcher
+
+class _ModuleHooks:
+    """Records each module's output layouts, and follows a compiled or repaired module as one operation.
+
+    A call that has a known issue because of its size becomes a note.
+    """
+
+    def __init__(self, watcher: OperatorWatcher, issues: CallIssues) -> None:
+        self.watcher, self.issues = watcher, issues
         # The outermost module that is followed as one operation, its inputs and its call site.
         self._opaque: tuple[nn.Module, list[Tensor], CallSite] | None = None
 
@@ -149,6 +157,9 @@ class _ModuleHooks:
         if isinstance(module, torch.jit.ScriptModule):
             note = f"{name} is scripted: its operations are followed, but not attributed to its modules"
             self.watcher.builder.add_note(note)
+        given = next(iter(tensors_in(args)), None)
+        for issue in self.issues.of(module, given.shape) if given is not None else ():
+            self.watcher.builder.add_note(f"{name} is {describe(issue)}")
         compiled, repaired = is_compiled(module), is_repaired(module)
         if (compiled or repaired) and self._opaque is None:
             inputs = [tensor for tensor in tensors_in(args) if is_followed(tensor)]

@@ -22,7 +22,8 @@ class Fault:
 
     `failed` holds the kinds of the failed checks, `culprit` the name of `module`, `steps` the pipeline's
     configuration, `raised` the error of the forward. `baseline_wrong_in` is the dtype, if the unprepared
-    model is as wrong in it. `by_compiler`: all is right without the compiler.
+    model is as wrong in it. `by_compiler`: all is right without the compiler. `at_this_size`: the known issues of a call
+    of this size, as sentences.
     """
 
     failed: frozenset[str]
@@ -32,6 +33,7 @@ class Fault:
     raised: str = ""
     baseline_wrong_in: str = ""
     by_compiler: bool = False
+    at_this_size: tuple[str, ...] = ()
 
 
 def advise(fault: Fault) -> str:
@@ -52,6 +54,8 @@ def _causes(fault: Fault) -> Iterable[str]:
         )
     if fault.raised:
         yield f"its forward cannot run on the prepared inputs: {fault.raised}"
+    for sentence in fault.at_this_size:
+        yield f"{name} is {sentence}; {repair}exclude it"
     if fault.baseline_wrong_in:
         yield (
             f"torch itself is wrong in {name} in {fault.baseline_wrong_in} on this device: the unprepared "

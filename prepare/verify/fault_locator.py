@@ -141,6 +141,12 @@ class FaultLocator:
                 return event.module
         return None
 
+    def input_shape(self, name: str) -> torch.Size | None:
+        """Return the shape of the first tensor of a module's first call; None without one."""
+        event = self.prepared.events.get((name, True, 1))
+        tensors = [] if event is None else [t for t in event.tensors.values() if t is not None]
+        return tensors[0].shape if tensors else None
+
     def _is_wrong(self, event: ModuleEvent, key: _Key, *, gradients: bool) -> bool:
         part = "gradients" if gradients else "tensors"
         exact, baseline = self.exact.events.get(key), self.baseline.events.get(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from prepare.core.model.call_issues import CallIssues, describe
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.environment import environment
 from prepare.verify.advice import Fault, advise
@@ -11,6 +12,9 @@ from prepare.verify.fault_locator import FaultLocator, ModuleTrace
 from prepare.verify.records import Check, Lost, Verification
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from prepare.verify.compare_case import CaseComparison
     from prepare.verify.execution.budget import Budget
     from prepare.verify.execution.model_pair import ModelPair
@@ -62,10 +66,11 @@ def _diagnose(
     failed = next((c for c in comparisons if any(map(c.exceeding, c.differences))), None)
     by_compiler = failed is not None and failed.compiled
     name: str | None = ""
+    shape: torch.Size | None = None
     if failed is None:
         name = next((check.worst for check in bad if not check.mode), None)
     elif not by_compiler:
-        name = _first_wrong_module(failed)
+        name, shape = _first_wrong_module(failed)
     module = None if name is None else dict(named_modules(models.prepared)).get(name)
     culprit = name or (type(models.prepared).__name__ if name is not None else "")
     differences = [
@@ -80,8 +85,17 @@ def _diagnose(
         raised=next((c.raised for c in comparisons if c.raised), ""),
         by_compiler=by_compiler,
         baseline_wrong_in=name_of(models.dtype) if baseline_wrong else "",
+        at_this_size=_issues_of(module, shape),
     )
     return culprit, advise(fault)
+
+
+def _issues_of(module: nn.Module | None, shape: torch.Size | None) -> tuple[str, ...]:
+    """Return the known issues that a call of `module` has at this size."""
+    if module is None or shape is None:
+        return ()
+    device = next((tensor.device.type for tensor in module.parameters()), "cpu")
+    return tuple(map(describe, CallIssues(device).of(module, shape)))
 
 
 def _reason(check: Check) -> str:
@@ -96,11 +110,14 @@ def _reason(check: Check) -> str:
     return f"{head}: {check.worst} is off by {check.error:.2g} of its scale, {check.allowed:.2g} is allowed"
 
 
-def _first_wrong_module(comparison: CaseComparison) -> str | None:
-    """Return the first module that is wrong; if none shows it, the owner of the worst gradient or buffer."""
+def _first_wrong_module(comparison: CaseComparison) -> tuple[str | None, torch.Size | None]:
+    """Return the first module that is wrong, and the shape of its input.
+
+    If no module shows it, return the owner of the worst gradient or buffer.
+    """
     wrong_parameters = comparison.exceeding("parameter gradients")
     owners = {item.name.rpartition(".")[0] for item in wrong_parameters}
-    traces, name = comparison.traced(ModuleTrace), None
+    traces, name, locator = comparison.traced(ModuleTrace), None, None
     if traces:
         locator = FaultLocator(*traces, comparison.models.dtype, comparison.models.depth)
         if comparison.exceeding("outputs"):
@@ -110,4 +127,4 @@ def _first_wrong_module(comparison: CaseComparison) -> str | None:
     if name is None:
         worst = [*wrong_parameters, *comparison.exceeding("buffers")]
         name = worst[0].name.rpartition(".")[0] if worst else None
-    return name
+    return name, locator.input_shape(name) if locator and name is not None else None
