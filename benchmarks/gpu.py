@@ -1,4 +1,4 @@
-"""Time the zoo on a CUDA device in under ten minutes, into one file.
+"""Time the zoo, repairs and decoders on a CUDA device, into one file.
 
     python benchmarks/gpu.py [--budget SECONDS] [--precision float32 float16 bfloat16] [--out FILE]
     python benchmarks/gpu.py --dry-run
@@ -6,6 +6,7 @@
 Networks whose library is missing are skipped and listed: monai, diffusers, transformers,
 dynamic-network-architectures, torchvision, timm. Writes `results/gpu.json`, and prints its tables. The file
 holds the clocks of the device before and after each case, and a case that was throttled is left out.
+`gpu_layouts.py` times repair_layout on and off in training, and decoders, after the zoo.
 Without a CUDA device it exits with an error. `--dry-run` runs every part with small networks on the CPU, to
 see that it runs; its file is not a measurement.
 """
@@ -23,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gpu_layouts
 import torch
 import zoo
 from torch import nn
@@ -34,7 +36,10 @@ from prepare.doctor.cases import OperationCase, loses_layout
 
 FILE = Path(__file__).parent / "results" / "gpu.json"
 LIMIT = 600.0
-LIBRARIES = {"nnunet": "dynamic_network_architectures"}
+LIBRARIES = {
+    "nnunet": "dynamic_network_architectures",
+    **dict.fromkeys(("wan", "hunyuan"), "diffusers"),
+}
 # The most different networks of the zoo, in the order of timing: the time may run out.
 CHOSEN = (
     "nnunet plain 3-d",
@@ -183,6 +188,28 @@ def measure_all(options: argparse.Namespace, device: str) -> dict[str, Any]:
     return {"cases": cases, "left_out": left_out}
 
 
+def measure_layouts(options: argparse.Namespace, device: str) -> dict[str, Any]:
+    """Time each format with and without repairs; return the cases and the reasons of the others."""
+    began, cases, left_out = time.perf_counter(), {}, {}
+    for name, case in (gpu_layouts.SMALL if options.dry_run else gpu_layouts.CASES).items():
+        if library := missing(name):
+            left_out[name] = f"{library} is not installed"
+        elif time.perf_counter() - began > options.limit:
+            left_out[name] = f"no time was left of {options.limit:.0f} s"
+        else:
+            try:
+                budget = options.budget
+                cases[name] = gpu_layouts.measure(
+                    case, device, budget=budget, clocks=clocks, throttled=throttled
+                )
+            except Exception as error:  # one network may fail: the others continue
+                traceback.print_exc()
+                left_out[name] = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
+                continue
+            print(f"{name}: {gpu_layouts.line_of(cases[name])}", flush=True)
+    return {"layout_cases": cases, "layouts_left_out": left_out}
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(
@@ -193,7 +220,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="samples, where a network takes more")
     parser.add_argument("--budget", type=float, default=5.0, help="seconds to time a case")
     parser.add_argument(
-        "--limit", type=float, default=LIMIT - 60, help="seconds after which no case begins"
+        "--limit",
+        type=float,
+        default=LIMIT - 60,
+        help="seconds after which no case of a part begins",
     )
     parser.add_argument("--out", type=Path, help="the file to write")
     parser.add_argument("--dry-run", action="store_true", help="small networks on the CPU")
@@ -204,6 +234,7 @@ def main() -> None:
     device = "cpu" if options.dry_run else "cuda"
     found = {"dry_run": options.dry_run, "environment": environment()}
     found |= {"layouts": kept_layouts(device), **measure_all(options, device)}
+    found |= measure_layouts(options, device)
     file = options.out or (FILE.with_name("gpu-dry-run.json") if options.dry_run else FILE)
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(found, indent=1) + "\n")
@@ -211,7 +242,7 @@ def main() -> None:
     for name, kept in found["layouts"].items():
         print(f"{name} {kept}")
     print(*tables(found["cases"]), sep="\n")
-    for label, reason in found["left_out"].items():
+    for label, reason in (found["left_out"] | found["layouts_left_out"]).items():
         print(f"left out: {label}: {reason}")
 
 

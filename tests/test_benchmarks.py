@@ -232,6 +232,8 @@ def gpu(script):
 def test_a_dry_run_of_the_gpu_benchmark_runs_every_part(tmp_path, gpu, monkeypatch):
     file = tmp_path / "gpu.json"
     monkeypatch.setattr(gpu.zoo, "measure", lambda network, case, **_: {**case, "rows": {}})
+    layouts = {"ratios": {}, "dropped_rounds": 0}
+    monkeypatch.setattr(gpu.gpu_layouts, "measure", lambda *_, **__: layouts)
     for name in ("line_of", "tables"):
         monkeypatch.setattr(gpu, name, lambda *_: "")
     words = ["gpu.py", "--dry-run", "--precision", "bfloat16", "--out", str(file)]
@@ -241,6 +243,9 @@ def test_a_dry_run_of_the_gpu_benchmark_runs_every_part(tmp_path, gpu, monkeypat
     assert found["dry_run"]
     assert len(found["cases"]) == 4
     assert not found["left_out"]
+    assert found["layout_cases"].keys() | found["layouts_left_out"].keys() == {
+        *gpu.gpu_layouts.CASES
+    }
     assert found["layouts"]["Softmax"] == "loses channels_last"
     assert found["environment"]["accelerator"]
 
@@ -255,6 +260,33 @@ def test_a_dry_run_of_the_gpu_benchmark_runs_every_part(tmp_path, gpu, monkeypat
 )
 def test_a_throttled_device_is_recognised(gpu, state, slowed):
     assert gpu.throttled(state) is slowed
+
+
+@pytest.mark.parametrize("decodes", [False, True])
+def test_rounds_of_a_throttled_device_are_dropped(gpu, decodes):
+    layouts = gpu.gpu_layouts
+    case = layouts.LayoutCase(lambda: torch.nn.Conv2d(2, 2, 3), (2,), (1, 2, 4, 4), decodes)
+    states = iter([["0x0"], ["0x0"], ["0x20"], *[["0x0"]] * 20])
+    found = layouts.measure(
+        case, "cpu", budget=0.0, clocks=lambda: next(states), throttled=gpu.throttled
+    )
+    assert found["dropped_rounds"] == 2  # the state before the next round is that after this one
+    assert {name: len(each) for name, each in found["seconds"].items()} == dict.fromkeys(
+        (layouts.CONTIGUOUS, layouts.AGAIN, layouts.LAST, layouts.REPAIRED), layouts.ENOUGH
+    )
+    assert len(found["clocks"]) == layouts.ENOUGH + 3
+    assert layouts.line_of(found).startswith("contiguous 1.00, ")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_every_layout_case_of_the_gpu_benchmark_runs(gpu):
+    for name, case in gpu.gpu_layouts.SMALL.items():
+        if not gpu.missing(name):
+            found = gpu.gpu_layouts.measure(
+                case, "cpu", budget=0.0, clocks=lambda: None, throttled=gpu.throttled
+            )
+            assert found["ratios"][gpu.gpu_layouts.CONTIGUOUS] == 1.0
 
 
 def _longer(text: str) -> str:
