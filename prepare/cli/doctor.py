@@ -37,7 +37,7 @@ def doctor(argv: list[str]) -> int:
     from prepare.report.terminal.console import stage
     from prepare.report.terminal.doctor import show_diagnosis
 
-    with stage("examining this machine, at most two minutes", after=0.5) as show:
+    with stage(f"examining this machine, about {flags.seconds:.0f} s at most", after=0.5) as show:
         diagnosis = examine(
             flags.device,
             seconds=flags.seconds,
@@ -49,7 +49,8 @@ def doctor(argv: list[str]) -> int:
     _make(folder)
     diagnosis.save(folder / "doctor.json")
     write_doctor_page(diagnosis, folder / "doctor.html")
-    line(f"written: {printable_path(folder / 'doctor.json')}, doctor.html; to share: {_SHARE}")
+    written = printable_path(folder / "doctor.json")
+    line(f"written: {written}, doctor.html; to share them in an issue: doctor share {written}")
     return diagnosis.exit_code
 
 

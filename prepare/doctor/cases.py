@@ -116,7 +116,8 @@ def judge(case: OperationCase, device: str) -> CaseOutcome:
     if not wrong:
         return CaseOutcome("", f"error {error:.1e}, allowed {allowed:.0e}", error, allowed)
     some = f" in {wrong} of {runs} equal runs" if wrong < runs else ""
-    text = f"{part} wrong{some} ({case}): error {error:.1e}, allowed {allowed:.0e}"
+    size = f"error {error:.1e}" if error < 1e30 else "garbage or NaN"
+    text = f"{part} wrong{some} ({case}): {size}, allowed {allowed:.0e}"
     return CaseOutcome("wrong here", text, error, allowed)
 
 

@@ -16,6 +16,7 @@ from prepare.core.model.doctor_answers import answers_file
 from prepare.core.model.known_issues import Issue, issues
 from prepare.core.utils.accelerator import accelerator
 from prepare.core.utils.environment import environment
+from prepare.core.utils.wording import step
 from prepare.doctor.probes import GENERAL, KNOWN, PROBES
 from prepare.doctor.records import FINE, NOT_PROBED, SLOW, WRONG, Diagnosis, Finding
 from prepare.doctor.worker import Request
@@ -28,7 +29,6 @@ _NO_PROBE = {
     "crowded_machine": "it depends on other programs",
 }
 _CURES = {
-    "repair": "add the step repair_layout",
     "format": "use the format {}",
     "flag": "set {}",
     "version": "install {}",
@@ -101,14 +101,18 @@ def _answers(request: Request, end: float) -> Iterator[dict[str, Any]]:
 
 
 def _of_issue(issue: Issue, answers: dict[str, dict[str, Any]]) -> Finding:
-    cures = (_CURES[kind].format(cure) for kind, cure in issue.cure)
-    remedy = ", or ".join(cures) or "exclude these modules, or use another format"
+    cures = ", or ".join(_cure(*each) for each in issue.cure)
+    remedy = cures or "exclude these modules, or use another format"
     where = PROBES[issue.probe].where if issue.probe in PROBES else ", ".join(issue.operations)
     if issue.probe not in KNOWN:
         why = _NO_PROBE.get(issue.sizes, "no probe exists: it takes several processes")
         return _finding(issue.name, where, remedy, {"bad": NOT_PROBED, "text": why}, known=True)
     answer = answers.get(issue.probe, {"bad": NOT_PROBED, "text": "no time was left"})
     return _finding(issue.name, where, remedy, answer, known=True)
+
+
+def _cure(kind: str, cure: str) -> str:
+    return f"add {step('repair_layout')}" if kind == "repair" else _CURES[kind].format(cure)
 
 
 def _of_general(name: str, answers: dict[str, dict[str, Any]]) -> Finding:

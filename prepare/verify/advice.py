@@ -22,8 +22,8 @@ class Fault:
 
     `failed` holds the kinds of the failed checks, `culprit` the name of `module`, `steps` the pipeline's
     configuration, `raised` the error of the forward. `baseline_wrong_in` is the dtype, if the unprepared
-    model is as wrong in it. `by_compiler`: all is right without the compiler. `at_this_size`: the known issues of a call
-    of this size, as sentences.
+    model is as wrong in it. `by_compiler`: all is right without the compiler. `at_this_size`: the known
+    issues of a call of this size, as sentences.
     """
 
     failed: frozenset[str]

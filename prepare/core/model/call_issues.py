@@ -1,4 +1,4 @@
-"""Find the known issues that a call has because of its size; the layout flow and the verification ask this."""
+"""Find the known issues that a call has because of its size, for the layout flow and the verification."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from prepare.doctor.records import Diagnosis
 
 _COLUMNS = [
-    *[("Verdict", "word"), ("Operation", "name"), ("Issue", "code")],
-    *[("Measured", "prose"), ("What to do", "prose")],
+    *[("Verdict", "word"), ("Operation", "prose"), ("What to do", "prose")],
+    *[("Measured", "prose"), ("Issue", "code")],
 ]
 
 
@@ -32,7 +32,7 @@ def write_doctor_page(diagnosis: Diagnosis, path: Path) -> None:
 def doctor_page(diagnosis: Diagnosis) -> str:
     """Return the page; the same diagnosis gives the same bytes."""
     findings = sorted(diagnosis.findings, key=lambda each: VERDICTS.index(each.verdict))
-    rows = [(f.verdict, f.where, f.name, f.reason, f.remedy) for f in findings]
+    rows = [(f.verdict, f.where, f.remedy, f.reason, f.name) for f in findings]
     title = f"Findings: {plural(len(rows), 'answer')}"
     text = render(
         "doctor/findings.html", title=title, table=long_table(_COLUMNS, rows, "doctor.json")
