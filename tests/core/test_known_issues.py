@@ -104,6 +104,12 @@ def a_depthwise_transposed_convolution_gives_garbage():
     return _is_garbage(module, torch.randn(2, 64, 4, 4, 4))
 
 
+def an_infinite_activation_stays_in_the_statistics():
+    norm = nn.BatchNorm2d(2)
+    norm(torch.full((1, 2, 4, 4), torch.inf))
+    return not torch.isfinite(norm.running_var).all()
+
+
 def idle_threads_spin():
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     env = {name: value for name, value in os.environ.items() if name not in names}
@@ -117,6 +123,7 @@ def idle_threads_spin():
 
 
 REPRODUCED = {
+    "batch_norm_statistics_float16": an_infinite_activation_stays_in_the_statistics,
     "idle_threads_spin_cpu": idle_threads_spin,
     "conv3d_bfloat16_small_cpu": a_small_activation_in_bfloat16_gives_garbage,
     "depthwise_transposed_conv3d_cpu": a_depthwise_transposed_convolution_gives_garbage,
