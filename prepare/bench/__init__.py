@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from prepare.bench.session import BenchOptions
     from prepare.bench.variant import Call, Clock
+    from prepare.core.forward.autocast import Amp
 
 __all__ = ["Comparison", "Control", "Progress", "VariantResult", "compare"]
 
@@ -52,6 +53,7 @@ def compare(
     confidence: float = 0.95,
     format: Mapping[str, Callable[[Any], Any]] | None = None,  # noqa: A002
     device: str | torch.device | None = None,
+    amp: Amp = "none",
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
     _clock: Clock = time.perf_counter,
@@ -90,6 +92,8 @@ def compare(
         confidence: the probability with which all intervals hold.
         format: `Pipeline.format` for each variant that needs formatted inputs.
         device: require this device. By default each variant runs where its parameters are.
+        amp: run the forward of every variant under `torch.autocast` to this dtype; a training step in float16
+            uses a GradScaler. With `none`, an autocast region around this call has no effect.
         seed: seed of the order and of the inputs.
         progress: called from time to time between timings.
 
@@ -98,23 +102,25 @@ def compare(
 
     Raises:
         ConfigError: names or numbers are invalid; one problem for each.
-        RefusedError: two models share a tensor; `device` is not available, or a variant is on another
-            one; or `within_budget` is set and the calls take too long.
+        RefusedError: `amp` is unknown; two models share a tensor; `device` is not available, or a variant
+            is on another one; or `within_budget` is set and the calls take too long.
     """
     from prepare.bench.input_pool import make_pool
     from prepare.bench.model_state import check_independent, preserved
     from prepare.bench.session import BenchOptions, BenchSession
     from prepare.bench.variant import Variant
+    from prepare.core.forward.autocast import check_amp
     from prepare.core.forward.torch_state import isolated
 
     names, formats = list(variants), format or {}
     baseline = names[0] if baseline is None and names else baseline
-    options = BenchOptions(train, budget, within_budget, settle, precision, confidence, seed)
+    options = BenchOptions(train, budget, within_budget, settle, precision, confidence, seed, amp)
+    check_amp(amp)
     _check(names, baseline, formats, options)
     _check_device(device)
     check_independent(variants)
     timed = {
-        name: Variant(name, call, formatter=formats.get(name), train=train)
+        name: Variant(name, call, formatter=formats.get(name), train=train, amp=amp)
         for name, call in variants.items()
     }
     models = {id(model): model for variant in timed.values() for model in variant.modules}

@@ -41,7 +41,7 @@ _NOTABLE_PART, _NOTABLE_FAULTS = 0.1, 1000
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Options of a bench: mode, seconds, when it stops, random seed; see `prepare.bench.compare`."""
+    """Options of a bench: mode, seconds, when it stops, seed, autocast; see `prepare.bench.compare`."""
 
     train: bool
     budget: float
@@ -50,6 +50,7 @@ class BenchOptions:
     precision: float
     confidence: float
     seed: int
+    amp: str
 
 
 class BenchSession:

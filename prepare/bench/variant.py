@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from prepare.bench.input_pool import copy_batch
+from prepare.bench.loss_scaler import LossScaler
 from prepare.bench.model_state import modules_in
 from prepare.bench.peak_memory import measure_peak, page_faults
+from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import arguments, tensors_in
 from prepare.core.utils.gc_pause import paused_collector
@@ -25,10 +28,18 @@ class Variant:
     """A model or function, with the formatter of its inputs."""
 
     def __init__(
-        self, name: str, call: Call, *, formatter: Callable[[Any], Any] | None, train: bool
+        self,
+        name: str,
+        call: Call,
+        *,
+        formatter: Callable[[Any], Any] | None,
+        train: bool,
+        amp: str = "none",
     ) -> None:
         self.name, self.modules = name, modules_in(call)
-        self._call, self._formatter, self._train = call, formatter, train
+        self._call, self._formatter, self._train, self._amp = call, formatter, train, amp
+        self._scaler: LossScaler | None = None
+        self._device: torch.device | None = None
         self._parameters = [p for module in self.modules for p in module.parameters()]
         self._gradients: list[Tensor] = []
         self.page_faults = 0.0
@@ -36,12 +47,9 @@ class Variant:
 
     def device(self, batch: Any) -> torch.device:
         """Return the device of its first parameter or buffer, or else of its first formatted input."""
-        own = (t for m in self.modules for t in (*m.parameters(), *m.buffers()))
-        first = next(own, None)
-        if first is None:
-            args, kwargs = self._arguments(batch)
-            first = next(tensors_in([*args, *kwargs.values()]), None)
-        return torch.device("cpu") if first is None else first.device
+        args, kwargs = self._arguments(batch)
+        self._device = device_of(self.modules, tensors_in([*args, *kwargs.values()]))
+        return self._device
 
     def timed(
         self, batch: Any, *, calls: int, warm: bool, device: torch.device, clock: Clock
@@ -95,15 +103,26 @@ class Variant:
     def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with torch.inference_mode(mode=False), torch.set_grad_enabled(self._train):
             if not self._train:
-                self._call(*args, **kwargs)
+                with self._autocast(args, kwargs):
+                    self._call(*args, **kwargs)
                 return
             self.clear()
-            output = self._call(*args, **kwargs)
+            with self._autocast(args, kwargs):
+                output = self._call(*args, **kwargs)
             roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             if not roots:
                 message = "does not require gradients"
                 raise RefusedError("its output", message, "there is nothing to train")
-            torch.autograd.backward(roots, self._gradients_of(roots))
+            if self._amp == "float16":
+                self._scaler = self._scaler or LossScaler(self._parameters, roots[0].device)
+                self._scaler.backward(roots, self._gradients_of(roots))
+            else:
+                torch.autograd.backward(roots, self._gradients_of(roots))
+
+    def _autocast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager:
+        if self._device is None:
+            self._device = device_of(self.modules, tensors_in([*args, *kwargs.values()]))
+        return autocast(self._amp, self._device)
 
     def _gradients_of(self, roots: list[Tensor]) -> list[Tensor]:
         # Random, as a loss gives them: from a constant gradient, a norm makes zeros and denormal

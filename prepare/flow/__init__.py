@@ -10,6 +10,8 @@ from prepare.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
 if TYPE_CHECKING:
     from torch import nn
 
+    from prepare.core.forward.autocast import Amp
+
 __all__ = ["Convolution", "Copy", "Event", "Flow", "ModuleLayout", "observe", "predict"]
 
 
@@ -19,6 +21,7 @@ def predict(
     *,
     backward: bool = False,
     wanted: Mapping[int, str] | None = None,
+    amp: Amp = "none",
 ) -> Flow:
     """Predict the flow of one forward from shapes and strides, without computing any value.
 
@@ -28,6 +31,7 @@ def predict(
         backward: also follow the gradients of the sum of all outputs.
         wanted: `{4: "channels_last", 5: "channels_last_3d"}`; by default the layouts of the model's
             convolution weights, see `prepare.flow.target_layouts`.
+        amp: run the forward under `torch.autocast` to this dtype; casts of autocast keep the layout.
 
     If forward needs a value, or an operation cannot run without data, the flow has the status
     `cannot predict`, the reason, and the events up to that point. torch's shape functions are wrong for a
@@ -37,10 +41,11 @@ def predict(
 
     Raises:
         ConfigError: `wanted` does not name a layout.
+        RefusedError: `amp` is unknown.
     """
     from prepare.flow import follow
 
-    return follow.predict(model, example, backward=backward, wanted=wanted)
+    return follow.predict(model, example, backward=backward, wanted=wanted, amp=amp)
 
 
 def observe(
@@ -49,6 +54,7 @@ def observe(
     *,
     backward: bool = False,
     wanted: Mapping[int, str] | None = None,
+    amp: Amp = "none",
 ) -> Flow:
     """Observe the flow of one real forward; the arguments are those of `predict`.
 
@@ -58,9 +64,9 @@ def observe(
 
     Raises:
         ConfigError: `wanted` does not name a layout.
-        RefusedError: a lazy module has no parameters yet.
+        RefusedError: `amp` is unknown, or a lazy module has no parameters yet.
         ModelError: the forward or backward raised; names the innermost module.
     """
     from prepare.flow import follow
 
-    return follow.observe(model, example, backward=backward, wanted=wanted)
+    return follow.observe(model, example, backward=backward, wanted=wanted, amp=amp)

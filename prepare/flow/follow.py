@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from prepare.core.forward.autocast import autocast, check_amp, device_of
 from prepare.core.forward.compiled import eager_if_compiled, is_compiled
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import arguments, tensors_in
@@ -38,9 +39,10 @@ if TYPE_CHECKING:
 
 
 def predict(
-    model: nn.Module, example: Any, *, backward: bool, wanted: Mapping[int, str] | None
+    model: nn.Module, example: Any, *, backward: bool, wanted: Mapping[int, str] | None, amp: str
 ) -> Flow:
     """Predict the flow of one forward; see `prepare.flow.predict`."""
+    check_amp(amp)
     watcher = _watcher_for(model, wanted)
     layouts, builder = watcher.states.wanted, watcher.builder
     if name := lazy_parameter(model):
@@ -57,7 +59,7 @@ def predict(
     try:
         with _watching(model, watcher, stand_in):
             inputs = stand_ins_for(arguments(example), stand_in)
-            _run(model, inputs, watcher, backward=backward, fake=fake)
+            _run(model, inputs, watcher, backward=backward, fake=fake, amp=amp)
     except Exception as error:  # the model's code may raise anything on tensors without data
         if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             raise
@@ -66,16 +68,17 @@ def predict(
 
 
 def observe(
-    model: nn.Module, example: Any, *, backward: bool, wanted: Mapping[int, str] | None
+    model: nn.Module, example: Any, *, backward: bool, wanted: Mapping[int, str] | None, amp: str
 ) -> Flow:
     """Observe the flow of one real forward; see `prepare.flow.observe`."""
+    check_amp(amp)
     watcher = _watcher_for(model, wanted)
     if name := lazy_parameter(model):
         raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
     try:
         with _watching(model, watcher, real_stand_in):
             inputs = stand_ins_for(arguments(example), copy_of)
-            _run(model, inputs, watcher, backward=backward, fake=None)
+            _run(model, inputs, watcher, backward=backward, fake=None, amp=amp)
     except Exception as error:
         if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             raise
@@ -113,13 +116,15 @@ def _run(
     *,
     backward: bool,
     fake: FakeTensorMode | None,
+    amp: str,
 ) -> None:
     args, kwargs = inputs
     for tensor in tensors_in([*args, *kwargs.values()]):
         watcher.states.register(tensor, "unknown", "the input")
     # The FakeTensorMode is below the watcher: it computes what the watcher dispatches.
     with torch.inference_mode(mode=False), torch.set_grad_enabled(backward):
-        with fake or contextlib.nullcontext(), watcher:
+        cast = autocast(amp, device_of([model], tensors_in([*args, *kwargs.values()])))
+        with fake or contextlib.nullcontext(), watcher, cast:
             output = model(*args, **kwargs)
         if not backward:
             return

@@ -54,6 +54,7 @@ def tuning_of(
         example,
         allow=settings.tune.allow,
         mode=settings.mode,
+        amp=settings.amp,
         budget=settings.tune.budget,
         declared=settings.steps,
         cache=settings.tune.cache,
@@ -88,11 +89,11 @@ def flow_of(settings: Settings, model: nn.Module, example: Example | None) -> Fl
     from prepare import flow
 
     follow = flow.predict if settings.flow == "predict" else flow.observe
-    return follow(model, example, backward=settings.mode == "train")
+    return follow(model, example, backward=settings.mode == "train", amp=settings.amp)
 
 
 def flow_without_repairs(
-    pipeline: Pipeline, model: nn.Module, example: Example | None
+    settings: Settings, pipeline: Pipeline, model: nn.Module, example: Example | None
 ) -> Flow | None:
     """Predict the layout flow without the repairs; None if the pipeline repairs nothing."""
     if not example or "repair_layout" not in pipeline.steps:
@@ -102,7 +103,7 @@ def flow_without_repairs(
     bare = copy_tree(model)  # shares the tensors, which predict does not change
     repair_layout.undo(bare)
     compile.undo(bare)  # a compiled model calls the original
-    return predict(bare, example, backward=model.training)
+    return predict(bare, example, backward=model.training, amp=settings.amp)
 
 
 def reference_of(
@@ -157,6 +158,7 @@ def verification_of(
         mode=settings.mode,
         seconds=settings.verify_limits.seconds,
         memory=settings.verify_limits.memory,
+        amp=settings.amp,
     )
 
 
@@ -188,6 +190,7 @@ def bench_of(
         mode=settings.mode,
         took=took,
         seconds=settings.bench_seconds,
+        amp=settings.amp,
         tell=tell or (lambda _: None),
     )
 

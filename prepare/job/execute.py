@@ -172,7 +172,7 @@ def _prepare(
     tuning = analyses.tuning_of(settings, model, stage, build) if settings.task == "tune" else None
     if tuning:
         pipeline = tuning.pipeline
-        plan = pipeline.plan(model, known_issues=settings.known_issues)
+        plan = pipeline.plan(model, known_issues=settings.known_issues, amp=settings.amp)
     results = Results(
         model=type(model).__name__,
         pipeline=pipeline,
@@ -180,6 +180,7 @@ def _prepare(
         notes=[str(problem) for error in plan.errors for problem in error.problems],
         warnings=[str(warning) for warning in plan.warnings],
         tuning=tuning,
+        amp=settings.amp,
     )
     if settings.task == "plan":
         return results
@@ -191,10 +192,10 @@ def _prepare(
         weights.read_into(settings, model, pipeline)
         # The plan has reported its known issues.
         pipeline.apply(model, strict=settings.strict, known_issues="ignore")
-    example_run, seconds = _run_example(model, formatted, plan, stage)
+    example_run, seconds = _run_example(settings, model, formatted, plan, stage)
     with _if(settings.flow != "none" and example, stage, "following the layout of activations"):
         flow = analyses.flow_of(settings, model, formatted)
-        flow_before = flow and analyses.flow_without_repairs(pipeline, model, formatted)
+        flow_before = flow and analyses.flow_without_repairs(settings, pipeline, model, formatted)
     with stage("auditing"):
         audited = audit(model, plan=plan)
     notes = [*results.notes, *_memfmt_note(model, pipeline)]
@@ -252,7 +253,7 @@ def _errors(plan: Plan, settings: Settings) -> list[ConfigError]:
 
 
 def _run_example(
-    model: nn.Module, example: Example | None, plan: Plan, stage: Stage
+    settings: Settings, model: nn.Module, example: Example | None, plan: Plan, stage: Stage
 ) -> tuple[ExampleRun | None, float]:
     """Call the prepared model with its example; return what that shows, and its seconds."""
     from prepare.core.forward.compiled import contains_compiled
@@ -263,10 +264,10 @@ def _run_example(
         return None, 0.0
     if contains_compiled(model):
         with stage("compiling at the first call"):
-            run_example(model, example)
+            run_example(model, example, amp=settings.amp)
     with stage("running the example input"):
         start = time.perf_counter()
-        forward = run_example(model, example)
+        forward = run_example(model, example, amp=settings.amp)
         seconds = time.perf_counter() - start
     formats = {name for t in plan.tensors if (name := t.wants.get("memory_format"))}
     convolutions = count_layouts(forward.calls, formats)
@@ -289,4 +290,6 @@ def _follow(settings: Settings, model: nn.Module, stage: Stage) -> Results:
     steps = ", ".join(name for name in settings.steps if name != "device")
     notes = [f"{steps}: not applied: task=flow analyses the unprepared model"] if steps else []
     name = type(model).__name__
-    return Results(model=name, pipeline=unprepared, plan=plan, notes=notes, flow=flow)
+    return Results(
+        model=name, pipeline=unprepared, plan=plan, notes=notes, flow=flow, amp=settings.amp
+    )

@@ -210,6 +210,9 @@ def _where(comparison: Comparison) -> str:
     baseline = next((row.device for row in rows), "")
     parts = [env.get("cpu"), env.get("platform"), *(env.get("devices") or [])]
     parts += [f"torch {env.get('torch')}", f"{settings.get('threads')} threads"]
+    # Each row is compared with the unprepared model under the same autocast.
+    amp = settings.get("amp", "none")
+    parts.append("" if amp == "none" else f"autocast to {amp}")
     return "; ".join(str(part) for part in [*parts, f"baseline on {baseline}"] if part)
 
 

@@ -45,7 +45,7 @@ def read_into(settings: Settings, model: nn.Module, pipeline: Pipeline) -> None:
 
 def plan_of(settings: Settings, model: nn.Module, pipeline: Pipeline) -> Plan:
     """Plan for a model whose weights may not be loaded yet, as if they were on the CPU."""
-    plan = pipeline.plan(model, known_issues=settings.known_issues)
+    plan = pipeline.plan(model, known_issues=settings.known_issues, amp=settings.amp)
     if settings.weights is None:
         return plan
     tensors = [t._replace(old=_on_cpu(t.old), new=_on_cpu(t.new)) for t in plan.tensors]

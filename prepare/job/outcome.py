@@ -43,17 +43,17 @@ class Outcome:
 
 def finished(results: Results) -> Outcome:
     """Return the outcome of a job that came to its end, or prepared the model before it was stopped."""
-    found = figures(results)
+    found, amp = figures(results), results.amp
     if results.stopped:
-        stopped = Result("interrupted", "interrupted", results.stopped, figures=found)
+        stopped = Result("interrupted", "interrupted", results.stopped, figures=found, amp=amp)
         return Outcome(stopped, INTERRUPTED, results)
     verification = results.verification
     if verification is not None and verification.status == "fail":
         reason = verification.reason.partition(":")[0]
-        result = Result("verification_failed", reason, verification.reason, figures=found)
+        result = Result("verification_failed", reason, verification.reason, figures=found, amp=amp)
         return Outcome(result, NOT_VERIFIED, results)
     same = NOTHING_CHANGED if results.unchanged else None
-    return Outcome(Result("ok", same, figures=found), DONE, results)
+    return Outcome(Result("ok", same, figures=found, amp=amp), DONE, results)
 
 
 def failure(error: BaseException) -> Outcome:

@@ -38,7 +38,7 @@ _OF_HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml",
 _RESULT, _JOB = "prepare.result", "prepare.job"
 _VERSION = 1
 # Fields that the files of earlier versions do not have.
-_LATE = {"figures", "done", "during"}
+_LATE = {"figures", "done", "during", "amp"}
 # More than any of these files needs; a summary also reads folders that others have written.
 _LIMIT = 1 << 24
 
@@ -49,7 +49,8 @@ class Result:
 
     `reason` is a word or two (`oom`, `nothing changed`), `error` says in a line what happened. `figures` are
     those of `prepare.job.figures`; None if the job did not come to its end.
-    If it failed, `done` are the stages that it completed, and `during` the stage in which it failed.
+    If it failed, `done` are the stages that it completed, and `during` the stage in which it failed. `amp` is
+    the autocast of every forward.
     """
 
     status: str
@@ -60,6 +61,7 @@ class Result:
     figures: dict[str, Any] | None = None
     done: list[str] = field(default_factory=list)
     during: str = ""
+    amp: str = "none"
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ class Results(Analyses):
 
     `model` is the name of the model's class; `notes` and `warnings` are shown in the terminal. `stopped`
     says what is missing if the job was interrupted after the model was prepared. `unchanged` says that the
-    pipeline changes neither the model nor its example, so that nothing is verified or timed.
+    pipeline changes neither the model nor its example, so that nothing is verified or timed. `amp` is the
+    autocast of every forward.
     """
 
     model: str
@@ -76,6 +77,7 @@ class Results(Analyses):
     example: ExampleRun | None = None
     stopped: str = ""
     unchanged: bool = False
+    amp: str = "none"
 
     def write(self, record: Record, job: Job) -> None:
         """Write every file of the record, except its pages and its result. Raises FileError."""

@@ -20,12 +20,12 @@ from prepare.tune.options import TuneOptions, read_tune
 
 # The keys that hold one value each.
 _CONVERTED = (
-    *("task", "mode", "strict", "known_issues", "flow", "plugins", "seed"),
+    *("task", "mode", "amp", "strict", "known_issues", "flow", "plugins", "seed"),
     *("isolate", "resume", "overwrite", "weights", "save", "optimize"),
 )
 NO_MODEL = "no model is chosen"
 # The groups that a configuration is composed of.
-GROUPS = ("model", "device", "precision", "memfmt", "input")
+GROUPS = ("model", "device", "precision", "amp", "memfmt", "input")
 # Groups whose option is a level, and which may set limits as well: verify=short, verify.seconds=60.
 LEVELS = ("verify", "bench")
 # Every key at the top of a configuration.
@@ -57,6 +57,7 @@ class Settings:
     input: dict[str, Any]
     task: Literal["prepare", "plan", "flow", "tune"] = "prepare"
     mode: Literal["eval", "train"] = "eval"
+    amp: Literal["none", "bfloat16", "float16"] = "none"
     strict: bool = True
     known_issues: Literal["error", "warn", "ignore"] = "error"
     flow: Literal["none", "predict", "observe"] = "predict"

@@ -20,6 +20,7 @@ from prepare.verify.inputs import format_call, resized
 if TYPE_CHECKING:
     from torch import nn
 
+    from prepare.core.forward.autocast import Amp
     from prepare.core.forward.example_input import Example
 
 Level = Literal["short", "full"]
@@ -51,6 +52,7 @@ def time_models(
     mode: Mode,
     took: float = 0.0,
     seconds: float | None = None,
+    amp: Amp = "none",
     tell: Callable[[str], object] = lambda _: None,
 ) -> Bench:
     """Time the prepared model against the unprepared one, which is moved to the device of the pipeline.
@@ -65,6 +67,7 @@ def time_models(
         mode: the use of the model; its case comes first.
         took: the time in seconds of a forward of the prepared model, for a first estimate.
         seconds: the time for each case in place of the level's own; with it no call is too long.
+        amp: the autocast of the forwards of both.
         tell: called at intervals with a line on the progress.
     """
     start = time.perf_counter()
@@ -77,7 +80,7 @@ def time_models(
     else:
         calls = dict(_calls(call_of(example), level, first))
         cases = tuple(
-            _case(models, what, calls[what], level=level, seconds=seconds, tell=tell)
+            _case(models, what, calls[what], level=level, seconds=seconds, amp=amp, tell=tell)
             for what in calls
         )
     return Bench(level=level, mode=mode, seconds=time.perf_counter() - start, cases=cases)
@@ -125,6 +128,7 @@ def _case(
     *,
     level: Level,
     seconds: float | None,
+    amp: Amp,
     tell: Callable[[str], object],
 ) -> Case:
     unprepared = models.unprepared
@@ -141,6 +145,7 @@ def _case(
             budget=seconds or BUDGET[level],
             within_budget=level == "short",
             settle=level == "short",
+            amp=amp,
             precision=PRECISION[level],
             format={
                 UNPREPARED: partial(_format, unprepared, _device_steps(models)),

@@ -61,7 +61,9 @@ class Survey(NamedTuple):
     model: nn.Module  # after the structure steps: a copy of the module tree if there are any
 
 
-def survey(model: nn.Module, phases: Phases, known_issues: KnownIssues = "ignore") -> Survey:
+def survey(
+    model: nn.Module, phases: Phases, known_issues: KnownIssues = "ignore", amp: str = "none"
+) -> Survey:
     """Ask every step what it has to do; `model` itself is not changed."""
     actions: list[Action] = []
     unmatched: list[ConfigError] = []
@@ -73,7 +75,7 @@ def survey(model: nn.Module, phases: Phases, known_issues: KnownIssues = "ignore
             actions.append(Action(step.name, step.phase, names))
     table = make_table(model, phases.tensors)
     table.errors.extend(unmatched)
-    return Survey(actions, table, find_known_issues(model, table, known_issues), model)
+    return Survey(actions, table, find_known_issues(model, table, known_issues, amp), model)
 
 
 def all_moves(table: RequestTable, optimizer: Optimizer | None) -> list[Move | StorageMove]:

@@ -97,18 +97,21 @@ class IssueMatch:
 
 
 def find_known_issues(
-    model: nn.Module, table: RequestTable, known_issues: KnownIssues
+    model: nn.Module, table: RequestTable, known_issues: KnownIssues, amp: str = "none"
 ) -> list[IssueMatch]:
     """Return the known issues of this model after the moves of `table`; errors first.
 
     Wrong numbers are an error for a model in training mode, and a warning in eval mode or with
-    `known_issues="warn"`; with "ignore" nothing is looked up.
+    `known_issues="warn"`; with "ignore" nothing is looked up. Under autocast to `amp` float32 becomes that.
     """
     if known_issues == "ignore":
         return []
     formats, dtypes, devices = _convolution_weights(table)
     if not devices:
         return []
+    if amp != "none" and "float32" in dtypes:
+        # On a CPU autocast casts the inputs of norms, too.
+        dtypes = (dtypes - {"float32"} if devices == {"cpu"} else dtypes) | {amp}
     modules_by_class: dict[str, dict[str, nn.Module]] = {}
     for name, module in model.named_modules():
         modules_by_class.setdefault(_class_name(type(module)), {})[name] = module

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from prepare import recipe
+from prepare.core.forward.autocast import Amp, check_amp
 from prepare.core.utils.gc_pause import paused_collector
 from prepare.core.utils.options import no_options, plain
 from prepare.core.utils.text import first_line, plural
@@ -122,19 +123,23 @@ class Pipeline:
         """Write the recipe as plain YAML, fully resolved; the file is replaced atomically."""
         recipe.save(path, self.to_config())
 
-    def plan(self, model: nn.Module, *, known_issues: KnownIssues = "error") -> Plan:
+    def plan(
+        self, model: nn.Module, *, known_issues: KnownIssues = "error", amp: Amp = "none"
+    ) -> Plan:
         """Return what `apply` would do to `model`; changes nothing, and works on the meta device.
 
         If this torch is known to compute wrong numbers for the model in training mode, the plan's
-        `errors` say so, or with `known_issues="warn"` its `warnings`; "ignore" looks nothing up.
+        `errors` say so, or with `known_issues="warn"` its `warnings`; "ignore" looks nothing up. `amp` is the
+        dtype of the autocast in which the model will run: torch is known to be wrong in some dtypes only.
 
         Raises:
             ConflictError: two tensor steps want different things of one tensor.
         """
         check_known_issues(known_issues)
+        check_amp(amp)
         _check_module(model)
         with paused_collector():
-            work = survey(model, self._phases, known_issues)
+            work = survey(model, self._phases, known_issues, amp)
             errors = [*work.table.errors, *_known_errors(work.issues)]
             remarks = [note for step in self.steps.values() for note in step.remarks(work.model)]
             warned = [match.problem() for match in work.issues if not match.is_error]
@@ -173,6 +178,7 @@ class Pipeline:
         optimizer: Optimizer | None = None,
         low_memory: bool = False,
         known_issues: KnownIssues = "error",
+        amp: Amp = "none",
     ) -> _Model:
         """Prepare `model` in place and return it: the same object with the same Parameters.
 
@@ -183,7 +189,8 @@ class Pipeline:
         names what has changed.
 
         If this torch is known to compute wrong numbers for the model, that is an error in training mode,
-        and a KnownIssueWarning in eval mode or with `known_issues="warn"`; "ignore" looks nothing up.
+        and a KnownIssueWarning in eval mode or with `known_issues="warn"`; "ignore" looks nothing up. `amp`
+        is the dtype of the autocast in which it will run, as for `plan`.
         Known slow cases are listed in `plan(model).warnings`.
 
         Raises:
@@ -194,11 +201,12 @@ class Pipeline:
             PartialError: a failure midway, with `low_memory`.
         """
         check_known_issues(known_issues)
+        check_amp(amp)
         _check_module(model)
         _check_strict(strict)
         start = time.perf_counter()
         optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
-        actions, table, issues, rewritten = survey(model, self._phases, known_issues)
+        actions, table, issues, rewritten = survey(model, self._phases, known_issues, amp)
         raise_problems(RefusedError, lazy_problems(table))
         if errors := [*(table.errors if strict else ()), *_known_errors(issues)]:
             raise_problems(RefusedError, fsdp_problems(model))

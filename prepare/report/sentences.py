@@ -89,6 +89,11 @@ def convolutions_text(numbers: Mapping[str, int], steps: Mapping[str, Any]) -> s
     return counts(numbers, CONVOLUTIONS)
 
 
+def autocast_text(amp: str) -> str:
+    """Return the clause on the autocast of every forward; empty without autocast."""
+    return "" if amp == "none" else f"under autocast to {amp}"
+
+
 def tune_sentence(tuning: Tuning) -> str:
     """Return one sentence: `channels_last: 1.3x faster (...); 3 of 6 recipes timed`."""
     winner = tuning.row(tuning.winner)

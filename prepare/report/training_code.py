@@ -11,11 +11,11 @@ from prepare.core.utils.wording import as_python
 _WIDTH = 45
 
 
-def training_code(plan: Mapping[str, Any] | None) -> str:
+def training_code(plan: Mapping[str, Any] | None, amp: str = "none") -> str:
     """Return code that loads the recipe and applies it to a `model`, also one in training mode.
 
     `plan` is the content of `plan.json`. If training with the recipe is an error, the code adds the steps
-    that repair it, or prepares the model for inference.
+    that repair it, or prepares the model for inference. `amp` is the autocast of the forward.
     """
     plan = plan or {}
     errors, repairs = plan.get("training_errors", []), plan.get("training_steps") or {}
@@ -24,7 +24,8 @@ def training_code(plan: Mapping[str, Any] | None) -> str:
         {} if "input_format" in plan.get("steps", {}) else {"input_format": {}}
     )
     added = {**repairs, **formats}
-    lines = ["from prepare.pipeline import Pipeline", ""]
+    lines = ["import torch"] if amp != "none" else []
+    lines += ["from prepare.pipeline import Pipeline", ""]
     if repairs:
         names = " and ".join(repairs)
         lines.append(f"# Without {names}, training mode is an error: see Warnings.")
@@ -37,5 +38,10 @@ def training_code(plan: Mapping[str, Any] | None) -> str:
     lines.append(f"pipeline = Pipeline.load({arguments})")
     prepared = "model" if repairs or not errors else "model.eval()"
     lines.append(f"model = pipeline.apply({prepared})  # in place, the same object")
-    lines.append("output = model(pipeline.format(batch))")
+    indent = ""
+    if amp != "none":
+        device = plan.get("steps", {}).get("device", {}).get("device", "cpu").partition(":")[0]
+        lines.append(f'with torch.autocast("{device}", torch.{amp}):')
+        indent = "    "
+    lines.append(f"{indent}output = model(pipeline.format(batch))")
     return "\n".join(lines)

@@ -34,14 +34,16 @@ class Half(TensorStep):
     def in_training(self) -> Iterable[Problem]:
         if self.dtype == "float16":
             instead = words(
-                cli="precision=bfloat16, or precision=float32 with",
-                python=f"{option('half', 'dtype', 'bfloat16')}, or drop the step and use",
+                cli="precision=float32 with amp=float16, which runs the forward under torch.autocast, or "
+                "precision=bfloat16",
+                python=f"{option('half', 'dtype', 'bfloat16')}, or drop the step and use torch.autocast "
+                "around the forward",
             )
             yield Problem(
                 f"steps.{self.name}.dtype",
                 f"parameters in float16 cannot be trained{in_training()}: GradScaler refuses them, "
                 "and Adam divides by zero",
-                f"choose {instead} torch.autocast around the forward",
+                f"choose {instead}",
             )
 
     def want(self, tensor: NamedTensor) -> Want | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from prepare.bench.variant import Clock
+    from prepare.core.forward.autocast import Amp
     from prepare.core.utils.progress import Stage
 
 __all__ = ["CandidateResult", "Tuning", "tune"]
@@ -36,6 +37,7 @@ def tune(
     *,
     allow: Iterable[str] = (),
     mode: Literal["eval", "train"] = "eval",
+    amp: Amp = "none",
     budget: float = 60.0,
     declared: Mapping[str, Any] | None = None,
     cache: bool | str | Path = True,
@@ -63,6 +65,7 @@ def tune(
             (inductor; in `eval` also with freezing), `openvino`.
         mode: `eval` times the forward and verifies outputs; `train` times forward and backward, and
             verifies gradients as well.
+        amp: run the forward of every candidate under `torch.autocast` to this dtype.
         budget: seconds. A compilation or verification that has begun is finished, and the winner is
             always verified.
         declared: a pipeline of your own, as one more candidate; all candidates run on its `device`.
@@ -76,15 +79,18 @@ def tune(
 
     Raises:
         ConfigError: an argument is invalid; one problem for each.
-        RefusedError: the model cannot be copied or prepared in its present state.
+        RefusedError: `mode` or `amp` is unknown, or the model cannot be copied or prepared in its present
+            state.
         ModelError: the unprepared model itself does not run.
     """
+    from prepare.core.forward.autocast import check_amp
     from prepare.tune.options import read_tune
     from prepare.tune.rank_zero import run_on_rank_zero
     from prepare.tune.session import TuningSession
 
     if mode not in ("eval", "train"):
         raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
+    check_amp(amp)
     options = read_tune(
         {
             "allow": allow if isinstance(allow, str) else list(allow),
@@ -98,6 +104,7 @@ def tune(
         batch=batch,
         options=options,
         mode=mode,
+        amp=amp,
         declared=dict(declared or {}),
         seed=seed,
         progress=progress,

@@ -38,7 +38,7 @@ _UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 
 def conditions(
-    model: nn.Module, batch: Any, candidates: Sequence[Candidate], *, mode: str
+    model: nn.Module, batch: Any, candidates: Sequence[Candidate], *, mode: str, amp: str
 ) -> dict[str, Any]:
     """Return all that a tuning depends on, except the values of model and input, as plain data.
 
@@ -55,6 +55,7 @@ def conditions(
         "inputs": [_describe(tensor) for tensor in call_of(batch).tensors()],
         "candidates": hashlib.sha256(steps.encode("utf-8", "surrogatepass")).hexdigest(),
         "mode": mode,
+        "amp": amp,
         "devices": machine["devices"],
         "accelerator": machine["accelerator"],
         "cpu": machine["cpu"],

@@ -23,6 +23,8 @@ from prepare.verify.inputs import user_formatter
 
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock
+    from prepare.core.forward.autocast import Amp
+    from prepare.pipeline.known_issue_checks import KnownIssues
     from prepare.tune.candidates import Candidate
 
 Mode = Literal["eval", "train"]
@@ -58,19 +60,23 @@ class PreparedCandidate:
         pool: list[Any],
         *,
         mode: Mode,
+        amp: Amp = "none",
         clock: Clock,
         plan: TurnPlan | None = None,
         build: Callable[[], nn.Module] | None = None,
     ) -> None:
-        self._mode, self._pool, self._clock = mode, pool, clock
+        self._mode, self._pool, self._clock, self._amp = mode, pool, clock, amp
         with _as_candidate_error(None), _without_warnings():
             self.pipeline = Pipeline.from_config(candidate.steps)
             self.model = copy_model(model, mode, build)
             # In training a known issue would make wrong gradients.
-            self.pipeline.apply(self.model, known_issues="error" if mode == "train" else "ignore")
+            known_issues: KnownIssues = "error" if mode == "train" else "ignore"
+            self.pipeline.apply(self.model, known_issues=known_issues, amp=amp)
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
         formatter, train = user_formatter(self.pipeline), mode == "train"
-        self._variant = Variant(candidate.name, self.model, formatter=formatter, train=train)
+        self._variant = Variant(
+            candidate.name, self.model, formatter=formatter, train=train, amp=amp
+        )
         with _as_candidate_error(self._variant), _without_warnings():
             self._warm_up(plan)
 
@@ -102,6 +108,7 @@ class PreparedCandidate:
                     seconds=max(_MIN_CHECK_SECONDS, budget),
                     memory=max(_MIN_CHECK_MEMORY, int(_MEMORY_PART * free)),
                     exact_runs=exact,
+                    amp=self._amp,
                 )
         except Exception as error:  # out of memory, or a candidate that no check anticipates
             reason = f"it raised {type(error).__name__}: {first_line(error)}"

@@ -88,7 +88,12 @@ class Candidate:
 
 
 def candidates(
-    model: nn.Module, *, declared: Mapping[str, Any], allow: tuple[str, ...], mode: str
+    model: nn.Module,
+    *,
+    declared: Mapping[str, Any],
+    allow: tuple[str, ...],
+    mode: str,
+    amp: str = "none",
 ) -> list[Candidate]:
     """Return the unprepared model, the declared pipeline, and recipes, the most promising first.
 
@@ -103,6 +108,8 @@ def candidates(
     device = next((p.device.type for p in model.parameters()), "cpu")
     device = recipes[0].steps.get("device", {}).get("device", device)
     risky = _risky_dtypes(model, device) if mode == "train" else set()
+    if amp in risky:  # autocast casts to it, whatever the parameters are
+        risky.add(None)
     for precision in _precisions(allow, device):
         for layout in _safe_layouts(layouts, precision, risky):
             for fuse in (True, False) if fusible else (False,):
@@ -143,7 +150,7 @@ def _formats(model: nn.Module) -> Iterator[Choice]:
         yield Choice("contiguous", flat)
 
 
-def _risky_dtypes(model: nn.Module, device: str) -> set[str]:
+def _risky_dtypes(model: nn.Module, device: str) -> set[str | None]:
     """Return dtypes in which known issues may corrupt gradients or memory unless modules are repaired."""
     kinds = {type(module).__name__ for module in model.modules()}
     return {
@@ -154,7 +161,7 @@ def _risky_dtypes(model: nn.Module, device: str) -> set[str]:
     }
 
 
-def _safe_layouts(layouts: list[Choice], precision: Choice, risky: set[str]) -> list[Choice]:
+def _safe_layouts(layouts: list[Choice], precision: Choice, risky: set[str | None]) -> list[Choice]:
     """Return the layouts to try in a precision; if it is risky, all with repairs and formatted inputs."""
     if precision.steps.get("half", {}).get("dtype") not in risky:
         return layouts

@@ -13,11 +13,8 @@ from prepare.errors import ConfigError, Problem
 
 Allowed = Literal["bfloat16", "half", "compile", "openvino"]
 _INFERENCE_ONLY = {
-    "half": (
-        "parameters in float16 cannot be trained",
-        "allow bfloat16, or nothing and use torch.autocast around the forward",
-    ),
-    "openvino": ("OpenVINO is for inference", "allow compile"),
+    "half": "parameters in float16 cannot be trained",
+    "openvino": "OpenVINO is for inference",
 }
 
 
@@ -55,6 +52,11 @@ def _mode_problems(allow: Iterable[str], mode: str) -> Iterable[Problem]:
     if mode == "train":
         for word in allow:
             if word in _INFERENCE_ONLY:
-                wrong, remedy = _INFERENCE_ONLY[word]
+                wrong, amp = _INFERENCE_ONLY[word], argument("amp", "float16")
+                remedy = f"allow bfloat16, or tune under autocast with {amp}"
                 where = words(cli="tune.allow", python="allow")
-                yield Problem(where, f"{wrong}, and this is {argument('mode', 'train')}", remedy)
+                yield Problem(
+                    where,
+                    f"{wrong}, and this is {argument('mode', 'train')}",
+                    remedy if word == "half" else "allow compile",
+                )

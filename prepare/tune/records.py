@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,7 @@ class Tuning(Readable):
     A `noise` of 1.03 means that ratios between 1/1.03 and 1.03 are not significant; it is None if there
     were too few rounds. `conditions` are all that the result depends on; `made` is the time of the
     measurement, and `from_cache` says that it was an earlier call. `notes` say what limits the result.
+    `amp` is the autocast of every forward.
     """
 
     rows: tuple[CandidateResult, ...]
@@ -79,6 +80,7 @@ class Tuning(Readable):
     conditions: dict[str, Any]
     environment: dict[str, Any]
     notes: tuple[str, ...] = ()
+    amp: str = field(default="none", metadata={"late": True})
 
     def row(self, name: str) -> CandidateResult:
         """Return the row of a candidate; raise KeyError if there is no such candidate."""

@@ -31,6 +31,7 @@ from prepare.tune.records import STATUSES, UNPREPARED, CandidateResult, Tuning
 
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock
+    from prepare.core.forward.autocast import Amp
     from prepare.core.utils.progress import Stage
     from prepare.tune.options import TuneOptions
 
@@ -43,6 +44,7 @@ class TuningSession:
     batch: Any
     options: TuneOptions
     mode: Mode
+    amp: Amp = "none"
     declared: Mapping[str, Any]
     seed: int
     progress: Stage
@@ -58,8 +60,9 @@ class TuningSession:
                 declared=self.declared,
                 allow=self.options.allow,
                 mode=self.mode,
+                amp=self.amp,
             )
-            under = conditions(self.model, self.batch, recipes, mode=self.mode)
+            under = conditions(self.model, self.batch, recipes, mode=self.mode, amp=self.amp)
             cache = Cache(self.options.cache)
             cached = cache.find(under, budget=self.options.budget)
             tuning = cached and self._verified_again(cached, cache)
@@ -124,6 +127,7 @@ class TuningSession:
             rows=tuple(_row(race, winner, each) for each in ranked),
             winner=winner.name,
             mode=self.mode,
+            amp=self.amp,
             allow=self.options.allow,
             budget=self.options.budget,
             seconds=round(self.clock() - began, 3),
@@ -144,6 +148,7 @@ class TuningSession:
             candidate,
             pool,
             mode=self.mode,
+            amp=self.amp,
             clock=self.clock,
             plan=plan,
             build=self.build,

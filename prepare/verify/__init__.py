@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from prepare.core.forward.autocast import Amp
     from prepare.pipeline import Pipeline
 
 __all__ = ["Check", "Lost", "Verification", "verify"]
@@ -30,6 +31,7 @@ def verify(
     gradients: bool = True,
     seconds: float | None = None,
     memory: int | None = None,
+    amp: Amp = "none",
 ) -> Verification:
     """Check whether `prepared` computes the outputs and gradients of `reference`, within its dtype's error.
 
@@ -51,6 +53,8 @@ def verify(
         seconds: the time limit in seconds; by default 30, and 600 for `full`.
         memory: the memory limit in bytes; by default half of the free memory. Both are estimated
             before each run; a run that does not fit is reported as `cannot tell`, with the reason.
+        amp: run the forward of the prepared model under `torch.autocast` to this dtype, with scaled gradients
+            for float16. The tolerance is then that of the dtype; the exact run has no autocast.
 
     The reference runs in float64 if that fits into the limits, else in float32, and this run is taken as
     exact. The tolerance follows from the error of the reference itself in the prepared model's dtypes, see
@@ -61,7 +65,7 @@ def verify(
     eval, forward only. The estimates do not include the compilation time.
 
     Raises:
-        RefusedError: both models are the same object, `level` or `mode` is unknown, mode `train` is
+        RefusedError: both models are the same object, `level`, `mode` or `amp` is unknown, mode `train` is
             requested without gradients, or a lazy module has no parameters yet.
     """
     from torch import nn
@@ -78,4 +82,5 @@ def verify(
         gradients=gradients,
         seconds=seconds,
         memory=memory,
+        amp=amp,
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from prepare.core.forward.autocast import autocast, check_amp, device_of
 from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.stand_ins import lazy_parameter
@@ -55,6 +56,7 @@ def check_model(
     gradients: bool = True,
     seconds: float | None = None,
     memory: int | None = None,
+    amp: str = "none",
     exact_runs: ExactRuns | None = None,
 ) -> Verification:
     """Verify `prepared` against `reference`; the arguments are those of `prepare.verify.verify`.
@@ -62,6 +64,8 @@ def check_model(
     `exact_runs` caches exact runs: several verifications of one reference on one batch may share it.
     """
     _check_arguments(reference, prepared, level=level, mode=mode, gradients=gradients)
+    check_amp(amp)
+    autocast(amp, device_of([prepared]))  # raises if the device has none
     budget = Budget(seconds or _SECONDS[level], memory or _default_memory(prepared))
     call, pairs = call_of(batch).map(Tensor.detach), tensor_pairs(reference, prepared)
     rewritten, mode_changed = rewritten_modules(reference, prepared, pipeline)
@@ -73,7 +77,7 @@ def check_model(
     ]
     if pipeline is not None:
         checks.append(check_layout(prepared, pipeline))
-    models = ModelPair.of(reference, prepared, pairs, pipeline, rewritten)
+    models = ModelPair.of(reference, prepared, pairs, pipeline, rewritten, amp=amp)
     cached = {} if exact_runs is None else exact_runs
 
     def comparison_of(

@@ -67,8 +67,8 @@ class Verification(Readable):
 
     `status` is `pass`, `fail` or `cannot tell`; `reason` says why. `culprit` is the first module that is
     wrong, `advice` the probable causes and remedies; both may be empty. `lost` is sorted, the worst tensor
-    first. `reference` is the dtype of the exact run. `environment` says where it ran; files of earlier
-    versions have none.
+    first. `reference` is the dtype of the exact run. `amp` is the autocast of the prepared model's forward.
+    `environment` says where it ran; files of earlier versions have none.
     """
 
     status: str
@@ -82,6 +82,7 @@ class Verification(Readable):
     advice: str
     seconds: float
     environment: dict[str, Any] = field(default_factory=dict, metadata={"late": True})
+    amp: str = field(default="none", metadata={"late": True})
 
     def sensitivity(self, kind: str) -> tuple[float, str] | None:
         """Return the smallest systematic error found in `outputs` or `gradients`, and where.

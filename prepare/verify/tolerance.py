@@ -154,6 +154,11 @@ def first_non_finite(tensors: NamedTensors) -> str:
     return next((name for name, t in tensors.items() if t is not None and not _is_finite(t)), "")
 
 
+def all_finite(tensors: NamedTensors) -> bool:
+    """Return True if no tensor contains NaN or Inf."""
+    return not first_non_finite(tensors)
+
+
 def is_too_noisy(differences: Iterable[Deviation]) -> bool:
     """Return True if the baseline itself is too far from exact for a comparison to mean anything.
 

@@ -56,6 +56,7 @@ def conclude(
         advice=advice,
         seconds=round(budget.spent(), 3),
         environment=environment(),
+        amp=models.amp,
     )
 
 

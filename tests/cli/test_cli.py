@@ -36,7 +36,7 @@ FILES = {
     "prepare.log",
     ".hydra",
 }
-GROUPS = ("model", "device", "precision", "memfmt", "input")
+GROUPS = ("model", "device", "precision", "amp", "memfmt", "input")
 NET = "model._target_=sample_nets.Net"
 SMALL = "input.shape=[2,3,16,16]"
 UNET3D = ("model=unet3d", "model.width=2", "model.depth=2", "input.shape=[2,1,8,8,8]")
@@ -325,6 +325,31 @@ def test_an_interpolation_may_be_a_value_of_a_sweep(go, monkeypatch, tmp_path):
     assert ran.code == 0, ran.err
     rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())["rows"]
     assert [row["choices"]["model.width"] for row in rows] == ["1", "${model.depth}"]
+
+
+def test_a_job_under_autocast_says_so_and_keeps_the_recipe(go):
+    words = (NET, SMALL, "memfmt=channels_last", "device=cpu", "flow=none")
+    plain, cast = go(*words), go(*words, "amp=bfloat16")
+    assert cast.code == 0, cast.err
+    assert "conv2d_memory_format channels_last, under autocast to bfloat16\n" in cast.out
+    assert (plain.result["amp"], cast.result["amp"]) == ("none", "bfloat16")
+    recipes = [(ran.folder / "recipe.yaml").read_text() for ran in (plain, cast)]
+    assert recipes[0] == recipes[1]
+    verified = json.loads((cast.folder / "verify.json").read_text())
+    assert (verified["amp"], verified["status"]) == ("bfloat16", "pass")
+    page = (cast.folder / "report.html").read_text()
+    assert "every forward in bfloat16" in page
+    assert "torch.autocast(&#34;cpu&#34;, torch.bfloat16)" in page
+
+
+def test_a_plan_names_the_autocast(go):
+    assert ", under autocast to float16; nothing" in go(NET, "amp=float16", "task=plan").out
+
+
+def test_training_in_half_points_at_amp(go):
+    ran = go(NET, "precision=half", "mode=train")
+    assert ran.code == 2
+    assert "choose precision=float32 with amp=float16" in ran.err
 
 
 def test_text_from_the_environment_is_not_a_number(go, monkeypatch):

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from flow_checks import BOTH, Net, breaks, cl
 from flow_nets import converted
 from prepare.core.forward.example_input import Example
+from prepare.errors import RefusedError
+from prepare.flow import observe, predict
 from small_nets import bits
 
 # ------------------------------------------------------------------------------ breaks
@@ -351,3 +353,30 @@ def test_a_scripted_module_is_one_call_site(flow_of):
     assert breaks(flow) == [("block", "aten._softmax", "softmax")]
     assert flow.notes[0].startswith("block is scripted")
     assert bits(block.state_dict()["0.running_mean"]) == before
+
+
+# ------------------------------------------------------------------------------ autocast
+
+
+@pytest.mark.parametrize("follow", [predict, observe])
+def test_casts_of_autocast_keep_the_layout_that_is_followed(follow):
+    seen = []
+
+    class Watched(nn.Conv2d):
+        def forward(self, x):
+            x = super().forward(x)
+            seen.append(x.dtype)
+            return x
+
+    model = nn.Sequential(Watched(3, 8, 3), nn.ReLU(), Watched(8, 8, 3))
+    model.to(memory_format=torch.channels_last)
+    batch = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    plain, cast = (follow(model, batch, amp=amp, backward=True) for amp in ("none", "bfloat16"))
+    assert seen == [torch.float32] * 2 + [torch.bfloat16] * 2
+    assert cast.summary == plain.summary
+    assert cast.summary["in_layout"] == 2
+
+
+def test_a_flow_refuses_an_unknown_amp():
+    with pytest.raises(RefusedError, match="amp: 'half' is not allowed"):
+        predict(nn.ReLU(), torch.ones(1), amp="half")

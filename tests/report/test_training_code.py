@@ -33,3 +33,12 @@ def test_the_code_of_a_page_runs_in_training_mode(words, tmp_path, monkeypatch):
 def test_a_plan_of_an_older_version_gives_the_plain_code():
     assert "pipeline.apply(model) " in training_code({"steps": {}})
     assert "pipeline.apply(model) " in training_code(None)
+
+
+def test_the_code_of_a_job_under_autocast_runs_its_forward_in_one():
+    names = {"model": torch.nn.Linear(2, 2), "batch": torch.ones(1, 2)}
+    code = training_code({"steps": {"device": {"device": "cpu"}}}, "bfloat16")
+    assert 'torch.autocast("cpu", torch.bfloat16)' in code
+    lines = [line for line in code.splitlines() if "Pipeline" not in line and "apply" not in line]
+    exec("\n".join(lines).replace("pipeline.format(batch)", "batch"), names)
+    assert names["output"].dtype is torch.bfloat16

@@ -182,7 +182,7 @@ def test_progress_names_the_stage_the_leader_and_the_time_left(timed):
         ({"allow": "bfloat"}, "tune.allow: 'bfloat' is not allowed; did you mean 'bfloat16'? allowed: bfloat16, half, compile, openvino"),
         ({"budget": 0}, "tune.budget: 0.0 is not a time; give seconds, as in 60"),
         ({"budget": math.inf}, "tune.budget: inf is not a time; give seconds, as in 60"),
-        ({"allow": ["half"], "mode": "train"}, 'allow: parameters in float16 cannot be trained, and this is mode="train"; allow bfloat16, or nothing and use torch.autocast around the forward'),
+        ({"allow": ["half"], "mode": "train"}, 'allow: parameters in float16 cannot be trained, and this is mode="train"; allow bfloat16, or tune under autocast with amp="float16"'),
         ({"allow": ["openvino"], "mode": "train"}, 'allow: OpenVINO is for inference, and this is mode="train"; allow compile'),
         ({"mode": "test"}, "mode: 'test' is not a mode; allowed: eval, train"),
     ],
@@ -273,7 +273,7 @@ def test_conditions_include_the_machine_and_the_structure(monkeypatch):
     found = candidates(small(), declared={}, allow=(), mode="eval")
 
     def conditions(model=None):
-        return caching.conditions(model or small(), BATCH, found, mode="eval")
+        return caching.conditions(model or small(), BATCH, found, mode="eval", amp="none")
 
     before = conditions()
     assert conditions() == before
@@ -556,3 +556,32 @@ def test_a_real_tuning_runs_compilers(mode):
     compiled = [row for row in found.rows if "compile" in row.steps and row.rounds]
     assert compiled
     assert {row.status for row in compiled} <= {"winner", "slower", "not faster"}
+
+
+# ------------------------------------------------------------------------------ autocast
+
+
+def test_a_tuning_is_of_its_autocast_and_its_key_holds_it(timed, tmp_path):
+    found = [
+        found_with(timed, {}, small(), cache=str(tmp_path), amp=amp)
+        for amp in ("none", "bfloat16", "bfloat16")
+    ]
+    assert [tuning.amp for tuning in found] == ["none", "bfloat16", "bfloat16"]
+    assert [tuning.from_cache for tuning in found] == [False, False, True]
+    keys = [tuning.conditions["amp"] for tuning in found]
+    assert keys == ["none", "bfloat16", "bfloat16"]
+
+
+def test_candidates_for_autocast_avoid_the_known_issues_of_its_dtype():
+    model = nn.Sequential(nn.Conv3d(2, 4, 3), nn.ReLU()).train()
+
+    def found(amp):
+        return candidates(model, declared={}, allow=(), mode="train", amp=amp)
+
+    assert all("repair_layout" in each.steps for each in found("bfloat16")[1:])
+    assert not all("repair_layout" in each.steps for each in found("none")[1:])
+
+
+def test_a_tuning_refuses_an_unknown_amp():
+    with pytest.raises(RefusedError, match="amp: 'half' is not allowed"):
+        tune(small(), BATCH, amp="half")

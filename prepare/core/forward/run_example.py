@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.conv_layouts import ConvCall, watch
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import describe
@@ -27,8 +28,10 @@ class Forward:
     calls: list[ConvCall]
 
 
-def run_example(model: nn.Module, example: Example) -> Forward:
-    """Run one forward without gradients and record its convolutions; keep the values of buffers.
+def run_example(model: nn.Module, example: Example, *, amp: str = "none") -> Forward:
+    """Run one forward without gradients, under autocast to `amp`, and record its convolutions.
+
+    The values of buffers are kept.
 
     Raises:
         ModelError: the forward raised; names the innermost module and the likely cause.
@@ -36,7 +39,7 @@ def run_example(model: nn.Module, example: Example) -> Forward:
     inputs = describe([*example.args, *example.kwargs.values()])
     with watch(model) as calls, _keeping_buffers(model):
         try:
-            with torch.no_grad():
+            with torch.no_grad(), autocast(amp, device_of([model])):
                 output = model(*example.args, **example.kwargs)
         except Exception as error:
             if isinstance(error, (MemoryError, torch.OutOfMemoryError)):

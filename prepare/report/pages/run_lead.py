@@ -31,6 +31,9 @@ def run_lead(run: SavedResults) -> str:
     if run.audit is None:
         return ""
     facts = [("Steps", steps_text(_steps(run)))]
+    amp = _amp(run)
+    if amp != "none":
+        facts.append(("Autocast", f"every forward in {amp}"))
     summary = run.audit.summary
     facts.append(("Convolutions", convolutions_text(summary["convolutions"], _steps(run))))
     before, after = summary["bytes_before"], summary["bytes_after"]
@@ -55,7 +58,11 @@ def _first_bars(chart: Chart) -> Chart:
 
 def training_code(run: SavedResults) -> str:
     """Return the lines that apply the recipe in training code; empty without a recipe."""
-    return code_for_recipe(run.plan) if run.recipe is not None else ""
+    return code_for_recipe(run.plan, _amp(run)) if run.recipe is not None else ""
+
+
+def _amp(run: SavedResults) -> str:
+    return run.result.amp if run.result is not None else "none"
 
 
 def steps_text(steps: Mapping[str, Mapping[str, Any] | None]) -> str:

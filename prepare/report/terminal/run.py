@@ -14,6 +14,7 @@ from prepare.core.model.memory_format import satisfied
 from prepare.core.utils.text import line, plural, printable, size
 from prepare.report.sentences import (
     UNCHANGED,
+    autocast_text,
     busy_sentence,
     case_sentence,
     convolutions_text,
@@ -54,7 +55,7 @@ class RunOutput:
         if not self._shown:
             if results.tuning is not None:
                 show_tune(results.tuning, _file(self._folder, "tune.json"))
-            line(f"{printable(results.model)} is prepared: {_steps(results.pipeline.to_config())}")
+            line(f"{printable(results.model)} is prepared: {_declared(results)}")
         _show_rows(rows[self._shown :])
         self._shown = len(rows)
         sys.stdout.flush()
@@ -139,7 +140,7 @@ def _all_notes(results: Results, audit: Audit) -> list[str]:
 
 def show_plan(results: Results, folder: str) -> None:
     """Print the plan of a pipeline and the first tensors that it would change."""
-    plan, steps = results.plan.summary(), _steps(results.pipeline.to_config())
+    plan, steps = results.plan.summary(), _declared(results)
     rows = [("to change", f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')}")]
     rows += [("wanted by", f"{name}: {count}") for name, count in plan["by_step"].items()]
     rows.append(("memory", f"{size(plan['bytes_before'])} now, {size(plan['bytes_after'])} after"))
@@ -155,7 +156,8 @@ def show_plan(results: Results, folder: str) -> None:
 
 def show_unprepared(results: Results, flow: Flow, folder: str) -> None:
     """Print the layout flow of a model that is not prepared."""
-    line(f"{printable(results.model)} is not prepared")
+    under = autocast_text(results.amp)
+    line(f"{printable(results.model)} is not prepared{under and f', {under}'}")
     for problem in results.notes:
         line(printable(problem))
     show_flow(flow, folder)
@@ -237,6 +239,13 @@ def _steps(steps: Mapping[str, Mapping[str, Any]]) -> str:
     if not steps:
         return "no step"
     return ", ".join(f"{name} {_first(options)}".strip() for name, options in steps.items())
+
+
+def _declared(results: Results) -> str:
+    """Return the steps, and the autocast in which the model runs."""
+    return ", ".join(
+        filter(None, [_steps(results.pipeline.to_config()), autocast_text(results.amp)])
+    )
 
 
 def _first(options: Mapping[str, Any]) -> str:

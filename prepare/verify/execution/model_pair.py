@@ -22,7 +22,8 @@ class ModelPair:
 
     `rewritten` names the modules whose tensors a structure step replaced. `targets` holds the dtype and
     device of each prepared tensor, by the id of the reference's tensor. `dtype` is the coarsest dtype of the
-    prepared model, `depth` the number of its modules with parameters.
+    prepared model, or that of `amp`, the autocast in which it runs. `depth` is the number of its modules
+    with parameters.
     """
 
     reference: nn.Module
@@ -32,18 +33,18 @@ class ModelPair:
     targets: Mapping[int, tuple[torch.dtype, torch.device]]
     dtype: torch.dtype
     depth: int
+    amp: str = "none"
 
     @classmethod
     def of(
         cls, reference: nn.Module, prepared: nn.Module, pairs: TensorPairs,
-        pipeline: Pipeline | None, rewritten: tuple[str, ...],
+        pipeline: Pipeline | None, rewritten: tuple[str, ...], *, amp: str = "none",
     ) -> ModelPair:  # fmt: skip
         """Create the pair; `pairs` are the tensors that both models have in common."""
         targets = {id(original): (t.dtype, t.device) for original, t in pairs.values()}
         depth = sum(bool(module._parameters) for module in prepared.modules())
-        return cls(
-            reference, prepared, pipeline, rewritten, targets, coarsest_dtype(prepared), depth
-        )
+        dtype = coarsest_dtype(prepared, *([getattr(torch, amp)] if amp != "none" else []))
+        return cls(reference, prepared, pipeline, rewritten, targets, dtype, depth, amp)
 
     def exact_stand_in(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return a function that casts the reference's tensors to `dtype`, on their own devices."""
@@ -59,7 +60,8 @@ class ModelPair:
         return cast(rounded, torch.float32, rounded.device)
 
 
-def coarsest_dtype(model: nn.Module) -> torch.dtype:
-    """Return the coarsest floating-point dtype among a model's tensors; float32 if it has none."""
+def coarsest_dtype(model: nn.Module, *others: torch.dtype) -> torch.dtype:
+    """Return the coarsest floating-point dtype of a model's tensors and `others`; float32 without any."""
     dtypes = {t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()}
+    dtypes.update(others)
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)

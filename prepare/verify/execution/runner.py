@@ -16,6 +16,7 @@ from prepare.verify.execution import single_run
 from prepare.verify.execution.perturbation import Perturbed, Rounded
 from prepare.verify.execution.single_run import RunResult
 from prepare.verify.inputs import format_call, nudged, user_call
+from prepare.verify.tolerance import all_finite
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 # Exact runs by case and training flags, each with its dtype.
 ExactRuns = dict[Any, tuple[torch.dtype, RunResult]]
 _Context = AbstractContextManager | None
+# The factor of gradients under autocast to float16: that of GradScaler, and smaller if they overflow.
+_FIRST_SCALE, _BACKOFF = 2.0**16, 2.0**8
 
 
 class CannotTellError(Exception):
@@ -58,6 +61,7 @@ class Runner:
     compiler. Without `backward` all models run forward only; with `skip_unsafe_backward` the prepared model
     does so if its backward might overwrite memory. `exact_runs` caches exact runs of the call of `case`,
     which are the same for every prepared model. Only runs without gradients are cached, to save memory.
+    Under autocast to float16, gradients are scaled by a factor with which those of the baseline are finite.
     """
 
     models: ModelPair
@@ -71,6 +75,11 @@ class Runner:
     case: VerificationCase | None = None
     exact_runs: ExactRuns = field(default_factory=dict)
     _baseline_raised: bool = False
+    _scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.models.amp == "float16" and self.backward:
+            self._scale = _FIRST_SCALE
 
     def run_all(
         self, call: Call, contexts: tuple[_Context, _Context, _Context] = (None, None, None)
@@ -105,6 +114,8 @@ class Runner:
                 compiled=compiled,
                 skip_unsafe_backward=self.skip_unsafe_backward,
                 context=context,
+                amp=self.models.amp,
+                scale=self._scale,
             )
         except Exception as error:
             raise_if_out_of_memory(error)
@@ -161,18 +172,23 @@ class Runner:
         elif dtype == self.exact_dtype:
             call = nudged(call)  # otherwise it would repeat the exact run, without any noise
         try:
-            with self.budget.timing(self.cost, dtype, backward=backward):
-                result = single_run.run_model(
-                    models.reference,
-                    call,
-                    stand_in,
-                    flags=self.flags,
-                    seed=seed,
-                    backward=backward,
-                    repair=dtype == torch.bfloat16,
-                    context=context,
-                )
-                return [result]
+            while True:
+                with self.budget.timing(self.cost, dtype, backward=backward):
+                    result = single_run.run_model(
+                        models.reference,
+                        call,
+                        stand_in,
+                        flags=self.flags,
+                        seed=seed,
+                        backward=backward,
+                        repair=dtype == torch.bfloat16,
+                        context=context,
+                        amp=models.amp if dtype == models.dtype else "none",
+                        scale=self._scale,
+                    )
+                if self._scale == 1.0 or all_finite(result.parameters | result.inputs):
+                    return [result]
+                self._scale /= _BACKOFF  # a GradScaler skips such a step, too
         except Exception as error:
             raise_if_out_of_memory(error)
             return []

@@ -7,7 +7,7 @@ import math
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.nested import named_tensors_in
 from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
 from prepare.core.forward.torch_state import isolated
@@ -55,6 +56,8 @@ def run_model(
     repair: bool = False,
     skip_unsafe_backward: bool = False,
     context: AbstractContextManager | None = None,
+    amp: str = "none",
+    scale: float = 1.0,
 ) -> RunResult:
     """Run `model` forward, and backward from fixed random gradients of all its outputs.
 
@@ -63,7 +66,8 @@ def run_model(
     forward and backward. With `compiled` the model runs as it will be used: in no_grad mode if there is no
     backward, with its own random numbers and dropout. `repair` and `skip_unsafe_backward` concern
     convolutions whose backward may overwrite memory, see `prepare.verify.execution.memory_safety`: repair
-    them, or skip the backward.
+    them, or skip the backward. The forward runs under autocast to `amp`, or without autocast. The gradients
+    of float16 outputs are multiplied by `scale`, as a GradScaler does, and all results divided by it.
     """
     result, detector = RunResult(), UnsafeBackwardDetector(model)
     with isolated(), _numpy_state(), standing_in(model, stand_in):
@@ -82,16 +86,22 @@ def run_model(
             # Also around backward, which runs checkpointed segments of the forward again.
             _without_leaf_warning() if compiled else DeterministicMode(),
         ):
-            with detector if skip_unsafe_backward else contextlib.nullcontext():
+            with (
+                detector if skip_unsafe_backward else contextlib.nullcontext(),
+                autocast(amp, device_of([model], call.tensors())),
+            ):
                 output = model(*inputs.args, **inputs.kwargs)
             tensors = dict(named_tensors_in(output))
             result.unsafe_module = detector.unsafe_module
             if backward and result.unsafe_module is None:
-                _backward(tensors, seed)
+                _backward(tensors, seed, scale)
         result.outputs = {name: tensor.detach() for name, tensor in tensors.items()}
-        result.inputs = {name: leaf.grad for name, leaf in leaves.items()}
         parameters = model.named_parameters()
-        result.parameters = {name: p.grad for name, p in parameters if p.requires_grad}
+        trained = {name: p for name, p in parameters if p.requires_grad}
+        if scale != 1.0:
+            _unscale((*leaves.values(), *trained.values()), scale)
+        result.inputs = {name: leaf.grad for name, leaf in leaves.items()}
+        result.parameters = {name: p.grad for name, p in trained.items()}
         result.buffers = {name: buffer.detach() for name, buffer in model.named_buffers()}
     return result
 
@@ -141,10 +151,20 @@ def _leaves(call: Call) -> tuple[dict[str, Tensor], Call]:
         return leaves, call.map(leaf)
 
 
-def _backward(outputs: Mapping[str, Tensor], seed: int) -> None:
+def _backward(outputs: Mapping[str, Tensor], seed: int, scale: float) -> None:
     roots = [tensor for tensor in outputs.values() if tensor.requires_grad]
+    if scale != 1.0:
+        # As a loss in float32 does; a scaled gradient may not fit into float16.
+        roots = [root.float() if root.dtype == torch.float16 else root for root in roots]
     if roots:
-        torch.autograd.backward(roots, [_gradient(t, seed + i) for i, t in enumerate(roots)])
+        gradients = [_gradient(root, seed + i) * scale for i, root in enumerate(roots)]
+        torch.autograd.backward(roots, gradients)
+
+
+def _unscale(tensors: Iterable[Tensor], scale: float) -> None:
+    # A scale is a power of two, so dividing rounds nothing that float32 holds.
+    for gradient in {id(t.grad): t.grad for t in tensors if t.grad is not None}.values():
+        gradient.div_(scale)
 
 
 def _gradient(output: Tensor, seed: int) -> Tensor:
