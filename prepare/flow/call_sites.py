@@ -16,7 +16,11 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_FLOW_FOLDER = str(Path(__file__).parent) + os.sep
+_OWN_FOLDERS = (
+    str(Path(__file__).parent) + os.sep,
+    # The line that calls an operator of the step keep_layout is the model's.
+    str(Path(__file__).parents[1] / "steps" / "keeping") + os.sep,
+)
 _FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")  # noqa: PTH118
 
 
@@ -118,14 +122,14 @@ def _caller() -> tuple[str, str]:
         elif code.co_name == "_call_impl" and code.co_filename.startswith(_TORCH):
             return function, ""  # the caller is a module of torch, or compiled code
         elif (
-            not code.co_filename.startswith((_TORCH, _FLOW_FOLDER)) and code.co_filename[:1] != "<"
+            not code.co_filename.startswith((_TORCH, *_OWN_FOLDERS)) and code.co_filename[:1] != "<"
         ):
-            return function, f"{_short(code.co_filename)}:{frame.f_lineno}"
+            return function, f"{short_path(code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return function, ""
 
 
-def _short(path: str) -> str:
+def short_path(path: str) -> str:
     """Shorten a path to one that is the same on other machines, where possible."""
     for marker in ("site-packages" + os.sep, "dist-packages" + os.sep):
         if marker in path:

@@ -11,7 +11,7 @@ from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.utils.text import size
 from prepare.errors import ConfigError
-from prepare.steps import compile, repair_layout  # noqa: A004
+from prepare.steps import compile, keep_layout, repair_layout  # noqa: A004
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prepare.verify.records import Verification
 
 # A larger model, in bytes, is not copied for the default analyses.
-_LARGEST = 1 << 30
+LARGEST = 1 << 30
 
 
 def example_of(settings: Settings) -> Example | None:
@@ -95,12 +95,13 @@ def flow_of(settings: Settings, model: nn.Module, example: Example | None) -> Fl
 def flow_without_repairs(
     settings: Settings, pipeline: Pipeline, model: nn.Module, example: Example | None
 ) -> Flow | None:
-    """Predict the layout flow without the repairs; None if the pipeline repairs nothing."""
-    if not example or "repair_layout" not in pipeline.steps:
+    """Predict the layout flow without repairs and rewritten calls; None if the pipeline has neither."""
+    if not example or {"repair_layout", "keep_layout"}.isdisjoint(pipeline.steps):
         return None
     from prepare.flow import predict
 
     bare = copy_tree(model)  # shares the tensors, which predict does not change
+    keep_layout.undo(bare)
     repair_layout.undo(bare)
     compile.undo(bare)  # a compiled model calls the original
     return predict(bare, example, backward=model.training, amp=settings.amp)
@@ -116,7 +117,7 @@ def reference_of(
     if {settings.verify, settings.bench} == {"none"}:
         return None
     if not is_copied(settings, model):
-        wrong = f"the model holds {size(_bytes(model))}, too much to copy it by default"
+        wrong = f"the model holds {size(bytes_of(model))}, too much to copy it by default"
         return f"{wrong}; verify=full or bench=full copies it"
     if any(tensor.is_meta for tensor in model.parameters()):
         return "a model on the meta device holds no data"
@@ -130,7 +131,7 @@ def reference_of(
 def is_copied(settings: Settings, model: nn.Module) -> bool:
     """Return whether the job compares the prepared model with a copy of the unprepared one."""
     levels = {settings.verify, settings.bench}
-    return "full" in levels or (levels != {"none"} and _bytes(model) <= _LARGEST)
+    return "full" in levels or (levels != {"none"} and bytes_of(model) <= LARGEST)
 
 
 def verification_of(
@@ -195,5 +196,6 @@ def bench_of(
     )
 
 
-def _bytes(model: nn.Module) -> int:
+def bytes_of(model: nn.Module) -> int:
+    """Return the size of a model's parameters and buffers."""
     return sum(t.nbytes for each in (model.parameters(), model.buffers()) for t in each)

@@ -162,13 +162,20 @@ def _prepare(
     from prepare.audit import audit
     from prepare.job import analyses
     from prepare.job import load_weights as weights
+    from prepare.job.keep_calls import with_calls
     from prepare.pipeline import Pipeline
 
     pipeline = Pipeline.from_config(settings.steps)
+    example = analyses.example_of(settings)
     with stage("planning"):
         plan = weights.plan_of(settings, model, pipeline)
     if errors := _errors(plan, settings):
         raise combined(errors)
+    declared = pipeline
+    with _if("keep_layout" in declared.steps and example, stage, "choosing the calls to replace"):
+        pipeline, chosen = with_calls(settings, model, declared, example, build)
+    if pipeline is not declared:
+        plan = weights.plan_of(settings, model, pipeline)
     tuning = analyses.tuning_of(settings, model, stage, build) if settings.task == "tune" else None
     if tuning:
         pipeline = tuning.pipeline
@@ -177,14 +184,13 @@ def _prepare(
         model=type(model).__name__,
         pipeline=pipeline,
         plan=plan,
-        notes=[str(problem) for error in plan.errors for problem in error.problems],
+        notes=[*(str(problem) for error in plan.errors for problem in error.problems), *chosen],
         warnings=[str(warning) for warning in plan.warnings],
         tuning=tuning,
         amp=settings.amp,
     )
     if settings.task == "plan":
         return results
-    example = analyses.example_of(settings)
     formatted = example and analyses.formatted(example, pipeline)
     unchanged = not plan and (not example or analyses.is_same(example, formatted))
     reference = None if unchanged else analyses.reference_of(settings, model, build)

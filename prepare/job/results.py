@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 class Analyses:
     """The audit and the analyses of one model; None for each that did not run.
 
-    `flow_before` is the layout flow of the prepared model without its repairs.
+    `flow_before` is the layout flow of the prepared model without repairs and rewritten calls.
     """
 
     audit: Audit | None = None

@@ -4,6 +4,7 @@ import pytest
 import torch
 import yaml
 
+from keeping_nets import chunked
 from paths import CONF
 from prepare.registry import STEPS
 from prepare.testing import StepContract
@@ -16,6 +17,7 @@ SPECIAL = {
     "eval_mode": {"model": lambda self: mixed().train()},
     "fuse_conv_bn": {"keeps_parameters": False},
     "input_format": {"options": {"memory_format": "by_rank", "attach": True}},
+    "keep_layout": {"model": lambda self: chunked()},
     "repair_layout": {"options": {"force": True}},
 }
 

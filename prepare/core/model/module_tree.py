@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_CONTAINERS = (dict, list, set)
-# A subclass may not allow changes (diffusers' configurations are frozen dictionaries).
+# A subclass may not allow changes or copies (diffusers' configurations are frozen dictionaries).
 _REFILLED = (dict, OrderedDict, list, set)
 
 
@@ -27,7 +26,7 @@ def copy_tree(
         return copied[id(module)]
     copied[id(module)] = clone = object.__new__(type(module))
     clone.__dict__.update(
-        (key, value.copy() if isinstance(value, _CONTAINERS) else value)
+        (key, value.copy() if type(value) in _REFILLED else value)
         for key, value in vars(module).items()
     )
     tables: tuple[dict[str, Any], ...] = (clone._parameters, clone._buffers)

@@ -1,0 +1,111 @@
+"""Rewrite the lines of a model's own code that lose a channels-last layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from prepare.core.utils.suggest import nearest
+from prepare.errors import ConfigError, Problem
+from prepare.patterns import Patterns
+from prepare.registry import register
+from prepare.steps._channels_last import ForChannelsLast
+
+if TYPE_CHECKING:
+    import torch
+
+    from prepare.steps.keeping.find_calls import Call
+
+_SHOWN = 3
+
+
+def undo(model: torch.nn.Module) -> None:
+    """Give every module of `model` its own class back, in place."""
+    from prepare.steps.keeping.rewrite_class import original_class
+
+    for module in list(model.modules()):
+        original = original_class(type(module))
+        if original is not type(module):
+            module.__class__ = original
+
+
+@register("keep_layout")
+class KeepLayout(ForChannelsLast):
+    """Makes the model's own code keep a channels-last layout: calls in it are replaced, in memory.
+
+    `calls` names them by class, method and code: `WanCausalConv3d.forward: F.pad(x, padding)`. With `auto`, a
+    run takes the calls at the lines that the layout flow of its example names, and writes them into its
+    recipe; without an example, all calls of `pad`, `cat`, `stack`, `clone`, `interpolate`, `where`, `softmax`
+    and `zeros_like`. A replaced call has the same values; it returns channels-last if its operands are in it,
+    and for all others it is torch's. `.contiguous()`, `.view()`, `+` and `*` are replaced only if they are
+    named. The module's class becomes a subclass of the same name with rewritten methods; the module keeps its
+    identity, hooks and state_dict, and can be copied, pickled, compiled and trained.
+    Helps: video autoencoders (Wan, HunyuanVideo), which pad, join and copy frames between convolutions.
+    Hurts: a replaced call takes some microseconds more, which small activations do not earn back. Code that
+    needs the contiguous result of a named `.contiguous()` may raise an error. To undo it:
+    `from prepare.steps import keep_layout; keep_layout.undo(model)`.
+    Source: measured, `docs/decisions/keep-layout.md`; SGLang changed such lines by hand.
+    """
+
+    keeps_tensors: ClassVar[bool] = True
+    calls: Literal["auto"] | tuple[str, ...] = "auto"
+    """The calls to replace; `auto` finds them."""
+    include: Patterns = ()
+    exclude: Patterns = ()
+
+    def candidates(self, model: torch.nn.Module) -> Iterator[str]:
+        for name, module in model.named_modules(remove_duplicate=False):
+            if _calls(module):
+                yield name
+
+    def targets(self, model: torch.nn.Module) -> Iterator[str]:
+        from prepare.steps.keeping.rewrite_class import rewritten_calls
+
+        self._check_names(model)
+        if not self.formats(model):
+            return
+        for name, module in model.named_modules():
+            if not set(self._names(module)) <= set(rewritten_calls(type(module))):
+                yield name
+
+    def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
+        from prepare.steps.keeping.rewrite_class import rewritten, rewritten_calls
+
+        module = model.get_submodule(name)
+        names = {*self._names(module), *rewritten_calls(type(module))}
+        module.__class__ = rewritten(_original(module), names)
+        return {name: module}
+
+    def _check_names(self, model: torch.nn.Module) -> None:
+        known = {call.name for module in model.modules() for call in _calls(module)}
+        problems = []
+        for name in () if self.calls == "auto" else self.calls:
+            if name not in known:
+                close = nearest(name, sorted(known))
+                remedy = f"did you mean {close[0]!r}?" if close else "calls=auto finds them"
+                wrong = f"{name!r} is not a call in the code of {type(model).__name__}"
+                problems.append(Problem(f"steps.{self.name}.calls", wrong, remedy))
+        if problems:
+            raise ConfigError.of(problems)
+
+    def _names(self, module: torch.nn.Module) -> tuple[str, ...]:
+        """Return the names of the calls to replace in the class of a module."""
+        from prepare.steps.keeping.find_calls import SAFE
+
+        return tuple(
+            call.name
+            for call in _calls(module)
+            if (call.operator in SAFE if self.calls == "auto" else call.name in self.calls)
+        )
+
+
+def _calls(module: torch.nn.Module) -> list[Call]:
+    from prepare.steps.keeping.find_calls import find_calls
+
+    return [call for call in find_calls(_original(module)) if not call.obstacle]
+
+
+def _original(module: torch.nn.Module) -> type[torch.nn.Module]:
+    from prepare.steps.keeping.rewrite_class import original_class
+
+    return original_class(type(module))

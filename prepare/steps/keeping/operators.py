@@ -1,0 +1,202 @@
+"""Operators that keep a channels-last layout, with the arguments of torch's: `keep_layout` calls them.
+
+For any other input, each calls torch's operator with the same arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from prepare.steps.repairs.base import FORMATS
+
+
+def channels_last_of(x: Any) -> torch.memory_format | None:
+    """Return the channels-last format that the order of the dimensions of `x` in memory has, and no other.
+
+    The strides may have gaps (a slice) or be odd in dimensions of size 1 (`x[:, :, -1].unsqueeze(2)`).
+    """
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.dim() not in FORMATS:
+        return None
+    shape, stride, last = x.shape, x.stride(), x.dim() - 1
+    if shape[1] == 1:
+        return None
+    least, spatial = 0, False
+    for dim in (1, *range(last, 1, -1), 0):
+        if shape[dim] > 1:
+            if stride[dim] < least or stride[dim] == 0:
+                return None
+            least = stride[dim] * shape[dim]
+            spatial = spatial or dim > 1
+    return FORMATS[x.dim()] if spatial else None
+
+
+def canonical(x: Tensor) -> Tensor:
+    """Return a view of a channels-last tensor whose dimensions of size 1 have the format's strides.
+
+    torch's kernels read other strides there as contiguous. It copies nothing.
+    """
+    shape, stride, step = x.shape, x.stride(), 1
+    for dim in (1, *range(x.dim() - 1, 1, -1), 0):
+        if shape[dim] == 1 and stride[dim] != step:
+            break
+        step = stride[dim] * shape[dim]
+    else:
+        return x
+    rows = x.movedim(1, -1)
+    return rows.view(rows.shape).movedim(-1, 1)
+
+
+def _in_format(x: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Return `x` in a channels-last format; a copy only if it is in another."""
+    if channels_last_of(x) is memory_format:
+        return canonical(x)
+    return canonical(x.contiguous(memory_format=memory_format))
+
+
+def pad(
+    input: Any,  # noqa: A002  # torch's names
+    pad: Any,
+    mode: str = "constant",
+    value: float | None = None,
+) -> Any:
+    """`torch.nn.functional.pad` that keeps channels-last, also if the time has one element."""
+    memory_format = channels_last_of(input)
+    if memory_format is None:
+        return F.pad(input, pad, mode, value)
+    return _in_format(F.pad(canonical(input), pad, mode, value), memory_format)
+
+
+def cat(tensors: Any, dim: Any = 0, *, out: Tensor | None = None) -> Any:
+    """`torch.cat` in the format of its largest operand, if that is channels-last."""
+    if out is not None:
+        return torch.cat(tensors, dim, out=out)
+    return torch.cat(_alike(tensors), dim)
+
+
+def stack(tensors: Any, dim: Any = 0, *, out: Tensor | None = None) -> Any:
+    """`torch.stack` that leaves the channels last in memory."""
+    if out is not None or not isinstance(tensors, list | tuple):
+        return torch.stack(tensors, dim, out=out)
+    alike = _alike(tensors)
+    rank = alike[0].dim() + 1 if alike else 0
+    index = dim + rank if dim < 0 else dim
+    if not alike or channels_last_of(alike[0]) is None:
+        return torch.stack(tensors, dim)
+    rows = [tensor.movedim(1, -1) for tensor in alike]
+    # The new dimension moves the channels back if it comes before them.
+    return torch.stack(rows, index - (index > 1)).movedim(-1, 1 + (index < 2))
+
+
+def interpolate(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+    """`torch.nn.functional.interpolate` that keeps channels-last."""
+    memory_format = channels_last_of(input)
+    if memory_format is None:
+        return F.interpolate(input, *args, **kwargs)
+    return _in_format(F.interpolate(canonical(input), *args, **kwargs), memory_format)
+
+
+def where(condition: Any, *args: Any, **kwargs: Any) -> Any:
+    """`torch.where` in the format of its largest operand, if that is channels-last."""
+    if len(args) != 2 or kwargs:
+        return torch.where(condition, *args, **kwargs)
+    return torch.where(condition, *_alike(args))
+
+
+def softmax(input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+    """`torch.nn.functional.softmax` over the permuted view in memory order, which copies nothing."""
+    if channels_last_of(input) is None or not isinstance(dim, int) or args:
+        return F.softmax(input, dim, *args, **kwargs)
+    rank = input.dim()
+    index = dim % rank
+    memory_dim = index if index == 0 else (index - 2) % (rank - 1) + 1
+    rows = canonical(input).movedim(1, -1)
+    return F.softmax(rows, memory_dim, **kwargs).movedim(-1, 1)
+
+
+def clone(x: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Tensor.clone` with the strides of the format."""
+    return _formatted(x, "clone", args, kwargs)
+
+
+def contiguous(x: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Tensor.contiguous` in the format that the tensor has."""
+    return _formatted(x, "contiguous", args, kwargs)
+
+
+def view(x: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Tensor.view`, or `reshape` for a tensor that is no longer contiguous in memory."""
+    if channels_last_of(x) is None or kwargs or any(isinstance(a, torch.dtype) for a in args):
+        return x.view(*args, **kwargs)
+    return x.reshape(*args)
+
+
+def empty_like(input: Any, **kwargs: Any) -> Any:  # noqa: A002
+    """`torch.empty_like` with the strides of the format."""
+    return _like(torch.empty_like, input, kwargs)
+
+
+def zeros_like(input: Any, **kwargs: Any) -> Any:  # noqa: A002
+    """`torch.zeros_like` with the strides of the format."""
+    return _like(torch.zeros_like, input, kwargs)
+
+
+def ones_like(input: Any, **kwargs: Any) -> Any:  # noqa: A002
+    """`torch.ones_like` with the strides of the format."""
+    return _like(torch.ones_like, input, kwargs)
+
+
+def add(a: Any, b: Any) -> Any:
+    """`a + b`, with the operand first that decides for channels-last."""
+    return b + a if _swaps(a, b) else a + b
+
+
+def mul(a: Any, b: Any) -> Any:
+    """`a * b`, with the operand first that decides for channels-last."""
+    return b * a if _swaps(a, b) else a * b
+
+
+def _formatted(x: Any, name: str, args: Any, kwargs: Any) -> Any:
+    memory_format = None if args or kwargs else channels_last_of(x)
+    if memory_format is None:
+        return getattr(x, name)(*args, **kwargs)
+    return getattr(canonical(x), name)(memory_format=memory_format)
+
+
+def _like(function: Callable[..., Any], x: Any, kwargs: dict[str, Any]) -> Any:
+    memory_format = None if "memory_format" in kwargs else channels_last_of(x)
+    return (
+        function(x, **kwargs)
+        if memory_format is None
+        else function(x, **kwargs, memory_format=memory_format)
+    )
+
+
+def _alike(tensors: Any) -> Any:
+    """Return the tensors in the format of the largest, if that is channels-last; the first one of a tie."""
+    if not isinstance(tensors, list | tuple):
+        return tensors
+    rank, size, memory_format = 0, 0, None
+    # A loop, because torch.compile does not trace `max` with a key.
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            return tensors
+        if tensor.numel() > size or (tensor.numel() == size and memory_format is None):
+            rank, size, memory_format = tensor.dim(), tensor.numel(), channels_last_of(tensor)
+    if memory_format is None:
+        return tensors
+    return [_in_format(t, memory_format) if t.dim() == rank else t for t in tensors]
+
+
+def _swaps(a: Any, b: Any) -> bool:
+    return (
+        isinstance(a, Tensor)
+        and isinstance(b, Tensor)
+        and a.shape == b.shape
+        and channels_last_of(a) is None
+        and channels_last_of(b) is not None
+    )

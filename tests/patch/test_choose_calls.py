@@ -1,0 +1,91 @@
+"""The calls to replace: those at the lines of the breaks, if the flow is better with them."""
+
+import pytest
+import torch
+from torch import nn
+
+from keeping_nets import LAST, Decorated, Purposeful, chunked, video
+from prepare.patch.choose_calls import choose_calls, cost_of
+from prepare.pipeline import Pipeline
+from small_nets import facts
+
+
+def chosen(model, x=None, *, backward=False):
+    return choose_calls(model, video() if x is None else x, backward=backward)
+
+
+def test_the_calls_at_the_breaks_are_chosen_and_remove_them():
+    choice = chosen(chunked())
+    assert {call.operator for call in choice.calls} == {"pad", "cat"}
+    assert choice.before.summary["breaks"] > 0
+    assert cost_of(choice.after) == (0, 0)
+
+
+def test_choosing_changes_nothing():
+    model = chunked()
+    before = facts(model)
+    chosen(model, backward=True)
+    assert facts(model) == before
+
+
+def test_calls_are_chosen_again_in_a_model_that_has_them():
+    choice, model = chosen(chunked()), chunked()
+    Pipeline.from_config({"keep_layout": {"calls": choice.names}}).apply(model)
+    again = chosen(model)
+    assert again.names == choice.names
+    assert again.before.summary["breaks"] == choice.before.summary["breaks"]
+
+
+class Hidden(nn.Module):
+    """A break that is there only once another one is mended."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv3d(3, 8, 3, padding=1)
+
+    def forward(self, x):
+        x = self.conv(x).contiguous()
+        return torch.softmax(x, 1)
+
+
+def test_breaks_behind_others_are_found():
+    torch.manual_seed(0)
+    choice = chosen(Hidden().to(memory_format=LAST))
+    assert [call.operator for call in choice.calls] == ["contiguous", "softmax"]
+    assert choice.after.summary["breaks"] == 0
+
+
+def test_a_contiguous_that_the_code_needs_is_not_chosen():
+    torch.manual_seed(0)
+    choice = chosen(Purposeful().to(memory_format=LAST))
+    assert choice.before.summary["breaks"] == 1
+    assert choice.names == ()
+
+
+@pytest.mark.parametrize("follow", ["decorated", "in another function"])
+def test_a_call_that_cannot_be_replaced_is_not_chosen(follow):
+    torch.manual_seed(0)
+    if follow == "decorated":
+        model = Decorated(3, 8, 3)
+    else:
+        model = nn.Sequential(nn.Conv3d(3, 8, 3), InFunction())
+    assert chosen(model.to(memory_format=LAST)).names == ()
+
+
+def flattened(x):
+    return x.contiguous() * 2
+
+
+class InFunction(nn.Module):
+    def forward(self, x):
+        return flattened(x)
+
+
+def test_a_flow_that_cannot_be_predicted_chooses_nothing():
+    class Branching(nn.Module):
+        def forward(self, x):
+            return x if x.max() > 0 else torch.cat([x])
+
+    choice = chosen(Branching())
+    assert choice.names == ()
+    assert choice.before.status == "cannot predict"

@@ -1,0 +1,207 @@
+"""The step keep_layout: it rewrites the calls of a model's own code in a subclass, and can be undone."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from keeping_nets import CausalConv, Chunked, Decorated, Purposeful, chunked, video
+from prepare.core.model.module_tree import copy_tree
+from prepare.errors import ConfigError
+from prepare.flow import observe, predict
+from prepare.pipeline import Pipeline
+from prepare.steps import keep_layout
+from prepare.steps.keeping.find_calls import find_calls
+from prepare.steps.keeping.rewrite_class import original_class, rewritten, rewritten_calls
+
+PAD = "CausalConv.forward: F.pad(x, (1, 1, 1, 1, 2 if last is None else 1, 0))"
+CAT = "CausalConv.forward: torch.cat([last, x], dim=2)"
+
+
+def kept(model: nn.Module, **options) -> nn.Module:
+    return Pipeline.from_config({"keep_layout": options}).apply(model, known_issues="ignore")
+
+
+def breaks(model: nn.Module, follow=predict) -> int:
+    return follow(model, video()).summary["breaks"]
+
+
+def gradients(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    x = x.clone().requires_grad_()
+    output = model(x)
+    return [output, *torch.autograd.grad(output.square().sum(), [x, *model.parameters()])]
+
+
+def assert_equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
+    for first, second in zip(one, other, strict=True):
+        torch.testing.assert_close(first, second)
+
+
+@pytest.mark.parametrize("follow", [predict, observe])
+def test_a_model_with_breaks_in_its_own_code_has_none(follow):
+    assert breaks(chunked(), follow) > 0
+    assert breaks(kept(chunked()), follow) == 0
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_outputs_and_gradients_stay_the_same(batch):
+    assert_equal(gradients(kept(chunked()), video(batch)), gradients(chunked(), video(batch)))
+
+
+def test_a_module_stays_itself_and_can_be_undone():
+    model = chunked()
+    called = []
+    model.conv.register_forward_hook(lambda *_: called.append(1))
+    state, classes = model.state_dict(), [type(module) for module in model.modules()]
+    modules = list(model.modules())
+    assert kept(model) is model
+    assert list(model.modules()) == modules
+    assert type(model) is not Chunked
+    assert isinstance(model, Chunked)
+    assert (type(model).__name__, type(model).__qualname__) == ("Chunked", "Chunked")
+    assert model.state_dict().keys() == state.keys()
+    model(video())
+    assert len(called) == 2
+    keep_layout.undo(model)
+    assert [type(module) for module in model.modules()] == classes
+
+
+def test_a_model_can_be_pickled_and_copied_at_every_protocol():
+    model = kept(chunked())
+    expected = model(video())
+    copies = [pickle.loads(pickle.dumps(model, n)) for n in range(pickle.HIGHEST_PROTOCOL + 1)]
+    for other in (*copies, copy.deepcopy(model), copy.copy(model), copy_tree(model)):
+        assert type(other) is type(model)
+        assert type(other.conv) is type(model.conv)
+        assert torch.equal(other(video()), expected)
+
+
+class OwnState(CausalConv):
+    """Pickles itself in its own way."""
+
+    def __reduce__(self):
+        return OwnState, (3, 8, 3)
+
+
+def test_a_class_that_pickles_itself_keeps_its_way():
+    model = kept(OwnState(3, 8, 3).to(memory_format=torch.channels_last_3d))
+    assert rewritten_calls(type(model))
+    assert type(pickle.loads(pickle.dumps(model))) is OwnState
+
+
+def test_only_the_named_calls_are_replaced():
+    model = kept(chunked(), calls=[PAD])
+    assert rewritten_calls(type(model.conv)) == (PAD,)
+    assert type(model) is Chunked
+    again = kept(model, calls=[CAT])
+    assert set(rewritten_calls(type(again.conv))) == {PAD, CAT}
+    assert original_class(type(again.conv)) is CausalConv
+
+
+def test_no_call_is_replaced_if_none_is_named():
+    assert not Pipeline.from_config({"keep_layout": {"calls": []}}).plan(chunked())
+
+
+def test_a_call_that_is_not_in_the_code_is_an_error():
+    with pytest.raises(ConfigError, match="is not a call in the code of Chunked; did you mean"):
+        kept(chunked(), calls=[PAD.replace("last is None", "last")])
+    with pytest.raises(ConfigError, match="calls=auto finds them"):
+        kept(chunked(), calls=["?"])
+
+
+def test_a_contiguous_model_is_left_alone():
+    assert not Pipeline.from_config({"keep_layout": {}}).plan(Chunked())
+    formats = {"conv3d_memory_format": {}, "keep_layout": {}}
+    actions = Pipeline.from_config(formats).plan(Chunked()).actions
+    assert {name for action in actions for name in action.modules} == {"", "conv"}
+
+
+def test_patterns_choose_the_modules():
+    model = kept(chunked(), exclude=["conv"])
+    assert type(model.conv) is CausalConv
+    assert type(model) is not Chunked
+
+
+def test_a_contiguous_on_purpose_is_not_touched():
+    torch.manual_seed(0)
+    model = Purposeful().to(memory_format=torch.channels_last_3d)
+    expected = model(video())
+    assert torch.equal(kept(model)(video()), expected)
+    assert type(model) is Purposeful
+
+
+def test_a_decorated_method_is_not_replaced():
+    obstacles = {call.obstacle for call in find_calls(Decorated) if call.owner is Decorated}
+    assert obstacles == {"Decorated.forward is decorated"}
+    torch.manual_seed(0)
+    model = Decorated(3, 8, 3).to(memory_format=torch.channels_last_3d)
+    assert not Pipeline.from_config({"keep_layout": {}}).plan(model)
+
+
+def test_a_method_that_a_subclass_calls_with_super_is_not_replaced():
+    obstacles = {call.obstacle for call in find_calls(Decorated) if call.owner is CausalConv}
+    assert obstacles == {"Decorated overrides forward, and may call it with super()"}
+
+
+def closing_over(factor):
+    class Closing(nn.Module):
+        def forward(self, x, *, plus=1.0, pad=(1, 1)):
+            return [nn.functional.pad(item, pad) * factor + plus for item in (x, x)]
+
+    return Closing
+
+
+def test_closures_and_defaults_of_a_method_stay():
+    cls = closing_over(3.0)
+    made = rewritten(cls, [call.name for call in find_calls(cls)])
+    x = video()
+    assert torch.equal(made()(x, plus=2.0)[1], cls()(x, plus=2.0)[1])
+    assert torch.equal(made()(x)[0], cls()(x)[0])
+    assert made.forward.__kwdefaults__ == cls.forward.__kwdefaults__
+
+
+def test_an_error_names_the_line_of_the_model():
+    with pytest.raises(RuntimeError) as caught:
+        kept(chunked()).conv(video(), video(1))
+    lines = [(entry.path.name, entry.lineno + 1) for entry in caught.traceback]
+    first = CausalConv.forward.__code__.co_firstlineno
+    assert ("keeping_nets.py", first + 2) in lines
+
+
+def test_a_class_made_without_a_file_is_left_alone():
+    space = {"nn": nn, "torch": torch, "__name__": "nowhere"}
+    exec("class Net(nn.Module):\n    def forward(self, x):\n        return torch.cat([x])", space)
+    assert find_calls(space["Net"]) == ()
+
+
+def test_it_runs_under_autocast_and_checkpointing():
+    def outputs(model):
+        with torch.autocast("cpu", torch.bfloat16):
+            low = model(video())
+        x = video().requires_grad_()
+        high = checkpoint(model, x, use_reentrant=False)
+        return [low, high, *torch.autograd.grad(high.sum(), [x, *model.parameters()])]
+
+    assert_equal(outputs(kept(chunked())), outputs(chunked()))
+
+
+def test_dynamo_traces_it_without_a_graph_break():
+    model = kept(chunked())
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(video()), model(video()))
+
+
+def test_it_trains_like_the_original():
+    def trained(model):
+        optimizer = torch.optim.SGD(model.train().parameters(), lr=0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(video()).square().mean().backward()
+            optimizer.step()
+        return list(model.parameters())
+
+    assert_equal(trained(kept(chunked())), trained(chunked()))

@@ -1,0 +1,148 @@
+"""The operators of keep_layout: torch's values, and channels-last for channels-last operands."""
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from prepare.steps.keeping import operators
+
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+SIZES = {4: (2, 8, 5, 6), 5: (2, 8, 3, 5, 6)}
+
+
+def tensor(rank, how):
+    """Return a tensor in channels-last: dense, a slice, or a slice of one element with odd strides."""
+    torch.manual_seed(0)
+    x = torch.randn(SIZES[rank]).contiguous(memory_format=FORMATS[rank])
+    if how == "slice":
+        return x[:, :, 1:]
+    if how == "odd":
+        return x[:, :, -1].unsqueeze(2)
+    return x.contiguous() if how == "contiguous" else x
+
+
+def pairs(x):
+    """Return, for each operator, the call of torch and ours."""
+    pad = (1, 1, 1, 1, 2, 0)[: 2 * (x.dim() - 2)]
+    ones, shape = torch.ones_like(x), (x.shape[0], -1)
+    flat = torch.ones(x.shape)
+    return {
+        "pad": (lambda: F.pad(x, pad), lambda: operators.pad(x, pad)),
+        "pad circular": (
+            lambda: F.pad(x, (1,) * len(pad), mode="circular"),
+            lambda: operators.pad(x, (1,) * len(pad), mode="circular"),
+        ),
+        "pad replicate": (
+            lambda: F.pad(x, pad, "replicate"),
+            lambda: operators.pad(x, pad, "replicate"),
+        ),
+        "cat": (lambda: torch.cat([x, flat], 2), lambda: operators.cat([x, flat], 2)),
+        "cat one": (lambda: torch.cat((x,), -1), lambda: operators.cat((x,), -1)),
+        "stack": (lambda: torch.stack((x, ones), 3), lambda: operators.stack((x, ones), 3)),
+        "stack -1": (lambda: torch.stack([x, ones], -1), lambda: operators.stack([x, ones], -1)),
+        "stack 0": (lambda: torch.stack([x, ones]), lambda: operators.stack([x, ones])),
+        "stack 1": (lambda: torch.stack([x, ones], 1), lambda: operators.stack([x, ones], 1)),
+        "interpolate": (
+            lambda: F.interpolate(x, scale_factor=2, mode="nearest"),
+            lambda: operators.interpolate(x, scale_factor=2, mode="nearest"),
+        ),
+        "where": (lambda: torch.where(x > 0, flat, x), lambda: operators.where(x > 0, flat, x)),
+        "softmax": (lambda: F.softmax(x, 1), lambda: operators.softmax(x, 1)),
+        "softmax -1": (lambda: x.softmax(dim=-1), lambda: operators.softmax(x, dim=-1)),
+        "softmax 0": (lambda: torch.softmax(x, 0), lambda: operators.softmax(x, 0)),
+        "clone": (lambda: x.clone(), lambda: operators.clone(x)),
+        "contiguous": (lambda: x.contiguous(), lambda: operators.contiguous(x)),
+        "view": (lambda: x.reshape(shape), lambda: operators.view(x, *shape)),
+        "zeros_like": (lambda: torch.zeros_like(x), lambda: operators.zeros_like(x)),
+        "ones_like": (lambda: torch.ones_like(x), lambda: operators.ones_like(x)),
+        "add": (lambda: flat + x, lambda: operators.add(flat, x)),
+        "mul": (lambda: flat * x, lambda: operators.mul(flat, x)),
+        "add a number": (lambda: 1 + x, lambda: operators.add(1, x)),
+    }
+
+
+CASES = list(itertools.product((4, 5), ("dense", "slice", "odd", "contiguous")))
+# Their results have another rank.
+OTHERS = ("view", "stack", "stack -1", "stack 0", "stack 1")
+
+
+@pytest.mark.parametrize(("rank", "how"), CASES)
+def test_operators_have_the_values_of_torch(rank, how):
+    for name, (theirs, ours) in pairs(tensor(rank, how)).items():
+        if name.startswith("softmax"):
+            torch.testing.assert_close(ours(), theirs(), msg=name)
+        else:
+            assert torch.equal(ours(), theirs()), name
+
+
+@pytest.mark.parametrize(("rank", "how"), [case for case in CASES if case[1] != "contiguous"])
+def test_operators_return_the_canonical_strides(rank, how):
+    x = tensor(rank, how)
+    assert operators.channels_last_of(x) is FORMATS[rank]
+    for name, (_, ours) in pairs(x).items():
+        if name not in OTHERS:
+            expected = torch.empty(ours().shape, memory_format=FORMATS[rank])
+            assert ours().stride() == expected.stride(), name
+
+
+@pytest.mark.parametrize("rank", [4, 5])
+def test_operators_leave_contiguous_tensors_to_torch(rank):
+    for name, (theirs, ours) in pairs(tensor(rank, "contiguous")).items():
+        assert ours().stride() == theirs().stride(), name
+
+
+@pytest.mark.parametrize("rank", [4, 5])
+def test_stacked_frames_merge_without_a_copy(rank):
+    x = tensor(rank, "dense")
+    stacked = operators.stack([x, x], 3)
+    merged = stacked.reshape(*x.shape[:2], -1, *x.shape[3:])
+    assert merged.data_ptr() == stacked.data_ptr()
+    assert operators.channels_last_of(merged) is FORMATS[rank]
+
+
+def test_operators_have_the_gradients_of_torch():
+    for how in ("dense", "slice", "odd"):
+        for name in pairs(tensor(5, "dense")):
+            grads = []
+            for index in (0, 1):
+                x = tensor(5, how).double().requires_grad_()
+                result = pairs(x)[name][index]()
+                if result.requires_grad:
+                    weight = torch.arange(result.numel(), dtype=result.dtype).view(result.shape)
+                    grads.append(torch.autograd.grad((result * weight).sum(), x)[0])
+            if grads:
+                torch.testing.assert_close(*grads, msg=f"{name}, {how}")
+
+
+def test_operators_pass_on_what_is_not_for_them():
+    out = torch.empty(2, 3)
+    assert operators.cat([torch.ones(1, 3)] * 2, out=out) is out
+    assert operators.stack([torch.ones(3)] * 2, out=out) is out
+    assert operators.cat((torch.ones(2), torch.ones(3))).shape == (5,)
+    assert [part.tolist() for part in operators.where(torch.tensor([True]))] == [[0]]
+    assert operators.view(torch.ones(2, dtype=torch.int32), torch.float32).dtype == torch.float32
+    x = tensor(5, "dense")
+    assert operators.contiguous(x, memory_format=torch.contiguous_format).is_contiguous()
+    assert operators.zeros_like(x, memory_format=torch.contiguous_format).is_contiguous()
+    assert operators.mul("ab", 2) == "abab"
+    with pytest.raises(RuntimeError, match="Sizes of tensors"):
+        operators.cat([x, x[:, 1:]], 2)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(2, 1, 3, 4, 5),
+        torch.randn(2, 3, 1, 1, 1),
+        torch.randn(2, 3, 4),
+        torch.randn(2, 3, 4, 5, 6),
+        torch.randn(2, 3, 1, 1).expand(2, 3, 4, 5),
+        torch.eye(3).to_sparse(),
+        "text",
+    ],
+    ids=["one channel", "one element", "rank 3", "contiguous", "expanded", "sparse", "text"],
+)
+def test_other_layouts_are_not_taken_for_channels_last(x):
+    assert operators.channels_last_of(x) is None
