@@ -11,7 +11,7 @@ from prepare.flow import predict
 from prepare.flow.call_sites import short_path
 from prepare.steps import keep_layout
 from prepare.steps.keep_layout import KeepLayout
-from prepare.steps.keeping.find_calls import Call, find_calls
+from prepare.steps.keeping.find_calls import CodeCall, find_calls
 from prepare.steps.keeping.rewrite_class import original_class
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ _RUNS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenCalls:
     """The calls to replace, what each saves, and the flows without and with them.
 
     `saved` are the copied bytes and the breaks that come back if this call alone is not replaced.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[CodeCall, ...]
     saved: tuple[tuple[int, int], ...]
     before: Flow
     after: Flow
@@ -58,7 +58,7 @@ class Choice:
         return tuple(call.name for call in self.calls)
 
 
-def choose_calls(model: nn.Module, example: Any, *, backward: bool) -> Choice:
+def choose_calls(model: nn.Module, example: Any, *, backward: bool) -> ChosenCalls:
     """Return the calls to replace in a model that is prepared but for this step; changes nothing.
 
     The calls at the lines of breaks are taken if the flow is not worse with them, until no other is named;
@@ -71,7 +71,7 @@ def choose_calls(model: nn.Module, example: Any, *, backward: bool) -> Choice:
     def flow_with(names: Iterable[str]) -> Flow:
         return predict(kept(bare, names), example, backward=backward, wanted=before.wanted)
 
-    chosen: dict[str, Call] = {}
+    chosen: dict[str, CodeCall] = {}
     refused: set[str] = set()
     for _ in range(_ROUNDS):
         named = {
@@ -93,19 +93,19 @@ def choose_calls(model: nn.Module, example: Any, *, backward: bool) -> Choice:
         else:
             del chosen[name]
             after = without
-    return Choice(tuple(chosen.values()), tuple(saved[name] for name in chosen), before, after)
+    return ChosenCalls(tuple(chosen.values()), tuple(saved[name] for name in chosen), before, after)
 
 
-def calls_at_breaks(model: nn.Module, flow: Flow) -> list[Call]:
+def calls_at_breaks(model: nn.Module, flow: Flow) -> list[CodeCall]:
     """Return the calls in the code of the model that run the operators at which the flow has breaks."""
-    found: dict[str, Call] = {}
+    found: dict[str, CodeCall] = {}
     for event in flow.events:
         if event.kind == "break" and event.source:
             found.update((call.name, call) for call in calls_of_event(model, event))
     return list(found.values())
 
 
-def calls_of_event(model: nn.Module, event: Event) -> Iterator[Call]:
+def calls_of_event(model: nn.Module, event: Event) -> Iterator[CodeCall]:
     """Yield the calls that may be at the line of an event."""
     file, _, line = event.source.rpartition(":")
     operator = event.operation.removeprefix("aten.")

@@ -14,7 +14,7 @@ from prepare.steps._channels_last import ForChannelsLast
 if TYPE_CHECKING:
     import torch
 
-    from prepare.steps.keeping.find_calls import Call
+    from prepare.steps.keeping.find_calls import CodeCall
 
 _SHOWN = 3
 
@@ -99,7 +99,7 @@ class KeepLayout(ForChannelsLast):
         )
 
 
-def _calls(module: torch.nn.Module) -> list[Call]:
+def _calls(module: torch.nn.Module) -> list[CodeCall]:
     from prepare.steps.keeping.find_calls import find_calls
 
     return [call for call in find_calls(_original(module)) if not call.obstacle]

@@ -41,7 +41,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CodeCall:
     """One call in a method of a module class.
 
     `name` is `WanCausalConv3d.forward: F.pad(x, padding)`: the class, the method and the code. `operator`
@@ -58,7 +58,7 @@ class Call:
     obstacle: str = ""
 
 
-def find_calls(cls: type[nn.Module]) -> tuple[Call, ...]:
+def find_calls(cls: type[nn.Module]) -> tuple[CodeCall, ...]:
     """Return the calls in the methods of a class and of its bases, those of torch left out."""
     found = []
     for owner in _owners(cls):
@@ -86,7 +86,7 @@ def _owners(cls: type) -> Iterator[type]:
 
 
 @lru_cache(maxsize=4096)
-def _calls_of(owner: type) -> tuple[Call, ...]:
+def _calls_of(owner: type) -> tuple[CodeCall, ...]:
     return tuple(
         call
         for method, function in vars(owner).items()
@@ -95,7 +95,7 @@ def _calls_of(owner: type) -> tuple[Call, ...]:
     )
 
 
-def _calls_in(owner: type, method: str, defined: FunctionType) -> Iterator[Call]:
+def _calls_in(owner: type, method: str, defined: FunctionType) -> Iterator[CodeCall]:
     source = method_source(defined)
     if source is None:
         return
@@ -107,7 +107,7 @@ def _calls_in(owner: type, method: str, defined: FunctionType) -> Iterator[Call]
             assert isinstance(node, ast.expr)
             lines = node.lineno, node.end_lineno or node.lineno
             name = f"{owner.__qualname__}.{method}: {ast.unparse(node)}"
-            yield Call(name, operator, owner, method, file, lines, obstacle)
+            yield CodeCall(name, operator, owner, method, file, lines, obstacle)
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.steps.keeping import operators
 from prepare.steps.keeping.find_calls import (
-    Call,
+    CodeCall,
     find_calls,
     method_source,
     operator_of,
@@ -52,7 +52,7 @@ def rewritten(cls: type[nn.Module], names: Iterable[str]) -> type[nn.Module]:
 
 
 @lru_cache(maxsize=1024)
-def _subclass(cls: Any, calls: tuple[Call, ...]) -> Any:
+def _subclass(cls: Any, calls: tuple[CodeCall, ...]) -> Any:
     members: dict[str, Any] = {
         _ORIGINAL: cls,
         _CALLS: tuple(dict.fromkeys(call.name for call in calls)),
@@ -66,7 +66,7 @@ def _subclass(cls: Any, calls: tuple[Call, ...]) -> Any:
     return type(cls)(cls.__name__, (cls,), members)
 
 
-def _rewritten_method(calls: list[Call]) -> FunctionType:
+def _rewritten_method(calls: list[CodeCall]) -> FunctionType:
     owner, method = calls[0].owner, calls[0].method
     source = method_source(vars(owner)[method])
     assert source is not None  # the calls were found in it
