@@ -34,13 +34,14 @@ class Net(nn.Module):
         return torch.cat([x, x], 2)
 
 
+_TABLE = {torch.cat: operators.cat, F.pad: operators.pad, Tensor.clone: operators.clone}
+
+
 class _Mode(TorchFunctionMode):
     """Calls the operators of keep_layout in place of torch's."""
 
-    _table = {torch.cat: operators.cat, F.pad: operators.pad, Tensor.clone: operators.clone}
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._table.get(func, func)(*args, **(kwargs or {}))
+        return _TABLE.get(func, func)(*args, **(kwargs or {}))
 
 
 class InMode(Net):
