@@ -1,5 +1,6 @@
 """Setup of every test: one thread, fixed random numbers, and no network beyond this machine."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -35,6 +36,13 @@ collect_ignore = ["example_plugin"]
 def pytest_xdist_auto_num_workers():
     """Return one process more than there are cores: many tests wait for processes that they start."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def pytest_collection_finish():
+    """Leave what has been imported out of garbage collections, which take a fifth of the time otherwise."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

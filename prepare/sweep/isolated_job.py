@@ -74,20 +74,8 @@ class _ForkServer:
 
     def __init__(self, preload: tuple[str, ...]) -> None:
         own_end, server_end = socket.socketpair()
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from prepare.sweep.fork_server import serve"
-        )
-        code += f"; serve({server_end.fileno()}, {list(preload)!r})"
-        # typeshed leaves it out; multiprocessing uses it as well.
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         with server_end:
-            # In a new session: Ctrl-C reaches only this process, which then ends the server.
-            self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, *flags, "-c", code],
-                pass_fds=[server_end.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            self._process = _start_server(server_end.fileno(), preload)
         self._connection = Connection(own_end.detach())
         self._job = 0
         atexit.register(self.close)
@@ -129,6 +117,20 @@ class _ForkServer:
         while not self._connection.poll(_INTERVAL):
             check()
         return self._connection.recv()
+
+
+def _start_server(handle: int, preload: tuple[str, ...]) -> subprocess.Popen:
+    code = f"import sys; sys.path[:] = {sys.path!r}; from prepare.sweep.fork_server import serve"
+    code += f"; serve({handle}, {list(preload)!r})"
+    # typeshed leaves it out; multiprocessing uses it as well.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    # In a new session: Ctrl-C reaches only this process, which then ends the server.
+    return subprocess.Popen(  # noqa: S603
+        [sys.executable, *flags, "-c", code],
+        pass_fds=[handle],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 @cache

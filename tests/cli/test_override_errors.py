@@ -67,7 +67,7 @@ def each(table, quick=1):
     return pytest.mark.parametrize("mistake", rows)
 
 
-@each(SHOWN, quick=3)
+@each(SHOWN, quick=6)
 def test_each_configuration_error_has_its_exact_message(mistake, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = cli.run(mistake.argv)
@@ -76,7 +76,7 @@ def test_each_configuration_error_has_its_exact_message(mistake, tmp_path, monke
     assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
 
 
-@each(ONLY_THE_MODEL_SHOWS)
+@each(ONLY_THE_MODEL_SHOWS, quick=3)
 def test_a_mistake_that_only_the_model_shows_leaves_its_page(
     mistake, tmp_path, monkeypatch, capsys
 ):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import warm_process
 from paths import CONF
 from prepare.audit import Audit, audit
 from prepare.cli import main as cli
@@ -111,15 +112,10 @@ def folder(tmp_path, monkeypatch) -> Path:
     sys.modules.pop("nets", None)
 
 
-def start(*words: str | Path, cwd: Path, **more: str) -> subprocess.Popen:
+def start(*words: str | Path, cwd: Path, cold: bool = False, **more: str) -> subprocess.Popen:
     """The command line in a process of its own, its output as bytes."""
     env = os.environ | {"OMP_NUM_THREADS": "1"} | more
-    # A shell has its background processes ignore Ctrl-C, and all that they start.
-    heeds = (lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) if os.name == "posix" else None
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "run.py"), *words], cwd=cwd, env=env, preexec_fn=heeds,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    return warm_process.start(*words, cwd=cwd, env=env, text=False, cold=cold)
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:
@@ -558,7 +554,7 @@ def test_no_utf_8_terminal_and_no_writable_home_are_needed(folder):
     }
     unwritable = "/proc" if Path("/proc/self").exists() else str(folder / "nets.py")
     narrow = {"COLUMNS": "40", "HOME": unwritable, "XDG_CACHE_HOME": f"{unwritable}/cache"}
-    run = start(*ODD, LEAVES_OUT, "hydra.run.dir=run", cwd=folder, **plain, **narrow)
+    run = start(*ODD, LEAVES_OUT, "hydra.run.dir=run", cwd=folder, cold=True, **plain, **narrow)
     code, out, err = finish(run)
     assert (code, told(err)) == (0, [])
     assert out.isascii()
@@ -597,7 +593,12 @@ def test_a_recipe_gives_the_same_bytes_in_every_process(folder):
     words = [*SMALL, "precision=bfloat16", "steps.half.keep=[norms,'type:BatchNorm2d']"]
     words.append("verify=none")
     alone = start(
-        *words, "hydra.run.dir=alone", cwd=folder, PYTHONHASHSEED="2", OMP_NUM_THREADS="2"
+        *words,
+        "hydra.run.dir=alone",
+        cwd=folder,
+        cold=True,
+        PYTHONHASHSEED="2",
+        OMP_NUM_THREADS="2",
     )
     assert cli.run(["--multirun", *words, "seed=3,0", "hydra.sweep.dir=sweep"]) == 0
     assert finish(alone)[0] == 0

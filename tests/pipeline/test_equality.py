@@ -23,7 +23,9 @@ BY_RANK = {"conv2d_memory_format": {}, "conv3d_memory_format": {}}
 
 
 @pytest.mark.parametrize("name", model_configs())
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
 def test_half_and_both_formats_equal_torchs_own_calls(name, dtype):
     model = build(name)
     reference = upstream(

@@ -288,7 +288,7 @@ def test_a_repaired_norm_is_still_the_same_module(case, tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
 def test_a_repaired_norm_compiles_as_one_graph_and_trains(case, n, backend):
     torch._dynamo.reset()

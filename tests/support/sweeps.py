@@ -2,17 +2,17 @@
 
 import json
 import os
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-from paths import RUN, SHARED
+import warm_process
+from paths import SHARED
 
+QUICK = ("bench=none", "verify=none", "flow=none")
 NET = "model._target_=sample_nets."
 # Every way in which a job can fail, with the status and the reason of its row.
 FAILING = {
@@ -53,13 +53,10 @@ class Ended(NamedTuple):
 def start(*words: str, cwd: Path, folder: str = "swept", **environ: str) -> subprocess.Popen:
     """Start the sweep in a child process, which reacts to Ctrl-C and can import `sample_nets`."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": SHARED, "COLUMNS": "200"} | environ
-    # A shell makes its background processes, and all that they start, ignore Ctrl-C.
-    restore_sigint = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
-    return subprocess.Popen(
-        [sys.executable, str(RUN), "--multirun", "bench=none", "verify=none", "flow=none",
-         f"hydra.sweep.dir={folder}", *words],
-        cwd=cwd, env=env, preexec_fn=restore_sigint, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    # A launcher's own processes load torch anyway.
+    cold = any(word.startswith("hydra/launcher=") and "basic" not in word for word in words)
+    words = ["--multirun", *QUICK, f"hydra.sweep.dir={folder}", *words]
+    return warm_process.start(*words, cwd=cwd, env=env, cold=cold)
 
 
 def finish(process: subprocess.Popen, folder: Path) -> Ended:
