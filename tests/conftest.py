@@ -38,6 +38,12 @@ def pytest_xdist_auto_num_workers():
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def pytest_configure(config):
+    """Start new interpreters in the full counts, as a user does."""
+    if "not slow" not in config.option.markexpr:
+        os.environ["PREPARE_TESTS_COLD"] = "1"
+
+
 def pytest_collection_finish():
     """Leave what has been imported out of garbage collections, which take a fifth of the time otherwise."""
     gc.collect()

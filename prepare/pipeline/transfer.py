@@ -14,6 +14,9 @@ from prepare.core.utils.wording import option, words
 from prepare.errors import PartialError, RefusedError
 from prepare.pipeline import copy_parts
 
+# With `low_memory`, this share of the new data exists beside the old tensors at a time, or the largest one.
+# For a smaller group, starting its copies takes longer than they do.
+_LOW_MEMORY_SHARE = 1 / 32
 # Elements of all tensors; with fewer, starting threads takes longer than the copies.
 _LEAST_FOR_THREADS = 2**20
 
@@ -106,8 +109,8 @@ class Transfer:
     """Move tensors in place: the tensor objects stay the same, and their data is exchanged.
 
     All new data is allocated and copied before the first tensor changes, so a failure until then leaves
-    nothing to undo; `undo` reverts the exchange. With `low_memory`, each tensor is exchanged at once and
-    its old data freed, which cannot be undone.
+    nothing to undo; `undo` reverts the exchange. With `low_memory`, a few tensors at a time are exchanged
+    and their old data freed, which cannot be undone.
     """
 
     def __init__(self, moves: Sequence[AnyMove], *, low_memory: bool = False) -> None:
@@ -192,9 +195,10 @@ def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple
 
 
 def _groups(moves: Sequence[AnyMove]) -> Iterator[Sequence[AnyMove]]:
-    """Yield the moves, small ones together: no group has more new data than the largest move."""
+    """Yield the moves, small ones together, up to the largest one or a share of all new data."""
     sizes = [_elements(move) * move.dtype.itemsize for move in moves]
-    most = max(sizes, default=0) if _use_threads(moves) else 0
+    largest = max(sizes, default=0)
+    most = max(largest, sum(sizes) * _LOW_MEMORY_SHARE) if _use_threads(moves) else 0
     start = total = 0
     for place, size in enumerate(sizes):
         if place > start and total + size > most:
