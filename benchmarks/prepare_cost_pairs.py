@@ -31,7 +31,8 @@ CHANNELS = {1: {2: 160, 3: 96}, 36: {2: 1000, 3: 576}, 150: {2: 2048, 3: 1184}}
 CONVOLUTIONS = {2: nn.Conv2d, 3: nn.Conv3d}
 CONVERTERS = {2: convert_conv2d_weight_memory_format, 3: convert_conv3d_weight_memory_format}
 FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
-CHAIN, VARIANTS = "chain", ("chain (again)", "apply", "apply(low_memory=True)")
+CHAIN = "chain"
+VARIANTS = ("chain (again)", "apply", "apply(low_memory=True)", "chain, old ones kept")
 
 
 def build(rank: int, megabytes: int, gigabytes: float) -> nn.Module:
@@ -55,8 +56,14 @@ def variants(rank: int, dtype: str) -> dict[str, Callable[[nn.Module], object]]:
     def chain(model: nn.Module) -> object:
         return CONVERTERS[rank](model.to(getattr(torch, dtype)), FORMATS[rank])
 
+    def keep(model: nn.Module) -> object:
+        """Do what the chain does, and hold the old tensors until the end, as whatever can be undone must."""
+        old = [parameter.data for parameter in model.parameters()]
+        chain(model)
+        return old
+
     low = lambda model: pipeline.apply(model, low_memory=True)  # noqa: E731
-    return {CHAIN: chain} | dict(zip(VARIANTS, (chain, pipeline.apply, low), strict=True))
+    return {CHAIN: chain} | dict(zip(VARIANTS, (chain, pipeline.apply, low, keep), strict=True))
 
 
 def measure(rank: int, megabytes: int, dtype: str, until: float, gigabytes: float) -> dict:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import first_command
 import layout_repair
 import prepare_cost_pairs
 import waiting
@@ -159,6 +160,15 @@ def waiting_table(found: dict) -> list[str]:
     return lines[1:]
 
 
+def first_command_table(found: dict) -> list[str]:
+    """Return one line for each number of busy processes: medians in seconds."""
+    lines = _head("busy processes", *(f"{name}, s" for name in first_command.COLUMNS), "runs")
+    for load, runs in found["busy"].items():
+        seconds = first_command.medians(runs).values()
+        lines.append(_row(load, *(f"{value:.1f}" for value in seconds), str(len(runs))))
+    return lines
+
+
 def startup(found: dict) -> list[str]:
     lines = _head("command", "ms", "ratio")
     medians = {
@@ -200,6 +210,7 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "layout_repair_small": layout_repair_table,
     "waiting": waiting_table,
     "startup": startup,
+    "first_command": first_command_table,
 }
 
 

@@ -328,3 +328,14 @@ def test_settings_of_waiting_are_timed_in_processes(script):
     rounds = [{"default": found, "GOMP_SPINCOUNT=100": found}]
     assert set(waiting.ratios(rounds, "GOMP_SPINCOUNT=100").values()) == {1.0}
     waiting.show(0, rounds)
+
+
+def test_the_first_command_is_timed_at_each_load(script, monkeypatch):
+    first = script("first_command")
+    runs = iter([9.0, 9.0, 1.0, 4.0, 3.0, 6.0])  # the first of each load warms up
+    monkeypatch.setattr(first, "run_once", lambda _: dict.fromkeys(first.COLUMNS, next(runs)))
+    found = first.measure([0, 1], 2)
+    assert {load: first.medians(each)["whole command"] for load, each in found.items()} == {
+        "0": 2.0,
+        "1": 5.0,
+    }
