@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
+from prepare.core.forward.backends import saved_switches
 from prepare.core.model.module_tree import Snapshot, copy_tree
 from prepare.core.utils.signals import held_interrupts
 from prepare.errors import ConfigError, PrepareError, Problem, RefusedError, StepError
@@ -103,7 +104,7 @@ def apply_steps(
     low_memory: bool,
 ) -> None:
     """Rewrite modules, move tensors and let the other steps act; undo everything on failure."""
-    undo = _Undo(Snapshot(model) if actions else None)
+    undo = _Undo(Snapshot(model) if actions else None, saved_switches() if phases.runtime else None)
     done = False
     try:
         try:
@@ -142,9 +143,10 @@ def raise_problems(kind: type[PrepareError], problems: Iterable[Problem]) -> Non
 
 @dataclass
 class _Undo:
-    """Restore the tensors and the module tree; safe to run more than once."""
+    """Restore the tensors, the module tree and the switches of backends; safe to run more than once."""
 
     snapshot: Snapshot | None
+    restore_switches: Callable[[], None] | None = None
     transfer: Transfer | None = None
 
     def run(self) -> None:
@@ -153,6 +155,8 @@ class _Undo:
                 self.transfer.undo()
             if self.snapshot:
                 self.snapshot.restore()
+            if self.restore_switches:
+                self.restore_switches()
 
 
 def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> tuple[list[Action], list[ConfigError]]:

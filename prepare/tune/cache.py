@@ -11,9 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
+from prepare.core.forward.backends import read_switch
 from prepare.core.forward.call import call_of
 from prepare.core.model.fingerprint import structure
 from prepare.core.model.tensors import is_strided, name_of
@@ -25,6 +23,9 @@ from prepare.errors import FileError, TuneError
 from prepare.tune.records import Tuning
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from prepare.tune.candidates import Candidate
 
 # The conditions that the machine and the installed versions set: one of these makes a tuning stale.
@@ -62,7 +63,7 @@ def conditions(
         "instructions": machine["instructions"],
         "cores": machine["cores"],
         "threads": machine["threads"],
-        "matmul": torch.get_float32_matmul_precision(),
+        "matmul": read_switch("matmul_precision"),
         "torch": machine["torch"],
         "prepare": version,
     }

@@ -25,6 +25,7 @@ from prepare.tune.records import UNPREPARED, Steps
 AS_DECLARED = "as declared"
 _COSTS = {
     "device": 0,
+    "backends": 0,
     "eval_mode": 0,
     "conv2d_memory_format": 1,
     "conv3d_memory_format": 1,
@@ -35,6 +36,8 @@ _COSTS = {
     "compile": 6,
 }
 _UNKNOWN_COST = 3
+# Steps that concern the whole process, or decide where everything runs.
+_COMMON = ("device", "backends")
 _RANKS = {2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
 _INPUT: Steps = {"input_format": {"attach": True}}
 _REPAIR: Steps = {"repair_layout": {}}
@@ -97,12 +100,12 @@ def candidates(
 ) -> list[Candidate]:
     """Return the unprepared model, the declared pipeline, and recipes, the most promising first.
 
-    The `device` step of `declared` is part of all of them. `model` is inspected in its present mode and
-    not changed.
+    The steps `device` and `backends` of `declared` are part of all of them. `model` is inspected in its
+    present mode and not changed.
     """
-    base = {name: options for name, options in declared.items() if name == "device"}
+    base = {name: options for name, options in declared.items() if name in _COMMON}
     recipes = [Candidate(UNPREPARED, _resolved(base))]
-    if any(options is not None for name, options in declared.items() if name != "device"):
+    if any(options is not None for name, options in declared.items() if name not in _COMMON):
         recipes.append(Candidate(AS_DECLARED, _resolved(declared)))
     layouts, fusible = list(_layouts(model)), mode == "eval" and _has_effect(model, _FUSE)
     device = next((p.device.type for p in model.parameters()), "cpu")

@@ -13,6 +13,7 @@ from small_nets import mixed
 NAMES = list(STEPS)
 # Settings with which a step has something to do, if its defaults change nothing in the network.
 SPECIAL = {
+    "backends": {"options": {"cudnn_benchmark": True}},
     "compile": {"options": {"backend": "eager"}},
     "eval_mode": {"model": lambda self: mixed().train()},
     "fuse_conv_bn": {"keeps_parameters": False},

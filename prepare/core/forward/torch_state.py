@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from prepare.core.forward.backends import saved_switches
+
 
 @contextmanager
 def isolated() -> Iterator[None]:
@@ -18,6 +20,7 @@ def isolated() -> Iterator[None]:
     """
     path, folder = list(sys.path), os.getcwd()  # noqa: PTH109
     settings = [(restore, read()) for read, restore in _SETTINGS]
+    restore_switches = saved_switches()
     device = torch.get_default_device()
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -31,6 +34,7 @@ def isolated() -> Iterator[None]:
             torch.set_default_device(None if device.type == "cpu" else device)
         for restore, value in settings:
             restore(value)
+        restore_switches()
 
 
 def _set_deterministic(value: tuple[bool, bool]) -> None:
@@ -39,14 +43,12 @@ def _set_deterministic(value: tuple[bool, bool]) -> None:
         torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
-def _set_cudnn(value: tuple[bool, bool, bool]) -> None:
-    cudnn = torch.backends.cudnn
-    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = value
+def _cudnn_enabled() -> bool:
+    return torch.backends.cudnn.enabled
 
 
-def _cudnn() -> tuple[bool, bool, bool]:
-    cudnn = torch.backends.cudnn
-    return cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+def _enable_cudnn(value: bool) -> None:  # noqa: FBT001
+    torch.backends.cudnn.enabled = value
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -70,9 +72,8 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_num_threads, torch.set_num_threads),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (_deterministic, _set_deterministic),
-    (_cudnn, _set_cudnn),
+    (_cudnn_enabled, _enable_cudnn),
     (torch.get_rng_state, torch.set_rng_state),
     (_device_states, _set_device_states),
     (random.getstate, random.setstate),

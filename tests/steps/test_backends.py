@@ -1,0 +1,166 @@
+"""Test the switches of torch's backends: set, idempotent, restored, and refused if they contradict."""
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.cli import main as cli
+from prepare.core.forward.backends import MIXED, read_switch, saved_switches
+from prepare.core.forward.torch_state import isolated
+from prepare.errors import ConfigError, RefusedError, StepError
+from prepare.pipeline import Pipeline
+from prepare.steps import backends
+from prepare.steps.compile import Compile
+from prepare.tune.candidates import candidates
+
+EVERY = {
+    "cudnn_benchmark": True,
+    "cudnn_deterministic": False,
+    "tf32": True,
+    "matmul_precision": "medium",
+}
+SET = {
+    "cudnn_benchmark": True,
+    "cudnn_deterministic": False,
+    "cudnn_tf32": True,
+    "matmul_precision": "medium",
+}
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    restore = saved_switches()
+    yield
+    restore()
+    backends._restore.clear()
+
+
+def pipeline(**options):
+    return Pipeline.from_config({"backends": options})
+
+
+def values():
+    return {name: read_switch(name) for name in SET}
+
+
+def test_every_switch_is_set_and_then_there_is_nothing_to_do():
+    model = nn.Linear(2, 2)
+    assert pipeline(**EVERY).plan(model)
+    pipeline(**EVERY).apply(model)
+    assert values() == SET
+    assert torch.backends.cudnn.benchmark
+    assert torch.get_float32_matmul_precision() == "medium"
+    assert not pipeline(**EVERY).plan(model)
+
+
+def test_a_switch_that_is_null_stays_as_it_is():
+    before = values()
+    pipeline(cudnn_benchmark=True).apply(nn.Linear(2, 2))
+    assert values() == before | {"cudnn_benchmark": True}
+
+
+def test_tf32_is_set_where_this_torch_has_it():
+    pipeline(tf32=True).apply(nn.Linear(2, 2))
+    assert torch.backends.cuda.matmul.allow_tf32
+    assert torch.backends.cudnn.allow_tf32
+    assert torch.get_float32_matmul_precision() == "high"
+    pipeline(tf32=False).apply(nn.Linear(2, 2))
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="older torch")
+def test_switches_that_torch_refuses_to_read_are_left_to_the_user():
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    assert read_switch("matmul_precision") == MIXED
+    with isolated():
+        pipeline(tf32=True).apply(nn.Linear(2, 2))
+        assert read_switch("matmul_precision") == "high"
+    assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+
+
+def test_undo_restores_what_was_before_the_first_step():
+    before = values()
+    pipeline(**EVERY).apply(nn.Linear(2, 2))
+    pipeline(matmul_precision="medium").apply(nn.Linear(2, 2))
+    backends.undo()
+    assert values() == before
+
+
+def test_a_failed_apply_restores_the_switches(monkeypatch):
+    before = values()
+
+    def fails(self, model):
+        assert values() == SET
+        raise StepError("steps.compile", "raised")
+
+    monkeypatch.setattr(Compile, "act", fails)
+    both = Pipeline.from_config({"backends": EVERY, "compile": {"backend": "eager"}})
+    with pytest.raises(StepError):
+        both.apply(nn.Linear(2, 2))
+    assert values() == before
+
+
+def test_drift_of_a_switch_is_found():
+    prepared = pipeline(cudnn_benchmark=True)
+    model = prepared.apply(nn.Linear(2, 2))
+    assert prepared.check(model) == []
+    torch.backends.cudnn.benchmark = False
+    assert prepared.check(model)
+
+
+def test_a_job_restores_the_switches_at_its_end(tmp_path):
+    before = values()
+    words = ["model._target_=sample_nets.Net", "+steps.backends={tf32: true}", "task=prepare"]
+    assert cli.run([*words, f"hydra.run.dir={tmp_path}"]) == 0
+    assert values() == before
+    assert "tf32: true" in (tmp_path / "recipe.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"cudnn_benchmark": True, "cudnn_deterministic": True},
+            "steps.backends.cudnn_benchmark: chooses an algorithm by its time, which differs from run to "
+            'run, and cudnn_deterministic is set; "backends": {"cudnn_benchmark": False}, or drop '
+            "cudnn_deterministic",
+        ),
+        (
+            {"tf32": False, "matmul_precision": "high"},
+            "steps.backends.matmul_precision: high uses TF32, and tf32 is false; drop one of the two",
+        ),
+        (
+            {"tf32": True, "matmul_precision": "highest"},
+            "steps.backends.matmul_precision: highest does not use TF32, and tf32 is true; drop one of "
+            "the two",
+        ),
+    ],
+)
+def test_switches_that_contradict_each_other_are_refused(options, says):
+    with pytest.raises(ConfigError) as raised:
+        pipeline(**options)
+    assert str(raised.value) == says
+
+
+def test_miopen_is_refused_without_rocm():
+    with pytest.raises(RefusedError, match="miopen_nhwc: this torch is not built for ROCm"):
+        pipeline(miopen_nhwc=True).apply(nn.Linear(2, 2))
+
+
+def test_miopen_is_set_before_its_first_convolution_with_rocm(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    monkeypatch.delenv("PYTORCH_MIOPEN_SUGGEST_NHWC", raising=False)
+    pipeline(miopen_nhwc=True).apply(nn.Linear(2, 2))
+    assert read_switch("miopen_nhwc") is True
+    backends.undo()
+    assert read_switch("miopen_nhwc") is None
+
+
+def test_every_candidate_of_a_tuning_runs_under_the_declared_switches():
+    found = candidates(
+        nn.Conv2d(3, 4, 3), declared={"backends": {"tf32": True}}, allow=(), mode="eval"
+    )
+    assert len(found) > 1
+    assert all(each.steps["backends"]["tf32"] for each in found)
