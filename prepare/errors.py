@@ -20,6 +20,7 @@
     ├── BenchError                a file that is not a bench
     ├── TuneError                 a file that is not a tuning
     ├── DoctorError               a file that is not a diagnosis
+    ├── ContractError             a file that is not a contract
     ├── SweepError                the launcher of a sweep stopped before its end
     └── FileError                 a file could not be written or read
 
@@ -162,6 +163,10 @@ class FlowError(PrepareError):
 
 class DoctorError(PrepareError):
     """A file that is not a diagnosis."""
+
+
+class ContractError(PrepareError):
+    """A file that is not a contract."""
 
 
 class BenchError(PrepareError):

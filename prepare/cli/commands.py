@@ -89,6 +89,8 @@ def _doctor(argv: list[str]) -> int:
     return doctor(argv)
 
 
+# The command that is a job: its words are overrides.
+CONTRACT = "contract"
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "steps": _steps,
     "doctor": _doctor,

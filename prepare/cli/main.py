@@ -15,7 +15,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from prepare.cli.answer import answered, print_problems
-from prepare.cli.commands import COMMANDS, require_packages, show_help, show_sweep, show_versions
+from prepare.cli.commands import (
+    COMMANDS,
+    CONTRACT,
+    require_packages,
+    show_help,
+    show_sweep,
+    show_versions,
+)
 from prepare.core.utils.signals import stopped_by_sigterm
 from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.text import line, plural
@@ -84,6 +91,10 @@ def _run(argv: list[str]) -> int:
 
 
 def _answer(argv: list[str]) -> int:
+    if argv and argv[0] == CONTRACT:
+        from prepare.cli.contract import contract_overrides
+
+        argv = contract_overrides(argv[1:])
     if argv and argv[0] in COMMANDS:
         return COMMANDS[argv[0]](argv[1:])
     if "--version" in argv:

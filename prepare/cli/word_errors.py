@@ -10,8 +10,8 @@ from prepare.core.utils.suggest import nearest
 from prepare.errors import Problem
 from prepare.job.settings import KEYS
 
-# The commands that are answered before Hydra starts.
-COMMANDS = ("steps", "diff", "summary", "doctor")
+# The commands; all but `contract` are answered before Hydra starts.
+COMMANDS = ("steps", "diff", "summary", "doctor", "contract")
 NO_OVERRIDE = "is neither key=value nor a command"
 COMMAND_LATE = "is a command, and must come first, without overrides"
 # Words of other command lines, and what they are called here.

@@ -6,18 +6,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from prepare.core.forward.example_input import build_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.utils.text import size
-from prepare.errors import ConfigError
+from prepare.errors import ConfigError, PrepareError
 from prepare.steps import compile, keep_layout, repair_layout  # noqa: A004
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from prepare.bench.records import Bench
+    from prepare.contract.records import ContractCheck
     from prepare.core.forward.example_input import Example
     from prepare.core.utils.progress import Stage
     from prepare.flow.records import Flow
@@ -161,6 +162,44 @@ def verification_of(
         memory=settings.verify_limits.memory,
         amp=settings.amp,
     )
+
+
+def contract_of(
+    settings: Settings,
+    pipeline: Pipeline,
+    reference: nn.Module | str | None,
+    model: nn.Module,
+    example: Example | None,
+) -> ContractCheck:
+    """Check the prepared model against its contract; with contract.update=true, write that.
+
+    Raises:
+        ConfigError: no example is declared, or the file is not a contract.
+    """
+    if not example:
+        remedy = "give one with input.shape=[...]"
+        raise ConfigError("input", "task=contract needs an example input", remedy)
+    from prepare.contract.compare import compare
+    from prepare.contract.observe import observe_contract
+    from prepare.contract.records import Contract
+
+    options = settings.contract
+    try:
+        known = None if options.update else Contract.load(options.file)
+    except PrepareError as error:
+        raise ConfigError.of(error.problems) from error
+    today = observe_contract(
+        model,
+        example,
+        mode=settings.mode,
+        pipeline=pipeline,
+        reference=reference if isinstance(reference, nn.Module) else None,
+        threads=known.threads if known else None,
+        time=known.time is not None if known else options.time,
+    )
+    if known is None:
+        today.save(options.file)
+    return compare(known or today, today)
 
 
 def bench_of(

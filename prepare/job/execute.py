@@ -208,6 +208,14 @@ def _prepare(
     results = replace(
         results, notes=notes, example=example_run, audit=audited, flow=flow, flow_before=flow_before
     )
+    if settings.task == "contract":
+        show(results)
+        with stage("checking the layout contract"):
+            contract = analyses.contract_of(settings, pipeline, reference, model, example)
+        file = settings.contract.file
+        if settings.contract.update:
+            return replace(results, notes=[*notes, f"the contract is written to {file}"])
+        return replace(results, contract=contract, contract_file=file)
     if unchanged:
         return replace(results, unchanged=True)
     show(results)

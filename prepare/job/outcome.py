@@ -52,6 +52,11 @@ def finished(results: Results) -> Outcome:
         reason = verification.reason.partition(":")[0]
         result = Result("verification_failed", reason, verification.reason, figures=found, amp=amp)
         return Outcome(result, NOT_VERIFIED, results)
+    if results.contract is not None and results.contract.status == "broken":
+        first = results.contract.changes[0]
+        wrong = f"{first.what}: {first.where}: {first.text}"
+        result = Result("verification_failed", "contract", wrong, figures=found)
+        return Outcome(result, NOT_VERIFIED, results)
     same = NOTHING_CHANGED if results.unchanged else None
     return Outcome(Result("ok", same, figures=found, amp=amp), DONE, results)
 

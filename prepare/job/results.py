@@ -18,6 +18,7 @@ from prepare.tune.records import Tuning
 from prepare.verify.records import Verification
 
 if TYPE_CHECKING:
+    from prepare.contract.records import ContractCheck
     from prepare.core.forward.conv_layouts import LayoutCount
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
@@ -78,6 +79,8 @@ class Results(Analyses):
     stopped: str = ""
     unchanged: bool = False
     amp: str = "none"
+    contract: ContractCheck | None = None
+    contract_file: str = ""
 
     def write(self, record: Record, job: Job) -> None:
         """Write every file of the record, except its pages and its result. Raises FileError."""

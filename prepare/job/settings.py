@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_type_hints
 
 from prepare.checkpoint.paths import check_readable, check_writable
+from prepare.contract.options import ContractOptions, read_contract
 from prepare.core.forward.example_input import read_example
 from prepare.core.utils.options import as_written, convert, no_options
 from prepare.core.utils.suggest import choose, choose_option
@@ -31,8 +32,8 @@ LEVELS = ("verify", "bench")
 # Every key at the top of a configuration.
 KEYS = (
     *(*GROUPS, "steps", "task", "mode", "strict", "known_issues", "flow", "verify", "bench"),
-    *("tune", "plugins", "seed", "isolate", "resume", "overwrite", "weights", "save", "optimize"),
-    "hydra",
+    *("tune", "contract", "plugins", "seed", "isolate", "resume", "overwrite", "weights", "save"),
+    *("optimize", "hydra"),
 )
 
 
@@ -55,7 +56,7 @@ class Settings:
     model: dict[str, Any]
     steps: dict[str, Any]
     input: dict[str, Any]
-    task: Literal["prepare", "plan", "flow", "tune"] = "prepare"
+    task: Literal["prepare", "plan", "flow", "tune", "contract"] = "prepare"
     mode: Literal["eval", "train"] = "eval"
     amp: Literal["none", "bfloat16", "float16"] = "none"
     strict: bool = True
@@ -68,6 +69,7 @@ class Settings:
     plugins: Annotated[tuple[str, ...], "a list of modules", _check_plugins] = ()
     seed: Annotated[int, _check_seed] = 0
     tune: TuneOptions = field(default_factory=TuneOptions)
+    contract: ContractOptions = field(default_factory=ContractOptions)
     optimize: Literal["none", "time", "error", "memory"] = "none"
     isolate: bool = True
     resume: bool = False
@@ -124,7 +126,8 @@ def read_settings(
         else:
             problems.append(_not_a_mapping(key, read[key]))
     read["tune"], tune_problems = _read_tune(config)
-    problems += tune_problems
+    read["contract"], contract_problems = _read_contract(config)
+    problems += [*tune_problems, *contract_problems]
     if not problems:
         problems += _check_task(read)
     if not problems and read.get("mode") == "train":
@@ -174,6 +177,17 @@ def _read_tune(config: Mapping[str, Any]) -> tuple[TuneOptions, tuple[Problem, .
         return read_tune(options, mode=str(config.get("mode"))), ()
     except ConfigError as error:
         return TuneOptions(), error.problems
+
+
+def _read_contract(config: Mapping[str, Any]) -> tuple[ContractOptions, tuple[Problem, ...]]:
+    options = config.get("contract", {})
+    if not isinstance(options, dict):
+        remedy = "write task=contract, and contract.file=FILE"
+        return ContractOptions(), (_not_a_mapping("contract", options, remedy),)
+    try:
+        return read_contract(options, task=str(config.get("task"))), ()
+    except ConfigError as error:
+        return ContractOptions(), error.problems
 
 
 def _is_dotted(name: str) -> bool:

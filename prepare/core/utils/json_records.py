@@ -62,6 +62,8 @@ def load(
     kind: Kind,
     *,
     check: Callable[[_T], object] | None = None,
+    parse: _Parser = json.loads,
+    limit: int | None = None,
 ) -> _T:
     """Read an instance of `cls` from the JSON file at `path`.
 
@@ -69,7 +71,8 @@ def load(
     be the fields of its class; fields marked `late` may be absent. At the top level, `format`, `version`
     and properties of `cls` are ignored. `check` may raise ValueError or KeyError for a wrong instance.
     Annotations may hold `X | None`, `tuple[X, ...]`, `list[X]` and `dict[K, X]`; the types of
-    single values are not checked.
+    single values are not checked. `parse` reads the text of a file that is not JSON; `limit` is the most
+    bytes.
 
     Raises:
         FileError: the file cannot be read.
@@ -84,19 +87,26 @@ def load(
             check(record)
         return record
 
-    return read_record(path, kind, make)
+    return read_record(path, kind, make, parse=parse, limit=limit)
 
 
-def read_record(path: str | os.PathLike, kind: Kind, make: Callable[[dict[str, Any]], _T]) -> _T:
+def read_record(
+    path: str | os.PathLike,
+    kind: Kind,
+    make: Callable[[dict[str, Any]], _T],
+    *,
+    parse: _Parser = json.loads,
+    limit: int | None = None,
+) -> _T:
     """Return `make(data)` for the content of the JSON file at `path`.
 
     Raises:
         FileError: the file cannot be read.
         kind.error: the file is of another kind or version, or `make` cannot use its content.
     """
-    text = read_text(path)
+    text = read_text(path, limit=limit)
     try:
-        data = json.loads(text)
+        data = parse(text)
         if data["format"] != kind.format:
             raise kind.error(
                 printable_path(path), f"this is a {data['format']}, not a {kind.format}"

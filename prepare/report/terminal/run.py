@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from prepare.contract.summary import check_lines
 from prepare.core.model.memory_format import satisfied
 from prepare.core.utils.text import line, plural, printable, size
 from prepare.report.sentences import (
@@ -30,6 +31,7 @@ from prepare.report.terminal.verify import show_verify
 if TYPE_CHECKING:
     from prepare.audit import Audit
     from prepare.audit.rows import AuditRow
+    from prepare.contract.records import ContractCheck
     from prepare.core.forward.conv_layouts import LayoutCount
     from prepare.flow.records import Flow
     from prepare.job.outcome import Outcome
@@ -81,9 +83,18 @@ class RunOutput:
         else:
             show_plan(results, self._folder)
         _show_warnings(results.warnings)
+        if results.contract is not None:
+            _show_contract(results.contract, results.contract_file)
         verification = results.verification
         if verification is not None and verification.status == "fail":
             show_verify(verification, _file(self._folder, "verify.json"))
+
+
+def _show_contract(check: ContractCheck, file: str) -> None:
+    """Print a check; after an update the contract equals the model."""
+    command = f"python run.py contract file={file} update=true, with the same overrides"
+    for text in check_lines(check, file=file, update=command):
+        line(text)
 
 
 def _show_warnings(warnings: Iterable[str]) -> None:

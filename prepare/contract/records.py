@@ -1,0 +1,153 @@
+"""A layout contract and the result of a check as plain data, written and read without torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from prepare.core.utils import files, json_records
+from prepare.errors import ContractError
+
+_KIND = json_records.Kind("prepare.contract", 1, "a contract", "a contract.yaml", ContractError)
+# More than a contract of a hundred thousand tensors needs.
+_LIMIT = 1 << 26
+BROKEN, BETTER, TOO_NOISY, NOTE = KINDS = ("broken", "better", "too noisy", "note")
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A place of the forward, or of the backward, where the layout breaks or a tensor is cast.
+
+    `cause` is that of the layout flow, or the dtypes of a cast. `source` is the line of code that called
+    the operation; it is shown, and not compared.
+    """
+
+    kind: str
+    phase: str
+    module: str
+    cause: str
+    count: int
+    source: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What two places have in common if they are the same."""
+        return self.kind, self.phase, self.module, self.cause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """The largest error of one kind of tensors in a verification, and what was allowed."""
+
+    what: str
+    error: float
+    allowed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeRatio:
+    """The time of the prepared model relative to the unprepared one, its interval, and the machine.
+
+    `disturbed` says what disturbed the timing; empty if nothing did.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    machine: str
+    disturbed: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """The facts about a prepared model that shall stay true.
+
+    `steps` is its recipe; None if the model was taken as it is. `modules` maps each name to its class,
+    `weights` each tensor to its shape, strides, dtype and type of device in words, `layouts` each
+    convolution to the layout of its outputs, `optimizer` each tensor of an optimizer's state to its order of
+    elements. `verified` is the status of the verification, empty without one. `seen` holds versions.
+    """
+
+    model: str
+    mode: str
+    steps: dict[str, Any] | None
+    threads: int
+    seen: dict[str, str]
+    modules: dict[str, str]
+    weights: dict[str, str]
+    layouts: dict[str, str]
+    places: tuple[Place, ...]
+    verified: str
+    tolerances: tuple[Tolerance, ...]
+    optimizer: dict[str, str] = field(default_factory=dict, metadata={"late": True})
+    time: TimeRatio | None = field(default=None, metadata={"late": True})
+
+    @property
+    def structure(self) -> str:
+        """The fingerprint of all modules, by name and class, and of all tensors, by name and shape."""
+        shapes = {name: text.partition(" ")[0] for name, text in self.weights.items()}
+        text = json.dumps([self.modules, shapes], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def save(self, path: str | Path) -> None:
+        """Write `contract.yaml`; equal contracts give equal bytes. Raises FileError."""
+        data = _KIND.head | {"structure": self.structure} | json.loads(json.dumps(asdict(self)))
+        text = yaml.dump(data, Dumper=_DUMPER, sort_keys=False, allow_unicode=True, width=1000)
+        files.write_text(path, text)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Contract:
+        """Load a contract from its YAML, without torch.
+
+        Raises:
+            FileError: the file cannot be read.
+            ContractError: the file is not a contract, or is of another version.
+        """
+        return json_records.load(cls, path, _KIND, parse=_parse, limit=_LIMIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One difference between a contract and the model of today.
+
+    `kind` is one of KINDS, `what` names the part of the contract, `where` the first place, `text` says what
+    changed there, `source` is the line of code, and `count` the number of places with the same change.
+    """
+
+    kind: str
+    what: str
+    where: str
+    text: str
+    source: str = ""
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContractCheck:
+    """The result of a check: all changes, the worst first, and the contract as it would be recorded today."""
+
+    changes: tuple[Change, ...]
+    today: Contract
+
+    def of(self, kind: str) -> list[Change]:
+        """Return the changes of this kind."""
+        return [change for change in self.changes if change.kind == kind]
+
+    @property
+    def status(self) -> str:
+        """`broken`, `better`, or `kept`: the worst kind that matters."""
+        return BROKEN if self.of(BROKEN) else BETTER if self.of(BETTER) else "kept"
+
+
+def _parse(text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_LOADER)  # noqa: S506  both loaders are safe
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).replace("\n", " ")) from error
