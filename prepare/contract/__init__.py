@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from prepare.contract.records import Change, Contract, ContractCheck
+from prepare.contract.records import Contract, ContractChange, ContractCheck
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-__all__ = ["Change", "Contract", "ContractCheck", "check", "record"]
+__all__ = ["Contract", "ContractChange", "ContractCheck", "check", "record"]
 
 
 def record(
@@ -53,7 +53,7 @@ def record(
         ConfigError: the recipe is wrong, or `time` or `optimizer` does not go with it.
         ModelError: the forward or backward raised.
     """
-    from prepare.contract.record import record_contract
+    from prepare.contract.recording import record_contract
 
     return record_contract(
         model, batch, recipe, mode=mode, optimizer=optimizer, threads=threads, time=time
@@ -78,7 +78,7 @@ def check(
         ModelError: the forward or backward raised.
     """
     from prepare.contract.compare import compare
-    from prepare.contract.record import record_contract
+    from prepare.contract.recording import record_contract
 
     today = record_contract(
         model,

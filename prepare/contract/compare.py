@@ -10,8 +10,8 @@ from prepare.contract.records import (
     KINDS,
     NOTE,
     TOO_NOISY,
-    Change,
     Contract,
+    ContractChange,
     ContractCheck,
 )
 
@@ -42,20 +42,20 @@ def compare(contract: Contract, today: Contract) -> ContractCheck:
     )
 
 
-def _merged(changes: list[Change]) -> Iterator[Change]:
+def _merged(changes: list[ContractChange]) -> Iterator[ContractChange]:
     """Merge the changes that differ only in their place into one with a count."""
-    groups: dict[tuple[str, str, str, str], list[Change]] = {}
+    groups: dict[tuple[str, str, str, str], list[ContractChange]] = {}
     for change in changes:
         # A place is shown with its own line of code.
         key = (change.kind, change.what, change.text, change.source)
         groups.setdefault(key, []).append(change)
     for (kind, what, text, source), group in groups.items():
-        yield Change(
+        yield ContractChange(
             kind=kind, what=what, where=group[0].where, text=text, source=source, count=len(group)
         )
 
 
-def _recipe(contract: Contract, today: Contract) -> Iterator[Change]:
+def _recipe(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     before, after = contract.steps or {}, today.steps or {}
     for name in {**before, **after}:
         if before.get(name) != after.get(name):
@@ -63,7 +63,7 @@ def _recipe(contract: Contract, today: Contract) -> Iterator[Change]:
             yield _broken("recipe", name, text or ("is gone" if name in before else "is new"))
 
 
-def _structure(contract: Contract, today: Contract) -> Iterator[Change]:
+def _structure(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     if contract.structure == today.structure:
         return
     for name in {**contract.modules, **today.modules}:
@@ -75,7 +75,7 @@ def _structure(contract: Contract, today: Contract) -> Iterator[Change]:
         yield _broken("structure", name, "is new" if name in today.weights else "is gone")
 
 
-def _weights(contract: Contract, today: Contract) -> Iterator[Change]:
+def _weights(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     for name in sorted(contract.weights.keys() & today.weights.keys()):
         before, after = contract.weights[name].split(), today.weights[name].split()
         if before == after:
@@ -90,10 +90,12 @@ def _weights(contract: Contract, today: Contract) -> Iterator[Change]:
             text = f"{before[2]} is now {after[2]}"
             if before[2] == after[2]:
                 text = f"strides {before[1]} are now {after[1]}"
-            yield Change(kind=BETTER if better else BROKEN, what="weights", where=name, text=text)
+            yield ContractChange(
+                kind=BETTER if better else BROKEN, what="weights", where=name, text=text
+            )
 
 
-def _places(contract: Contract, today: Contract) -> Iterator[Change]:
+def _places(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     before = {place.key: place for place in contract.places}
     after = {place.key: place for place in today.places}
     for key in {**before, **after}:
@@ -110,40 +112,44 @@ def _places(contract: Contract, today: Contract) -> Iterator[Change]:
         if counts[1] > counts[0]:
             yield _broken("flow", where, f"new {text}", place.source)
         else:
-            yield Change(kind=BETTER, what="flow", where=where, text=f"no longer a {text}")
+            yield ContractChange(kind=BETTER, what="flow", where=where, text=f"no longer a {text}")
 
 
-def _layouts(contract: Contract, today: Contract) -> Iterator[Change]:
+def _layouts(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     for name in contract.layouts.keys() & today.layouts.keys():
         before, after = contract.layouts[name], today.layouts[name]
         if (before in _KEPT) != (after in _KEPT):
             kind = BROKEN if before in _KEPT else BETTER
             text = f"gave {before}, gives {after} now"
-            yield Change(kind=kind, what="convolutions", where=name, text=text)
+            yield ContractChange(kind=kind, what="convolutions", where=name, text=text)
 
 
-def _optimizer(contract: Contract, today: Contract) -> Iterator[Change]:
+def _optimizer(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     if contract.optimizer and not today.optimizer:
-        yield Change(kind=NOTE, what="optimizer", where="", text="not checked: none was given")
+        yield ContractChange(
+            kind=NOTE, what="optimizer", where="", text="not checked: none was given"
+        )
     for name in contract.optimizer.keys() & today.optimizer.keys():
         before, after = contract.optimizer[name], today.optimizer[name]
         if before != after:
             yield _broken("optimizer", name, f"{before} is now {after}")
 
 
-def _verification(contract: Contract, today: Contract) -> Iterator[Change]:
+def _verification(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     before, after = contract.verified, today.verified
     if before and after and before != after:
         if after == "fail":
             yield _broken("verification", "", f"{before} before, fails now")
         elif after == "cannot tell":
-            yield Change(kind=TOO_NOISY, what="verification", where="", text="cannot tell now")
+            yield ContractChange(
+                kind=TOO_NOISY, what="verification", where="", text="cannot tell now"
+            )
         else:
-            yield Change(
+            yield ContractChange(
                 kind=BETTER, what="verification", where="", text=f"{before} before, passes now"
             )
     elif before and not after:
-        yield Change(kind=NOTE, what="verification", where="", text="not repeated")
+        yield ContractChange(kind=NOTE, what="verification", where="", text="not repeated")
     recorded = {tolerance.what: tolerance for tolerance in contract.tolerances}
     for now in today.tolerances if "fail" not in (before, after) else ():
         old = recorded.get(now.what)
@@ -152,35 +158,37 @@ def _verification(contract: Contract, today: Contract) -> Iterator[Change]:
             yield _broken("verification", now.what, text)
 
 
-def _time(contract: Contract, today: Contract) -> Iterator[Change]:
+def _time(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     before, after = contract.time, today.time
     if before is None:
         return
     what = "time ratio"
     if after is None:
-        yield Change(kind=NOTE, what=what, where="", text="not measured")
+        yield ContractChange(kind=NOTE, what=what, where="", text="not measured")
         return
     text = f"{before.ratio:.2f} ({before.low:.2f} to {before.high:.2f}) before, "
     text += f"{after.ratio:.2f} ({after.low:.2f} to {after.high:.2f}) now"
     if before.machine != after.machine:
-        yield Change(kind=NOTE, what=what, where="", text=f"{text}, on another machine")
+        yield ContractChange(kind=NOTE, what=what, where="", text=f"{text}, on another machine")
     elif before.disturbed or after.disturbed:
         text = f"{text}; {after.disturbed or before.disturbed}"
-        yield Change(kind=TOO_NOISY, what=what, where="", text=text)
+        yield ContractChange(kind=TOO_NOISY, what=what, where="", text=text)
     elif after.low > before.high * _TIME:
         yield _broken(what, "", text)
     elif after.high * _TIME < before.low:
-        yield Change(kind=BETTER, what=what, where="", text=text)
+        yield ContractChange(kind=BETTER, what=what, where="", text=text)
     elif not (after.low <= before.ratio <= after.high):
-        yield Change(kind=TOO_NOISY, what=what, where="", text=text)
+        yield ContractChange(kind=TOO_NOISY, what=what, where="", text=text)
 
 
-def _versions(contract: Contract, today: Contract) -> Iterator[Change]:
+def _versions(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     for name in sorted(contract.seen.keys() | today.seen.keys()):
         before, after = contract.seen.get(name, "none"), today.seen.get(name, "none")
         if before != after:
-            yield Change(kind=NOTE, what="versions", where=name, text=f"{before} is now {after}")
+            yield ContractChange(
+                kind=NOTE, what="versions", where=name, text=f"{before} is now {after}"
+            )
 
 
-def _broken(what: str, where: str, text: str, source: str = "") -> Change:
-    return Change(kind=BROKEN, what=what, where=where, text=text, source=source)
+def _broken(what: str, where: str, text: str, source: str = "") -> ContractChange:
+    return ContractChange(kind=BROKEN, what=what, where=where, text=text, source=source)

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from prepare.contract.records import Contract, Place, TimeRatio, Tolerance
+from prepare.core.forward.call import call_of
 from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import is_strided, name_of, named_modules, named_tensors
 from prepare.flow import observe
 from prepare.flow.casts import CastWatcher
 from prepare.flow.layouts import layout_of
+from prepare.verify.inputs import user_call, user_formatter
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -47,10 +49,12 @@ def observe_contract(
     `threads` is the number for torch while the layouts are observed: kernels depend on it. Without a
     `reference` nothing is verified and timed, except that `verification` may have been made before.
     """
-    formatted = batch if pipeline is None else pipeline.format(batch)
+    call = call_of(batch)
+    if pipeline is not None:
+        call = user_call(call, prepared, pipeline)
     watcher = CastWatcher(prepared)
     with _threads(threads), watcher:
-        flow = observe(prepared, formatted, backward=mode == "train")
+        flow = observe(prepared, call, backward=mode == "train")
     if verification is None and reference is not None:
         from prepare.verify import verify
 
@@ -158,12 +162,13 @@ def _time(
     from prepare.core.utils.environment import environment
     from prepare.core.utils.machine import disturbance
 
+    formatter = None if pipeline is None else user_formatter(pipeline)
     found = compare(
         {"unprepared": reference, "prepared": prepared},
         batch,
         train=mode == "train",
         budget=_SECONDS,
-        format={} if pipeline is None else {"prepared": pipeline.format},
+        format={"prepared": formatter} if formatter else {},
     )
     row = found.row("prepared")
     if row.ratio is None or row.ratio_interval is None:

@@ -38,7 +38,7 @@ class Place:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What two places have in common if they are the same."""
+        """The values that two places have in common if they are the same."""
         return self.kind, self.phase, self.module, self.cause
 
 
@@ -114,7 +114,7 @@ class Contract:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ContractChange:
     """One difference between a contract and the model of today.
 
     `kind` is one of KINDS, `what` names the part of the contract, `where` the first place, `text` says what
@@ -133,10 +133,10 @@ class Change:
 class ContractCheck:
     """The result of a check: all changes, the worst first, and the contract as it would be recorded today."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[ContractChange, ...]
     today: Contract
 
-    def of(self, kind: str) -> list[Change]:
+    def of(self, kind: str) -> list[ContractChange]:
         """Return the changes of this kind."""
         return [change for change in self.changes if change.kind == kind]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prepare.contract.records import BETTER, BROKEN, KINDS, Change, ContractCheck
+from prepare.contract.records import BETTER, BROKEN, KINDS, ContractChange, ContractCheck
 from prepare.core.utils.text import plural, printable
 
 # Changes of each kind that one screen shows.
@@ -47,7 +47,7 @@ def _verdict(check: ContractCheck) -> str:
     return f"the contract is {check.status}" + (f" ({', '.join(parts)})" if parts else "")
 
 
-def _text(change: Change) -> str:
+def _text(change: ContractChange) -> str:
     more = f" and {change.count - 1} more" if change.count > 1 else ""
     source = f" ({change.source})" if change.source else ""
     where = f"{change.where}{more}: " if change.where else ""

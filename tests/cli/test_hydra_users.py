@@ -183,7 +183,7 @@ def completed(monkeypatch, capsys):
 @pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
 def test_the_words_that_a_key_allows_are_completed(completed, shell):
     words = {
-        "task": "flow plan prepare tune",
+        "task": "contract flow plan prepare tune",
         "mode": "eval train",
         "known_issues": "error ignore warn",
         "flow": "none observe predict",
@@ -271,3 +271,8 @@ def test_hydra_keeps_its_files_without_secrets(conf, monkeypatch):
     texts = [path.read_text() for path in folder.iterdir()]
     assert "${oc.env:TOKEN}" in "".join(texts)
     assert "7123987" not in "".join(texts)
+
+
+def test_words_after_the_command_contract_are_completed(completed):
+    assert "memfmt=channels_last" in completed("prepare contract model=unet2d memfmt=ch")
+    assert "contract" in completed("prepare con")

@@ -91,9 +91,8 @@ class RunOutput:
 
 
 def _show_contract(check: ContractCheck, file: str) -> None:
-    """Print a check; after an update the contract equals the model."""
-    command = f"python run.py contract file={file} update=true, with the same overrides"
-    for text in check_lines(check, file=file, update=command):
+    """Print a check, and how to write the contract again."""
+    for text in check_lines(check, file=file, update="add contract.update=true"):
         line(text)
 
 

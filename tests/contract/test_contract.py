@@ -1,0 +1,296 @@
+"""Layout regressions break a contract, and nothing else does."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from layout_regressions import BATCH, FLAT, OF_NETWORK, OF_PREPARED, OF_RECIPE, net
+from prepare.contract import Contract, check, record
+from prepare.contract.compare import compare
+from prepare.contract.records import Place, TimeRatio, Tolerance
+from prepare.contract.summary import check_lines, markdown, page
+from prepare.errors import ConfigError, ContractError, FileError, RefusedError
+from prepare.models.resnet import ResNet2d
+from prepare.models.unet import UNet2d, UNet3d
+from prepare.pipeline import Pipeline
+
+
+@pytest.fixture(scope="module")
+def contract():
+    return record(net(), BATCH, FLAT)
+
+
+def prepared_with_optimizer():
+    model = Pipeline.from_config(FLAT).apply(net())
+    optimizer = torch.optim.Adam(model.parameters())
+    model(BATCH).mean().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+QUICK = (
+    "contiguous() added",
+    "InstanceNorm in place of BatchNorm",
+    "a cast in the middle",
+    "a branch on the layout",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in OF_NETWORK],
+)
+def test_a_regression_of_the_network_breaks_its_contract(name, contract):
+    model = net()
+    OF_NETWORK[name](model)
+    assert check(model, BATCH, contract).status == "broken"
+
+
+@pytest.mark.parametrize("name", OF_RECIPE)
+def test_a_regression_of_the_recipe_breaks_the_contract(name, contract):
+    result = check(net(), BATCH, contract, OF_RECIPE[name])
+    assert {change.what for change in result.of("broken")} >= {"recipe"}
+    assert len(result.of("broken")) > 1
+
+
+@pytest.mark.parametrize("regress", OF_PREPARED, ids=lambda each: each.__name__)
+def test_what_happens_to_a_prepared_model_breaks_its_contract(regress):
+    model, optimizer = prepared_with_optimizer()
+    known = record(model, BATCH, optimizer=optimizer)
+    assert check(model, BATCH, known, optimizer=optimizer).changes == ()
+    regress(model, optimizer)
+    assert check(model, BATCH, known, optimizer=optimizer).status == "broken"
+
+
+def test_a_regression_is_shown_with_its_line_of_code(contract):
+    model = net()
+    OF_NETWORK["contiguous() added"](model)
+    result = check(model, BATCH, contract)
+    (change,) = [each for each in result.changes if each.what == "flow"]
+    assert (change.kind, change.where, change.text) == (
+        "broken",
+        "down",
+        "new break in forward: clone",
+    )
+    assert "layout_regressions.py:" in change.source
+    lines = list(check_lines(result, file="c.yaml", update="UPDATE"))
+    assert lines[0].startswith("broken: flow: down: new break in forward: clone (")
+    assert lines[-1] == "if that is intended, record it again: UPDATE"
+
+
+def test_an_unchanged_model_keeps_its_contract(contract):
+    model = net()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = check(model, BATCH, contract)
+    assert (result.status, result.changes) == ("kept", ())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model.training
+    assert model.stem.weight.is_contiguous()
+    assert list(check_lines(result, file="c.yaml", update="")) == ["the contract is kept: c.yaml"]
+
+
+def test_training_is_followed_backward_too():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Softmax(1), nn.Conv2d(8, 8, 3))
+    found = record(model, BATCH, FLAT, mode="train")
+    assert {place.phase for place in found.places} == {"forward", "backward"}
+
+
+def test_less_breaks_and_more_layouts_are_better(contract):
+    model = net()
+    OF_NETWORK["softmax in the middle"](model)
+    known = record(model, BATCH, FLAT)
+    result = check(net(), BATCH, known)
+    assert result.status == "better"
+    assert [change.text for change in result.of("better")] == [
+        "no longer a break in forward: softmax"
+    ]
+    (*_, last) = check_lines(result, file="c.yaml", update="UPDATE")
+    assert last == "to hold the model to what it keeps now, record it again: UPDATE"
+
+
+def test_another_version_of_a_library_is_a_note(contract):
+    known = dataclasses.replace(contract, seen={**contract.seen, "torch": "2.4.0", "timm": "1.0"})
+    result = compare(known, contract)
+    assert result.status == "kept"
+    assert [(change.kind, change.where) for change in result.changes] == [
+        ("note", "timm"),
+        ("note", "torch"),
+    ]
+
+
+TIME = TimeRatio(ratio=0.8, low=0.78, high=0.82, machine="a", disturbed="")
+
+
+@pytest.mark.parametrize(
+    ("now", "kind"),
+    [
+        (TimeRatio(ratio=1.0, low=0.95, high=1.1, machine="a"), "broken"),
+        (TimeRatio(ratio=0.5, low=0.45, high=0.55, machine="a"), "better"),
+        (TimeRatio(ratio=0.84, low=0.81, high=0.86, machine="a"), "too noisy"),
+        (TimeRatio(ratio=1.0, low=0.95, high=1.1, machine="a", disturbed="busy"), "too noisy"),
+        (TimeRatio(ratio=1.0, low=0.95, high=1.1, machine="b"), "note"),
+        (TimeRatio(ratio=0.81, low=0.79, high=0.83, machine="a"), None),
+        (None, "note"),
+    ],
+)
+def test_a_time_ratio_breaks_a_contract_only_for_certain(now, kind, contract):
+    known = dataclasses.replace(contract, time=TIME)
+    result = compare(known, dataclasses.replace(contract, time=now))
+    assert [change.kind for change in result.changes] == ([kind] if kind else [])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ("pass", "fail", "broken"),
+        ("pass", "cannot tell", "too noisy"),
+        ("fail", "pass", "better"),
+        ("pass", "", "note"),
+        ("fail", "fail", None),
+    ],
+)
+def test_a_verification_that_fails_breaks_the_contract(before, after, kind, contract):
+    known = dataclasses.replace(contract, verified=before)
+    result = compare(known, dataclasses.replace(contract, verified=after))
+    assert [change.kind for change in result.changes] == ([kind] if kind else [])
+
+
+@pytest.mark.parametrize(("error", "broken"), [(2e-5, False), (4e-5, True)])
+def test_an_error_far_above_the_recorded_tolerance_breaks_it(error, broken, contract):
+    before = (Tolerance(what="outputs", error=1e-7, allowed=1e-5),)
+    after = (Tolerance(what="outputs", error=error, allowed=1.0),)
+    known = dataclasses.replace(contract, tolerances=before)
+    result = compare(known, dataclasses.replace(contract, tolerances=after))
+    assert bool(result.of("broken")) is broken
+
+
+def test_equal_changes_are_one_line_with_a_count(contract):
+    weights = {
+        name: re.sub(r" \S+ channels_last ", " 1,1 other ", text)
+        for name, text in contract.weights.items()
+    }
+    result = compare(contract, dataclasses.replace(contract, weights=weights))
+    texts = "\n".join(check_lines(result, file="", update=""))
+    assert "and 2 more: channels_last is now other" in texts
+    many = tuple(
+        Place(kind="break", phase="forward", module=f"m{i}", cause=f"c{i}", count=1)
+        for i in range(20)
+    )
+    result = compare(contract, dataclasses.replace(contract, places=many))
+    lines = list(check_lines(result, file="", update=""))
+    assert "broken: 12 more changes" in lines
+    assert len(lines) < 24
+
+
+def test_markdown_escapes_names_and_puts_the_worst_first(contract):
+    place = Place(kind="break", phase="forward", module="a_b*", cause="x", count=1)
+    broken = compare(contract, dataclasses.replace(contract, places=(place,)))
+    kept = compare(contract, contract)
+    results = [{"status": each.status, "text": markdown("a`b", each)} for each in (kept, broken)]
+    text = page(results)
+    assert text.startswith(
+        "### Layout contracts: 1 broken, 0 better, 1 kept\n\n- `a'b`: the contract is broken"
+    )
+    assert r"a\_b\*" in text
+
+
+def test_a_contract_is_read_as_it_was_written(tmp_path, contract):
+    file = tmp_path / "contract.yaml"
+    whole = dataclasses.replace(contract, time=TIME, optimizer={"a": "b"})
+    whole.save(file)
+    assert Contract.load(file) == whole
+    assert file.read_text().startswith("format: prepare.contract\nversion: 1\nstructure: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "format: prepare.recipe\nversion: 1\n",
+            "this is a prepare.recipe, not a prepare.contract",
+        ),
+        ("format: prepare.contract\nversion: 2\n", "version 2 is not known here"),
+        ("[", "this is not a contract: ValueError"),
+        ("!!python/object/apply:os.system [id]", "this is not a contract"),
+        ("format: prepare.contract\nversion: 1\n", "the keys are"),
+    ],
+)
+def test_a_file_that_is_not_a_contract_is_named(text, message, tmp_path):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ContractError, match="c.yaml") as caught:
+        Contract.load(tmp_path / "c.yaml")
+    assert message in str(caught.value)
+
+
+def test_a_missing_contract_is_a_file_error(tmp_path):
+    with pytest.raises(FileError):
+        Contract.load(tmp_path / "none.yaml")
+
+
+class CannotBeCopied(nn.Conv2d):
+    def __deepcopy__(self, memo):
+        raise TypeError("no")
+
+
+def test_wrong_arguments_of_a_contract_are_named():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    with pytest.raises(ConfigError, match="mode: 'evl' is not a mode; did you mean 'eval'"):
+        record(net(), BATCH, mode="evl")
+    with pytest.raises(ConfigError, match="time: needs a recipe"):
+        record(net(), BATCH, time=True)
+    with pytest.raises(ConfigError, match="optimizer: belongs to the model"):
+        record(net(), BATCH, FLAT, optimizer=optimizer)
+    with pytest.raises(RefusedError, match="model: cannot be copied"):
+        record(CannotBeCopied(3, 4, 3), BATCH, FLAT)
+
+
+def test_the_time_is_measured_if_it_is_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setattr("prepare.contract.observe._SECONDS", 0.05)
+    Pipeline.from_config(FLAT).save(tmp_path / "recipe.yaml")
+    known = record(net(), BATCH, tmp_path / "recipe.yaml", time=True)
+    assert known.time is None or 0 < known.time.low <= known.time.ratio <= known.time.high
+    monkeypatch.setattr("prepare.contract.observe._time", lambda *_, **__: TIME)
+    known = record(net(), BATCH, FLAT, time=True)
+    assert check(net(), BATCH, known).today.time == TIME
+
+
+NETWORKS = {
+    "net": (net, BATCH, FLAT),
+    "bfloat16": (net, BATCH, {**FLAT, "half": {"dtype": "bfloat16"}}),
+    "resnet": (lambda: ResNet2d(), torch.randn(1, 3, 32, 32), FLAT),
+    "unet": (lambda: UNet2d(width=4, depth=2), torch.randn(2, 1, 16, 16), FLAT),
+    "repaired": (
+        lambda: UNet3d(width=4, depth=2),
+        torch.randn(1, 1, 8, 8, 8),
+        {"conv3d_memory_format": {}, "repair_layout": {}},
+    ),
+}
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["quiet", "busy"])
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.slow
+def test_25_unchanged_checks_keep_a_contract(name, mode, busy):
+    build, batch, recipe = NETWORKS[name]
+    torch.manual_seed(0)
+    model = build()
+    burners = [
+        subprocess.Popen(
+            [sys.executable, "-c", "import os\nwhile os.getppid() != 1: sum(range(10**6))"]
+        )
+        for _ in range(3 * busy)
+    ]
+    try:
+        known = record(model, batch, recipe, mode=mode)
+        for _ in range(25):
+            assert check(model, batch, known).status == "kept"
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
