@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from prepare.core.forward.autocast import Amp
+
 __all__ = ["Contract", "ContractChange", "ContractCheck", "check", "record"]
 
 
@@ -33,6 +35,7 @@ def record(
     recipe: Mapping[str, Any] | str | Path | None = None,
     *,
     mode: Literal["eval", "train"] = "eval",
+    amp: Amp = "none",
     optimizer: Optimizer | None = None,
     threads: int | None = None,
     time: bool = False,
@@ -45,6 +48,7 @@ def record(
         batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
         recipe: the steps, `{name: options}`, or the path of a recipe.
         mode: the mode in which the model runs; `train` also follows the gradients.
+        amp: run the forward under `torch.autocast` to this dtype.
         optimizer: of the model, without a recipe: the layouts of its state are recorded too.
         threads: the number of threads of torch, on which the layouts of some kernels depend.
         time: also measure the time relative to the unprepared model, with its interval; needs a recipe.
@@ -56,7 +60,7 @@ def record(
     from prepare.contract.recording import record_contract
 
     return record_contract(
-        model, batch, recipe, mode=mode, optimizer=optimizer, threads=threads, time=time
+        model, batch, recipe, mode=mode, amp=amp, optimizer=optimizer, threads=threads, time=time
     )
 
 
@@ -85,6 +89,7 @@ def check(
         batch,
         contract.steps if recipe is None else recipe,
         mode=contract.mode,
+        amp=contract.amp,  # type: ignore[arg-type]
         optimizer=optimizer,
         threads=contract.threads,
         time=contract.time is not None,

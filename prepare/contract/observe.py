@@ -22,6 +22,7 @@ from prepare.verify.inputs import user_call, user_formatter
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from prepare.core.forward.autocast import Amp
     from prepare.flow.records import Flow
     from prepare.pipeline import Pipeline
     from prepare.verify.records import Verification
@@ -37,6 +38,7 @@ def observe_contract(
     batch: Any,
     *,
     mode: str,
+    amp: Amp = "none",
     pipeline: Pipeline | None = None,
     reference: nn.Module | None = None,
     optimizer: Optimizer | None = None,
@@ -54,17 +56,18 @@ def observe_contract(
         call = user_call(call, prepared, pipeline)
     watcher = CastWatcher(prepared)
     with _threads(threads), watcher:
-        flow = observe(prepared, call, backward=mode == "train")
+        flow = observe(prepared, call, backward=mode == "train", amp=amp)
     if verification is None and reference is not None:
         from prepare.verify import verify
 
-        verification = verify(reference, prepared, batch, pipeline=pipeline, mode=mode)  # type: ignore[arg-type]
+        verification = verify(reference, prepared, batch, pipeline=pipeline, mode=mode, amp=amp)  # type: ignore[arg-type]
     ratio = None
     if time and reference is not None:
-        ratio = _time(reference, prepared, batch, pipeline, mode=mode)
+        ratio = _time(reference, prepared, batch, pipeline, mode=mode, amp=amp)
     return Contract(
         model=type(prepared).__name__,
         mode=mode,
+        amp=amp,
         steps=None if pipeline is None else pipeline.to_config(),
         threads=threads or torch.get_num_threads(),
         seen=_versions(),
@@ -156,7 +159,13 @@ def _states(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, str]]
 
 
 def _time(
-    reference: nn.Module, prepared: nn.Module, batch: Any, pipeline: Pipeline | None, *, mode: str
+    reference: nn.Module,
+    prepared: nn.Module,
+    batch: Any,
+    pipeline: Pipeline | None,
+    *,
+    mode: str,
+    amp: Amp,
 ) -> TimeRatio | None:
     from prepare.bench import compare
     from prepare.core.utils.environment import environment
@@ -167,6 +176,7 @@ def _time(
         {"unprepared": reference, "prepared": prepared},
         batch,
         train=mode == "train",
+        amp=amp,
         budget=_SECONDS,
         format={"prepared": formatter} if formatter else {},
     )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from prepare.contract.records import Contract
+    from prepare.core.forward.autocast import Amp
 
 _MODES = ("eval", "train")
 
@@ -28,6 +29,7 @@ def record_contract(
     recipe: Mapping[str, Any] | str | Path | None,
     *,
     mode: str,
+    amp: Amp,
     optimizer: Optimizer | None,
     threads: int | None,
     time: bool,
@@ -38,7 +40,9 @@ def record_contract(
         flags = {module: module.training for module in model.modules()}
         model.train(mode == "train")
         try:
-            return observe_contract(model, batch, mode=mode, optimizer=optimizer, threads=threads)
+            return observe_contract(
+                model, batch, mode=mode, amp=amp, optimizer=optimizer, threads=threads
+            )
         finally:
             for module, flag in flags.items():
                 module.training = flag
@@ -53,6 +57,7 @@ def record_contract(
         prepared,
         batch,
         mode=mode,
+        amp=amp,
         pipeline=pipeline,
         reference=reference,
         threads=threads,

@@ -67,7 +67,7 @@ class TimeRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """The facts about a prepared model that shall stay true.
+    """The facts about a prepared model that shall stay true, in a mode and under `torch.autocast` to `amp`.
 
     `steps` is its recipe; None if the model was taken as it is. `modules` maps each name to its class,
     `weights` each tensor to its shape, strides, dtype and type of device in words, `layouts` each
@@ -86,6 +86,7 @@ class Contract:
     places: tuple[Place, ...]
     verified: str
     tolerances: tuple[Tolerance, ...]
+    amp: str = field(default="none", metadata={"late": True})
     optimizer: dict[str, str] = field(default_factory=dict, metadata={"late": True})
     time: TimeRatio | None = field(default=None, metadata={"late": True})
 

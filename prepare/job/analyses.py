@@ -192,6 +192,7 @@ def contract_of(
         model,
         example,
         mode=settings.mode,
+        amp=settings.amp,
         pipeline=pipeline,
         reference=reference if isinstance(reference, nn.Module) else None,
         threads=known.threads if known else None,

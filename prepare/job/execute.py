@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.telemetry import switch_off_telemetry
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 # Called with the results so far.
 Show = Callable[[Results], None]
 _log = logging.getLogger(__name__)
+
+
+class _Compared(NamedTuple):
+    """A prepared model, its pipeline, its reference or the reason why there is none, and the example."""
+
+    pipeline: Pipeline
+    reference: nn.Module | str | None
+    model: nn.Module
+    example: Example | None
 
 
 @dataclass
@@ -208,27 +217,49 @@ def _prepare(
     results = replace(
         results, notes=notes, example=example_run, audit=audited, flow=flow, flow_before=flow_before
     )
+    given = _Compared(pipeline, reference, model, example)
     if settings.task == "contract":
         show(results)
-        with stage("checking the layout contract"):
-            contract = analyses.contract_of(settings, pipeline, reference, model, example)
-        file = settings.contract.file
-        if settings.contract.update:
-            return replace(results, notes=[*notes, f"the contract is written to {file}"])
-        return replace(results, contract=contract, contract_file=file)
+        return _with_contract(settings, results, given, stage)
     if unchanged:
         return replace(results, unchanged=True)
     show(results)
+    return _with_comparison(settings, results, given, stage, show, took=seconds)
+
+
+def _with_contract(settings: Settings, results: Results, given: _Compared, stage: Stage) -> Results:
+    """Return the results with the check of the contract, or with a note that it was written."""
+    from prepare.job import analyses
+
+    with stage("checking the layout contract"):
+        contract = analyses.contract_of(settings, *given)
+    file = settings.contract.file
+    if settings.contract.update:
+        return replace(results, notes=[*results.notes, f"the contract is written to {file}"])
+    return replace(results, contract=contract, contract_file=file)
+
+
+def _with_comparison(
+    settings: Settings,
+    results: Results,
+    given: _Compared,
+    stage: Stage,
+    show: Show,
+    *,
+    took: float,
+) -> Results:
+    """Return the results with the verification and the timing against the unprepared model."""
+    from prepare.job import analyses
+
+    example = given.example
     try:
         with _if(settings.verify != "none" and example, stage, "verifying outputs and gradients"):
-            verification = analyses.verification_of(settings, pipeline, reference, model, example)
+            verification = analyses.verification_of(settings, *given)
         results = replace(results, verification=verification)
         show(results)
         text = "timing it against the unprepared model"
         with _if(settings.bench != "none" and example, stage, text) as tell:
-            bench = analyses.bench_of(
-                settings, pipeline, reference, model, example, took=seconds, tell=tell
-            )
+            bench = analyses.bench_of(settings, *given, took=took, tell=tell)
     except KeyboardInterrupt as stop:
         # What was done until now is worth its record.
         missing = "verification and timing" if results.verification is None else "timing"
