@@ -35,7 +35,7 @@ def predict(
 
     If forward needs a value, or an operation cannot run without data, the flow has the status
     `cannot predict`, the reason, and the events up to that point. torch's shape functions are wrong for a
-    few operations (ReplicationPad3d; in backward also ReLU6); for these only `observe` is right.
+    few operations (in backward ReLU6); for these only `observe` is right.
     The result holds for the current number of threads: with a single one, torch 2.13 runs 1x1x1
     convolutions of float32 on its reference path, which returns a contiguous tensor.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,15 @@ class ModuleLayout:
     calls: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """Steps to add, and the breaks and copied bytes that forward and backward then have together."""
+
+    steps: tuple[str, ...]
+    breaks: int
+    copied_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Flow(Readable):
     """Events, copies and convolutions of one forward: where the layout is lost and regained, and the cost.
@@ -89,6 +98,7 @@ class Flow(Readable):
     `mode` is `predict` or `observe`. `status` is `ok` or `cannot predict`; then `reason` says why, and
     the other fields hold what was recorded up to that point. `wanted` maps a rank to a format; `modules`
     is in the order of the tree; `notes` are sentences about what could not be followed or is risky.
+    `remedy` was tried by prediction; None if nothing was found, or nothing tried.
     """
 
     mode: str
@@ -100,6 +110,7 @@ class Flow(Readable):
     convolutions: tuple[Convolution, ...]
     modules: tuple[ModuleLayout, ...]
     notes: tuple[str, ...]
+    remedy: Remedy | None = field(default=None, metadata={"late": True})
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -37,9 +37,13 @@ def example_of(settings: Settings) -> Example | None:
 
 
 def tuning_of(
-    settings: Settings, model: nn.Module, progress: Stage, build: Callable[[], nn.Module]
+    settings: Settings,
+    model: nn.Module,
+    progress: Stage,
+    build: Callable[[], nn.Module],
+    pipeline: Pipeline,
 ) -> Tuning:
-    """Find the fastest recipe for this model and example; the declared steps are one more candidate.
+    """Find the fastest recipe for this model and example; the declared pipeline is one more candidate.
 
     Raises:
         ConfigError: no example is declared.
@@ -57,7 +61,7 @@ def tuning_of(
         mode=settings.mode,
         amp=settings.amp,
         budget=settings.tune.budget,
-        declared=settings.steps,
+        declared={**settings.steps, **_calls_of(pipeline)},
         cache=settings.tune.cache,
         seed=settings.seed,
         progress=progress,
@@ -91,6 +95,25 @@ def flow_of(settings: Settings, model: nn.Module, example: Example | None) -> Fl
 
     follow = flow.predict if settings.flow == "predict" else flow.observe
     return follow(model, example, backward=settings.mode == "train", amp=settings.amp)
+
+
+def with_remedy(
+    settings: Settings,
+    pipeline: Pipeline,
+    model: nn.Module,
+    example: Example | None,
+    flow: Flow | None,
+) -> Flow | None:
+    """Return the flow of a prepared model with the steps that would remove breaks from it, if any would."""
+    if flow is None or flow.status != "ok":
+        return flow
+    from prepare.patch.advise import find_remedy
+
+    bare = copy_tree(model)
+    compile.undo(bare)  # a compiled model calls the original
+    backward = settings.mode == "train"
+    remedy = find_remedy(bare, example, flow, pipeline.steps, backward=backward, amp=settings.amp)
+    return replace(flow, remedy=remedy)
 
 
 def flow_without_repairs(
@@ -234,6 +257,12 @@ def bench_of(
         amp=settings.amp,
         tell=tell or (lambda _: None),
     )
+
+
+def _calls_of(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the step keep_layout with its calls, if the pipeline has it."""
+    step = pipeline.steps.get("keep_layout")
+    return {"keep_layout": step.to_options()} if step else {}
 
 
 def bytes_of(model: nn.Module) -> int:

@@ -171,22 +171,12 @@ def _prepare(
     from prepare.audit import audit
     from prepare.job import analyses
     from prepare.job import load_weights as weights
-    from prepare.job.keep_calls import with_calls
-    from prepare.pipeline import Pipeline
 
-    pipeline = Pipeline.from_config(settings.steps)
     example = analyses.example_of(settings)
-    with stage("planning"):
-        plan = weights.plan_of(settings, model, pipeline)
-    if errors := _errors(plan, settings):
-        raise combined(errors)
-    declared = pipeline
-    with _if("keep_layout" in declared.steps and example, stage, "choosing the calls to replace"):
-        pipeline, chosen = with_calls(settings, model, declared, example, build)
-    if pipeline is not declared:
-        plan = weights.plan_of(settings, model, pipeline)
-    tuning = analyses.tuning_of(settings, model, stage, build) if settings.task == "tune" else None
-    if tuning:
+    pipeline, plan, chosen = _planned(settings, model, stage, build, example)
+    tuning = None
+    if settings.task == "tune":
+        tuning = analyses.tuning_of(settings, model, stage, build, pipeline)
         pipeline = tuning.pipeline
         plan = pipeline.plan(model, known_issues=settings.known_issues, amp=settings.amp)
     results = Results(
@@ -210,6 +200,7 @@ def _prepare(
     example_run, seconds = _run_example(settings, model, formatted, plan, stage)
     with _if(settings.flow != "none" and example, stage, "following the layout of activations"):
         flow = analyses.flow_of(settings, model, formatted)
+        flow = analyses.with_remedy(settings, pipeline, model, formatted, flow)
         flow_before = flow and analyses.flow_without_repairs(settings, pipeline, model, formatted)
     with stage("auditing"):
         audited = audit(model, plan=plan)
@@ -266,6 +257,30 @@ def _with_comparison(
         stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: {missing}"
         return replace(results, stopped=stopped)
     return replace(results, bench=bench)
+
+
+def _planned(
+    settings: Settings,
+    model: nn.Module,
+    stage: Stage,
+    build: Callable[[], nn.Module],
+    example: Example | None,
+) -> tuple[Pipeline, Plan, list[str]]:
+    """Return the pipeline with the calls that it replaces, its plan, and notes."""
+    from prepare.job.keep_calls import with_calls
+    from prepare.job.load_weights import plan_of
+    from prepare.pipeline import Pipeline
+
+    declared = Pipeline.from_config(settings.steps)
+    with stage("planning"):
+        plan = plan_of(settings, model, declared)
+    if errors := _errors(plan, settings):
+        raise combined(errors)
+    with _if("keep_layout" in declared.steps and example, stage, "choosing the calls to replace"):
+        pipeline, notes = with_calls(settings, model, declared, example, build)
+    if pipeline is not declared:
+        plan = plan_of(settings, model, pipeline)
+    return pipeline, plan, notes
 
 
 def _if(needed: object, stage: Stage, what: str) -> AbstractContextManager[Any]:

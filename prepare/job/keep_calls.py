@@ -48,7 +48,10 @@ def with_calls(
         return pipeline, [f"{where}: auto takes all calls of operators: {error}"]
     prepared = others.apply(copied, strict=False, known_issues="ignore")
     choice = choose_calls(
-        prepared, analyses.formatted(example, others), backward=settings.mode == "train"
+        prepared,
+        analyses.formatted(example, others),
+        backward=settings.mode == "train",
+        amp=settings.amp,
     )
     if choice.before.status != "ok":
         reason = f"the flow cannot be predicted: {choice.before.reason}"

@@ -17,6 +17,7 @@ from prepare.steps.keeping.rewrite_class import original_class
 if TYPE_CHECKING:
     from torch import nn
 
+    from prepare.core.forward.autocast import Amp
     from prepare.flow.records import Event, Flow
 
 # Mended lines may show breaks that others hid. Networks of the benchmarks need two or three rounds.
@@ -58,18 +59,21 @@ class ChosenCalls:
         return tuple(call.name for call in self.calls)
 
 
-def choose_calls(model: nn.Module, example: Any, *, backward: bool) -> ChosenCalls:
+def choose_calls(
+    model: nn.Module, example: Any, *, backward: bool, amp: Amp = "none", prune: bool = True
+) -> ChosenCalls:
     """Return the calls to replace in a model that is prepared but for this step; changes nothing.
 
     The calls at the lines of breaks are taken if the flow is not worse with them, until no other is named;
-    then each is dropped without which the flow is as good.
+    then, with `prune`, each is dropped without which the flow is as good.
     """
     bare = copy_tree(model)  # shares the tensors, which predict does not change
     keep_layout.undo(bare)
-    before = after = predict(bare, example, backward=backward)
+    before = after = predict(bare, example, backward=backward, amp=amp)
 
     def flow_with(names: Iterable[str]) -> Flow:
-        return predict(kept(bare, names), example, backward=backward, wanted=before.wanted)
+        tree, wanted = kept(bare, names), before.wanted
+        return predict(tree, example, backward=backward, wanted=wanted, amp=amp)
 
     chosen: dict[str, CodeCall] = {}
     refused: set[str] = set()
@@ -84,8 +88,8 @@ def choose_calls(model: nn.Module, example: Any, *, backward: bool) -> ChosenCal
         accepted, after = _accepted(flow_with, list(chosen), list(named), after)
         refused.update(named.keys() - accepted)
         chosen.update((name, named[name]) for name in accepted)
-    saved = {}
-    for name in reversed(list(chosen)):
+    saved: dict[str, tuple[int, int]] = dict.fromkeys(chosen, (0, 0))
+    for name in reversed(list(chosen)) if prune else ():
         without = flow_with(each for each in chosen if each != name)
         if _is_worse(without, after):
             (copied, breaks), (copied_less, breaks_less) = cost_of(without), cost_of(after)

@@ -308,6 +308,4 @@ def _advised(run: SavedResults) -> tuple[str, str, str, str]:
 
 
 def _as_order(remedy: str) -> str:
-    text = remedy.removeprefix("try ")
-    text = f"add {text}" if text.startswith("+") else text
-    return text[0].upper() + text[1:]
+    return remedy[0].upper() + remedy[1:]

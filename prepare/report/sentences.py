@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.machine import disturbance
 from prepare.core.utils.text import counts, plural, printable, size
-from prepare.core.utils.wording import step
+from prepare.core.utils.wording import step, words
 from prepare.job.headline import CONVOLUTIONS
 from prepare.report.layout_causes import breaks_text, layout_causes
 from prepare.report.speed import noise_text, speed_text
@@ -46,9 +46,12 @@ def flow_sentence(flow: Flow) -> str:
 
 
 def layout_remedy(flow: Flow) -> str:
-    """Return what to do about the most frequent cause that has a remedy; empty if none has."""
-    remedies = _remedies()
-    return next((remedies[cause] for cause in flow.summary["by_cause"] if cause in remedies), "")
+    """Return `add +steps.repair_layout={} to remove 12 of 13 breaks`; empty if nothing was found."""
+    if flow.remedy is None:
+        return ""
+    total = flow.summary["breaks"] + flow.summary["backward"]["breaks"]
+    steps = words(cli=" ", python=", ").join(map(step, flow.remedy.steps))
+    return f"add {steps} to remove {total - flow.remedy.breaks:,} of {plural(total, 'break')}"
 
 
 def verify_sentence(verification: Verification) -> str:
@@ -223,15 +226,3 @@ def digits(value: float) -> str:
 def span(interval: Interval, form: Callable[[float], str]) -> str:
     """Format an interval: `0.80 to 0.85`; empty for None."""
     return "" if interval is None else " to ".join(map(form, interval))
-
-
-def _remedies() -> dict[str, str]:
-    """Return what a user can do about a cause, if there is one remedy."""
-    return {
-        "instance_norm": f"try {step('repair_layout')}",
-        "conv3d_reference": "try a batch of 2 or more, or bfloat16",
-        "odd_stride": f"format the input with {step('input_format')}",
-        "pool3d": "try max_pool3d, or a convolution with stride 2",
-        "cat": "bring every operand into the layout before it",
-        "add": "put the operand that is in the layout first",
-    }

@@ -2,9 +2,9 @@
 
 The cost of a recipe is its complexity: the sum of the costs of its steps. Of two recipes the one with
 the lower cost is the simpler one. Formats and formatted inputs change no value (1 each); repairs change
-a module's class (2); fusing makes new parameters (3); 16 bits round every value (4); a compiler is
-needed at run time (6), and freezing or another backend than inductor ties the model to its weights (1
-more).
+a module's class (2); replaced calls change its code, and fusing makes new parameters (3 each); 16 bits
+round every value (4); a compiler is needed at run time (6), and freezing or another backend than inductor
+ties the model to its weights (1 more).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
@@ -21,6 +21,9 @@ from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.tune.records import UNPREPARED, Steps
+
+if TYPE_CHECKING:
+    from prepare.core.forward.autocast import Amp
 
 AS_DECLARED = "as declared"
 _COSTS = {
@@ -31,6 +34,7 @@ _COSTS = {
     "conv3d_memory_format": 1,
     "input_format": 1,
     "repair_layout": 2,
+    "keep_layout": 3,
     "fuse_conv_bn": 3,
     "half": 4,
     "compile": 6,
@@ -97,17 +101,18 @@ def candidates(
     allow: tuple[str, ...],
     mode: str,
     amp: str = "none",
+    calls: tuple[str, ...] = (),
 ) -> list[Candidate]:
     """Return the unprepared model, the declared pipeline, and recipes, the most promising first.
 
     The steps `device` and `backends` of `declared` are part of all of them. `model` is inspected in its
-    present mode and not changed.
+    present mode and not changed. `calls` are those that the step keep_layout can replace.
     """
     base = {name: options for name, options in declared.items() if name in _COMMON}
     recipes = [Candidate(UNPREPARED, _resolved(base))]
     if any(options is not None for name, options in declared.items() if name not in _COMMON):
         recipes.append(Candidate(AS_DECLARED, _resolved(declared)))
-    layouts, fusible = list(_layouts(model)), mode == "eval" and _has_effect(model, _FUSE)
+    layouts, fusible = list(_layouts(model, calls)), mode == "eval" and _has_effect(model, _FUSE)
     device = next((p.device.type for p in model.parameters()), "cpu")
     device = recipes[0].steps.get("device", {}).get("device", device)
     risky = _risky_dtypes(model, device) if mode == "train" else set()
@@ -129,15 +134,35 @@ def candidates(
     return list(distinct.values())[::-1]
 
 
-def _layouts(model: nn.Module) -> Iterator[Choice]:
-    """Yield memory formats, each with and without repairs and formatted inputs; then no change."""
+def _layouts(model: nn.Module, calls: tuple[str, ...]) -> Iterator[Choice]:
+    """Yield memory formats, each with and without repairs and formatted inputs; then no change.
+
+    Calls are replaced only where inputs are formatted.
+    """
+    keep: Steps = {"keep_layout": {"calls": list(calls)}}
     for word, formats in _formats(model):
         repairable = _has_effect(model, {**formats, **_REPAIR}, "repair_layout")
         for repairs in (_REPAIR, {}) if repairable else ({},):
-            for inputs in (_INPUT, {}):
-                words = [word, "input" if inputs else "", "repair" if repairs else ""]
-                yield Choice(_joined(words), {**repairs, **formats, **inputs})
+            words = [word, "input", "repair" if repairs else ""]
+            if calls and word != "contiguous":
+                yield Choice(_joined([*words, "keep"]), {**repairs, **keep, **formats, **_INPUT})
+            yield Choice(_joined(words), {**repairs, **formats, **_INPUT})
+            words[1] = ""
+            yield Choice(_joined(words), {**repairs, **formats})
     yield _NO_CHANGE
+
+
+def calls_to_keep(model: nn.Module, batch: Any, *, mode: str, amp: Amp = "none") -> tuple[str, ...]:
+    """Return the calls of the model's own code that keep_layout can replace; changes the model."""
+    from prepare.patch.choose_calls import choose_calls
+
+    formats = next((choice.steps for choice in _formats(model)), {})
+    if not formats:
+        return ()
+    pipeline = Pipeline.from_config({**_REPAIR, **formats, "input_format": {}})
+    pipeline.apply(model, strict=False, known_issues="ignore")
+    example = pipeline.format(batch)
+    return choose_calls(model, example, backward=mode == "train", amp=amp).names
 
 
 def _formats(model: nn.Module) -> Iterator[Choice]:
@@ -205,7 +230,7 @@ def _compiled_layouts(layouts: list[Choice], compiler: Choice, mode: str) -> lis
     mode repairs are left out; in training they stay, as known issues of eager gradients would otherwise
     refuse the recipe.
     """
-    *formats, unchanged = layouts
+    *formats, unchanged = [each for each in layouts if "keep_layout" not in each.steps]
     if compiler.name == "openvino":
         return [unchanged]
     plain = [each for each in formats if mode == "train" or "repair_layout" not in each.steps]

@@ -18,13 +18,13 @@ from prepare.core.utils.environment import environment
 from prepare.core.utils.machine import MachineWatch, disturbance
 from prepare.core.utils.text import plural
 from prepare.core.utils.wording import words
-from prepare.errors import ModelError, Problem, RefusedError
+from prepare.errors import ModelError, PrepareError, Problem, RefusedError
 from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.preconditions import lazy_problems, precondition_problems
 from prepare.steps.input_format import InputFormat
 from prepare.tune.cache import Cache, age, conditions
 from prepare.tune.candidate_run import Mode, PreparedCandidate, TurnPlan, capacity, copy_model
-from prepare.tune.candidates import Candidate, candidates
+from prepare.tune.candidates import Candidate, calls_to_keep, candidates
 from prepare.tune.contestants import CandidateError, CheckResult, Contestant
 from prepare.tune.race import Race
 from prepare.tune.records import STATUSES, UNPREPARED, CandidateResult, Tuning
@@ -61,6 +61,7 @@ class TuningSession:
                 allow=self.options.allow,
                 mode=self.mode,
                 amp=self.amp,
+                calls=self._calls_to_keep(),
             )
             under = conditions(self.model, self.batch, recipes, mode=self.mode, amp=self.amp)
             cache = Cache(self.options.cache)
@@ -70,6 +71,14 @@ class TuningSession:
                 tuning = self._race(recipes, under)
                 cache.store(tuning)
         return replace(tuning, notes=(*tuning.notes, *cache.notes))
+
+    def _calls_to_keep(self) -> tuple[str, ...]:
+        example = make_pool(self.batch, seed=self.seed)[0]
+        try:
+            copied = copy_model(self.model, self.mode, self.build)
+            return calls_to_keep(copied, example, mode=self.mode, amp=self.amp)
+        except PrepareError:
+            return ()
 
     def _verified_again(self, cached: Tuning, cache: Cache) -> Tuning | None:
         """Return a cached tuning if its winner is correct with the present values of the model."""

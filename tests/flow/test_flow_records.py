@@ -12,7 +12,7 @@ from flow_checks import Net, cl
 from prepare.core.forward.conv_layouts import LayoutCount
 from prepare.errors import FlowError
 from prepare.flow import Flow, observe, predict
-from prepare.flow.records import Copy
+from prepare.flow.records import Copy, Remedy
 from prepare.report.sentences import flow_sentence
 from prepare.report.terminal.flow import show_flow
 from prepare.report.terminal.run import _outputs
@@ -59,8 +59,12 @@ def test_loading_and_showing_a_flow_needs_no_torch(tmp_path):
 def test_the_sentence_gives_breaks_cost_and_remedy():
     norms = {"norm": nn.InstanceNorm2d(4), "more": nn.InstanceNorm2d(4)}
     net = Net(lambda net, x: net.more(net.first(net.norm(x))), **norms)
-    assert flow_sentence(predict(net, cl(2, 4, 8, 8))) == (
-        '2 breaks, all InstanceNorm2d, 8.0 KiB copied per forward: try "repair_layout": {}'
+    flow = predict(net, cl(2, 4, 8, 8))
+    found = "2 breaks, all InstanceNorm2d, 8.0 KiB copied per forward"
+    assert flow_sentence(flow) == found
+    remedy = Remedy(steps=("repair_layout", "keep_layout"), breaks=1, copied_bytes=0)
+    assert flow_sentence(replace(flow, remedy=remedy)) == (
+        f'{found}: add "repair_layout": {{}}, "keep_layout": {{}} to remove 1 of 2 breaks'
     )
     assert flow_sentence(predict(Net(lambda net, x: x), cl(2, 4, 8, 8))) == (
         "no breaks, 0 bytes copied per forward"

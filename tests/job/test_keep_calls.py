@@ -62,3 +62,11 @@ def test_a_run_that_cannot_choose_says_what_it_does(reason, tmp_path, capsys, mo
     out = " ".join(capsys.readouterr().out.split())
     assert "steps.keep_layout.calls: auto takes all calls of operators: " in out
     assert reason in out
+
+
+def test_a_run_says_which_steps_remove_how_many_breaks(tmp_path, capsys):
+    assert job(tmp_path, "chunked", "verify=none", "~steps.keep_layout") == 0
+    flow = Flow.load(tmp_path / "flow.json")
+    assert flow.remedy.steps == ("keep_layout",)
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"add +steps.keep_layout={{}} to remove {flow.summary['breaks']} of" in out

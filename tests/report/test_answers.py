@@ -7,7 +7,7 @@ import pytest
 import sweep_folders as made
 from prepare.audit import Audit
 from prepare.core.utils.wording import command_line_words
-from prepare.flow.records import Copy, Event
+from prepare.flow.records import Copy, Event, Remedy
 from prepare.job.record import Result
 from prepare.job.results import SavedResults
 from prepare.report.answers import answers, share_text, verdict
@@ -59,11 +59,13 @@ def test_wrong_gradients_in_another_mode_are_a_warning():
 
 
 def test_a_lost_layout_names_causes_and_remedy():
-    run = replace(RUN, verification=made.verification(), flow=made.flow(13))
+    remedy = Remedy(steps=("repair_layout",), breaks=0, copied_bytes=0)
+    flow = replace(made.flow(13), remedy=remedy)
+    run = replace(RUN, verification=made.verification(), flow=flow)
     remark = "13 InstanceNorm3d: 52.0 KiB copied in each forward"
     assert ("bad", "Lost 13 times", remark) in found(run)
-    assert found(run)[-1][:2] == ("warn", "Add +steps.repair_layout={}")
-    assert verdict(run).endswith("Layout lost 13 times: add +steps.repair_layout={}")
+    assert found(run)[-1][:2] == ("warn", "Add +steps.repair_layout={} to remove 13 of 13 breaks")
+    assert verdict(run).endswith(": add +steps.repair_layout={} to remove 13 of 13 breaks")
 
 
 def test_a_kept_layout_says_what_the_repairs_changed():

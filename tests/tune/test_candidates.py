@@ -1,14 +1,16 @@
 """The candidates of a tuning: which recipes are tried for a model."""
 
+import copy
 import json
 
 import pytest
 import torch
 from torch import nn
 
+from keeping_nets import chunked, video
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
-from prepare.tune.candidates import AS_DECLARED, candidates
+from prepare.tune.candidates import AS_DECLARED, calls_to_keep, candidates
 from prepare.tune.records import UNPREPARED
 from sample_nets import model_state, small, wrong_in_training
 
@@ -40,6 +42,22 @@ def test_repairs_are_tried_where_they_have_an_effect():
     found = names(wrong_in_training(), mode="train")
     assert "channels_last + repair" in found
     assert not any("repair" in name for name in names(small()))
+
+
+def test_calls_are_replaced_where_inputs_are_formatted():
+    model = chunked().to(memory_format=torch.contiguous_format)
+    calls = calls_to_keep(copy.deepcopy(model), video(), mode="eval")
+    assert len(calls) == 2
+    found = candidates(model, declared={}, allow=("compile",), mode="eval", calls=calls)
+    kept = [each for each in found if "keep_layout" in each.steps]
+    assert "channels_last_3d + input + keep" in [each.name for each in kept]
+    assert not any("keep" in each.name for each in found if each.compiles)
+    assert {each.steps["keep_layout"]["calls"] == list(calls) for each in kept} == {True}
+    assert all("input_format" in each.steps for each in kept)
+    without = [each for each in found if each.name == "channels_last_3d + input"]
+    assert kept[0].cost > without[0].cost
+    assert not any("keep" in name for name in names(model))
+    assert calls_to_keep(nn.Linear(3, 3), torch.ones(3), mode="eval") == ()
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last_3d"])

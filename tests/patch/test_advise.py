@@ -1,0 +1,83 @@
+"""Advice is tried by prediction before it is given: the steps that remove breaks, and how many remain."""
+
+import torch
+from torch import nn
+
+from keeping_nets import Purposeful, chunked, video
+from prepare.flow import predict
+from prepare.patch.advise import find_remedy
+from prepare.pipeline import Pipeline
+from small_nets import facts
+
+
+def remedy(model, x, present=(), *, backward=False):
+    flow = predict(model, x, backward=backward)
+    return find_remedy(model, x, flow, present, backward=backward)
+
+
+def last(model, rank=3):
+    Pipeline.from_config({f"conv{rank}d_memory_format": {}}).apply(model, known_issues="ignore")
+    return model.eval()
+
+
+def normed():
+    layers = [nn.Conv3d(3, 8, 3, padding=1), nn.InstanceNorm3d(8), nn.Conv3d(8, 8, 1)]
+    return last(nn.Sequential(*layers))
+
+
+def test_a_norm_is_mended_by_repairs():
+    found = remedy(normed(), video())
+    assert (found.steps, found.breaks) == (("repair_layout",), 0)
+
+
+def test_the_code_of_the_model_is_mended_by_rewritten_calls():
+    assert remedy(chunked(), video()).steps == ("keep_layout",)
+
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.normed, self.chunked = normed(), chunked()
+
+    def forward(self, x):
+        return self.normed(x).sum() + self.chunked(x).sum()
+
+
+def test_steps_are_added_as_long_as_each_removes_breaks():
+    found = remedy(Both().eval(), video())
+    assert set(found.steps) == {"repair_layout", "keep_layout"}
+    assert found.breaks == 0
+
+
+class Flat(nn.Module):
+    """Alternates between 2-d and 3-d convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.deep, self.flat = nn.Conv3d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.end = nn.Conv3d(8, 8, 3)
+
+    def forward(self, x):
+        x = self.deep(x)
+        n, c, t, h, w = x.shape
+        frames = self.flat(x.permute(0, 2, 1, 3, 4).reshape(n * t, c, h, w))
+        return self.end(frames.view(n, t, c, h, w).permute(0, 2, 1, 3, 4))
+
+
+def test_the_format_of_the_other_rank_is_advised_where_it_helps():
+    model = last(Flat())
+    before = facts(model)
+    x = torch.randn(2, 3, 4, 6, 7).contiguous(memory_format=torch.channels_last_3d)
+    assert remedy(model, x).steps == ("conv2d_memory_format",)
+    assert facts(model) == before
+
+
+def test_nothing_is_advised_that_removes_no_break():
+    assert remedy(last(Purposeful()), video()) is None
+    assert remedy(normed(), video(), ["repair_layout"]) is None
+    assert remedy(nn.Conv3d(3, 8, 3), torch.randn(1, 3, 5, 5, 5)) is None
+
+
+def test_breaks_of_gradients_count():
+    model = normed()
+    assert remedy(model.train(), video(), backward=True).steps == ("repair_layout",)
