@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from prepare.core.forward.example_input import Example
     from prepare.core.utils.progress import Stage
+    from prepare.flow.records import Flow
     from prepare.job.settings import Settings
     from prepare.job.spec import JobSpec
     from prepare.pipeline import Pipeline
@@ -198,16 +199,14 @@ def _prepare(
         # The plan has reported its known issues.
         pipeline.apply(model, strict=settings.strict, known_issues="ignore")
     example_run, seconds = _run_example(settings, model, formatted, plan, stage)
-    with _if(settings.flow != "none" and example, stage, "following the layout of activations"):
-        flow = analyses.flow_of(settings, model, formatted)
-        flow = analyses.with_remedy(settings, pipeline, model, formatted, flow)
-        flow_before = flow and analyses.flow_without_repairs(settings, pipeline, model, formatted)
     with stage("auditing"):
         audited = audit(model, plan=plan)
     notes = [*results.notes, *_memfmt_note(model, pipeline)]
-    results = replace(
-        results, notes=notes, example=example_run, audit=audited, flow=flow, flow_before=flow_before
-    )
+    results = replace(results, notes=notes, example=example_run, audit=audited)
+    # The first answer: the rest loads more of torch than everything until here.
+    show(results)
+    flow, flow_before = _flow(settings, pipeline, model, formatted, stage)
+    results = replace(results, flow=flow, flow_before=flow_before)
     given = _Compared(pipeline, reference, model, example)
     if settings.task == "contract":
         show(results)
@@ -281,6 +280,22 @@ def _planned(
     if pipeline is not declared:
         plan = plan_of(settings, model, pipeline)
     return pipeline, plan, notes
+
+
+def _flow(
+    settings: Settings,
+    pipeline: Pipeline,
+    model: nn.Module,
+    formatted: Example | None,
+    stage: Stage,
+) -> tuple[Flow | None, Flow | None]:
+    """Return the layout flow of the prepared model, and the one without its repairs."""
+    from prepare.job import analyses
+
+    with _if(settings.flow != "none" and formatted, stage, "following the layout of activations"):
+        flow = analyses.flow_of(settings, model, formatted)
+        flow = analyses.with_remedy(settings, pipeline, model, formatted, flow)
+        return flow, flow and analyses.flow_without_repairs(settings, pipeline, model, formatted)
 
 
 def _if(needed: object, stage: Stage, what: str) -> AbstractContextManager[Any]:

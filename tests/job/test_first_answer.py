@@ -47,14 +47,15 @@ def test_a_stopped_job_leaves_a_complete_record(go, monkeypatch, stage, missing,
     assert f"not done: {missing}" in said.err
 
 
-def test_what_was_prepared_is_printed_before_it_is_verified(go, monkeypatch, capsys):
+@pytest.mark.parametrize("stage", ["flow_of", "verification_of"])
+def test_what_was_prepared_is_printed_before_it_is_examined(go, monkeypatch, capsys, stage):
     seen = []
 
     def look(*_, **__):
         seen.append(capsys.readouterr().out)
 
-    monkeypatch.setattr(analyses, "verification_of", look)
-    go("memfmt=channels_last", "bench=none")
+    monkeypatch.setattr(analyses, stage, look)
+    go("memfmt=channels_last", "bench=none", "verify=short", "flow=predict")
     assert "convolutions  " in seen[0]
     assert "files" not in seen[0]
 
