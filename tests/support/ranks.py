@@ -55,6 +55,7 @@ class _Failure:
 
 def _serve(rank, meeting, inbox, outbox):
     torch.set_num_threads(1)
+    torch.set_warn_always(True)  # else torch warns once in a process, and later tests see silence
     distributed.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=PATIENCE
     )
@@ -145,6 +146,49 @@ def ddp(prepared, view):
     in_line = all(p.grad.stride() == p.stride() for p in model.parameters())
     gradients = [parameter.grad for parameter in model.parameters()]
     return [str(one.message) for one in caught], off(gradients), in_line, model[0].weight.stride()
+
+
+def every_kind(dimensions=2):
+    """Convolutions whose weights have dimensions of size 1, and the norms between them."""
+    torch.manual_seed(0)
+    plain, transposed, norm = {
+        2: (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d),
+        3: (nn.Conv3d, nn.ConvTranspose3d, nn.BatchNorm3d),
+    }[dimensions]
+    return nn.Sequential(
+        plain(3, 8, 3, padding=1), norm(8), nn.ReLU(),
+        plain(8, 8, 1), norm(8),
+        plain(8, 8, 3, groups=8, padding=1),
+        transposed(8, 4, 2, stride=2),
+        transposed(4, 1, 1),
+        plain(1, 4, 3),
+    )  # fmt: skip
+
+
+ALL_RANKS = {
+    "conv2d_memory_format": {},
+    "conv3d_memory_format": {},
+    "repair_layout": {},
+    "input_format": {"attach": True},
+}
+
+
+def ddp_every_kind(steps, dimensions, view):
+    """The warnings of torch in two steps of DDP, for inputs in channels-last, and what `explain` finds."""
+    from prepare.distributed import explain
+
+    model = every_kind(dimensions)
+    Pipeline.from_config(steps).apply(model, strict=False)
+    last = torch.channels_last if dimensions == 2 else torch.channels_last_3d
+    batch = torch.randn(2, 3, *(6,) * dimensions).to(memory_format=last)
+    found = [item.parameter for item in explain(model, batch)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=view)
+        for _ in range(2):
+            wrapped.zero_grad()
+            backward(wrapped, batch)
+    return [str(one.message) for one in caught], found
 
 
 def ddp_training():

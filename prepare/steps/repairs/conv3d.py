@@ -49,7 +49,9 @@ class KeepingConv3d(nn.Conv3d):
         small = _is_small(x, weight)
         single_thread = len(x) < _MIN_BATCH and torch.get_num_threads() == 1
         if (small or single_thread) and _is_matrix_product(self, padding):
-            return F.linear(x.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
+            # Not weight.flatten(1): its gradient has contiguous strides, which DDP copies and warns of.
+            matrix = weight.movedim(1, -1).flatten(1)
+            return F.linear(x.movedim(1, -1), matrix, bias).movedim(-1, 1)
         if not small:
             return F.conv3d(x, weight, bias, self.stride, padding, self.dilation)
         for groups in (2, 3, 5):
