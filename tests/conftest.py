@@ -15,11 +15,13 @@ import torch
 
 from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.registry import STEPS, register
+from yaml_cache import use_yaml_cache
 
 # One thread, so that parallel test processes do not fight over cores.
 torch.set_num_threads(1)
 # A test may import OpenVINO itself, to see whether it is there.
 switch_off_telemetry()
+use_yaml_cache()
 # The processes that tests start refuse the network too: they import `sitecustomize` from there.
 NO_NETWORK = str(Path(__file__).parent / "support" / "no_network")
 REFUSED = Path(tempfile.mkdtemp(prefix="prepare-tests-")) / "refused"
