@@ -18,7 +18,7 @@ HYDRA = {"hydra", "omegaconf"}
 OUTER = {"prepare.cli", "prepare.sweep", "prepare.job", "prepare.report", "prepare.hydra"}
 DECLARATION = {"prepare.step", "prepare.steps", "prepare.registry", "prepare.pipeline"}
 DECLARING = ("pipeline", "steps", "plan.py", "step.py", "registry.py", "recipe.py")
-TOOLS = ("flow", "verify", "bench", "tune", "checkpoint", "testing", "models", "doctor",
+TOOLS = ("flow", "verify", "bench", "tune", "checkpoint", "testing", "models", "doctor", "frameworks",
          "patch", "contract", "pytest_plugin.py")  # fmt: skip
 # For each part of the package: the modules that no file of it may import.
 FORBIDDEN = {

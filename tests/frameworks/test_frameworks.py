@@ -1,0 +1,321 @@
+"""Test the imported switches with the released packages; a package that is missing skips its tests.
+
+Importing Lightning and transformers takes seconds, so their tests are slow; docs/frameworks.md runs both.
+"""
+
+import importlib
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from prepare.audit import Audit
+from prepare.errors import ConfigError, DriftError, RefusedError
+from prepare.frameworks._recipe import NetworkRecipe, child_network
+from prepare.pipeline import Pipeline
+
+STEPS = {"device": {"device": "cpu"}, "conv2d_memory_format": {}}
+LAST = (27, 1, 9, 3)
+pytestmark = [
+    # Warnings of the packages, about themselves.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1))
+
+
+def loader():
+    images, masks = torch.randn(4, 3, 8, 8), torch.randint(0, 2, (4, 6, 6))
+    return DataLoader(TensorDataset(images, masks), batch_size=2)
+
+
+def written(folder):
+    assert Pipeline.load(folder / "recipe.yaml").steps["conv2d_memory_format"]
+    return sum(Audit.load(folder / "audit.json").summary["convolutions"].values())
+
+
+class Seen(nn.Module):
+    """Returns its input, which must be in channels-last."""
+
+    def forward(self, x):
+        assert x.is_contiguous(memory_format=torch.channels_last)
+        return x
+
+
+# ------------------------------------------------------------------------------ the recipe
+
+
+def test_a_recipe_is_a_path_a_mapping_or_a_pipeline(tmp_path):
+    Pipeline.from_config(STEPS).save(tmp_path / "recipe.yaml")
+    for recipe in (STEPS, Pipeline.from_config(STEPS), tmp_path / "recipe.yaml"):
+        steps = NetworkRecipe(recipe).pipeline.steps
+        assert list(steps) == ["conv2d_memory_format", "input_format"]
+        assert steps["input_format"].attach
+    with pytest.raises(ConfigError, match="recipe: a int is not a recipe; give a path"):
+        NetworkRecipe(3)
+
+
+def test_the_network_is_the_named_or_the_only_child_with_parameters():
+    module = nn.Module()
+    assert child_network(module, None) is module
+    module.net, module.loss = network(), nn.CrossEntropyLoss()
+    assert child_network(module, None) is module.net
+    assert child_network(module, "net.0") is module.net[0]
+    with pytest.raises(RefusedError, match="there is no module 'nte'; did you mean 'net'"):
+        child_network(module, "nte")
+    module.head = nn.Linear(2, 2)
+    with pytest.raises(RefusedError, match="2 modules with parameters: net, head; name one, as in"):
+        child_network(module, None)
+
+
+def test_importing_the_package_imports_no_framework():
+    names = ("lightning", "accelerate", "transformers", "ignite", "nnunetv2")
+    package = importlib.import_module("prepare.frameworks")
+    assert not set(vars(package)) & {*names}
+
+
+# ------------------------------------------------------------------------------ Lightning
+
+
+@pytest.fixture
+def segmenter():
+    lightning = pytest.importorskip("lightning")
+
+    class Segmenter(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(Seen(), network())
+
+        def training_step(self, batch, index):
+            images, masks = batch
+            return nn.functional.cross_entropy(self.net(images), masks)
+
+        def configure_optimizers(self):
+            assert self.net[1][0].weight.stride() == LAST
+            return torch.optim.AdamW(self.parameters(), fused=True)
+
+    return Segmenter
+
+
+def fit(module, callbacks, folder, **options):
+    import lightning
+    from lightning.pytorch.loggers import CSVLogger
+
+    trainer = lightning.Trainer(
+        max_epochs=options.pop("epochs", 1),
+        accelerator="cpu",
+        callbacks=callbacks,
+        logger=CSVLogger(folder),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, loader(), **options)
+    return trainer
+
+
+@pytest.mark.slow
+def test_lightning_prepares_formats_and_writes_the_audit(segmenter, tmp_path):
+    from prepare.frameworks.lightning import Prepare
+
+    trainer = fit(segmenter(), [Prepare(STEPS)], tmp_path)
+    (optimizer,) = trainer.optimizers
+    weight = trainer.lightning_module.net[1][0].weight
+    assert weight.stride() == optimizer.state[weight]["exp_avg"].stride() == LAST
+    assert written(tmp_path / "lightning_logs" / "version_0") == 2
+
+
+@pytest.mark.slow
+def test_lightning_keeps_the_layout_when_a_checkpoint_is_loaded(segmenter, tmp_path):
+    from prepare.frameworks.lightning import Prepare
+
+    class Plain(segmenter):
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), fused=True)
+
+    model = Plain()
+    model.net[0] = nn.Identity()
+    fit(model, [], tmp_path).save_checkpoint(tmp_path / "plain.ckpt")
+    trainer = fit(
+        segmenter(), [Prepare(STEPS)], tmp_path, epochs=2, ckpt_path=tmp_path / "plain.ckpt"
+    )
+    (optimizer,) = trainer.optimizers
+    weight = trainer.lightning_module.net[1][0].weight
+    assert optimizer.state[weight]["step"] == 4
+    assert weight.stride() == optimizer.state[weight]["exp_avg"].stride() == LAST
+
+
+@pytest.mark.slow
+def test_lightning_stops_where_weights_lost_the_layout(segmenter, tmp_path):
+    import lightning
+
+    from prepare.frameworks.lightning import Prepare
+
+    class Undoes(lightning.Callback):
+        def on_fit_start(self, trainer, module):
+            module.net.to(memory_format=torch.contiguous_format)
+
+    with pytest.raises(DriftError):
+        fit(segmenter(), [Prepare(STEPS), Undoes()], tmp_path)
+
+
+# ------------------------------------------------------------------------------ Accelerate
+
+
+def test_accelerate_prepares_before_it_wraps():
+    accelerate = pytest.importorskip("accelerate")
+    from prepare.frameworks.accelerate import prepare
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = nn.Sequential(Seen(), network())
+    optimizer = torch.optim.AdamW(model.parameters())
+    wrapped, wrapped_optimizer, batches = prepare(
+        accelerator, model, optimizer, loader(), recipe=STEPS
+    )
+    for images, masks in batches:
+        accelerator.backward(nn.functional.cross_entropy(wrapped(images), masks))
+        wrapped_optimizer.step()
+    weight = model[1][0].weight
+    assert weight.stride() == optimizer.state[weight]["exp_avg"].stride() == LAST
+    with pytest.raises(RefusedError, match="objects: 2 of 2 are models; give one model"):
+        prepare(accelerator, model, network(), recipe=STEPS)
+
+
+# ------------------------------------------------------------------------------ transformers
+
+
+@pytest.fixture
+def train(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic", num_labels=2
+    )
+    samples = [{"pixel_values": torch.randn(3, 16, 16), "labels": i % 2} for i in range(8)]
+
+    def run(callbacks, steps, **options):
+        torch.manual_seed(0)
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=steps, save_steps=2, per_device_train_batch_size=4,
+            use_cpu=True, report_to=[], disable_tqdm=True, optim="adamw_torch",
+        )  # fmt: skip
+        model = transformers.ResNetForImageClassification(config)
+        trainer = transformers.Trainer(model, arguments, train_dataset=samples, callbacks=callbacks)
+        trainer.train(**options)
+        return trainer
+
+    return run
+
+
+@pytest.mark.slow
+def test_the_trainer_prepares_and_writes_the_audit(train, tmp_path):
+    from prepare.frameworks.transformers import PrepareCallback
+
+    trainer = train([PrepareCallback(STEPS)], 2)
+    weight = next(p for p in trainer.model.parameters() if p.dim() == 4)
+    assert weight.stride(1) == 1
+    assert trainer.optimizer.state[weight]["exp_avg"].stride() == weight.stride()
+    assert written(tmp_path) > 2
+
+
+@pytest.mark.slow
+def test_the_trainer_keeps_the_layout_when_it_resumes(train):
+    from prepare.frameworks.transformers import PrepareCallback
+
+    train([], 2)
+    trainer = train([PrepareCallback(STEPS)], 4, resume_from_checkpoint=True)
+    weight = next(p for p in trainer.model.parameters() if p.dim() == 4)
+    assert trainer.state.global_step == 4
+    assert trainer.optimizer.state[weight]["exp_avg"].stride() == weight.stride()
+    assert weight.stride(1) == 1
+
+
+# ------------------------------------------------------------------------------ MONAI and Ignite
+
+
+@pytest.fixture
+def handler():
+    pytest.importorskip("ignite")
+    from prepare.frameworks.monai import PrepareHandler
+
+    return PrepareHandler
+
+
+def test_a_trainer_of_monai_prepares_when_it_starts(handler, tmp_path):
+    engines = pytest.importorskip("monai.engines")
+    model = nn.Sequential(Seen(), network())
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = [{"image": torch.randn(2, 3, 8, 8), "label": torch.zeros(2, 2, 6, 6)}]
+    trainer = engines.SupervisedTrainer(
+        device=torch.device("cpu"),
+        max_epochs=2,
+        train_data_loader=batches,
+        network=model,
+        optimizer=optimizer,
+        loss_function=nn.MSELoss(),
+        train_handlers=[handler(STEPS, folder=tmp_path)],
+    )
+    trainer.run()
+    weight = model[1][0].weight
+    assert weight.stride() == optimizer.state[weight]["exp_avg"].stride() == LAST
+    assert written(tmp_path) == 2
+
+
+def test_an_engine_of_ignite_takes_a_network_and_finds_drift(handler):
+    from ignite.engine import Engine
+
+    model = network()
+
+    def step(engine, batch):
+        model(batch).square().mean().backward()
+        model.to(memory_format=torch.contiguous_format)
+
+    engine = Engine(step)
+    handler(STEPS).attach(engine)
+    with pytest.raises(RefusedError, match="network: Engine has no network; give network="):
+        engine.run([torch.randn(2, 3, 8, 8)])
+    engine = Engine(step)
+    handler(STEPS, network=model).attach(engine)
+    with pytest.raises(DriftError):
+        engine.run([torch.randn(2, 3, 8, 8)], max_epochs=2)
+
+
+# ------------------------------------------------------------------------------ nnU-Net
+
+
+@pytest.fixture
+def trainer(monkeypatch):
+    """The trainer of nnU-Net, or where it is not installed a stand-in with its method."""
+    try:
+        import nnunetv2.training.nnUNetTrainer.nnUNetTrainer  # noqa: F401
+    except ImportError:
+
+        class nnUNetTrainer:
+            @staticmethod
+            def build_network_architecture(*args, **kwargs):
+                return network()
+
+        path = "nnunetv2.training.nnUNetTrainer.nnUNetTrainer"
+        for depth in range(1, 5):
+            name = ".".join(path.split(".")[:depth])
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        sys.modules[path].nnUNetTrainer = nnUNetTrainer
+    monkeypatch.delitem(sys.modules, "prepare.frameworks.nnunet", raising=False)
+    yield importlib.import_module("prepare.frameworks.nnunet").PrepareTrainer
+    sys.modules.pop("prepare.frameworks.nnunet", None)
+
+
+def test_nnunet_builds_a_prepared_network_by_its_static_call(trainer, monkeypatch, tmp_path):
+    monkeypatch.delenv("PREPARE_RECIPE", raising=False)
+    with pytest.raises(ConfigError, match="recipe: PrepareTrainer has none; set PREPARE_RECIPE"):
+        trainer.build_network_architecture()
+    Pipeline.from_config(STEPS).save(tmp_path / "recipe.yaml")
+    monkeypatch.setenv("PREPARE_RECIPE", str(tmp_path / "recipe.yaml"))
+    assert trainer.build_network_architecture()[0].weight.stride() == LAST
+    own = type("Own", (trainer,), {"recipe": {}})
+    assert own.build_network_architecture()[0].weight.stride() == (27, 9, 3, 1)
