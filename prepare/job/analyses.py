@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from prepare.flow.records import Flow
     from prepare.job.settings import Settings
     from prepare.pipeline import Pipeline
+    from prepare.reduce.records import Reduction
     from prepare.tune.records import Tuning
     from prepare.verify.records import Verification
 
@@ -184,6 +185,29 @@ def verification_of(
         seconds=settings.verify_limits.seconds,
         memory=settings.verify_limits.memory,
         amp=settings.amp,
+    )
+
+
+def reduction_of(
+    settings: Settings, verification: Verification | None, given: Any
+) -> Reduction | None:
+    """Reduce the first module of the prepared model that is wrong by itself; None if none is.
+
+    Raises:
+        ConfigError: no example is declared.
+    """
+    if not given.example:
+        remedy = "give one with input.shape=[...]"
+        raise ConfigError("input", "task=reduce needs an example input", remedy)
+    from prepare.reduce import reduce
+
+    return reduce(
+        given.model,
+        given.example,
+        pipeline=given.pipeline,
+        culprit=verification.culprit if verification else "",
+        training=settings.mode == "train",
+        seconds=settings.verify_limits.seconds or 60.0,
     )
 
 

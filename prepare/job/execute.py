@@ -217,6 +217,20 @@ def _prepare(
     return _with_comparison(settings, results, given, stage, show, took=seconds)
 
 
+def _with_reduction(
+    settings: Settings, results: Results, given: _Compared, stage: Stage
+) -> Results:
+    """Return the results with the script of the first module that is wrong by itself, or a note."""
+    from prepare.job import analyses
+
+    with stage("reducing the first wrong module to a script"):
+        reduction = analyses.reduction_of(settings, results.verification, given)
+    if reduction is None:
+        text = "no module of torch is wrong by itself on inputs of this size, mean and deviation"
+        return replace(results, notes=[*results.notes, text])
+    return replace(results, reduction=reduction)
+
+
 def _with_contract(settings: Settings, results: Results, given: _Compared, stage: Stage) -> Results:
     """Return the results with the check of the contract, or with a note that it was written."""
     from prepare.job import analyses
@@ -247,6 +261,8 @@ def _with_comparison(
             verification = analyses.verification_of(settings, *given)
         results = replace(results, verification=verification)
         show(results)
+        if settings.task == "reduce":
+            return _with_reduction(settings, results, given, stage)
         text = "timing it against the unprepared model"
         with _if(settings.bench != "none" and example, stage, text) as tell:
             bench = analyses.bench_of(settings, *given, took=took, tell=tell)

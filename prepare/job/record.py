@@ -30,7 +30,7 @@ KEPT = ("ok", "no_effect", "verification_failed")
 FILES = (
     *("recipe.yaml", "plan.json", "audit.json", "audit.csv"),
     *("flow.json", "flow_before.json", "flow.svg", "verify.json"),
-    *("bench.json", "bench.svg", "tune.json", "tune.svg", "report.html"),
+    *("bench.json", "bench.svg", "tune.json", "tune.svg", "reduced.py", "report.html"),
     *("environment.json", "job.json", "log.txt", "traceback.txt", "result.json"),
 )
 # What Hydra leaves beside a record.

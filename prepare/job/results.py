@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from prepare.core.forward.conv_layouts import LayoutCount
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
+    from prepare.reduce.records import Reduction
 
 # More than a plan of a hundred thousand tensors needs.
 _LIMIT = 1 << 28
+# The script of task=reduce.
+REDUCED = "reduced.py"
 # The file of each analysis, by its field in `Analyses`, in the order in which they are written.
 _FILES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "flow": ("flow.json", Flow.load),
@@ -80,6 +83,7 @@ class Results(Analyses):
     unchanged: bool = False
     amp: str = "none"
     contract: ContractCheck | None = None
+    reduction: Reduction | None = None
     contract_file: str = ""
 
     def write(self, record: Record, job: Job) -> None:
@@ -92,6 +96,8 @@ class Results(Analyses):
         for key, (name, _) in _FILES.items():
             if (analysis := getattr(self, key)) is not None:
                 analysis.save(record.folder / name)
+        if self.reduction is not None:
+            files.write_text(record.folder / REDUCED, self.reduction.script)
         record.write_environment(environment())
         record.write_job(job)
 
@@ -119,6 +125,7 @@ class SavedResults(Analyses):
     result: Result | None = None
     job: Job | None = None
     recipe: str | None = None
+    reduced: str | None = None
     plan: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
     problems: tuple[str, ...] = ()
@@ -153,6 +160,7 @@ def read_results(folder: str | Path) -> SavedResults:
         "result": ("result.json", lambda _: record.result()),
         "job": ("job.json", lambda _: record.job()),
         "recipe": ("recipe.yaml", lambda path: files.read_text(path, limit=_LIMIT)),
+        "reduced": (REDUCED, lambda path: files.read_text(path, limit=_LIMIT)),
         "plan": ("plan.json", lambda path: _json(path, "prepare.plan")),
         "audit": ("audit.json", Audit.load),
         "environment": ("environment.json", lambda path: _json(path, "prepare.environment")),

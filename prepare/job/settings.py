@@ -56,7 +56,7 @@ class Settings:
     model: dict[str, Any]
     steps: dict[str, Any]
     input: dict[str, Any]
-    task: Literal["prepare", "plan", "flow", "tune", "contract"] = "prepare"
+    task: Literal["prepare", "plan", "flow", "tune", "contract", "reduce"] = "prepare"
     mode: Literal["eval", "train"] = "eval"
     amp: Literal["none", "bfloat16", "float16"] = "none"
     strict: bool = True

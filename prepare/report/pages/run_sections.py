@@ -85,10 +85,20 @@ def verified(run: SavedResults) -> Context | None:
             "" if (part := share(c)) is None else share_text(part) for c in verification.checks
         ],
         "culprit": verification.culprit,
+        "reduced": run.reduced,
+        "reduce": _reduce_command(run) if verification.status == "fail" else "",
         "advice": verification.advice,
         "checks": verification.checks,
         "lost": verification.lost[:LIMIT],
     }
+
+
+def _reduce_command(run: SavedResults) -> str:
+    """Return the command that reduces a failed verification to a script; empty without a command."""
+    if not run.job:
+        return ""
+    words = [word for word in run.job.overrides if not word.startswith(("task=", "hydra.run.dir="))]
+    return shlex.join(["python", "run.py", *words, "task=reduce"])
 
 
 def issues(run: SavedResults) -> Context | None:

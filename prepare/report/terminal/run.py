@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from prepare.job.outcome import Outcome
     from prepare.job.results import Results
     from prepare.plan import TensorPlan
+    from prepare.reduce.records import Reduction
 
 _SHOWN = 10
 # The width of the longest label, `convolutions`.
@@ -83,11 +84,24 @@ class RunOutput:
         else:
             show_plan(results, self._folder)
         _show_warnings(results.warnings)
+        if results.reduction is not None:
+            _show_reduction(results.reduction, _file(self._folder, "reduced.py"))
         if results.contract is not None:
             _show_contract(results.contract, results.contract_file)
         verification = results.verification
         if verification is not None and verification.status == "fail":
             show_verify(verification, _file(self._folder, "verify.json"))
+
+
+def _show_reduction(reduction: Reduction, file: str) -> None:
+    """Print what the reduced script shows, where it is, and whether the fault is known."""
+    known = f"known: {reduction.known}" if reduction.known else "not in the table of known issues"
+    line(
+        printable(
+            f"reduced: {reduction.module}: nn.{reduction.call.kind} {reduction.text} ({known})"
+        )
+    )
+    line(printable(f"the script, with torch alone: {file}"))
 
 
 def _show_contract(check: ContractCheck, file: str) -> None:
