@@ -54,12 +54,8 @@ class _Collector:
     def _add(self, module: nn.Module, args: Any, output: Any) -> None:
         name = self._names.get(id(module))
         one = len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor)
-        if (
-            name is None
-            or next(module.children(), None) is not None
-            or not one
-            or not output.is_floating_point()
-        ):
+        is_leaf = next(module.children(), None) is None
+        if name is None or not (is_leaf and one and output.is_floating_point()):
             return
         found = call_of_module(name, module, args[0], output, training=self._training)
         if found is not None and found not in self.calls:

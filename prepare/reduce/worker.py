@@ -64,7 +64,7 @@ def _is_ill_conditioned(names: dict[str, Any], eps: float, allowed: float) -> bo
     given = names["given"].double()
     signs = torch.randint(0, 2, given.shape, generator=torch.Generator().manual_seed(2)) * 2 - 1
     nudged = run(module, given * (1 + eps * signs), torch.contiguous_format)
-    least = _LEAST / max(1.0, given.std().item())
+    least = _LEAST / max(1.0, given.std(correction=0).item())
     for name, exact in right.items():
         size = exact.double().abs().max().item()
         change = (nudged[name].double() - exact.double()).abs().max().item()

@@ -209,3 +209,7 @@ def raise_an_error():
         raise RuntimeError("view size is not compatible")
 
     F.silu = silu
+
+
+def wait():
+    F.silu = lambda *_, **__: time.sleep(60)
