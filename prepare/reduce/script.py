@@ -29,7 +29,7 @@ right = run(module, given.double(), torch.contiguous_format)
 print("all right with torch", torch.__version__)
 '''
 _BACKWARD = """    torch.manual_seed(1)
-    gradient = torch.randn(out.shape).to({dtype}).to(out)
+    gradient = torch.randn(out.shape){rounded}.to(out)
     out.backward(gradient.to(memory_format=layout))
 """
 _SLOW = '''"""nn.{kind}{where}: slow in this memory format."""
@@ -90,7 +90,9 @@ def script_of(call: ModuleCall) -> str:
         "layout": "contiguous_format" if call.format == "contiguous" else call.format,
         "allowed": f"{call.limit:g}",
         "results": results,
-        "backward": _BACKWARD.format(dtype=dtype) if call.backward else "",
+        "backward": _BACKWARD.format(rounded="" if call.dtype == "float32" else f".to({dtype})")
+        if call.backward
+        else "",
         "loop": f"for _ in range({call.repeats}):\n    " if loops else "",
         "pad": "    " if loops else "",
         "step": "out.backward(torch.ones_like(out))" if call.backward else "",

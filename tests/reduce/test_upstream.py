@@ -1,0 +1,37 @@
+"""The scripts for PyTorch show what they say, on this torch; each has a text on their page."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import prepare
+from prepare.core.model.known_issues import issues
+from prepare.reduce.worker import ForkedRunner
+
+FOLDER = Path(prepare.__file__).parents[1] / "docs" / "upstream"
+SCRIPTS = sorted(FOLDER.glob("*.py"))
+ISSUES = {issue.name: issue for issue in issues()}
+CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+
+
+def test_every_script_belongs_to_a_known_issue_and_has_a_text():
+    assert len(SCRIPTS) == 4
+    page = (FOLDER / "index.md").read_text()
+    for path in SCRIPTS:
+        assert path.stem in ISSUES
+        assert f"`{path.name}`" in page
+        assert len(path.read_text().splitlines()) <= 25
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="scripts run in a forked process")
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_shows_its_fault_on_this_torch(path):
+    if not ISSUES[path.stem].stands("cpu", torch.__version__, {}):
+        pytest.skip("this torch is not in the entry's range")
+    if "bfloat16" in path.stem and ("avx512_bf16" not in CPU or "amx_bf16" in CPU):
+        pytest.skip("other kernels run on this processor")
+    runner = ForkedRunner()
+    request = {"script": path.read_text(), "dtype": "float32", "allowed": 1.0, "fresh": True}
+    outcomes = [runner.run({**request, "seconds": 30.0, "setup": ""})[0] for _ in range(3)]
+    assert set(outcomes) <= {"wrong", "invalid", "crashes"}
