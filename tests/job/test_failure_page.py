@@ -42,14 +42,3 @@ def test_a_result_of_an_older_version_is_read(tmp_path):
         del data[key]
     (tmp_path / "result.json").write_text(json.dumps(data))
     assert Record(tmp_path).result().during == ""
-
-
-def test_the_page_of_a_failed_verification_has_the_script_or_its_command(tmp_path):
-    words = ["model._target_=test_failure_page.wrong_net", "input.shape=[1,3,8,8]", "mode=train"]
-    words += ["memfmt=channels_last", "device=cpu", "bench=none", "known_issues=ignore"]
-    run([*words, f"hydra.run.dir={tmp_path / 'verified'}"])
-    page = (tmp_path / "verified" / "report.html").read_text()
-    assert "known_issues=ignore task=reduce" in page
-    run([*words, f"hydra.run.dir={tmp_path / 'reduced'}", "task=reduce"])
-    page = (tmp_path / "reduced" / "report.html").read_text()
-    assert "<code>reduced.py</code>" in page

@@ -1,0 +1,59 @@
+"""The command task=reduce, and the page of a failed verification."""
+
+import pytest
+
+from prepare.cli.main import run
+from prepare.job.record import Job
+from prepare.job.results import SavedResults
+from prepare.reduce import ModuleCall, Reduction
+from prepare.report.pages.page import run_page
+from prepare.report.pages.run_sections import verified
+from prepare.verify.records import Verification
+
+NET = ("model=unet2d", "model.width=4", "model.depth=2", "device=cpu", "input.shape=[1,1,16,16]")
+CALL = ModuleCall(name="stem", kind="SiLU", arguments=(), options=(), shape=(1, 2))
+FOUND = Reduction(fault="wrong", module="stem", call=CALL, script="x = 1\n", text="error 2",
+                  known="", trials=3, seconds=1.0)  # fmt: skip
+
+
+@pytest.mark.parametrize("found", [FOUND, None], ids=["found", "nothing"])
+def test_task_reduce_writes_the_script_and_says_where(found, tmp_path, capsys, monkeypatch):
+    asked = {}
+    monkeypatch.setattr("prepare.reduce.reduce", lambda *_, **given: asked.update(given) or found)
+    words = (*NET, "memfmt=channels_last", "task=reduce", f"hydra.run.dir={tmp_path}", "mode=train")
+    assert run([*words, "verify.seconds=20"]) == 0
+    assert (asked["training"], asked["seconds"]) == (True, 20.0)
+    out = capsys.readouterr().out
+    if found is None:
+        assert "no module of torch is wrong by itself" in " ".join(out.split())
+        return
+    assert "reduced: stem: nn.SiLU error 2 (not in the table of known issues)" in out
+    assert f"the script, with torch alone: {tmp_path / 'reduced.py'}" in out
+    assert (tmp_path / "reduced.py").read_text() == "x = 1\n"
+
+
+def test_task_reduce_needs_an_example(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["model._target_=torch.nn.Conv2d", "+model.in_channels=3", "+model.out_channels=4"]
+    words += ["+model.kernel_size=3", "memfmt=channels_last", "device=cpu"]
+    assert run([*words, "task=reduce"]) == 2
+    assert "input: task=reduce needs an example input" in capsys.readouterr().err
+
+
+FAILED = Verification(status="fail", reason="outputs: 1 is off", level="short", mode="train",
+                      reference="float64", checks=(), lost=(), culprit="1", advice="", seconds=1.0)  # fmt: skip
+
+
+def test_the_page_of_a_failed_verification_has_the_command():
+    job = Job(None, None, ["model=unet2d", "task=prepare", "hydra.run.dir=x"], {})
+    found = verified(SavedResults(name="", verification=FAILED, job=job))
+    assert found["reduce"] == "python run.py model=unet2d task=reduce"
+    assert verified(SavedResults(name="", verification=FAILED))["reduce"] == ""
+
+
+def test_the_page_of_a_failed_verification_has_the_script(tmp_path):
+    FAILED.save(tmp_path / "verify.json")
+    (tmp_path / "reduced.py").write_text("module = nn.SiLU()\n")
+    text = run_page(tmp_path)
+    assert "module = nn.SiLU()" in text
+    assert "A script that needs torch alone shows the fault" in text
