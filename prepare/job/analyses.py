@@ -13,6 +13,7 @@ from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.utils.text import size
 from prepare.errors import ConfigError, PrepareError
+from prepare.job.model_target import locate_named
 from prepare.steps import compile, keep_layout, repair_layout  # noqa: A004
 from prepare.steps.input_format import InputFormat
 
@@ -35,6 +36,17 @@ LARGEST = 1 << 30
 def example_of(settings: Settings) -> Example | None:
     """Build the example input; None if none is declared."""
     return build_example(settings.input, settings.seed) or None
+
+
+def metric_of(settings: Settings) -> Callable[[nn.Module, Any], float] | None:
+    """Return the function that `verify.metric` names.
+
+    Raises:
+        ConfigError: it does not exist.
+        ModelError: importing its module raised.
+    """
+    name = settings.verify_limits.metric
+    return None if name is None else locate_named(name, "verify.metric")
 
 
 def tuning_of(
@@ -64,6 +76,9 @@ def tuning_of(
         budget=settings.tune.budget,
         declared={**settings.steps, **_calls_of(pipeline)},
         cache=settings.tune.cache,
+        metric=metric_of(settings),
+        max_drop=settings.verify_limits.max_drop,
+        max_memory=settings.tune.max_memory,
         seed=settings.seed,
         progress=progress,
         build=build,
@@ -185,6 +200,8 @@ def verification_of(
         seconds=settings.verify_limits.seconds,
         memory=settings.verify_limits.memory,
         amp=settings.amp,
+        metric=metric_of(settings),
+        max_drop=settings.verify_limits.max_drop,
     )
 
 

@@ -138,11 +138,13 @@ def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage, show: Show)
     # The import of torch swallows an interrupt, and then fails with an unrelated error.
     with stage("starting torch"), held_interrupts():
         from prepare.core.forward.torch_state import isolated
+        from prepare.job import analyses
         from prepare.job.build_model import import_plugins
         from prepare.job.load_weights import model_of, save
     _log.debug("configuration: %s", settings)
     with isolated():
         import_plugins(settings.plugins)
+        analyses.metric_of(settings)  # a wrong name is an error before anything is built
         with stage(f"building {settings.model['_target_']}"):
             model = model_of(settings, spec.build)
         if settings.task == "flow":

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prepare.core.utils.options import as_written
+from prepare.core.utils.options import as_written, read_size
 from prepare.core.utils.suggest import choose
 from prepare.errors import Problem
 
 _LEVELS = ("none", "short", "full")
-_KEYS = {"verify": ("level", "seconds", "memory"), "bench": ("level", "seconds")}
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
+_KEYS = {
+    "verify": ("level", "seconds", "memory", "metric", "max_drop"),
+    "bench": ("level", "seconds"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyLimits:
-    """The seconds and bytes that a verification may use; None for the default."""
+    """The seconds and bytes that a verification may use, None for the default; and the user's own limit.
+
+    `metric` is the dotted name of a function, `max_drop` how much lower the prepared model's value may be.
+    """
 
     seconds: float | None = None
     memory: int | None = None
+    metric: str | None = None
+    max_drop: float | None = None
 
 
 def read_levels(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
@@ -49,9 +55,36 @@ def read_levels(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem
             "seconds": _seconds(given.get("seconds"), f"{group}.seconds", problems),
             "memory": _bytes(given.get("memory"), f"{group}.memory", problems),
         }
-    read["verify_limits"] = VerifyLimits(**options["verify"])
+    metric, max_drop = _metric(config.get("verify"), problems)
+    read["verify_limits"] = VerifyLimits(**options["verify"], metric=metric, max_drop=max_drop)
     read["bench_seconds"] = options["bench"]["seconds"]
     return read, problems
+
+
+def _metric(given: Any, problems: list[Problem]) -> tuple[str | None, float | None]:
+    """Return the metric and its limit, which need each other."""
+    given = given if isinstance(given, dict) else {}
+    metric, max_drop = given.get("metric"), given.get("max_drop")
+    where = "verify.metric", "verify.max_drop"
+    if metric is not None and not (
+        isinstance(metric, str)
+        and "." in metric
+        and all(p.isidentifier() for p in metric.split("."))
+    ):
+        remedy = "give the dotted name of a function, as in my_package.metrics.accuracy"
+        problems.append(Problem(where[0], f"{as_written(metric)} is not a dotted name", remedy))
+        metric = None
+    is_number = isinstance(max_drop, int | float) and not isinstance(max_drop, bool)
+    if max_drop is not None and not (is_number and 0 <= max_drop < math.inf):
+        remedy = "give a number from 0 on, as in 0.001"
+        problems.append(Problem(where[1], f"{as_written(max_drop)} is not a drop", remedy))
+        return metric, None
+    if given.get("metric") is not None and max_drop is None:
+        problems.append(Problem(where[1], "is missing", "give one, as in verify.max_drop=0.001"))
+    if given.get("metric") is None and max_drop is not None:
+        remedy = "give verify.metric=package.function"
+        problems.append(Problem(where[1], "limits a metric, and there is none", remedy))
+    return metric, max_drop
 
 
 def _seconds(value: Any, where: str, problems: list[Problem]) -> float | None:
@@ -68,10 +101,8 @@ def _seconds(value: Any, where: str, problems: list[Problem]) -> float | None:
 def _bytes(value: Any, where: str, problems: list[Problem]) -> int | None:
     if value is None:
         return None
-    match = None if isinstance(value, bool) else _SIZE.fullmatch(str(value))
-    count = int(float(match[1]) * 2 ** _UNITS[match[2].upper()]) if match else 0
-    if count <= 0:
-        remedy = "give bytes or a unit, as in 8GiB"
-        problems.append(Problem(where, f"{as_written(value)} is not a size", remedy))
+    try:
+        return read_size(value)
+    except ValueError as error:
+        problems.append(Problem(where, *error.args))
         return None
-    return count

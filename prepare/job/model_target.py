@@ -65,13 +65,17 @@ def hydra_key_problems(config: Mapping[str, Any], where: str = "model") -> Itera
 
 
 def locate(target: str, where: str = "model") -> Callable[..., Any]:
-    """Return the class or function with the dotted name `target`.
+    """Return the class or function with the dotted name `target`, a key of the mapping `where`."""
+    return locate_named(target, f"{where}._target_")
+
+
+def locate_named(target: str, where: str) -> Callable[..., Any]:
+    """Return the class or function with the dotted name `target`, which the key `where` gives.
 
     Raises:
         ConfigError: it does not exist; the error names the missing part and its nearest match.
         ModelError: importing its module raised.
     """
-    where = f"{where}._target_"
     parts = target.split(".")
     module = _import(parts[0], where, target)
     target_object: Any = module

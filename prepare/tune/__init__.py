@@ -41,6 +41,9 @@ def tune(
     budget: float = 60.0,
     declared: Mapping[str, Any] | None = None,
     cache: bool | str | Path = True,
+    metric: Callable[[nn.Module, Any], float] | None = None,
+    max_drop: float | None = None,
+    max_memory: int | str | None = None,
     seed: int = 0,
     progress: Stage = lambda _: nullcontext(),
     build: Callable[[], nn.Module] | None = None,
@@ -70,6 +73,11 @@ def tune(
             always verified.
         declared: a pipeline of your own, as one more candidate; all candidates run on its `device`.
         cache: whether the result is cached, or the folder for it. A cached winner is verified again.
+        metric: a function of (model, batch) to a number, more is better, as for `verify`. A recipe whose
+            metric is lower than the unprepared model's by more than `max_drop` is wrong.
+        max_drop: the limit for `metric`.
+        max_memory: bytes, or a text as `8GiB`. A recipe whose call needs more, without model and input, is
+            dropped; the unprepared model is not.
         seed: seed of the order and of the inputs.
         progress: called with a description of each stage; the context manager that it returns is
             entered for the duration of the stage.
@@ -79,14 +87,15 @@ def tune(
 
     Raises:
         ConfigError: an argument is invalid; one problem for each.
-        RefusedError: `mode` or `amp` is unknown, or the model cannot be copied or prepared in its present
-            state.
+        RefusedError: `mode` or `amp` is unknown, one of `metric` and `max_drop` is missing, or the model
+            cannot be copied or prepared in its present state.
         ModelError: the unprepared model itself does not run.
     """
     from prepare.core.forward.autocast import check_amp
     from prepare.tune.options import read_tune
     from prepare.tune.rank_zero import run_on_rank_zero
     from prepare.tune.session import TuningSession
+    from prepare.verify.metric import limit_of
 
     if mode not in ("eval", "train"):
         raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
@@ -96,6 +105,7 @@ def tune(
             "allow": allow if isinstance(allow, str) else list(allow),
             "budget": budget,
             "cache": cache if isinstance(cache, bool) else str(cache),
+            "max_memory": max_memory,
         },
         mode=mode,
     )
@@ -105,6 +115,7 @@ def tune(
         options=options,
         mode=mode,
         amp=amp,
+        limit=limit_of(metric, max_drop),
         declared=dict(declared or {}),
         seed=seed,
         progress=progress,

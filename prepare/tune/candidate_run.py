@@ -14,7 +14,7 @@ from torch import nn
 from prepare.bench.variant import Variant
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.model.free_memory import free_memory
-from prepare.core.utils.text import first_line
+from prepare.core.utils.text import first_line, size
 from prepare.errors import PrepareError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.tune.contestants import CandidateError, CheckResult
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from prepare.core.forward.autocast import Amp
     from prepare.pipeline.known_issue_checks import KnownIssues
     from prepare.tune.candidates import Candidate
+    from prepare.verify.metric import Limit
 
 Mode = Literal["eval", "train"]
 # Seconds: shorter calls are timed several in a row, as in a bench.
@@ -61,11 +62,14 @@ class PreparedCandidate:
         *,
         mode: Mode,
         amp: Amp = "none",
+        limit: Limit | None = None,
+        max_memory: int | None = None,
         clock: Clock,
         plan: TurnPlan | None = None,
         build: Callable[[], nn.Module] | None = None,
     ) -> None:
         self._mode, self._pool, self._clock, self._amp = mode, pool, clock, amp
+        self._limit = limit
         with _as_candidate_error(None), _without_warnings():
             self.pipeline = Pipeline.from_config(candidate.steps)
             self.model = copy_model(model, mode, build)
@@ -79,6 +83,9 @@ class PreparedCandidate:
         )
         with _as_candidate_error(self._variant), _without_warnings():
             self._warm_up(plan)
+        if max_memory is not None and (self.peak or 0) > max_memory:
+            reason = f"a call needs {size(self.peak or 0)}, and max_memory is {size(max_memory)}"
+            raise CandidateError(reason)
 
     def turn(self, number: int) -> float:
         """Return the seconds of one call."""
@@ -109,6 +116,7 @@ class PreparedCandidate:
                     memory=max(_MIN_CHECK_MEMORY, int(_MEMORY_PART * free)),
                     exact_runs=exact,
                     amp=self._amp,
+                    limit=self._limit,
                 )
         except Exception as error:  # out of memory, or a candidate that no check anticipates
             reason = f"it raised {type(error).__name__}: {first_line(error)}"

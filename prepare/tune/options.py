@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from prepare.core.utils.options import read_options
+from prepare.core.utils.options import read_options, read_size
 from prepare.core.utils.wording import argument, words
 from prepare.errors import ConfigError, Problem
 
@@ -16,6 +16,11 @@ _INFERENCE_ONLY = {
     "half": "parameters in float16 cannot be trained",
     "openvino": "OpenVINO is for inference",
 }
+
+
+def _check_memory(value: int | str | None) -> None:
+    if value is not None:
+        read_size(value)
 
 
 def _check_budget(budget: float) -> None:
@@ -33,6 +38,8 @@ class TuneOptions:
     """Seconds for preparing, timing and verifying candidates."""
     cache: Annotated[bool | str, "true, false, or a folder"] = True
     """Return whether the result is cached, or the folder for it."""
+    max_memory: Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory] = None
+    """The peak memory of a call, without model and input, beyond which a recipe cannot win."""
 
 
 def read_tune(options: Mapping[str, Any], *, mode: str) -> TuneOptions:

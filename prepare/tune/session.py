@@ -16,6 +16,7 @@ from prepare.bench.input_pool import make_pool
 from prepare.core.forward.torch_state import isolated
 from prepare.core.utils.environment import environment
 from prepare.core.utils.machine import MachineWatch, disturbance
+from prepare.core.utils.options import read_size
 from prepare.core.utils.text import plural
 from prepare.core.utils.wording import words
 from prepare.errors import ModelError, PrepareError, Problem, RefusedError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from prepare.core.forward.autocast import Amp
     from prepare.core.utils.progress import Stage
     from prepare.tune.options import TuneOptions
+    from prepare.verify.metric import Limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,7 @@ class TuningSession:
     options: TuneOptions
     mode: Mode
     amp: Amp = "none"
+    limit: Limit | None = None
     declared: Mapping[str, Any]
     seed: int
     progress: Stage
@@ -63,7 +66,10 @@ class TuningSession:
                 amp=self.amp,
                 calls=self._calls_to_keep(),
             )
-            under = conditions(self.model, self.batch, recipes, mode=self.mode, amp=self.amp)
+            under = (
+                conditions(self.model, self.batch, recipes, mode=self.mode, amp=self.amp)
+                | self._limits()
+            )
             cache = Cache(self.options.cache)
             cached = cache.find(under, budget=self.options.budget)
             tuning = cached and self._verified_again(cached, cache)
@@ -158,10 +164,26 @@ class TuningSession:
             pool,
             mode=self.mode,
             amp=self.amp,
+            limit=self.limit,
+            max_memory=self._max_memory(candidate),
             clock=self.clock,
             plan=plan,
             build=self.build,
         )
+
+    def _max_memory(self, candidate: Candidate) -> int | None:
+        limit = self.options.max_memory
+        # The unprepared model stays: all others are compared with it, and it may win.
+        return None if limit is None or candidate.name == UNPREPARED else read_size(limit)
+
+    def _limits(self) -> dict[str, Any]:
+        """Return the user's own limits, as a part of the conditions."""
+        limits: dict[str, Any] = {}
+        if self.limit is not None:
+            limits |= {"metric": self.limit.identity, "max_drop": self.limit.max_drop}
+        if self.options.max_memory is not None:
+            limits["max_memory"] = read_size(self.options.max_memory)
+        return limits
 
     def _check(self, prepared: PreparedCandidate, exact: dict[Any, Any]) -> CheckResult:
         return prepared.check(self.model, self.batch, exact, budget=self.options.budget)

@@ -32,6 +32,8 @@ def verify(
     seconds: float | None = None,
     memory: int | None = None,
     amp: Amp = "none",
+    metric: Callable[[nn.Module, Any], float] | None = None,
+    max_drop: float | None = None,
 ) -> Verification:
     """Check whether `prepared` computes the outputs and gradients of `reference`, within its dtype's error.
 
@@ -55,6 +57,10 @@ def verify(
             before each run; a run that does not fit is reported as `cannot tell`, with the reason.
         amp: run the forward of the prepared model under `torch.autocast` to this dtype, with scaled gradients
             for float16. The tolerance is then that of the dtype; the exact run has no autocast.
+        metric: a function of (model, batch) that returns a number, more is better; it may load its own data.
+            It is evaluated on both models in eval mode, without gradients. The inputs of the prepared model
+            are formatted.
+        max_drop: by how much the prepared model's metric may be lower, or the verification fails.
 
     The reference runs in float64 if that fits into the limits, else in float32, and this run is taken as
     exact. The tolerance follows from the error of the reference itself in the prepared model's dtypes, see
@@ -66,11 +72,13 @@ def verify(
 
     Raises:
         RefusedError: both models are the same object, `level`, `mode` or `amp` is unknown, mode `train` is
-            requested without gradients, or a lazy module has no parameters yet.
+            requested without gradients, one of `metric` and `max_drop` is missing, or a lazy module has no
+            parameters yet.
     """
     from torch import nn
 
     from prepare.verify.check_model import check_model
+    from prepare.verify.metric import limit_of
 
     return check_model(
         reference if isinstance(reference, nn.Module) else reference(),
@@ -83,4 +91,5 @@ def verify(
         seconds=seconds,
         memory=memory,
         amp=amp,
+        limit=limit_of(metric, max_drop),
     )

@@ -13,7 +13,7 @@ from prepare.core.utils.wording import dropped, option, step
 _NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm)
 _FORMAT_STEPS = ("conv2d_memory_format", "conv3d_memory_format")
 # The checks without a forward: their causes are not in what the modules compute.
-_STATIC = frozenset({"flags", "values", "casts", "layout"})
+_STATIC = frozenset({"metric", "flags", "values", "casts", "layout"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ def advise(fault: Fault) -> str:
     return "If you expected this to work, it may be that " + ", or that ".join(causes) + "."
 
 
-def _causes(fault: Fault) -> Iterable[str]:
+def _causes(fault: Fault) -> Iterable[str]:  # noqa: PLR0912  one branch for each cause
     module, steps = fault.module, fault.steps
     formats = [name for name in _FORMAT_STEPS if name in steps and _is_channels_last(steps[name])]
     half, name = steps.get("half"), fault.culprit or "NAME"
@@ -78,6 +78,11 @@ def _causes(fault: Fault) -> Iterable[str]:
         )
     if "casts" in fault.failed:
         yield f"{_half_dtype(half)} cannot represent its numbers: {_keep(steps, name)}"
+    if "metric" in fault.failed:
+        yield (
+            "the metric is more sensitive to the errors of the dtype than the tolerance of outputs: allow a "
+            "larger max_drop, or take a precision with more digits"
+        )
     if fault.failed and fault.failed <= _STATIC:
         return
     if formats and isinstance(module, _NORMS):

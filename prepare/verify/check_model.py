@@ -20,6 +20,7 @@ from prepare.verify.execution.budget import Budget, Cost, estimate
 from prepare.verify.execution.determinism import training_flags
 from prepare.verify.execution.free_cores import threads_for_free_cores
 from prepare.verify.execution.model_pair import ModelPair
+from prepare.verify.metric import check_metric
 from prepare.verify.static_checks import (
     cast_losses,
     check_casts,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
     from prepare.verify import Level, Mode
     from prepare.verify.execution.runner import ExactRuns
+    from prepare.verify.metric import Limit
     from prepare.verify.records import Verification
 
 _SECONDS = {"short": 30.0, "full": 600.0}
@@ -57,11 +59,13 @@ def check_model(
     seconds: float | None = None,
     memory: int | None = None,
     amp: str = "none",
+    limit: Limit | None = None,
     exact_runs: ExactRuns | None = None,
 ) -> Verification:
     """Verify `prepared` against `reference`; the arguments are those of `prepare.verify.verify`.
 
-    `exact_runs` caches exact runs: several verifications of one reference on one batch may share it.
+    `limit` is the user's own. `exact_runs` caches exact runs: several verifications of one reference on one
+    batch may share it.
     """
     _check_arguments(reference, prepared, level=level, mode=mode, gradients=gradients)
     check_amp(amp)
@@ -109,6 +113,8 @@ def check_model(
         if contains_compiled(prepared):
             comparisons.append(comparison_of(cases[0], compiled=True))
             checks += comparisons[-1].checks()
+        if limit is not None:
+            checks.append(check_metric(models, limit, call))
         with eager_if_compiled(prepared):
             return conclude(
                 models, checks, comparisons, losses, level=level, mode=mode, budget=budget

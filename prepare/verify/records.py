@@ -18,8 +18,8 @@ STATUSES = ("pass", "fail", "cannot tell")
 class Check:
     """The result of one check, in one case.
 
-    `what` is values, casts, layout, flags, forward, outputs, input gradients, parameter gradients
-    or buffers. `mode`, `batch` and `inputs` describe the case; they are empty for a check without a
+    `what` is values, casts, layout, flags, forward, outputs, input gradients, parameter gradients,
+    buffers or metric. `mode`, `batch` and `inputs` describe the case; they are empty for a check without a
     forward. `dtype` is the coarsest dtype of the prepared model. `error` is the largest difference from
     the reference and `allowed` the tolerance, both of the tensor `worst` among `compared` tensors and as a
     fraction of its scale (see `prepare.verify.tolerance`); None if there is no such number. `status` is

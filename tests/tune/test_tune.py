@@ -585,3 +585,39 @@ def test_candidates_for_autocast_avoid_the_known_issues_of_its_dtype():
 def test_a_tuning_refuses_an_unknown_amp():
     with pytest.raises(RefusedError, match="amp: 'half' is not allowed"):
         tune(small(), BATCH, amp="half")
+
+
+# ------------------------------------------------------------------------------ the user's own limits
+
+
+def test_a_recipe_whose_metric_drops_too_much_cannot_win(timed):
+    def plain(model, batch):
+        return float(model[0].weight.is_contiguous())
+
+    means = {"channels_last": 0.01, "channels_last + input": 0.01}
+    found = found_with(timed, means, small().eval(), metric=plain, max_drop=0.5)
+    assert found.winner == UNPREPARED
+    assert found.row("channels_last").status == "wrong"
+    assert "metric: plain 1 on the unprepared model, 0 on" in found.row("channels_last").reason
+    assert found.conditions["max_drop"] == 0.5
+    assert found.conditions["metric"].endswith("plain")
+
+
+def test_a_recipe_that_needs_too_much_memory_is_dropped(timed, monkeypatch):
+    means = {"channels_last": 0.01}
+    monkeypatch.setattr(candidate_run.Variant, "peak", lambda *_: (2**31, ""))
+    found = found_with(timed, means, small().eval(), max_memory="1GiB")
+    assert found.winner == UNPREPARED
+    row = found.row("channels_last")
+    assert (row.status, row.reason) == (
+        "failed",
+        "a call needs 2.0 GiB, and max_memory is 1.0 GiB",
+    )
+    assert found.conditions["max_memory"] == 2**30
+    assert found_with(timed, means, small().eval(), max_memory="3GiB").winner == "channels_last"
+
+
+@pytest.mark.parametrize("wrong", ["lots", 0, True])
+def test_a_memory_limit_that_is_not_a_size_is_refused(wrong):
+    with pytest.raises(ConfigError, match="max_memory: "):
+        tune(small(), BATCH, max_memory=wrong)

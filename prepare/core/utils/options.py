@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,9 @@ from typing import Annotated, Any, Literal, Union
 
 from prepare.core.utils.suggest import ALIASES, choose
 from prepare.errors import ConfigError, Problem
+
+_SIZE_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
 
 
 class _CheckError(ValueError):
@@ -164,3 +168,16 @@ def _convert_literal(value: Any, hint: Any) -> Any:
         if any(word == choice and type(word) is type(choice) for choice in allowed):
             return word
     raise ValueError(f"{as_written(value)} is not allowed", choose(str(value), map(str, allowed)))
+
+
+def read_size(value: Any) -> int:
+    """Return a number of bytes given as a number, or as text with a unit: `8GiB`.
+
+    Raises:
+        ValueError: it is not a size; with the remedy.
+    """
+    match = None if isinstance(value, bool) else _SIZE.fullmatch(str(value))
+    count = int(float(match[1]) * 2 ** _SIZE_UNITS[match[2].upper()]) if match else 0
+    if count <= 0:
+        raise ValueError(f"{as_written(value)} is not a size", "give bytes or a unit, as in 8GiB")
+    return count
