@@ -17,7 +17,7 @@ WITH_VALUE = (
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"),
     *("--config-dir", "-cd", "--experimental-rerun"),
 )
-REFUSED = ("--experimental-rerun",)
+REFUSED = ("--config-path", "--experimental-rerun")
 # What --info may be followed by; without one of them it prints all.
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 # The arguments of Hydra's own shell completion.

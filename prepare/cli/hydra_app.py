@@ -6,7 +6,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,9 +59,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class CommandState:
-    """The state of one command line: whether a task began, and the sweep that it leads."""
+    """The state of one command line: whether a task began, the folder it holds, the sweep it leads."""
 
     began: bool = False
+    held: ExitStack | None = None
     coordinator: Coordinator | None = None
     progress: SweepProgress | None = None
 
@@ -94,7 +95,10 @@ def task(config: DictConfig) -> float | None:
 
 def _run_single(config: DictConfig, about: DictConfig) -> None:
     spec = _spec(config, about, Job(None, None, overrides_in(about), choices_in(about)))
-    with _claimed(spec.folder, overwrite=config.get("overwrite") is True):
+    state = STATE.get()
+    overwrite = config.get("overwrite") is True
+    held = state is not None and state.held is not None
+    with nullcontext() if held else _claimed(spec.folder, overwrite=overwrite):
         output = RunOutput(spec.folder)
         outcome = run_job(spec, stage=no_stage if is_quiet() else stage, show=output.show)
         output.end(outcome)
@@ -159,10 +163,14 @@ class Checks(Callback):
         with _exit_on_errors():
             problems = [*folder_problems(config), *Composer().problems(config)]
             _exit_if_any([*problems, *resume_problems(config, [], sweep=False)])
-            # Hydra writes its own files before the task claims the folder.
+            # Hydra writes its own files before the task begins.
             if (folder := run_folder(config)) is not None:
-                with _claimed(folder, overwrite=config.get("overwrite") is True):
-                    pass
+                claimed = ExitStack()
+                claimed.enter_context(_claimed(folder, overwrite=config.get("overwrite") is True))
+                if (state := STATE.get()) is not None:
+                    state.held = claimed  # until the command ends
+                else:
+                    claimed.close()
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""

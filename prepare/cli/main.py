@@ -125,6 +125,8 @@ def _through_hydra(argv: list[str]) -> int:
             code = _launch(argv, flags, state)
         finally:
             hydra_app.STATE.reset(token)
+            if state.held is not None:
+                state.held.close()
             if state.coordinator is not None:
                 code = _end_sweep(state.coordinator, state.progress, code)
     return code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -71,11 +72,14 @@ def folder_problems(config: DictConfig) -> list[Problem]:
 
 
 def run_folder(config: DictConfig) -> Path | None:
-    """Return the folder of a single run; None if it is known only in the job, or is not a folder yet."""
+    """Return the folder of a single run, made if it has a fixed name; None if it is not a folder yet."""
     try:
         folder = str(config.hydra.run.dir)
     except OmegaConfBaseException:
         return None
+    if not OmegaConf.is_interpolation(config.hydra.run, "dir"):
+        with suppress(OSError):  # Hydra meets the same error and reports it
+            Path(folder).mkdir(parents=True, exist_ok=True)
     # Not `Path.is_dir`, which raises if the name is too long.
     return Path(folder) if os.path.isdir(folder) else None  # noqa: PTH112
 

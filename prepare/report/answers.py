@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from prepare.tune.records import Tuning
     from prepare.verify.records import Check, Verification
 
+# An error of more times what is allowed is not given in figures.
+_BEYOND = 1000
+
 
 def answers(run: SavedResults) -> list[Answer]:
     """Return the answers that the record of a job gives, the advice last."""
@@ -34,7 +37,7 @@ def answers(run: SavedResults) -> list[Answer]:
     elif run.unchanged:
         found = [_same("Right?", "Unchanged"), _same("Faster?", "Not timed")]
     elif run.audit or run.verification or run.bench:
-        found = [_right(run.verification), _faster(run.bench)]
+        found = [_right(run.verification), _speed(run)]
         if _interrupted(run):
             missing = {"verify=none", "bench=none"}
             found = [
@@ -150,8 +153,20 @@ def share(check: Check) -> float | None:
 
 
 def share_text(part: float) -> str:
-    """Return a share of what is allowed: `4 %`, `less than 1 %`."""
-    return "less than 1 %" if part < 0.01 else f"{100 * part:,.0f} %"
+    """Return a share of what is allowed: `4 %`, `less than 1 %`, `46 times`, `more than 1,000 times`."""
+    if part < 0.01:
+        return "less than 1 %"
+    if part > _BEYOND:
+        return f"more than {_BEYOND:,} times"
+    return f"{part:,.0f} times" if part >= 10 else f"{100 * part:,.0f} %"
+
+
+def _speed(run: SavedResults) -> Answer:
+    """Return whether it is faster; that of a wrong model is not a success."""
+    found = _faster(run.bench)
+    if found.kind == "good" and run.verification and run.verification.status == "fail":
+        return replace(found, kind="plain", remark=f"{found.remark}; but the outputs are wrong")
+    return found
 
 
 def _faster(bench: Bench | None) -> Answer:
@@ -298,7 +313,8 @@ def _advised(run: SavedResults) -> tuple[str, str, str, str]:
         return "warn", "Read the warnings", "", "issues"
     if row and row.verdict == "slower":
         return "bad", "Leave the model unprepared", "it is slower", "bench"
-    if row and row.verdict == "unclear":
+    tuned = run.tuning is not None and run.tuning.winner != UNPREPARED
+    if row and row.verdict == "unclear" and not tuned:
         return "warn", "Time it longer with bench=full", "on an idle machine", "bench"
     if run.tuning is not None and run.tuning.winner == UNPREPARED:
         return "plain", "Leave the model as it is", "or tune longer with tune.budget", "tune"

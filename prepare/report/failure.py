@@ -43,9 +43,7 @@ def failure_answers(result: Result) -> list[Answer]:
     else:
         advice = "Correct that line" if place else "Read the traceback"
     text = place["rest"] if place else wrong if ours else line
-    reason = (result.reason or result.status).replace("_", " ")
-    word = _WORDS.get(reason, f"{reason[0].upper()}{reason[1:]}")
-    answers = [("What went wrong?", "bad", word, text)]
+    answers = [("What went wrong?", "bad", failure_word(result), text)]
     if place:
         answers.append(("Where?", "plain", place["file"], _in(place["function"])))
     if result.during:
@@ -57,6 +55,12 @@ def failure_answers(result: Result) -> list[Answer]:
         Answer(question=question, kind=kind, answer=answer, remark=remark, section=_SECTION)
         for question, kind, answer, remark in answers
     ]
+
+
+def failure_word(result: Result) -> str:
+    """Return the kind of failure in a few words: `The model raised`."""
+    reason = (result.reason or result.status).replace("_", " ")
+    return _WORDS.get(reason, f"{reason[0].upper()}{reason[1:]}")
 
 
 def _in(function: str | None) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from prepare.core.utils.text import plural, printable, size
 
+# A number with an exponent, and the places where a long name may break: `steps.repair_layout`.
+_NUMBER = re.compile(r"\b\d+(?:\.\d+)?e[-+]\d+\b")
+_BREAK = re.compile(r"(?<=[a-z_])[.=](?=[a-z_])")
 _FOLDER = Path(__file__).parent / "templates"
 
 
@@ -49,6 +53,12 @@ def short(value: Any, limit: int = 120) -> str:
     return text if len(text) <= limit else f"{text[:head]}…{text[head + 1 - limit :]}"
 
 
+def breakable(text: str) -> Markup:
+    """Return a text that may break after a dot or `=` in a name, and not within a number."""
+    marked = _BREAK.sub(r"\g<0><wbr>", str(escape(printable(text))))
+    return Markup(_NUMBER.sub(r'<span class="whole">\g<0></span>', marked))  # noqa: S704  escaped above
+
+
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -61,6 +71,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
+        "breakable": breakable,
         "bytes": size,
         "count": lambda number: f"{number:,}",
         "listed": lambda values: ", ".join(map(str, values or ())),

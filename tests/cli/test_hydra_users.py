@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paths import RUN
+from prepare.cli import hydra_app
 from prepare.cli import main as cli
 from prepare.core.utils import files
 from prepare.errors import FileError
@@ -150,6 +151,26 @@ def test_a_second_run_in_a_folder_at_the_same_time_is_refused(conf, capsys):
     assert capsys.readouterr().err == line
     assert list((conf.parent / "run").iterdir()) == []
     assert cli.run([NET, "hydra.run.dir=run", *FAST]) == 0
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["empty", "missing"])
+def test_a_run_holds_its_folder_before_hydra_writes(conf, capsys, monkeypatch, made):
+    if made:
+        (conf.parent / "run").mkdir()
+    others = []
+    checked = hydra_app.Checks.on_run_start
+
+    def check(self, config, **kwargs):
+        checked(self, config, **kwargs)
+        with claim(conf.parent / "run") as claimed:
+            others.append(claimed)
+
+    monkeypatch.setattr(hydra_app.Checks, "on_run_start", check)
+    assert cli.run([NET, "hydra.run.dir=run", *FAST]) == 0
+    assert others == [False]
+    assert (conf.parent / "run" / ".hydra" / "config.yaml").is_file()
+    with claim(conf.parent / "run") as claimed:
+        assert claimed  # released at the end
 
 
 def test_bash_completes_run_py(conf):

@@ -13,6 +13,7 @@ from prepare.job.results import SavedResults
 from prepare.report.answers import answers, share_text, verdict
 from prepare.report.charts.chart import Axis, Bar, Bars, Plane, Point, laid_out
 from prepare.report.layout_causes import layout_causes, named, source_name
+from prepare.report.render import breakable
 
 RUN = SavedResults(name="run", audit=Audit([], {}))
 
@@ -50,7 +51,18 @@ def test_the_error_is_that_of_the_outputs_and_its_share():
     remark = f"output error {0.04 * allowed:.2g}, 4 % of what is allowed; gradients right"
     expected = ("good", "Right", remark)
     assert found(run)[0] == expected
-    assert share_text(0.0001) == "less than 1 %"
+    assert [share_text(part) for part in (0.0001, 45.6, 46340)] == [
+        "less than 1 %",
+        "46 times",
+        "more than 1,000 times",
+    ]
+
+
+def test_the_speed_of_a_wrong_model_is_not_a_success():
+    wrong = made.verification(0.3, status="fail")
+    kind, answer, remark = found(replace(RUN, verification=wrong, bench=made.bench(0.5)))[1]
+    assert (kind, answer) == ("plain", "2.0x faster (50 % less time)")
+    assert remark.endswith("; but the outputs are wrong")
 
 
 def test_wrong_gradients_in_another_mode_are_a_warning():
@@ -80,6 +92,11 @@ def test_nothing_checked_is_not_called_right():
         ("plain", "Not timed"),
         ("plain", "Not followed"),
     ]
+
+
+def test_names_break_at_dots_and_numbers_do_not_break():
+    assert breakable("add +steps.repair_layout={}") == "add +steps.<wbr>repair_layout={}"
+    assert breakable("<b> 1.6e-06") == '&lt;b&gt; <span class="whole">1.6e-06</span>'
 
 
 def test_a_failed_job_says_what_went_wrong():

@@ -320,7 +320,13 @@ def test_a_failed_job_shows_its_error(tmp_path):
         Result("Failed", "oom", "RuntimeError: no memory", "Traceback: line 1", 2.0)
     )
     text = Reader(run_page(tmp_path)).text
-    for phrase in ("Failed", "oom", "RuntimeError: no memory", "Traceback", "Traceback: line 1"):
+    for phrase in (
+        "Failed",
+        "Out of memory",
+        "RuntimeError: no memory",
+        "Traceback",
+        "Traceback: line 1",
+    ):
         assert phrase in text
 
 
@@ -517,10 +523,13 @@ class TestInABrowser:
         measured, _ = opened(run_page(ran), tmp_path, width=1500)
         assert measured["wide"] == measured["room"]
 
-    def test_a_page_of_20000_modules_opens_in_3_seconds(self, tmp_path):
-        measured, console = opened(run_page(large(tmp_path / "run")), tmp_path)
+    def test_a_page_of_20000_modules_has_few_elements(self, tmp_path):
+        text = run_page(large(tmp_path / "run"))
+        measured, console = opened(text, tmp_path, details=True)
         assert console == []
-        assert measured["milliseconds"] < 3000
+        # The first 2,000 rows of each table; the other rows are data, which a search reads.
+        assert measured["elements"] < 120_000
+        assert len(text) < 5_000_000
 
     def test_the_page_is_dark_where_that_is_preferred(self, ran, tmp_path):
         text = run_page(ran)

@@ -151,8 +151,29 @@ def test_failures_are_grouped_by_reason(tmp_path):
         made.add_row(tmp_path, number, [f"a={number}"], result=failed)
     made.add_row(tmp_path, 3, ["a=3"])
     text = Reader(page_of(tmp_path)).text
-    assert "failed out of memory: 3 GiB 3 #0, #1, #2 a=0" in text
-    assert "interrupted it never started 1 #4 a=4" in text
+    assert "failed out of memory: 3 GiB 3 rows #0, #1, #2 a=0" in text
+    assert "interrupted it never started 1 row #4 a=4" in text
+
+
+def test_failures_come_before_the_matrix(swept):
+    names = [part["id"] for part in Reader(page_of(swept)).all("section")]
+    assert names[:3] == ["recommendation", "failures", "matrix"]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "answer"), [(0, "Never lost"), (3, "Lost 3 times 12.0 KiB copied in each forward")]
+)
+def test_the_best_row_says_whether_it_keeps_the_layout(tmp_path, breaks, answer):
+    made.plan(tmp_path, [["a=1"], ["a=2"]])
+    for number, ratio in enumerate((0.5, 0.9)):
+        made.add_row(
+            tmp_path,
+            number,
+            [f"a={number + 1}"],
+            flowed=made.flow(breaks),
+            benched=made.bench(ratio),
+        )
+    assert f"Layout? {answer}" in Reader(page_of(tmp_path)).text
 
 
 def test_a_sweep_without_failures_has_no_section_of_failures(tmp_path):

@@ -34,7 +34,8 @@ class Reader(HTMLParser):
         self.elements: list[tuple[str, dict]] = []
         self.open: list[str] = []
         self.texts: list[tuple[str, str]] = []
-        self.feed(text)
+        # What only says where a line may break is not part of the text.
+        self.feed(re.sub(r'<wbr>|<span class="whole">(.*?)</span>', r"\1", text))
         self.close()
         assert self.open == []
 

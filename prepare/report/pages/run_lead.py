@@ -11,7 +11,7 @@ from prepare import recipe
 from prepare.core.utils.text import size
 from prepare.errors import PrepareError
 from prepare.report.charts.chart import Bars, Chart, figure
-from prepare.report.pages.tune_section import tune_charts
+from prepare.report.pages.tune_section import FIRST_BARS, tune_charts
 from prepare.report.render import render
 from prepare.report.sentences import convolutions_text
 from prepare.report.training_code import training_code as code_for_recipe
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from prepare.job.results import SavedResults
-
-# More bars do not fit on the first screen; the section on recipes has them all.
-_BARS = 9
 
 
 def run_lead(run: SavedResults) -> str:
@@ -53,7 +50,7 @@ def run_lead(run: SavedResults) -> str:
 
 def _first_bars(chart: Chart) -> Chart:
     """Return the chart with as many bars as fit on the first screen."""
-    return replace(chart, rows=chart.rows[:_BARS]) if isinstance(chart, Bars) else chart
+    return replace(chart, rows=chart.rows[:FIRST_BARS]) if isinstance(chart, Bars) else chart
 
 
 def training_code(run: SavedResults) -> str:

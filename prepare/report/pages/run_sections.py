@@ -12,6 +12,7 @@ from prepare.audit.rows import STATUSES, AuditRow
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.text import counts, plural, size
 from prepare.report.answers import error_text, share, share_text
+from prepare.report.failure import failure_word
 from prepare.report.pages.bench_section import timed
 from prepare.report.pages.flow_section import layout_flow
 from prepare.report.pages.long_table import LIMIT
@@ -70,7 +71,7 @@ def failed(run: SavedResults) -> Context | None:
     """Return the error, its traceback, and what was done before it."""
     if run.result is None or not run.result.error or run.result.status == "verification_failed":
         return None  # the verification has a section of its own
-    return {"result": run.result}
+    return {"result": run.result, "word": failure_word(run.result)}
 
 
 def verified(run: SavedResults) -> Context | None:

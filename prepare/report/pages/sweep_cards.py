@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from prepare.core.utils.text import size
 from prepare.report.answer import Answer
+from prepare.report.charts.flow_text import times
 from prepare.report.sentences import timing_text, verified_text
 from prepare.report.speed import verdict_text
 from prepare.report.sweep_table import choices
 from prepare.sweep.ranking import Ranking, first_timing
 
 if TYPE_CHECKING:
-    from prepare.job.headline import VerifyFigures
+    from prepare.job.headline import FlowFigures, VerifyFigures
     from prepare.sweep.summary import Summary, SweepRow
 
 # More best rows do not fit on a card.
@@ -33,6 +35,8 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterable[Answer]:
             section="recommendation",
         )
         yield _verified(best[0].headline.verified)
+        if lost := best[0].headline.lost:
+            yield _layout(lost)
     else:
         yield _best_of(summary, ranking)
         yield from _counted(rows)
@@ -88,6 +92,18 @@ def _counted(rows: Iterable[SweepRow]) -> Iterable[Answer]:
             answer=f"Kept in {kept:,} of {len(followed):,} rows",
             section="layout",
         )
+
+
+def _layout(lost: FlowFigures) -> Answer:
+    """Return whether the best row keeps the layout."""
+    kept = lost.breaks == 0
+    return Answer(
+        question="Layout?",
+        kind="good" if kept else "bad",
+        answer="Never lost" if kept else f"Lost {times(lost.breaks)}",
+        remark="" if kept else f"{size(lost.copied_bytes)} copied in each forward",
+        section="layout",
+    )
 
 
 def _verified(verified: VerifyFigures | None) -> Answer:

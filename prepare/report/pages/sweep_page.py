@@ -181,10 +181,10 @@ def all_rows(sweep: SweepRecord) -> Context:
 
 SECTIONS = (
     Section("recommendation", "Recommendation", recommendation),
+    Section("failures", "Failures", failures),
     Section("matrix", "Matrix", matrix),
     Section("layout", "Layout lost", layout),
     Section("tradeoff", "Speed against error", tradeoff),
-    Section("failures", "Failures", failures),
     Section("rows", "All rows", all_rows),
 )
 

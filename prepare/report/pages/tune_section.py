@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from prepare.tune.records import CandidateResult, Tuning
 
 _RESULTS = {"slower": "slower than the winner", "not faster": "not faster than the winner"}
+# More bars do not fit on the first screen; the section on recipes then has them all.
+FIRST_BARS = 9
 _MARKS = {"winner": "better", "wrong": "wrong"}
 
 
@@ -24,6 +26,8 @@ def tuned(run: SavedResults) -> dict[str, Any] | None:
     if tuning is None:
         return None
     charts = tune_charts(tuning)
+    if run.audit is not None and len(tuning.rows) <= FIRST_BARS:
+        charts = charts[1:]  # the first screen of the page shows all bars
     return {
         "sentence": tune_sentence(tuning),
         "figures": [
