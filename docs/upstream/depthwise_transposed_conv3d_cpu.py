@@ -5,7 +5,7 @@ from torch import nn
 
 def run(module, given, layout):
     given = given.clone(memory_format=layout).requires_grad_()
-    module = copy.deepcopy(module).to(given.dtype).to(memory_format=layout)
+    module = copy.deepcopy(module).to(given).to(memory_format=layout)
     out = module(given)
     torch.manual_seed(1)
     gradient = torch.randn(out.shape).to(out)

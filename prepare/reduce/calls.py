@@ -83,6 +83,7 @@ def call_of_module(
         shape=tuple(given.shape),
         format=_format(given, getattr(module, "weight", None)),
         dtype=dtype,
+        device=name_of(given.device),
         training=training,
         mean=_rounded(values.mean().item()),
         deviation=_rounded(values.std().item()) or 1.0,

@@ -26,6 +26,7 @@ class ModuleCall:
     shape: tuple[int, ...]
     format: str = "contiguous"
     dtype: str = "float32"
+    device: str = "cpu"
     training: bool = True
     backward: bool = True
     mean: float = 0.0

@@ -14,16 +14,16 @@ from torch import nn
 
 def run(module, given, layout):
     given = given.clone(memory_format=layout).requires_grad_()
-    module = copy.deepcopy(module).to(given.dtype).to(memory_format=layout)
+    module = copy.deepcopy(module).to(given).to(memory_format=layout)
     out = module(given)
 {backward}    return {results}
 torch.manual_seed(0)
 module = nn.{kind}({options}){mode}{cast}
 given = {given}
 right = run(module, given.double(), torch.contiguous_format)
-{loop}found = run(module, given, torch.{layout})
+{loop}found = run(module, given{there}, torch.{layout})
 {pad}for name, exact in right.items():
-{pad}    error = (found[name].double() - exact).abs().max() / exact.abs().max().clamp(min=1e-30)
+{pad}    error = (found[name]{here}.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-30)
 {pad}    print(f"{{name}}: error {{error:.1e}}")
 {pad}    assert error <= {allowed}, f"{{name}}: error {{error:.1e}}, allowed {allowed}"
 print("all right with torch", torch.__version__)
@@ -38,13 +38,14 @@ import torch
 from torch import nn
 
 def prepared(layout):
-    module = nn.{kind}({options}){mode}{cast}.to(memory_format=layout)
-    return module, {given}.to(memory_format=layout).requires_grad_()
+    module = nn.{kind}({options}){mode}{cast}{there}.to(memory_format=layout)
+    return module, {given}{there}.to(memory_format=layout).requires_grad_()
 
 def seconds(module, given):
     began = time.perf_counter()
     out = module(given)
     {step}
+    {wait}
     return time.perf_counter() - began
 
 pairs = [prepared(torch.{layout}), prepared(torch.contiguous_format)]
@@ -84,6 +85,9 @@ def script_of(call: ModuleCall) -> str:
         "where": f" ({call.format}, {call.dtype})",
         "options": ", ".join(f"{key}={value!r}" for key, value in call.arguments + call.options),
         "mode": "" if call.training else ".eval()",
+        "there": "" if call.device == "cpu" else f'.to("{call.device}")',
+        "here": "" if call.device == "cpu" else ".cpu()",
+        "wait": "" if call.device == "cpu" else "out.sum().item()",
         "cast": "" if call.dtype == "float32" else f".to({dtype})",
         "given": given,
         "dtype": dtype,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Self
 
-from prepare.core.model.known_issues import ONLY, issues
+from prepare.core.model.known_issues import ONLY, standing
 from prepare.reduce.records import FAULTS, SLOW, WRONG, ModuleCall, Reduction
 from prepare.reduce.script import script_of
 from prepare.reduce.shrink import variants
@@ -143,14 +143,12 @@ def _is_plainer(variant: ModuleCall, call: ModuleCall) -> bool:
 
 def known_twin(call: ModuleCall, fault: str) -> str:
     """Return the name of a known issue of this operation, format and dtype; empty if none is known."""
-    import torch
     from torch import nn
 
     module = getattr(nn, call.kind)(**dict(call.arguments + call.options))
-    for issue in issues():
+    for issue in standing(call.device):
         if (
             issue.effect == ("slow" if fault == SLOW else WRONG)
-            and issue.stands("cpu", torch.__version__, {})
             and issue.concerns(call.kind, [call.format], [call.dtype])
             and ONLY[issue.only](module)
         ):

@@ -35,7 +35,6 @@ def prepared_with_optimizer():
 
 QUICK = (
     "contiguous() added",
-    "InstanceNorm in place of BatchNorm",
     "a cast in the middle",
     "a branch on the layout",
 )

@@ -66,9 +66,6 @@ def test_a_missing_contract_fails_and_is_written_on_update(run):
     )
     run(KEPT, "--prepare-update").assert_outcomes(passed=1)
     assert Contract.load(run.path / FILE).layouts == {"0": "channels_last", "2": "channels_last"}
-    before = (run.path / FILE).read_bytes()
-    run(KEPT, "--prepare-update").assert_outcomes(passed=1)
-    assert (run.path / FILE).read_bytes() == before
 
 
 def test_a_broken_contract_fails_until_it_is_updated(run):
@@ -82,8 +79,11 @@ def test_a_broken_contract_fails_until_it_is_updated(run):
     summary = (run.path / "summary.md").read_text()
     assert summary.startswith("### Layout contracts: 1 broken, 0 better, 0 kept")
     assert r"test\_net.py:8" in summary
+
+
+def test_an_update_writes_what_is_broken_and_better_is_named(run):
+    run(KEPT, "--prepare-update").assert_outcomes(passed=1)
     run(BROKEN, "--prepare-update").assert_outcomes(passed=1)
-    run(BROKEN).assert_outcomes(passed=1)
     result = run(KEPT)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
@@ -91,6 +91,7 @@ def test_a_broken_contract_fails_until_it_is_updated(run):
     )
 
 
+@pytest.mark.slow
 def test_a_file_may_be_named_and_a_test_may_have_two(run):
     suite = SUITE.format(forward=KEPT)
     last = suite.splitlines()[-1]

@@ -16,7 +16,9 @@ FOUND = Reduction(fault="wrong", module="stem", call=CALL, script="x = 1\n", tex
                   known="", trials=3, seconds=1.0)  # fmt: skip
 
 
-@pytest.mark.parametrize("found", [FOUND, None], ids=["found", "nothing"])
+@pytest.mark.parametrize(
+    "found", [FOUND, pytest.param(None, marks=pytest.mark.slow)], ids=["found", "nothing"]
+)
 def test_task_reduce_writes_the_script_and_says_where(found, tmp_path, capsys, monkeypatch):
     asked = {}
     monkeypatch.setattr("prepare.reduce.reduce", lambda *_, **given: asked.update(given) or found)
