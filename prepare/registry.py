@@ -1,17 +1,18 @@
-"""The registry of steps: a mapping from names to classes, for built-in and third-party steps."""
+"""The registry of steps: a mapping from names to classes, for built-in and third-party ones."""
 
 import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
-from typing import TypeVar, dataclass_transform
+from typing import Any, Generic, TypeVar, dataclass_transform
 
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, StepError, UnknownStepError
 from prepare.step import InputStep, ModelStep, ModuleStep, Step, TensorStep
 
 ENTRY_POINTS = "prepare.steps"
+_Registered = TypeVar("_Registered")
 _KINDS = (TensorStep, ModuleStep, ModelStep, InputStep)
 _Class = TypeVar("_Class", bound=type[Step])
 
@@ -26,41 +27,60 @@ def register(name: str) -> Callable[[_Class], _Class]:
     """
 
     def decorate(cls: _Class) -> _Class:
-        if not (isinstance(cls, type) and issubclass(cls, _KINDS)):
-            kinds = ", ".join(kind.__name__ for kind in _KINDS)
-            raise StepError(f"step {name!r}", f"{cls!r} is not a step", f"subclass one of {kinds}")
-        if "__dataclass_params__" not in vars(cls):
-            # Without slots this changes `cls` in place and returns it.
-            dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-        cls.name = name
-        STEPS.add(name, cls)
+        STEPS.register(name, cls)
         return cls
 
     return decorate
 
 
-class Registry(Mapping[str, type[Step]]):
-    """A mapping from names to step classes, sorted by name; third-party steps are imported on first use."""
+class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
+    """A mapping from names to classes, sorted by name; third-party classes are imported on first use.
 
-    def __init__(self) -> None:
-        self._classes: dict[str, type[Step]] = {}
+    Built-in classes are in the modules of the package `builtin`, third-party ones behind the entry points
+    of `group`. `noun` is the word for one in messages, `place` the key of a configuration that names it.
+    """
+
+    def __init__(
+        self,
+        kinds: tuple[type, ...],
+        *,
+        group: str,
+        builtin: str,
+        noun: str,
+        place: str,
+        unknown: type[ConfigError],
+    ) -> None:
+        self._kinds, self._noun, self._place, self._unknown = kinds, noun, place, unknown
+        self._group, self._builtin = group, builtin
+        self._classes: dict[str, type[_Registered]] = {}
         self._entry_points: dict[str, metadata.EntryPoint] | None = None
 
-    def add(self, name: str, cls: type[Step]) -> None:
+    def register(self, name: str, cls: Any) -> None:
+        """Add a class; make it a frozen, keyword-only dataclass if needed."""
+        if not self._is_one(cls):
+            kinds = ", ".join(kind.__name__ for kind in self._kinds)
+            wrong = f"{cls!r} is not {_a(self._noun)}"
+            raise StepError(f"{self._noun} {name!r}", wrong, f"subclass one of {kinds}")
+        if "__dataclass_params__" not in vars(cls):
+            # Without slots this changes `cls` in place and returns it.
+            dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        cls.name = name
+        self.add(name, cls)
+
+    def add(self, name: str, cls: type[_Registered]) -> None:
         """Register `cls`; importing the same class again is not a conflict."""
         taken = self._classes.get(name)
         if taken is not None and owner(taken) != owner(cls):
-            raise _name_taken(name, owner(taken), owner(cls))
+            raise self._name_taken(name, owner(taken), owner(cls))
         self._classes[name] = cls
 
-    def __getitem__(self, name: str) -> type[Step]:
+    def __getitem__(self, name: str) -> type[_Registered]:
         declared = self._discover()
         if name not in self._classes and name in declared:
             self._load(declared[name])
         if name not in self._classes:
-            raise UnknownStepError(
-                f"steps.{name}", "no such step", choose(name, self, noun="steps")
-            )
+            remedy = choose(name, self, noun=f"{self._noun}s")
+            raise self._unknown(self._where(name), f"no such {self._noun}", remedy)
         return self._classes[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -73,15 +93,15 @@ class Registry(Mapping[str, type[Step]]):
         return name in self._discover() or name in self._classes
 
     def _discover(self) -> dict[str, metadata.EntryPoint]:
-        """Import the built-in steps once, and return the entry points of installed packages."""
+        """Import the built-in classes once, and return the entry points of installed packages."""
         if self._entry_points is None:
             entry_points: dict[str, metadata.EntryPoint] = {}
             self._entry_points = entry_points
-            package = importlib.import_module("prepare.steps")
+            package = importlib.import_module(self._builtin)
             for module in pkgutil.iter_modules(package.__path__):
                 if not (module.ispkg or module.name.startswith("_")):
                     importlib.import_module(f"{package.__name__}.{module.name}")
-            for point in metadata.entry_points(group=ENTRY_POINTS):
+            for point in metadata.entry_points(group=self._group):
                 self._declare(point, entry_points)
         return self._entry_points
 
@@ -90,9 +110,9 @@ class Registry(Mapping[str, type[Step]]):
     ) -> None:
         taken = declared.get(point.name)
         if taken is not None and taken.value != point.value:
-            raise _name_taken(point.name, taken.value, point.value)
+            raise self._name_taken(point.name, taken.value, point.value)
         if point.name in self._classes:
-            raise _name_taken(point.name, owner(self._classes[point.name]), point.value)
+            raise self._name_taken(point.name, owner(self._classes[point.name]), point.value)
         declared[point.name] = point
 
     def _load(self, point: metadata.EntryPoint) -> None:
@@ -100,24 +120,39 @@ class Registry(Mapping[str, type[Step]]):
             loaded = point.load()
         except Exception as error:
             wrong = f"the plugin {point.value} failed to import: {type(error).__name__}: {error}"
-            raise StepError(
-                f"steps.{point.name}", wrong, "repair or uninstall that package"
-            ) from error
+            where = self._where(point.name)
+            raise StepError(where, wrong, "repair or uninstall that package") from error
         if point.name not in self._classes:
-            if not (isinstance(loaded, type) and issubclass(loaded, _KINDS)):
-                raise StepError(f"steps.{point.name}", f"{point.value} is not a step")
-            register(point.name)(loaded)
+            if not self._is_one(loaded):
+                where = self._where(point.name)
+                raise StepError(where, f"{point.value} is not {_a(self._noun)}")
+            self.register(point.name, loaded)
+
+    def _is_one(self, cls: Any) -> bool:
+        return isinstance(cls, type) and issubclass(cls, self._kinds)
+
+    def _where(self, name: str) -> str:
+        return self._place.format(name)
+
+    def _name_taken(self, name: str, first: str, second: str) -> ConfigError:
+        wrong = f"the name is taken twice, by {first} and by {second}"
+        return ConfigError(self._where(name), wrong, "rename one")
 
 
-def owner(cls: type[Step]) -> str:
-    """Return the qualified name of a step's class: `package.module.Class`."""
+def owner(cls: type) -> str:
+    """Return the qualified name of a class: `package.module.Class`."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _name_taken(name: str, first: str, second: str) -> ConfigError:
-    return ConfigError(
-        f"steps.{name}", f"the name is taken twice, by {first} and by {second}", "rename one"
-    )
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
-STEPS = Registry()
+STEPS: Registry[Step] = Registry(
+    _KINDS,
+    group=ENTRY_POINTS,
+    builtin="prepare.steps",
+    noun="step",
+    place="steps.{}",
+    unknown=UnknownStepError,
+)

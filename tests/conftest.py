@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 from prepare.core.utils.telemetry import switch_off_telemetry
+from prepare.export.exporter import EXPORTERS
 from prepare.registry import STEPS, register
 from yaml_cache import use_yaml_cache
 
@@ -68,8 +69,10 @@ def _nothing_is_sent():
 
 @pytest.fixture
 def plugin():
-    """`register`, for steps of one test only."""
-    before = {name: STEPS[name] for name in STEPS}
+    """`register`, for steps and exporters of one test only."""
+    registries = STEPS, EXPORTERS
+    before = [{name: each[name] for name in each} for each in registries]
     yield register
-    STEPS._classes.clear()
-    STEPS._classes.update(before)
+    for each, classes in zip(registries, before, strict=True):
+        each._classes.clear()
+        each._classes.update(classes)

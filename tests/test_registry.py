@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from prepare.errors import ConfigError, StepError
+from prepare.errors import ConfigError, StepError, UnknownStepError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS, Registry, owner, register
 from prepare.step import Step, TensorStep
@@ -97,7 +97,10 @@ def test_an_entry_point_with_a_taken_name_names_both_owners(monkeypatch):
 
     point = metadata.EntryPoint("half", "someone.else:Half", "prepare.steps")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
-    registry = Registry()
+    registry = Registry(
+        STEPS._kinds, group="prepare.steps", builtin="prepare.steps", noun="step",
+        place="steps.{}", unknown=UnknownStepError,
+    )  # fmt: skip
     registry._classes = {"half": STEPS["half"]}
     with pytest.raises(ConfigError, match="prepare.steps.half.Half and by someone.else:Half"):
         list(registry)

@@ -248,6 +248,9 @@ def _missing(
     where, name = ".".join(parts), parts[-1]
     if parts[0] == "steps" and len(parts) == 2:
         return _missing_step(name, siblings)
+    if parts[0] == "export" and len(parts) == 1:
+        remedy = f"choose export=NAME first; {options_text('export', menu.groups['export'])}"
+        return Problem(override.key, "no format is chosen", remedy)
     if len(parts) == 1:
         return Problem(where, "no such key", _top_level(override, menu, siblings))
     if parts[0] == "model":

@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from prepare.core.forward.example_input import build_example
-from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.core.forward.example_input import build_example, read_example
+from prepare.core.model.deep_copy import CopyError, copy_or_build, deep_copy
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.utils.text import size
-from prepare.errors import ConfigError, PrepareError
+from prepare.errors import ConfigError, PrepareError, RefusedError
+from prepare.export.options import exporter_of
 from prepare.job.model_target import locate_named
 from prepare.steps import compile, keep_layout, repair_layout  # noqa: A004
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from prepare.bench.records import Bench
     from prepare.contract.records import ContractCheck
     from prepare.core.forward.example_input import Example
     from prepare.core.utils.progress import Stage
+    from prepare.export.records import Export
     from prepare.flow.records import Flow
     from prepare.job.settings import Settings
     from prepare.pipeline import Pipeline
@@ -154,7 +158,7 @@ def reference_of(
 
     Return the reason if there is no second model, None if none is needed.
     """
-    if {settings.verify, settings.bench} == {"none"}:
+    if settings.task != "export" and {settings.verify, settings.bench} == {"none"}:
         return None
     if not is_copied(settings, model):
         wrong = f"the model holds {size(bytes_of(model))}, too much to copy it by default"
@@ -171,6 +175,8 @@ def reference_of(
 def is_copied(settings: Settings, model: nn.Module) -> bool:
     """Return whether the job compares the prepared model with a copy of the unprepared one."""
     levels = {settings.verify, settings.bench}
+    if settings.task == "export":
+        return True
     return "full" in levels or (levels != {"none"} and bytes_of(model) <= LARGEST)
 
 
@@ -225,6 +231,53 @@ def reduction_of(
         culprit=verification.culprit if verification else "",
         training=settings.mode == "train",
         seconds=settings.verify_limits.seconds or 60.0,
+    )
+
+
+def check_exporter(settings: Settings) -> None:
+    """Check, before the model is built, that the exporter can work here.
+
+    Raises:
+        ConfigError: no example is declared, or something that the exporter needs is missing.
+    """
+    problem = exporter_of(settings.export).missing()
+    if problem is not None:
+        raise ConfigError.of([problem])
+    if not read_example(settings.input):
+        remedy = "give one with input.shape=[...]"
+        raise ConfigError("input", "task=export needs an example input", remedy)
+
+
+def export_of(
+    settings: Settings,
+    pipeline: Pipeline,
+    reference: nn.Module | str | None,
+    model: nn.Module,
+    example: Example | None,
+    *,
+    folder: Path,
+    progress: Stage,
+) -> Export:
+    """Export the prepared model into the folder, and check the artefact.
+
+    Raises:
+        RefusedError: there is no unprepared model to compare with.
+    """
+    from prepare.export import export
+    from prepare.job.time_prepared import BUDGET
+
+    if isinstance(reference, str):
+        raise RefusedError("export", f"there is no model to compare with: {reference}")
+    timed = 0.0 if settings.bench == "none" else settings.bench_seconds or BUDGET[settings.bench]
+    return export(
+        deep_copy(model) if reference is None else reference,
+        example,
+        to=exporter_of(settings.export),
+        folder=folder,
+        pipeline=pipeline,
+        prepared=model,
+        budget=timed,
+        progress=progress,
     )
 
 

@@ -18,6 +18,8 @@ from prepare.job.record import Record
 from prepare.job.results import ExampleRun, Results
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
     from prepare.core.forward.example_input import Example
@@ -94,7 +96,7 @@ def _run_job(spec: JobSpec, stage: Stage, show: Show, *, begun: bool) -> Outcome
             _write_failure(spec, record, outcome)
         return write_result(outcome, record)
     try:
-        if outcome.code != FAILED:
+        if outcome.code != FAILED or outcome.result.reason == "export":
             spec.pages(outcome, spec.folder)
     except BaseException as error:
         failed = replace(failure(error).result, seconds=seconds)
@@ -145,13 +147,15 @@ def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage, show: Show)
     with isolated():
         import_plugins(settings.plugins)
         analyses.metric_of(settings)  # a wrong name is an error before anything is built
+        if settings.task == "export":
+            analyses.check_exporter(settings)
         with stage(f"building {settings.model['_target_']}"):
             model = model_of(settings, spec.build)
         if settings.task == "flow":
             results = _follow(settings, model, stage)
         else:
             build = lambda: model_of(settings, spec.build)  # noqa: E731
-            results = _prepare(settings, model, stage, build, show)
+            results = _prepare(settings, model, stage, build, show, folder=spec.folder)
         try:
             if results.audit is not None and not results.stopped:
                 notes = save(settings, model, results.pipeline, stage)
@@ -170,6 +174,8 @@ def _prepare(
     stage: Stage,
     build: Callable[[], nn.Module],
     show: Show,
+    *,
+    folder: Path,
 ) -> Results:
     from prepare.audit import audit
     from prepare.job import analyses
@@ -213,6 +219,9 @@ def _prepare(
     if settings.task == "contract":
         show(results)
         return _with_contract(settings, results, given, stage)
+    if settings.task == "export":
+        show(results)
+        return _with_export(settings, results, given, stage, show, folder=folder)
     if unchanged:
         return replace(results, unchanged=True)
     show(results)
@@ -243,6 +252,33 @@ def _with_contract(settings: Settings, results: Results, given: _Compared, stage
     if settings.contract.update:
         return replace(results, notes=[*results.notes, f"the contract is written to {file}"])
     return replace(results, contract=contract, contract_file=file)
+
+
+def _with_export(
+    settings: Settings,
+    results: Results,
+    given: _Compared,
+    stage: Stage,
+    show: Show,
+    *,
+    folder: Path,
+) -> Results:
+    """Return the results with the verification and, unless that failed, with the export."""
+    from prepare.job import analyses
+
+    # The artefact is timed together with both models.
+    untimed = replace(settings, bench="none")
+    results = _with_comparison(untimed, results, given, stage, show, took=0.0)
+    verification = results.verification
+    if results.stopped or (verification is not None and verification.status == "fail"):
+        return results
+    try:
+        return replace(
+            results, export=analyses.export_of(settings, *given, folder=folder, progress=stage)
+        )
+    except KeyboardInterrupt as stop:
+        stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: the export"
+        return replace(results, stopped=stopped)
 
 
 def _with_comparison(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from prepare.export.records import ARTEFACT
+
 if TYPE_CHECKING:
     from prepare.bench.records import Bench
+    from prepare.export.records import Export
     from prepare.job.results import Analyses
     from prepare.verify.records import Verification
 
@@ -37,9 +40,21 @@ def figures(results: Analyses) -> dict[str, Any]:
         found |= _verified(results.verification)
     if results.bench is not None:
         found |= _timed(results.bench)
+    if results.export is not None:
+        found |= _exported(results.export)
     if results.tuning is not None:
         found |= {"winner": results.tuning.winner, "tune_rounds": results.tuning.rounds}
         found["winner_time_ratio"] = _finite(results.tuning.row(results.tuning.winner).ratio)
+    return found
+
+
+def _exported(export: Export) -> dict[str, Any]:
+    found: dict[str, Any] = {"exporter": export.exporter, "exported": export.status}
+    found |= {"artefact": export.artefact, "artefact_bytes": export.bytes}
+    if (worst := export.worst) is not None:
+        found |= {"artefact_error": worst.error, "artefact_allowed": worst.allowed}
+    if export.time is not None:
+        found["artefact_time_ratio"] = _finite(export.time.row(ARTEFACT).ratio)
     return found
 
 

@@ -57,6 +57,12 @@ def finished(results: Results) -> Outcome:
         wrong = f"{first.what}: {first.where}: {first.text}"
         result = Result("verification_failed", "contract", wrong, figures=found)
         return Outcome(result, NOT_VERIFIED, results)
+    export = results.export
+    if export is not None and export.status == "fail":
+        result = Result("verification_failed", "export", export.reason, figures=found, amp=amp)
+        return Outcome(result, NOT_VERIFIED, results)
+    if export is not None and export.status == "refused":
+        return Outcome(Result("failed", "export", export.reason, figures=found), FAILED, results)
     same = NOTHING_CHANGED if results.unchanged else None
     return Outcome(Result("ok", same, figures=found, amp=amp), DONE, results)
 

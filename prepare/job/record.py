@@ -31,6 +31,7 @@ FILES = (
     *("recipe.yaml", "plan.json", "audit.json", "audit.csv"),
     *("flow.json", "flow_before.json", "flow.svg", "verify.json"),
     *("bench.json", "bench.svg", "tune.json", "tune.svg", "reduced.py", "report.html"),
+    *("export.json", "model.pt2", "model.onnx", "model.onnx.data", "model.xml", "model.bin"),
     *("environment.json", "job.json", "log.txt", "traceback.txt", "result.json"),
 )
 # What Hydra leaves beside a record.

@@ -12,6 +12,7 @@ from prepare.audit import Audit
 from prepare.bench.records import Bench
 from prepare.core.utils import files
 from prepare.errors import FileError, PrepareError
+from prepare.export.records import Export
 from prepare.flow.records import Flow
 from prepare.job.record import NOTHING_CHANGED, Job, Record, Result
 from prepare.tune.records import Tuning
@@ -35,6 +36,7 @@ _FILES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "verification": ("verify.json", Verification.load),
     "bench": ("bench.json", Bench.load),
     "tuning": ("tune.json", Tuning.load),
+    "export": ("export.json", Export.load),
 }
 _T = TypeVar("_T")
 
@@ -52,6 +54,7 @@ class Analyses:
     verification: Verification | None = None
     bench: Bench | None = None
     tuning: Tuning | None = None
+    export: Export | None = None
 
 
 @dataclass(frozen=True)

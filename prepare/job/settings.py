@@ -14,6 +14,7 @@ from prepare.core.utils.options import as_written, convert, no_options
 from prepare.core.utils.suggest import choose, choose_option
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
+from prepare.export.options import export_problems
 from prepare.job.levels import VerifyLimits, read_levels
 from prepare.job.model_target import hydra_key_problems
 from prepare.registry import STEPS
@@ -26,7 +27,7 @@ _CONVERTED = (
 )
 NO_MODEL = "no model is chosen"
 # The groups that a configuration is composed of.
-GROUPS = ("model", "device", "precision", "amp", "memfmt", "input")
+GROUPS = ("model", "device", "precision", "amp", "memfmt", "input", "export")
 # Groups whose option is a level, and which may set limits as well: verify=short, verify.seconds=60.
 LEVELS = ("verify", "bench")
 # Every key at the top of a configuration.
@@ -56,7 +57,7 @@ class Settings:
     model: dict[str, Any]
     steps: dict[str, Any]
     input: dict[str, Any]
-    task: Literal["prepare", "plan", "flow", "tune", "contract", "reduce"] = "prepare"
+    task: Literal["prepare", "plan", "flow", "tune", "contract", "reduce", "export"] = "prepare"
     mode: Literal["eval", "train"] = "eval"
     amp: Literal["none", "bfloat16", "float16"] = "none"
     strict: bool = True
@@ -70,6 +71,7 @@ class Settings:
     seed: Annotated[int, _check_seed] = 0
     tune: TuneOptions = field(default_factory=TuneOptions)
     contract: ContractOptions = field(default_factory=ContractOptions)
+    export: dict[str, Any] = field(default_factory=dict)
     optimize: Literal["none", "time", "error", "memory"] = "none"
     isolate: bool = True
     resume: bool = False
@@ -116,10 +118,11 @@ def read_settings(
         "model": lambda model: _check_model(model, list(models)),
         "input": _check_input,
         "steps": lambda steps: _check_steps(steps, plugins=bool(config.get("plugins"))),
+        "export": lambda options: _check_export(options, config),
     }
     for key, check in checks.items():
         read[key] = config.get(key, {})
-        if read[key] is None and key == "steps":
+        if read[key] is None and key in ("steps", "export"):
             read[key] = {}
         if isinstance(read[key], dict):
             problems += check(read[key])
@@ -221,6 +224,11 @@ def _check_input(config: dict[str, Any]) -> Iterable[Problem]:
     except ConfigError as error:
         return error.problems
     return ()
+
+
+def _check_export(options: dict[str, Any], config: Mapping[str, Any]) -> Iterable[Problem]:
+    words = {key: str(config.get(key)) for key in ("task", "mode", "amp")}
+    return export_problems(options, plugins=bool(config.get("plugins")), **words)
 
 
 def _check_steps(steps: dict[str, Any], *, plugins: bool) -> Iterable[Problem]:

@@ -10,7 +10,15 @@ from typing import Any
 
 from prepare.audit.rows import STATUSES
 from prepare.core.utils.text import counts, line, output_to, plural, printable, size
-from prepare.report.sentences import case_sentence, flow_sentence, tune_sentence, verify_sentence
+from prepare.report.sentences import (
+    case_sentence,
+    export_sentence,
+    flow_sentence,
+    layouts_text,
+    taken_out_text,
+    tune_sentence,
+    verify_sentence,
+)
 
 _LONGEST = 160
 # What only the script of a page can show.
@@ -143,6 +151,17 @@ def _show_comparison(comparison: Any) -> None:
         line(f"note: {printable(note)}")
 
 
+def _show_export(export: Any) -> None:
+    line(export_sentence(export))
+    line(f"  inputs  {layouts_text(export)}")
+    for stage in export.stages:
+        line(
+            printable(f"  {stage.name}  {stage.status}" + (f": {stage.note}" if stage.note else ""))
+        )
+    for item in export.taken_out:
+        line(printable(f"  taken out  {taken_out_text(item)}"))
+
+
 def _show_tuning(tuning: Any) -> None:
     from prepare.report.terminal.tune import show_tune
 
@@ -172,7 +191,7 @@ def _saved(record: Any) -> Any:
         case = Case(what=what, comparison=record)
         record = Bench(level="", mode="eval", seconds=record.seconds, cases=(case,))
     key = {"Plan": "plan", "Audit": "audit", "Flow": "flow", "Verification": "verification"}
-    key |= {"Bench": "bench", "Comparison": "bench", "Tuning": "tuning"}
+    key |= {"Export": "export", "Bench": "bench", "Comparison": "bench", "Tuning": "tuning"}
     value = record.to_dict() if kind == "Plan" else record
     return SavedResults(name="", **{key[kind]: value})
 
@@ -195,6 +214,7 @@ _SENTENCES: dict[str, Callable[[Any], str]] = {
     "Verification": verify_sentence,
     "Bench": _bench_sentence,
     "Comparison": _comparison_sentence,
+    "Export": export_sentence,
     "Tuning": tune_sentence,
     "Report": lambda report: ", ".join(map(one_line, _parts(report))),
 }
@@ -205,6 +225,7 @@ _TEXTS: dict[str, Callable[[Any], None]] = {
     "Verification": _show_verification,
     "Bench": _show_bench,
     "Comparison": _show_comparison,
+    "Export": _show_export,
     "Tuning": _show_tuning,
     "Report": _show_report,
 }
@@ -215,6 +236,7 @@ _SECTIONS = {
     "Verification": ("verify",),
     "Bench": ("bench",),
     "Comparison": ("bench",),
+    "Export": ("export",),
     "Tuning": ("tune",),
     "Report": ("result", "flow", "verify", "bench"),
 }

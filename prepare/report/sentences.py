@@ -15,6 +15,7 @@ from prepare.tune.records import UNPREPARED
 
 if TYPE_CHECKING:
     from prepare.bench.records import Bench, Case, Control, Interval
+    from prepare.export.records import Export, TakenOut
     from prepare.flow.records import Flow
     from prepare.job.headline import BenchFigures, Headline, VerifyFigures
     from prepare.tune.records import Tuning
@@ -111,6 +112,30 @@ def tune_sentence(tuning: Tuning) -> str:
         why = disturbance(tuning.environment) or "give it more time (tune.budget)"
         text = f"unclear: no recipe was shown to be correct and faster; {counted}; {why}"
     return text
+
+
+def export_sentence(export: Export) -> str:
+    """Return one sentence: `onnx pass: model.onnx, 1.2 MiB; largest error 3e-08 of 1e-05 allowed`."""
+    text = f"{export.exporter} {export.status}"
+    if export.artefact:
+        text += f": {export.artefact}, {size(export.bytes)}"
+    if (worst := export.worst) is not None:
+        text += f"; largest error {worst.error:.2g}, allowed {worst.allowed:.2g}"
+    return f"{text}; {export.reason}" if export.reason else text
+
+
+def layouts_text(export: Export) -> str:
+    """Return the layouts of inputs by answer: `right: contiguous, channels_last; refused: gaps`."""
+    answers: dict[str, list[str]] = {}
+    for layout, answer in export.contract.layouts.items():
+        answers.setdefault(answer, []).append(layout)
+    return "; ".join(f"{answer}: {', '.join(layouts)}" for answer, layouts in answers.items())
+
+
+def taken_out_text(item: TakenOut) -> str:
+    """Return `repair_layout in 3 modules: this format chooses layouts itself`."""
+    named = f" in {plural(len(item.modules), 'module')}" if item.modules else ""
+    return f"{item.step}{named}: {item.reason}"
 
 
 def case_sentence(case: Case) -> str:

@@ -35,7 +35,9 @@ def keys():
         f"steps.{name}.{key}" for name in STEPS for key in STEPS[name].from_options({}).to_options()
     }
     with composing() as composer:
-        config = composer.compose(["model=unet3d", "memfmt=channels_last"])
+        config = composer.compose(
+            ["model=unet3d", "memfmt=channels_last", "task=export", "export=onnx"]
+        )
         nested(config, "", found)
         found |= {
             "memfmt",

@@ -104,6 +104,8 @@ def test_every_option_of_every_group_composes_without_a_mistake(composer, group,
     overrides = [f"{group}={option}"] if group == "model" else ["model=unet3d", f"{group}={option}"]
     if option == "custom":
         overrides.append("model._target_=my_package.nets.build")
+    if group == "export":
+        overrides.append("task=export")
     assert composer.examine([overrides]) == []
 
 

@@ -14,6 +14,7 @@ from prepare.core.utils.text import counts, plural, size
 from prepare.report.answers import error_text, share, share_text
 from prepare.report.failure import failure_word
 from prepare.report.pages.bench_section import timed
+from prepare.report.pages.export_section import exported
 from prepare.report.pages.flow_section import layout_flow
 from prepare.report.pages.long_table import LIMIT
 from prepare.report.pages.run_lead import training_code
@@ -156,6 +157,7 @@ def reproduce(run: SavedResults) -> Context | None:
 SECTIONS = (
     Section("failure", "What went wrong", failed),
     Section("tune", "Recipes", tuned),
+    Section("export", "Exported?", exported),
     Section("issues", "Warnings", issues),
     Section("verify", "Right?", verified),
     Section("bench", "Faster?", timed),

@@ -19,8 +19,11 @@ from prepare.report.sentences import (
     busy_sentence,
     case_sentence,
     convolutions_text,
+    export_sentence,
     flow_sentence,
+    layouts_text,
     outputs_sentence,
+    taken_out_text,
     verify_sentence,
 )
 from prepare.report.terminal.console import show_table
@@ -152,6 +155,10 @@ def _rows(results: Results, audit: Audit) -> list[tuple[str, str]]:
     if results.verification:
         rows.append(("verified", verify_sentence(results.verification)))
     rows += [("timed", sentence) for sentence in _timed(results)]
+    if results.export is not None:
+        rows.append(("exported", export_sentence(results.export)))
+        rows.append(("inputs", layouts_text(results.export)))
+        rows += [("taken out", taken_out_text(item)) for item in results.export.taken_out]
     if results.unchanged:
         rows.append(("verified", UNCHANGED))
     return rows

@@ -197,10 +197,10 @@ class Runner:
         """Return the exact run of the reference; without gradients, that of the case's call is cached."""
         case = self.case
         if case is None or context is not None or self.backward or call is not case.call:
-            return self._compute_exact(call, context)
+            return self.run_exact(call, context)
         key = (*self._case_key(case), tuple(self.flags.items()))
         if key not in self.exact_runs:
-            result = self._compute_exact(call, context)
+            result = self.run_exact(call, context)
             self.exact_runs[key] = self.exact_dtype, result
         self.exact_dtype, result = self.exact_runs[key]
         return result
@@ -209,7 +209,7 @@ class Runner:
     def _case_key(case: VerificationCase) -> tuple[Any, ...]:
         return case.mode, case.inputs, case.call.batch, case.outputs_only
 
-    def _compute_exact(self, call: Call, context: _Context) -> RunResult:
+    def run_exact(self, call: Call, context: _Context = None) -> RunResult:
         """Run in float64, or in float32 if that does not fit or the model casts to float32 itself."""
         outputs_only = self.case is not None and self.case.outputs_only
         if not outputs_only and not self._refusal(torch.float64):

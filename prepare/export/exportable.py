@@ -1,0 +1,100 @@
+"""Make a copy of a prepared model that can be captured: take out what the artefact cannot hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from prepare.core.forward.compiled import is_compiled
+from prepare.core.forward.input_formatter import FormatHook
+from prepare.core.forward.nested import map_tensors
+from prepare.export.records import TakenOut
+from prepare.steps import compile, keep_layout, repair_layout  # noqa: A004
+from prepare.steps.input_format import InputFormat
+
+if TYPE_CHECKING:
+    import torch
+
+    from prepare.core.forward.input_formatter import Formatter
+    from prepare.pipeline import Pipeline
+
+_NO_LAYOUTS = "this format chooses layouts itself, and torch's own modules compute the same"
+_UNDO: dict[str, Callable[[nn.Module], None]] = {
+    "repair_layout": repair_layout.undo,
+    "keep_layout": keep_layout.undo,
+}
+
+
+class WithFormat(nn.Module):
+    """A model behind the conversion of its inputs, which is captured together with the model."""
+
+    def __init__(self, model: nn.Module, formatter: Formatter, *, strides: bool) -> None:
+        super().__init__()
+        self.model = model
+
+        # torch.export names the inputs by the signature of this function.
+        @wraps(model.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            def convert(tensor: Tensor) -> Tensor:
+                return _converted(tensor, formatter, strides=strides)
+
+            return model(*map_tensors(convert, args), **map_tensors(convert, kwargs))
+
+        self.forward = forward
+
+
+def _converted(tensor: Tensor, formatter: Formatter, *, strides: bool) -> Tensor:
+    """Convert dtype and strides by operations whose result does not depend on the strides at capture."""
+    import torch
+
+    if formatter.dtype is not None and tensor.is_floating_point():
+        tensor = tensor.to(formatter.dtype)
+    wanted = formatter._format(tensor.dim()) if strides else None
+    if wanted is None or tensor.layout is not torch.strided:
+        return tensor
+    formats = {"contiguous": torch.contiguous_format}
+    return tensor.contiguous(memory_format=formats.get(wanted) or getattr(torch, wanted))
+
+
+def take_out(model: nn.Module, keeps: Iterable[str], pipeline: Pipeline) -> Iterator[TakenOut]:
+    """Take out of `model`, in place, each step that cannot go along, and yield what was done."""
+    kept = set(keeps)
+    if any(isinstance(hook, FormatHook) for hook in model._forward_pre_hooks.values()):
+        FormatHook.remove(model)
+        reason = "a hook is not captured; the conversion of inputs is put into the program"
+        yield TakenOut(step="input_format", modules=("",), reason=reason)
+    compiled = [name for name, module in model.named_modules() if is_compiled(module)]
+    if compiled or "compile" in pipeline.steps:
+        for module in model.modules():
+            compile.undo(module)
+        reason = "a compiled call is not captured; the exporter compiles, or the format's runtime"
+        yield TakenOut(step="compile", modules=tuple(compiled), reason=reason)
+    for step, undo in _UNDO.items():
+        if step in kept:
+            continue
+        before = {name: type(module) for name, module in model.named_modules()}
+        undo(model)
+        after = dict(model.named_modules())
+        changed = tuple(name for name, cls in before.items() if type(after[name]) is not cls)
+        if changed:
+            yield TakenOut(step=step, modules=changed, reason=_NO_LAYOUTS)
+
+
+def with_format(model: nn.Module, pipeline: Pipeline, *, strides: bool) -> nn.Module:
+    """Return the model behind the conversion of its inputs; the model itself if nothing is converted."""
+    steps = list(pipeline.steps.values())
+    declared = next((step for step in steps if isinstance(step, InputFormat)), InputFormat())
+    formatter = declared.bind(steps)._formatter
+    if formatter.dtype is None and not (strides and formatter.formats):
+        return model
+    return WithFormat(model, formatter, strides=strides)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of the first parameter; the CPU without one."""
+    import torch
+
+    return next((each.device for each in model.parameters()), torch.device("cpu"))

@@ -1,0 +1,1 @@
+"""The built-in exporters: one file for each format of artefacts."""

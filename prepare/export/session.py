@@ -1,0 +1,289 @@
+"""The stages of an export, one after the other, each with its verdict."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prepare import recipe
+from prepare.core.model.deep_copy import CopyError, deep_copy
+from prepare.core.utils.environment import environment
+from prepare.core.utils.text import first_line
+from prepare.errors import FileError, PrepareError, RefusedError
+from prepare.export.capture import inputs_of
+from prepare.export.exportable import take_out, with_format
+from prepare.export.input_layouts import CONTIGUOUS, InputCase, input_cases
+from prepare.export.load_again import ArtefactAnswer, load_again
+from prepare.export.records import ArtefactContract, Export, ExportStage, LayoutCheck, TakenOut
+from prepare.export.reference import Judgement, Reference, outputs_of
+from prepare.export.time_artefact import time_artefact
+from prepare.verify.execution.runner import CannotTellError
+from prepare.verify.inputs import resized
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from prepare.bench.records import Comparison
+    from prepare.core.forward.call import Call
+    from prepare.core.utils.progress import Stage
+    from prepare.export.exporter import Exporter
+    from prepare.pipeline import Pipeline
+
+
+class _StoppedError(Exception):
+    """A stage could not be done; the record says why."""
+
+
+@dataclass
+class ExportSession:
+    """One export: its models, and what its stages have found so far.
+
+    `reference` is the unprepared model, `prepared` the model that the pipeline made of a copy of it.
+    """
+
+    exporter: Exporter
+    reference: nn.Module
+    prepared: nn.Module
+    pipeline: Pipeline
+    call: Call
+    folder: Path
+    budget: float
+    progress: Stage
+    stages: list[ExportStage] = field(default_factory=list)
+    taken_out: tuple[TakenOut, ...] = ()
+    checks: tuple[LayoutCheck, ...] = ()
+    contract: ArtefactContract = field(default_factory=ArtefactContract)
+    files: dict[str, str] = field(default_factory=dict)
+    bytes: int = 0
+    recipe_inside: bool = False
+    time: Comparison | None = None
+
+    @property
+    def artefact(self) -> Path:
+        """The file of the artefact."""
+        return self.folder / f"{self.exporter.file}{self.exporter.suffix}"
+
+    @property
+    def _recipe(self) -> str:
+        return recipe.dumps(self.pipeline.to_config())
+
+    def run(self) -> Export:
+        """Run the stages until one cannot be done, and return the record."""
+        begin = time.perf_counter()
+        stored = self._metadata()
+        try:
+            judge, program = self._capture()
+            with self._stage("lower"):
+                lowered = self.exporter.lower(program, stored)
+            with self._stage("write") as note:
+                self._write(lowered, stored)
+                note(f"{len(self.files)} files" if len(self.files) > 1 else "")
+            self._compare(judge)
+            if self.budget and self._status() == "pass":
+                self.time = time_artefact(self)
+        except _StoppedError:
+            pass
+        return self._record(time.perf_counter() - begin)
+
+    def _capture(self) -> tuple[Reference, Any]:
+        """Make the model ready, and capture it; both are compared with the reference."""
+        exporter = self.exporter
+        with self._stage("prepare") as note:
+            try:
+                model = deep_copy(self.prepared).eval()
+            except CopyError as error:
+                raise RefusedError("model", f"cannot be copied: {error}") from error
+            self.taken_out = tuple(take_out(model, exporter.keeps, self.pipeline))
+            judge = Reference(self.reference, model, self.call)
+            strides = "input_format" in exporter.keeps
+            wrapped = with_format(model, self.pipeline, strides=strides)
+            note(judge.judge(outputs_of(wrapped, self.call), self.call))
+        inputs = inputs_of(wrapped, self.call, exporter.dynamic)
+        formats = wrapped is not model
+        self.contract = ArtefactContract(
+            inputs=inputs, formats_inputs=formats, environment=exporter.environment
+        )
+        with self._stage("capture") as note:
+            program = exporter.capture(wrapped, self._captured_call())
+            captured = exporter.run_captured(program)
+            note(judge.judge(outputs_of(captured, self.call), self.call))
+        return judge, program
+
+    def _captured_call(self) -> Call:
+        """Return the call to capture: a dynamic size has to differ from 1."""
+        one = 0 in self.exporter.dynamic and self.call.batch == 1
+        return resized(self.call, 2) if one else self.call
+
+    def _write(self, lowered: Any, stored: dict[str, str]) -> None:
+        before = set(self.folder.iterdir())
+        try:
+            self.artefact.unlink(missing_ok=True)
+            self.exporter.write(lowered, self.artefact, stored)
+        except OSError as error:
+            raise FileError(str(self.artefact), f"cannot be written: {error}") from error
+        beside = {
+            path for path in self.folder.iterdir() if path.stem.startswith(self.exporter.file)
+        }
+        written = (set(self.folder.iterdir()) - before) | (beside & {self.artefact})
+        for path in sorted(written):
+            content = path.read_bytes()
+            self.files[path.name] = hashlib.sha256(content).hexdigest()
+            self.bytes += len(content)
+
+    def _compare(self, judge: Reference) -> None:
+        dynamic = 0 in self.exporter.dynamic
+        cases = list(input_cases(self.call, dynamic_batch=dynamic))
+        with self._stage("load") as note:
+            loaded = load_again(self.exporter, self.artefact, [case.call for case in cases])
+            self.recipe_inside = loaded.metadata.get("recipe.yaml") == self._recipe
+            note("" if self.recipe_inside else "the recipe is beside the artefact, not in it")
+        with self._stage("compare") as note:
+            pairs = zip(cases, loaded.answers, strict=True)
+            self.checks = tuple(_checked(judge, case, answer) for case, answer in pairs)
+            layouts = {
+                check.layout: check.answer
+                for check in self.checks
+                if check.batch == self.call.batch
+            }
+            self.contract = replace(self.contract, layouts=layouts)
+            note(_conclusion(self.checks))
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[Callable[[Any], None]]:
+        """Run one stage; an error in it stops the export. The function takes a note or a judgement."""
+        begin, given = time.perf_counter(), Judgement("pass")
+
+        def note(value: Any) -> None:
+            nonlocal given
+            given = value if isinstance(value, Judgement) else Judgement("pass", note=str(value))
+
+        try:
+            # Libraries warn of their own deprecated calls.
+            with self._announced(name), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield note
+        except (FileError, KeyboardInterrupt, MemoryError):
+            raise
+        except CannotTellError as error:
+            given = Judgement("cannot tell", note=str(error))
+        except PrepareError as error:
+            given = Judgement("refused", note=str(error))
+        except Exception as error:
+            given = Judgement("refused", note=f"{type(error).__name__}: {first_line(error)}")
+        seconds = time.perf_counter() - begin
+        self.stages.append(
+            ExportStage(
+                name=name,
+                status=given.status,
+                seconds=seconds,
+                note=given.note,
+                error=given.error,
+                allowed=given.allowed,
+            )
+        )
+        if given.status == "refused" or (given.status == "cannot tell" and name == "prepare"):
+            raise _StoppedError
+
+    def _announced(self, name: str) -> AbstractContextManager[Any]:
+        return self.progress(f"exporting: {name}")
+
+    def _metadata(self) -> dict[str, str]:
+        return {
+            "recipe.yaml": self._recipe,
+            "versions.json": json.dumps(self._versions()),
+        }
+
+    def _versions(self) -> dict[str, str]:
+        names = ("torch", "torch-prepare", *self.exporter.packages)
+        return {name: version for name in names if (version := _version(name))}
+
+    def _status(self) -> str:
+        found = {stage.status for stage in self.stages}
+        return next((word for word in ("refused", "fail", "cannot tell") if word in found), "pass")
+
+    def _record(self, seconds: float) -> Export:
+        status = self._status()
+        first = next((stage for stage in self.stages if stage.status == status != "pass"), None)
+        return Export(
+            status=status,
+            reason=f"{first.name}: {first.note}" if first else "",
+            exporter=self.exporter.name,
+            options=self.exporter.to_options(),
+            artefact=self.artefact.name if self.files else "",
+            sha256=self.files.get(self.artefact.name, ""),
+            bytes=self.bytes,
+            files=self.files,
+            recipe=self._recipe,
+            recipe_inside=self.recipe_inside,
+            versions=self._versions(),
+            contract=self.contract,
+            taken_out=self.taken_out,
+            stages=tuple(self.stages),
+            checks=self.checks,
+            time=self.time,
+            seconds=round(seconds, 3),
+            environment=environment(),
+        )
+
+
+def _checked(judge: Reference, case: InputCase, answer: ArtefactAnswer) -> LayoutCheck:
+    """Judge the answer to one input. A refusal passes, unless the artefact promised to take it."""
+    known: dict[str, Any] = {"layout": case.layout, "batch": case.call.batch}
+    if answer.crashed:
+        return LayoutCheck(**known, answer="crashed", status="fail", note=answer.error)
+    if answer.error:
+        status = "fail" if case.promised else "pass"
+        return LayoutCheck(**known, answer="refused", status=status, note=answer.error)
+    try:
+        found = judge.judge(answer.outputs, case.call)
+    except CannotTellError as error:
+        found = Judgement("cannot tell", note=str(error))
+    except Exception as error:  # the reference itself cannot take this batch size
+        note = f"the unprepared model raises {type(error).__name__}: {first_line(error)}"
+        status = "cannot tell" if case.promised else "pass"
+        return LayoutCheck(**known, answer="cannot tell", status=status, note=note)
+    word = {"pass": "right", "fail": "wrong"}.get(found.status, "cannot tell")
+    return LayoutCheck(
+        **known,
+        answer=word,
+        status=found.status,
+        error=found.error,
+        allowed=found.allowed,
+        note=found.note,
+    )
+
+
+def _conclusion(checks: tuple[LayoutCheck, ...]) -> Judgement:
+    """Return the worst verdict of all checks."""
+    for status in ("fail", "cannot tell"):
+        bad = next((check for check in checks if check.status == status), None)
+        if bad:
+            note = f"{_place(bad)}: {bad.answer}"
+            note += f": {bad.note}" if bad.note else ""
+            return Judgement(status, bad.error, bad.allowed, note)
+    refused = [_place(check) for check in checks if check.answer == "refused"]
+    note = f"refused clearly: {'; '.join(refused)}" if refused else ""
+    errors = [check for check in checks if check.layout == CONTIGUOUS and check.error is not None]
+    if not errors:
+        return Judgement("pass", note=note)
+    return Judgement("pass", errors[0].error, errors[0].allowed, note)
+
+
+def _place(check: LayoutCheck) -> str:
+    batch = "" if check.batch is None else f" of batch {check.batch}"
+    return f"{check.layout} input{batch}"
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,258 @@
+"""Exports: stages and verdicts, input layouts, the record, and steps that do not go along."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.errors import ConfigError, ExportError, RefusedError
+from prepare.export import EXPORTERS, Export, export, load_again
+from prepare.pipeline import Pipeline
+
+CONTIGUOUS = {"layout": "contiguous", "batch": 3}
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.InstanceNorm2d(4, affine=True),
+        nn.ReLU(),
+        nn.Conv2d(4, 2, 1),
+    ).eval()
+
+
+def batch(size=3):
+    return torch.randn(size, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def exported(tmp_path, in_process):
+    def run(to, model=None, steps=None, given=None, **options):
+        pipeline = None if steps is None else Pipeline.from_config(steps)
+        given = batch() if given is None else given
+        return export(
+            network() if model is None else model, given, to=to, folder=tmp_path / "out",
+            pipeline=pipeline, **options,
+        )  # fmt: skip
+
+    return run
+
+
+def answers(found, batch=3):
+    return {check.layout: check.answer for check in found.checks if check.batch == batch}
+
+
+def test_a_right_artefact_passes_every_stage(exported):
+    found = exported("Stub", steps={"conv2d_memory_format": {}, "input_format": {}})
+    assert (found.status, found.reason) == ("pass", "")
+    names = [(stage.name, stage.status) for stage in found.stages]
+    order = ("prepare", "capture", "lower", "write", "load", "compare")
+    assert names == [(name, "pass") for name in order]
+    assert answers(found) == dict.fromkeys(
+        ("contiguous", "channels_last", "transposed", "gaps"), "right"
+    )
+    assert {check.batch for check in found.checks} == {1, 2, 3}
+    assert found.worst.error < found.worst.allowed
+
+
+def test_a_layout_that_is_answered_wrongly_fails(exported):
+    found = exported("IgnoresStrides")
+    assert found.status == "fail"
+    wrong = dict.fromkeys(("channels_last", "transposed", "gaps"), "wrong")
+    assert found.contract.layouts == {"contiguous": "right"} | wrong
+    assert found.reason.startswith(
+        "compare: channels_last input of batch 3: wrong: output is off by"
+    )
+
+
+def test_a_layout_that_is_refused_clearly_passes(exported):
+    found = exported("RefusesStrides")
+    assert found.status == "pass"
+    assert found.contract.layouts["contiguous"] == "right"
+    assert found.contract.layouts["channels_last"] == "refused"
+    assert "refused clearly: channels_last input of batch 3" in found.stages[-1].note
+    refused = next(check for check in found.checks if check.layout == "gaps")
+    assert "ValueError: strides" in refused.note
+
+
+def test_a_contiguous_input_may_not_be_refused(exported):
+    found = exported("RefusesAll")
+    assert found.status == "fail"
+    assert found.reason == (
+        "compare: contiguous input of batch 3: refused: ValueError: the input is not supported"
+    )
+
+
+def test_another_batch_may_be_refused_unless_it_is_promised(exported):
+    assert exported("OneBatch").status == "pass"
+    found = exported("OneBatch", dynamic=[0])
+    assert found.status == "fail"
+    assert "contiguous input of batch 1: refused: ValueError: the batch has to be 3" in found.reason
+
+
+def test_a_death_of_the_other_process_fails_that_call_only(exported, monkeypatch):
+    from prepare.export import worker
+
+    def dying(folder, environment):
+        request = json.loads((folder / "request.json").read_text())
+        first, *rest = request["calls"]
+        if first == 1:  # the call that kills: nothing of it is left
+            (folder / "loaded.json").write_text('{"error": "", "metadata": {}}')
+            return "its process was killed by SIGSEGV"
+        request["calls"] = [first] if first == 0 else [first, *rest]
+        (folder / "request.json").write_text(json.dumps(request))
+        worker.answer(folder)
+        return "its process was killed by SIGSEGV" if first == 0 else ""
+
+    monkeypatch.setattr(load_again, "run_worker", dying)
+    found = exported("Stub")
+    assert answers(found)["contiguous"] == "right"
+    assert answers(found)["channels_last"] == "crashed"
+    assert answers(found)["gaps"] == "right"
+    assert found.status == "fail"
+    assert "crashed: its process was killed by SIGSEGV" in found.reason
+
+
+def test_a_stage_that_cannot_be_done_ends_the_export(exported):
+    found = exported("CannotLower")
+    assert found.status == "refused"
+    assert found.reason == "lower: NotImplementedError: no operator einsum"
+    assert [stage.name for stage in found.stages] == ["prepare", "capture", "lower"]
+    assert (found.artefact, found.sha256, found.checks) == ("", "", ())
+
+
+def test_an_artefact_that_cannot_be_loaded_is_refused(exported):
+    found = exported("CannotLoad")
+    assert found.status == "refused"
+    assert "cannot be loaded in another process: OSError: no such library" in found.reason
+
+
+def test_the_record_holds_the_artefact_and_its_contract(exported, tmp_path):
+    steps = {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}, "input_format": {}}
+    found = exported("Listing", steps=steps, dynamic=[0])
+    assert found.status == "pass"
+    content = (tmp_path / "out" / "model.stub").read_bytes()
+    assert found.sha256 == hashlib.sha256(content).hexdigest()
+    assert found.bytes > len(content)
+    assert set(found.files) == {"model.stub", "model.json"}
+    assert "bfloat16" in found.recipe
+    assert found.recipe_inside
+    assert found.contract.formats_inputs
+    (given,) = found.contract.inputs
+    assert (given.name, given.shape, given.dtype) == ("input", (None, 3, 6, 6), "float32")
+    assert given.strides == (108, 36, 6, 1)
+    assert found.versions["torch"].startswith("2.")
+    path = tmp_path / "export.json"
+    found.save(path)
+    assert Export.load(path) == found
+
+
+def test_a_record_of_another_kind_is_refused(tmp_path):
+    path = tmp_path / "export.json"
+    path.write_text('{"format": "prepare.bench", "version": 1}')
+    with pytest.raises(ExportError, match="this is a prepare.bench, not a prepare.export"):
+        Export.load(path)
+
+
+def test_an_artefact_without_the_recipe_says_so(exported):
+    found = exported("NoRecipe")
+    assert not found.recipe_inside
+    assert found.stages[4].note == "the recipe is beside the artefact, not in it"
+
+
+def test_steps_that_cannot_go_along_are_named(exported, monkeypatch):
+    steps = {
+        "conv2d_memory_format": {}, "repair_layout": {"force": True},
+        "input_format": {"attach": True}, "compile": {"backend": "eager"},
+    }  # fmt: skip
+    monkeypatch.setattr(EXPORTERS["Stub"], "keeps", ("input_format",))
+    model = network()
+    found = exported("Stub", model, steps)
+    assert found.status == "pass"
+    taken = {item.step: item.modules for item in found.taken_out}
+    assert taken == {"input_format": ("",), "compile": ("",), "repair_layout": ("1",)}
+    assert type(model[1]) is nn.InstanceNorm2d
+
+
+def test_steps_that_a_format_holds_go_along(exported):
+    steps = {"conv2d_memory_format": {}, "repair_layout": {"force": True}, "input_format": {}}
+    assert exported("Stub", steps=steps).taken_out == ()
+
+
+def test_the_model_that_is_given_is_not_changed(exported):
+    model = network()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    exported("Stub", model, {"half": {"dtype": "bfloat16"}, "input_format": {"attach": True}})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not model._forward_pre_hooks
+
+
+def test_an_artefact_is_timed_with_both_models(exported):
+    found = exported("Stub", steps={"conv2d_memory_format": {}, "input_format": {}}, budget=0.3)
+    assert [row.name for row in found.time.rows] == ["unprepared", "prepared", "artefact"]
+    assert exported("IgnoresStrides", budget=0.3).time is None
+
+
+@pytest.mark.parametrize(
+    "file", ["../evil", "/tmp/evil", "a/b", "..", "", ".hidden", "a\\b", "a\nb"]
+)
+def test_a_name_with_a_folder_is_refused(exported, tmp_path, file):
+    with pytest.raises(ConfigError, match=r"export.file: .* is not a plain name; give letters"):
+        exported("Stub", file=file)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"dynamic": [9]}, "export.dynamic: 9 is not a dimension; give 0 for the batch, as in [0]"),
+        ({"dynamc": [0]}, "export.dynamc: no such option; did you mean 'dynamic'?"),
+        ({"dynamic": "x"}, "export.dynamic"),
+    ],
+)
+def test_options_are_checked(exported, options, text):
+    with pytest.raises(ConfigError) as caught:
+        exported("Stub", **options)
+    assert text in str(caught.value)
+
+
+def test_an_unknown_exporter_names_the_nearest(exported):
+    with pytest.raises(ConfigError, match="no such exporter; did you mean 'onnx'"):
+        exported("onxx")
+
+
+def test_a_missing_package_is_named(exported):
+    text = (
+        r"Lacking needs no_such_package; install the extra: pip install 'torch-prepare\[export\]'"
+    )
+    with pytest.raises(ConfigError, match=text):
+        exported("Lacking")
+
+
+def test_tensorrt_says_what_it_lacks(exported):
+    with pytest.raises(ConfigError, match=r"tensorrt lacks .*; choose export=onnx"):
+        exported("tensorrt")
+
+
+def test_a_model_in_training_is_refused(exported):
+    with pytest.raises(RefusedError, match="it is in training mode; call model.eval"):
+        exported("Stub", network().train())
+
+
+def test_a_batch_without_a_tensor_is_refused(exported):
+    with pytest.raises(RefusedError, match="it holds no tensor"):
+        exported("Stub", given=(1,))
+
+
+def test_an_opset_is_checked():
+    with pytest.raises(ConfigError, match="export.opset: 3 is not an opset; give one from 18"):
+        EXPORTERS["onnx"].from_options({"opset": 3})
+
+
+def test_aoti_runs_with_checks_of_its_inputs():
+    aoti = EXPORTERS["aoti"]
+    assert aoti.from_options({}).environment == {"AOTI_RUNTIME_CHECK_INPUTS": "1"}
+    assert aoti.from_options({"check_inputs": False}).environment == {}

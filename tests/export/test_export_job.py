@@ -1,0 +1,84 @@
+"""task=export on the command line: the record, the page, exit codes and messages."""
+
+import json
+
+import pytest
+
+from prepare.cli.main import run as command
+from prepare.export import Export, load_again
+from prepare.report.objects import html
+
+WORDS = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "flow=none")
+
+
+@pytest.fixture
+def go(tmp_path, monkeypatch, capsys, in_process):
+    """Run task=export in an empty folder, in this process; return its folder and output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(to, *argv, code=0):
+        own = ("task=export", "export=torch_export", f"export.exporter={to}", "bench=none")
+        place = ("hydra.run.dir=run", "overwrite=true")
+        assert command([*WORDS, *own, *place, *argv]) == code
+        return tmp_path / "run", capsys.readouterr()
+
+    return run
+
+
+def test_an_export_is_recorded_and_on_the_page(go):
+    folder, said = go("Stub", "memfmt=channels_last", "verify=none", "export.dynamic=[0]")
+    found = Export.load(folder / "export.json")
+    assert found.status == "pass"
+    assert found.options["dynamic"] == [0]
+    assert (folder / "model.stub").stat().st_size == found.bytes
+    assert "exported      Stub pass: model.stub, " in said.out
+    assert "inputs        right: contiguous, channels_last, transposed, gaps" in said.out
+    page = (folder / "report.html").read_text()
+    assert '<section id="export"' in page
+    for text in ("Answers of the artefact", found.sha256, "[any, 3, 12, 12]", "in the artefact"):
+        assert text in page
+    figures = json.loads((folder / "result.json").read_text())["figures"]
+    assert (figures["exporter"], figures["exported"]) == ("Stub", "pass")
+    assert figures["artefact_error"] < figures["artefact_allowed"]
+    assert "Stub pass: model.stub" in repr(found)
+    assert "compare  pass" in str(found)
+    assert "Answers of the artefact" in html(found)
+
+
+def test_an_unprepared_model_is_exported_too(go):
+    folder, _ = go("Stub", "~memfmt")
+    assert Export.load(folder / "export.json").status == "pass"
+
+
+def test_a_wrong_artefact_has_exit_code_3(go):
+    folder, said = go("IgnoresStrides", "verify=none", code=3)
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["status"], result["reason"]) == ("verification_failed", "export")
+    assert "channels_last input of batch 2: wrong" in result["error"]
+    assert "wrong: channels_last, transposed, gaps" in said.out
+
+
+def test_an_export_that_cannot_be_done_has_exit_code_1(go):
+    folder, said = go("CannotLower", "verify=none", code=1)
+    assert json.loads((folder / "result.json").read_text())["reason"] == "export"
+    assert "lower: NotImplementedError: no operator einsum" in said.err
+    assert "no operator einsum" in (folder / "report.html").read_text()
+    assert Export.load(folder / "export.json").status == "refused"
+
+
+def test_what_is_missing_is_told_before_the_model_is_built(go):
+    _, said = go("Lacking", code=2)
+    assert "export: Lacking needs no_such_package; install the extra" in said.err
+    _, said = go("Stub", "input.shape=null", code=2)
+    assert "input: task=export needs an example input; give one with input.shape=[...]" in said.err
+
+
+def test_a_stop_during_the_export_keeps_the_record(go, monkeypatch):
+    def stopped(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(load_again, "run_worker", stopped)
+    folder, said = go("Stub", "memfmt=channels_last", "verify=none", code=130)
+    assert "stopped by Ctrl-C; not done: the export" in said.err
+    assert (folder / "audit.json").exists()
