@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import os
 import shlex
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -19,7 +20,8 @@ from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.text import first_line
 from prepare.core.utils.wording import in_training, inference_mode
-from prepare.errors import ConfigError, Problem
+from prepare.errors import ConfigError, PatternError, Problem
+from prepare.patterns import Patterns, matches, near_misses
 from prepare.registry import register
 from prepare.step import ModelStep, Step
 from prepare.steps.device import Device
@@ -43,8 +45,11 @@ def readable_backend(backend: str) -> None:
 
 
 def undo(model: torch.nn.Module) -> None:
-    """Make a compiled `model` run uncompiled again, in place."""
+    """Make a compiled `model`, and the modules in it that this step compiled, run uncompiled again."""
     vars(model).pop("_compiled_call_impl", None)
+    for module in model.modules():
+        if hasattr(module._compiled_call_impl, "prepared_as"):
+            del module._compiled_call_impl
 
 
 @register("compile")
@@ -56,7 +61,9 @@ class Compile(ModelStep):
     inductor chooses the layout of activations itself, which neither audit nor flow can see. Needs a C++
     compiler on a CPU. A copy or an unpickled model is not compiled. To undo: `from prepare.steps import
     compile; compile.undo(model)`; do so before preparing anything else.
-    Helps: fuses the operations between convolutions; most for many small operations.
+    With `include`, a module inside another that matches is compiled with that one.
+    Helps: fuses the operations between convolutions; most for many small operations. With `include` the
+    first call is shorter, as a block that occurs often is compiled once.
     Hurts: the first call takes seconds to minutes, and debugging is harder. Hooks added afterwards do not
     run. With `freezing`, later changes of weights may have no effect. `openvino` returns contiguous
     outputs, computes no gradients, and silently uses inductor for what it does not support.
@@ -76,6 +83,8 @@ class Compile(ModelStep):
     """Options of the backend; for inductor see `torch._inductor.list_options()`."""
     freezing: bool = False
     """Turn weights into constants (inductor); for inference only, within torch.no_grad."""
+    include: Patterns = ()
+    """Patterns of modules to compile one by one, with code that equal ones share; by default the model."""
 
     # The device of the pipeline, set by `bind`; not an option.
     _device: ClassVar[str | None] = None
@@ -87,6 +96,11 @@ class Compile(ModelStep):
             if getattr(step, option) and step.backend != "inductor":
                 wrong = f"is for inductor, and the backend is {step.backend}"
                 raise ConfigError(f"steps.{cls.name}.{option}", wrong, "drop one of the two")
+        if step.include and step.freezing:
+            wrong = (
+                "shares code between equal modules, and freezing makes constants of their weights"
+            )
+            raise ConfigError(f"steps.{cls.name}.include", wrong, "drop one of the two")
         return step
 
     def bind(self, steps: Iterable[Step]) -> Self:
@@ -122,22 +136,41 @@ class Compile(ModelStep):
             )
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
-        record = getattr(model._compiled_call_impl, "prepared_as", None)
-        return () if record == self.to_options() else ("",)
+        return [
+            name
+            for name, module in self._regions(model)
+            if getattr(module._compiled_call_impl, "prepared_as", None) != self.to_options()
+        ]
 
     def act(self, model: torch.nn.Module) -> None:
         import torch
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return model._call_impl(*args, **kwargs)
+        compiled_by_class: dict[type, Any] = {}
+        for _, module in self._regions(model):
+            cls = type(module)
+            if cls not in compiled_by_class:
+                compiled_by_class[cls] = torch.compile(_new_call(), **self._keywords(model))
+            # A partial of its own, which holds the record and is not part of a copy or a pickle.
+            call = functools.partial(compiled_by_class[cls], module)
+            vars(call)["prepared_as"] = self.to_options()
+            module._compiled_call_impl = call
 
-        # Not `model.compile()`: it skips a forward of torch's own (an nn.Sequential's), and all models of
-        # a class share one cache of 8 compilations, after which torch runs them uncompiled.
-        call.__code__ = call.__code__.replace()
-        compiled = torch.compile(call, **self._keywords(model))
-        # Stored on the function, which is not part of a copy or a pickle of the model.
-        vars(compiled)["prepared_as"] = self.to_options()
-        model._compiled_call_impl = compiled
+    def _regions(self, model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+        """Return the modules that are compiled: the outermost that match, or the model."""
+        if not self.include:
+            return [("", model)]
+        found: dict[str, torch.nn.Module] = {}
+        modules = dict(model.named_modules())
+        for pattern in self.include:
+            if not any(matches(pattern, name, module) for name, module in modules.items()):
+                wrong = f"{pattern!r} matches no module of {type(model).__name__}"
+                hint = near_misses(pattern, modules)
+                raise PatternError(f"steps.{self.name}.include", wrong, hint)
+        for name, module in modules.items():  # a parent comes before its children
+            inside = any(name.startswith(f"{above}." if above else "") for above in found)
+            if not inside and any(matches(pattern, name, module) for pattern in self.include):
+                found[name] = module
+        return list(found.items())
 
     def _not_trainable(self) -> Iterator[tuple[str, str]]:
         if self.freezing or self.options.get("freezing"):
@@ -183,6 +216,21 @@ class Compile(ModelStep):
         except Exception as error:
             return Problem(f"{where}.options", first_line(error))
         return None
+
+
+def _new_call() -> Callable[..., Any]:
+    """Return a function that calls a module, with a code object of its own.
+
+    Not `module.compile()`: it skips a forward of torch's own (an nn.Sequential's), and all modules of a class
+    in a process share one cache of 8 compilations, after which torch runs them uncompiled. The module is an
+    argument: its tensors are inputs of the compiled code, which serves equal modules.
+    """
+
+    def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace()
+    return call
 
 
 def isolation() -> dict[str, bool]:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from paths import ROOT
 from prepare.core.forward import compiled, conv_layouts
 from prepare.core.forward.example_input import Example
-from prepare.errors import ConfigError, RefusedError
+from prepare.errors import ConfigError, PatternError, RefusedError
 from prepare.job.analyses import flow_without_repairs
 from prepare.job.settings import read_settings
 from prepare.models.unet import UNet2d
@@ -193,7 +194,8 @@ def test_the_flow_without_repairs_works_for_a_compiled_model():
     steps = {"conv2d_memory_format": {}, "repair_layout": {}, "compile": {"backend": "eager"}}
     declared = Pipeline.from_config(steps)
     net = declared.apply(UNet2d(width=4, depth=2, norm="instance").eval())
-    flow = flow_without_repairs(declared, net, Example((torch.randn(1, 1, 16, 16),), {}))
+    example = Example((torch.randn(1, 1, 16, 16),), {})
+    flow = flow_without_repairs(SimpleNamespace(amp="none"), declared, net, example)
     assert "InstanceNorm2d" in {event.type for event in flow.events}
     assert net._compiled_call_impl is not None
 
@@ -205,7 +207,7 @@ def test_a_recipe_holds_every_option(tmp_path):
     declared.save(tmp_path / "recipe.yaml")
     assert load(tmp_path / "recipe.yaml")["compile"] == {
         "backend": "inductor", "mode": "max-autotune", "dynamic": None, "fullgraph": False,
-        "options": {"cpp.threads": 1}, "freezing": False,
+        "options": {"cpp.threads": 1}, "freezing": False, "include": [],
     }  # fmt: skip
     assert Pipeline.load(tmp_path / "recipe.yaml").steps == declared.steps
 
@@ -419,3 +421,79 @@ assert len(execute.compiled_cache) == 1  # not inductor, its fallback
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+# ------------------------------------------------------------------------------ regions
+
+
+class Block(nn.Module):
+    """A block that a network has several of."""
+
+    def __init__(self, channels=4):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(x).relu() + x
+
+
+def blocks():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), Block(), Block(), Block()).eval()
+
+
+def test_equal_regions_are_compiled_once(graphs):
+    net, x = blocks(), torch.randn(2, 3, 8, 8)
+    expected = net(x)
+    prepared = pipeline(backend="counted", include=["type:Block"])
+    assert [action.modules for action in prepared.plan(net).actions] == [("1", "2", "3")]
+    prepared.apply(net)
+    with torch.no_grad():
+        assert torch.equal(net(x), expected)
+    assert len(graphs) == 1
+    assert net._compiled_call_impl is None
+    assert not prepared.plan(net)
+
+
+def test_regions_of_different_weights_share_code_and_not_values(graphs):
+    net, x = blocks(), torch.randn(2, 3, 8, 8)
+    pipeline(backend="counted", include=["type:Block"]).apply(net)
+    with torch.no_grad():
+        net(x)
+        net[2].conv.weight.zero_()
+        net[2].conv.bias.zero_()
+        expected = copy.deepcopy(net)(x)  # a copy is not compiled
+        assert torch.equal(net(x), expected)
+    assert len(graphs) == 1
+
+
+def test_the_outermost_of_nested_matches_is_compiled():
+    net = nn.Sequential(nn.Sequential(Block(), Block()), Block())
+    plan = pipeline(include=["type:Block", "0"]).plan(net)
+    assert [action.modules for action in plan.actions] == [("0", "1")]
+
+
+def test_undo_reverts_regions_and_leaves_compilations_of_the_user():
+    prepared = blocks()
+    pipeline(include=["type:Block"]).apply(prepared)
+    prepared[0].compile(backend="eager")
+    compiling.undo(prepared)
+    assert [module._compiled_call_impl is None for module in prepared] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"include": ["type:Blok"]}, PatternError, "steps.compile.include: 'type:Blok' matches no module"),
+        ({"include": ["type:Blok"]}, PatternError, "did you mean 'type:Block'?"),
+        (
+            {"backend": "inductor", "include": ["1"], "freezing": True},
+            ConfigError,
+            "steps.compile.include: shares code between equal modules, and freezing makes constants",
+        ),
+    ],
+)  # fmt: skip
+def test_regions_that_cannot_be_compiled_are_refused(options, error, says):
+    with pytest.raises(error) as raised:
+        pipeline(**options).apply(blocks())
+    assert says in str(raised.value)
