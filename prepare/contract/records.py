@@ -14,6 +14,9 @@ from prepare.core.utils import files, json_records
 from prepare.errors import ContractError
 
 _KIND = json_records.Kind("prepare.contract", 1, "a contract", "a contract.yaml", ContractError)
+_CHECK = json_records.Kind(
+    "prepare.contract_check", 1, "the check of a contract", "a contract.json", ContractError
+)
 # More than a contract of a hundred thousand tensors needs.
 _LIMIT = 1 << 26
 BROKEN, BETTER, TOO_NOISY, NOTE = KINDS = ("broken", "better", "too noisy", "note")
@@ -132,10 +135,28 @@ class ContractChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContractCheck:
-    """The result of a check: all changes, the worst first, and the contract as it would be recorded today."""
+    """The result of a check: all changes, the worst first.
+
+    `today` is the contract as it would be recorded today; a saved check has none. `file` is the contract.
+    """
 
     changes: tuple[ContractChange, ...]
-    today: Contract
+    today: Contract | None = field(default=None, metadata={"late": True})
+    file: str = field(default="", metadata={"late": True})
+
+    def save(self, path: str | Path) -> None:
+        """Write `contract.json` with the changes. Raises FileError."""
+        data = {"file": self.file, "changes": [asdict(change) for change in self.changes]}
+        json_records.write_json(path, _CHECK.head | {"status": self.status} | data, lines=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> ContractCheck:
+        """Load a check from its JSON, without torch.
+
+        Raises:
+            ContractError: the file is not a check, or is of another version.
+        """
+        return json_records.load(cls, path, _CHECK)
 
     def of(self, kind: str) -> list[ContractChange]:
         """Return the changes of this kind."""

@@ -317,7 +317,7 @@ def contract_of(
     )
     if known is None:
         today.save(options.file)
-    return compare(known or today, today)
+    return replace(compare(known or today, today), file=options.file)
 
 
 def bench_of(

@@ -248,10 +248,10 @@ def _with_contract(settings: Settings, results: Results, given: _Compared, stage
 
     with stage("checking the layout contract"):
         contract = analyses.contract_of(settings, *given)
-    file = settings.contract.file
     if settings.contract.update:
-        return replace(results, notes=[*results.notes, f"the contract is written to {file}"])
-    return replace(results, contract=contract, contract_file=file)
+        text = f"the contract is written to {settings.contract.file}"
+        return replace(results, notes=[*results.notes, text])
+    return replace(results, contract=contract)
 
 
 def _with_export(

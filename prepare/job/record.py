@@ -32,6 +32,7 @@ FILES = (
     *("flow.json", "flow_before.json", "flow.svg", "verify.json"),
     *("bench.json", "bench.svg", "tune.json", "tune.svg", "reduced.py", "report.html"),
     *("export.json", "model.pt2", "model.onnx", "model.onnx.data", "model.xml", "model.bin"),
+    "contract.json",
     *("environment.json", "job.json", "log.txt", "traceback.txt", "result.json"),
 )
 # What Hydra leaves beside a record.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from prepare.audit import Audit
 from prepare.bench.records import Bench
+from prepare.contract.records import ContractCheck
 from prepare.core.utils import files
 from prepare.errors import FileError, PrepareError
 from prepare.export.records import Export
@@ -19,7 +20,6 @@ from prepare.tune.records import Tuning
 from prepare.verify.records import Verification
 
 if TYPE_CHECKING:
-    from prepare.contract.records import ContractCheck
     from prepare.core.forward.conv_layouts import LayoutCount
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
@@ -37,6 +37,7 @@ _FILES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "bench": ("bench.json", Bench.load),
     "tuning": ("tune.json", Tuning.load),
     "export": ("export.json", Export.load),
+    "contract": ("contract.json", ContractCheck.load),
 }
 _T = TypeVar("_T")
 
@@ -55,6 +56,7 @@ class Analyses:
     bench: Bench | None = None
     tuning: Tuning | None = None
     export: Export | None = None
+    contract: ContractCheck | None = None
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,7 @@ class Results(Analyses):
     stopped: str = ""
     unchanged: bool = False
     amp: str = "none"
-    contract: ContractCheck | None = None
     reduction: Reduction | None = None
-    contract_file: str = ""
 
     def write(self, record: Record, job: Job) -> None:
         """Write every file of the record, except its pages and its result. Raises FileError."""

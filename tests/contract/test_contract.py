@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from layout_regressions import BATCH, FLAT, OF_NETWORK, OF_PREPARED, OF_RECIPE, net
-from prepare.contract import Contract, check, record
+from prepare.contract import Contract, ContractCheck, check, record
 from prepare.contract.compare import compare
 from prepare.contract.records import Place, TimeRatio, Tolerance
 from prepare.contract.summary import check_lines, markdown, page
@@ -204,6 +204,13 @@ def test_a_contract_is_read_as_it_was_written(tmp_path, contract):
     whole.save(file)
     assert Contract.load(file) == whole
     assert file.read_text().startswith("format: prepare.contract\nversion: 1\nstructure: ")
+
+
+def test_a_check_is_read_as_it_was_written(tmp_path, contract):
+    whole = dataclasses.replace(contract, verified="fail")
+    result = dataclasses.replace(compare(contract, whole), file="c.yaml")
+    result.save(tmp_path / "contract.json")
+    assert ContractCheck.load(tmp_path / "contract.json") == dataclasses.replace(result, today=None)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from prepare.audit.rows import STATUSES, AuditRow
+from prepare.contract.records import KINDS
+from prepare.contract.summary import check_lines
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.text import counts, plural, size
 from prepare.report.answers import error_text, share, share_text
@@ -103,6 +105,15 @@ def _reduce_command(run: SavedResults) -> str:
     return shlex.join(["python", "run.py", *words, "task=reduce"])
 
 
+def contract(run: SavedResults) -> Context | None:
+    """Return the check of the layout contract: its verdict, and one line for each change."""
+    if run.contract is None:
+        return None
+    lines = check_lines(run.contract, file=run.contract.file, update="")
+    changes = [text for text in lines if text.startswith(tuple(f"{kind}: " for kind in KINDS))]
+    return {"check": run.contract, "changes": changes}
+
+
 def issues(run: SavedResults) -> Context | None:
     """Return the known problems of this model on this device, grouped by their remedy."""
     plan = run.plan or {}
@@ -158,6 +169,7 @@ SECTIONS = (
     Section("failure", "What went wrong", failed),
     Section("tune", "Recipes", tuned),
     Section("export", "Exported?", exported),
+    Section("contract", "Contract", contract),
     Section("issues", "Warnings", issues),
     Section("verify", "Right?", verified),
     Section("bench", "Faster?", timed),

@@ -90,7 +90,7 @@ class RunOutput:
         if results.reduction is not None:
             _show_reduction(results.reduction, _file(self._folder, "reduced.py"))
         if results.contract is not None:
-            _show_contract(results.contract, results.contract_file)
+            _show_contract(results.contract)
         verification = results.verification
         if verification is not None and verification.status == "fail":
             show_verify(verification, _file(self._folder, "verify.json"))
@@ -107,9 +107,9 @@ def _show_reduction(reduction: Reduction, file: str) -> None:
     line(printable(f"the script, with torch alone: {file}"))
 
 
-def _show_contract(check: ContractCheck, file: str) -> None:
+def _show_contract(check: ContractCheck) -> None:
     """Print a check, and how to write the contract again."""
-    for text in check_lines(check, file=file, update="add contract.update=true"):
+    for text in check_lines(check, file=check.file, update="add contract.update=true"):
         line(text)
 
 
