@@ -83,6 +83,7 @@ def tuning_of(
         metric=metric_of(settings),
         max_drop=settings.verify_limits.max_drop,
         max_memory=settings.tune.max_memory,
+        calls=settings.tune.calls,
         seed=settings.seed,
         progress=progress,
         build=build,

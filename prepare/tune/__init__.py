@@ -44,6 +44,7 @@ def tune(
     metric: Callable[[nn.Module, Any], float] | None = None,
     max_drop: float | None = None,
     max_memory: int | str | None = None,
+    calls: int | None = None,
     seed: int = 0,
     progress: Stage = lambda _: nullcontext(),
     build: Callable[[], nn.Module] | None = None,
@@ -78,6 +79,8 @@ def tune(
         max_drop: the limit for `metric`.
         max_memory: bytes, or a text as `8GiB`. A recipe whose call needs more, without model and input, is
             dropped; the unprepared model is not.
+        calls: how often the model will be called in one process. Each call then takes its share of the first
+            one, which compiles; without it only calls after the first count.
         seed: seed of the order and of the inputs.
         progress: called with a description of each stage; the context manager that it returns is
             entered for the duration of the stage.
@@ -106,6 +109,7 @@ def tune(
             "budget": budget,
             "cache": cache if isinstance(cache, bool) else str(cache),
             "max_memory": max_memory,
+            "calls": calls,
         },
         mode=mode,
     )

@@ -64,12 +64,13 @@ class PreparedCandidate:
         amp: Amp = "none",
         limit: Limit | None = None,
         max_memory: int | None = None,
+        calls: int | None = None,
         clock: Clock,
         plan: TurnPlan | None = None,
         build: Callable[[], nn.Module] | None = None,
     ) -> None:
         self._mode, self._pool, self._clock, self._amp = mode, pool, clock, amp
-        self._limit = limit
+        self._limit, self._calls = limit, calls
         with _as_candidate_error(None), _without_warnings():
             self.pipeline = Pipeline.from_config(candidate.steps)
             self.model = copy_model(model, mode, build)
@@ -88,9 +89,10 @@ class PreparedCandidate:
             raise CandidateError(reason)
 
     def turn(self, number: int) -> float:
-        """Return the seconds of one call."""
+        """Return the seconds of one call, with its share of the first one if the number of calls is known."""
+        share = self.first_seconds / self._calls if self._calls else 0.0
         with _as_candidate_error(self._variant):
-            return self._timed(self._pool[number % len(self._pool)], self.plan)
+            return share + self._timed(self._pool[number % len(self._pool)], self.plan)
 
     def check(
         self, reference: nn.Module, batch: Any, exact: dict[Any, Any], *, budget: float
@@ -130,7 +132,7 @@ class PreparedCandidate:
     def _warm_up(self, plan: TurnPlan | None) -> None:
         once, first = TurnPlan(1, warm=False), self._pool[0]
         self._device = self._variant.device(first)
-        self._timed(first, once)  # compiles, if anything has to be compiled
+        self.first_seconds = self._timed(first, once)  # compiles, if anything has to be compiled
         self.peak, _ = self._variant.peak(first, self._device)
         seconds = self._timed(first, once)
         calls = math.ceil(_MIN_TIMING / max(seconds, _MIN_TIMING / _MAX_CALLS))

@@ -122,10 +122,11 @@ def candidates(
         for layout in _safe_layouts(layouts, precision, risky):
             for fuse in (True, False) if fusible else (False,):
                 recipes += _combined(base, precision, layout, fuse=fuse)
+    blocks = _repeated_blocks(model) if "compile" in allow else ""
     for precision in _precisions(allow, device):
-        for compiler in _compilers(precision, allow, mode):
+        for compiler in _compilers(precision, allow, mode, blocks):
             # With freezing, and by OpenVINO, norms are fused anyway.
-            fuse = fusible and compiler.name == "compile"
+            fuse = fusible and compiler.name.startswith("compile")
             safe = _safe_layouts(layouts, precision, risky)
             for layout in _compiled_layouts(safe, compiler, mode):
                 recipes += _combined(base, precision, layout, fuse=fuse, compiler=compiler)
@@ -209,8 +210,27 @@ def _precisions(allow: tuple[str, ...], device: str) -> list[Choice]:
     return [*low[:1], _NO_CHANGE, *low[1:]]
 
 
-def _compilers(precision: Choice, allow: tuple[str, ...], mode: str) -> Iterator[Choice]:
-    """Yield the allowed compilers, the fastest first: OpenVINO in float32, but last in 16 bits."""
+def _repeated_blocks(model: nn.Module) -> str:
+    """Return the class of the largest block that occurs more than once; empty without one.
+
+    A block has at least two modules without children, and is not a container of torch.
+    """
+    inside: dict[type, list[int]] = {}
+    for module in model.modules():
+        leaves = sum(not child._modules for child in module.modules())
+        if module is not model and leaves > 1 and not type(module).__module__.startswith("torch."):
+            inside.setdefault(type(module), []).append(leaves)
+    repeated = {cls: sum(counts) for cls, counts in inside.items() if len(counts) > 1}
+    return max(repeated, key=lambda cls: repeated[cls]).__name__ if repeated else ""
+
+
+def _compilers(
+    precision: Choice, allow: tuple[str, ...], mode: str, blocks: str
+) -> Iterator[Choice]:
+    """Yield the allowed compilers, the fastest first: OpenVINO in float32, but last in 16 bits.
+
+    `blocks` is the class of repeated blocks, which may be compiled alone.
+    """
     steps = {"compile": {"backend": "openvino"}}
     openvino = [Choice("openvino", steps)] if "openvino" in allow else []
     if not precision.name:
@@ -219,6 +239,8 @@ def _compilers(precision: Choice, allow: tuple[str, ...], mode: str) -> Iterator
         yield Choice("frozen compile", {"compile": {"freezing": True}})
     if "compile" in allow:
         yield Choice("compile", {"compile": {}})
+    if "compile" in allow and blocks:
+        yield Choice(f"compile {blocks}", {"compile": {"include": [f"type:{blocks}"]}})
     if precision.name:
         yield from openvino
 

@@ -14,10 +14,14 @@ class CandidateError(Exception):
 
 
 class TimedCandidate(Protocol):
-    """A prepared candidate that can be timed; `seconds` is the time of a turn, about."""
+    """A prepared candidate that can be timed.
+
+    `seconds` is the time of a turn, about; `first_seconds` that of the first call.
+    """
 
     seconds: float
     peak: int | None
+    first_seconds: float
 
     def turn(self, number: int) -> float:
         """Return the seconds of one call, in round `number`. Raise CandidateError if it fails."""
@@ -51,6 +55,7 @@ class Contestant:
     reason: str = ""
     eliminated_by: Contestant | None = None
     peak: int | None = None
+    first_seconds: float | None = None
 
     @property
     def name(self) -> str:

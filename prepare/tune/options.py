@@ -23,6 +23,11 @@ def _check_memory(value: int | str | None) -> None:
         read_size(value)
 
 
+def _check_calls(calls: int | None) -> None:
+    if calls is not None and calls < 1:
+        raise ValueError(f"{calls} is not a number of calls", "give one from 1 on, as in 1000")
+
+
 def _check_budget(budget: float) -> None:
     if not 0 < budget < math.inf:
         raise ValueError(f"{budget} is not a time", "give seconds, as in 60")
@@ -40,6 +45,8 @@ class TuneOptions:
     """Return whether the result is cached, or the folder for it."""
     max_memory: Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory] = None
     """The peak memory of a call, without model and input, beyond which a recipe cannot win."""
+    calls: Annotated[int | None, "a whole number, as in 1000", _check_calls] = None
+    """How often the model will be called: a call then takes its share of the first one, which may compile."""
 
 
 def read_tune(options: Mapping[str, Any], *, mode: str) -> TuneOptions:

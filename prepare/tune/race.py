@@ -100,6 +100,7 @@ class Race:
             else:
                 contestant.runner = runner
                 contestant.seconds, contestant.peak = runner.seconds, runner.peak
+                contestant.first_seconds = runner.first_seconds
         if contestant.candidate.compiles:
             admission = self._admission
             admission.longest_compilation = max(

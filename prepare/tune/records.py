@@ -40,6 +40,8 @@ class CandidateResult:
     computed through the winner, because its own few early rounds may not be representative. `verified`
     is the status of its verification, empty if it was not verified; `error` is the largest error of the
     outputs relative to their scale, and `allowed` the tolerance. `reason` says why it won or lost.
+    `first_seconds` is the time of its first call, with a compilation; `seconds` includes a share of it if the
+    tuning was given a number of calls.
     """
 
     name: str
@@ -55,6 +57,7 @@ class CandidateResult:
     verified: str = ""
     error: float | None = None
     allowed: float | None = None
+    first_seconds: float | None = field(default=None, metadata={"late": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

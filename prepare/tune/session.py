@@ -166,6 +166,7 @@ class TuningSession:
             amp=self.amp,
             limit=self.limit,
             max_memory=self._max_memory(candidate),
+            calls=self.options.calls,
             clock=self.clock,
             plan=plan,
             build=self.build,
@@ -177,12 +178,14 @@ class TuningSession:
         return None if limit is None or candidate.name == UNPREPARED else read_size(limit)
 
     def _limits(self) -> dict[str, Any]:
-        """Return the user's own limits, as a part of the conditions."""
+        """Return the user's own limits, and the number of calls, as a part of the conditions."""
         limits: dict[str, Any] = {}
         if self.limit is not None:
             limits |= {"metric": self.limit.identity, "max_drop": self.limit.max_drop}
         if self.options.max_memory is not None:
             limits["max_memory"] = read_size(self.options.max_memory)
+        if self.options.calls is not None:
+            limits["calls"] = self.options.calls
         return limits
 
     def _check(self, prepared: PreparedCandidate, exact: dict[Any, Any]) -> CheckResult:
@@ -228,6 +231,7 @@ def _row(race: Race, winner: Contestant, contestant: Contestant) -> CandidateRes
         ratio_interval=ratio.interval,
         rounds=len(times),
         peak_bytes=contestant.peak,
+        first_seconds=contestant.first_seconds,
         verified=checked.status if checked else "",
         error=0.0 if contestant is race.standings.base else error,
         allowed=allowed,

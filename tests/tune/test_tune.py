@@ -621,3 +621,32 @@ def test_a_recipe_that_needs_too_much_memory_is_dropped(timed, monkeypatch):
 def test_a_memory_limit_that_is_not_a_size_is_refused(wrong):
     with pytest.raises(ConfigError, match="max_memory: "):
         tune(small(), BATCH, max_memory=wrong)
+
+
+# ------------------------------------------------------------------------------ the first call
+
+
+def test_the_first_call_counts_where_the_number_of_calls_is_known(monkeypatch):
+    def slow_first_call(self, plan, *, real=PreparedCandidate._warm_up):
+        real(self, plan)
+        prepared = "conv2d_memory_format" in self.pipeline.steps
+        self.first_seconds = 100.0 if prepared else 0.0
+
+    def timed_by_recipe(self, batch, plan):
+        return 0.01 if "conv2d_memory_format" in self.pipeline.steps else 0.1
+
+    monkeypatch.setattr(PreparedCandidate, "_warm_up", slow_first_call)
+    monkeypatch.setattr(PreparedCandidate, "_timed", timed_by_recipe)
+    often, rarely = (
+        tune(small().eval(), BATCH, cache=False, budget=2.0, calls=calls) for calls in (10**6, 10)
+    )
+    assert often.winner != UNPREPARED
+    assert rarely.winner == UNPREPARED
+    assert rarely.row("channels_last").first_seconds == 100.0
+    assert rarely.row("channels_last").seconds == pytest.approx(10.01)
+    assert (often.conditions["calls"], rarely.conditions["calls"]) == (10**6, 10)
+
+
+def test_a_number_of_calls_below_one_is_refused():
+    with pytest.raises(ConfigError, match="calls: 0 is not a number of calls; give one from 1 on"):
+        tune(small(), BATCH, calls=0)

@@ -112,6 +112,7 @@ def _cells(row: CandidateResult, tuning: Tuning) -> dict[str, str]:
         "ratio": "" if row.name == UNPREPARED else _speed(row, tuning),
         "interval": interval_text(row.ratio_interval),
         "rounds": str(row.rounds or ""),
+        "first": "" if row.first_seconds is None else seconds(row.first_seconds),
         "peak": "" if row.peak_bytes is None else size(row.peak_bytes),
         "verified": row.verified,
         **{key: "" if value is None else f"{value:.2g}" for key, value in numbers.items()},

@@ -28,11 +28,13 @@ def show_tune(tuning: Tuning, file: str = "") -> None:
     step = "training step" if tuning.mode == "train" else "inference"
     line(f"tune ({step}): {printable(tune_sentence(tuning))}")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for title in _TITLES:
-        right = title in ("time", "error")
+    compiled = any("compile" in row.steps for row in ranked(tuning))
+    for title in (*_TITLES, *(["first call"] if compiled else [])):
+        right = title in ("time", "error", "first call")
         table.add_column(title, overflow="fold", justify="right" if right else "left")
     for row in ranked(tuning):
-        table.add_row(*map(printable, _cells(row, tuning)))
+        first = [] if row.first_seconds is None else [seconds(row.first_seconds)]
+        table.add_row(*map(printable, [*_cells(row, tuning), *(first if compiled else [])]))
     if table.row_count:
         show_table(table)
     reasons: dict[str, list[str]] = {}
