@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from prepare.bench.records import Bench, VariantResult
+    from prepare.contract.records import ContractCheck
     from prepare.flow.records import Flow
     from prepare.job.results import SavedResults
     from prepare.tune.records import Tuning
@@ -32,6 +33,9 @@ def answers(run: SavedResults) -> list[Answer]:
     """Return the answers that the record of a job gives, the advice last."""
     if run.result is not None and run.result.error and run.audit is None:
         return failure_answers(run.result)
+    if run.contract is not None:
+        layout = [_layout(run.flow, run.flow_before)] if run.flow else []
+        return [_kept(run.contract), *layout, _advice(run)]
     if run.tuning is not None:
         found = [_winner(run.tuning), _right_winner(run.tuning)]
     elif run.unchanged:
@@ -52,6 +56,19 @@ def answers(run: SavedResults) -> list[Answer]:
             Answer(question="Layout?", kind="plain", answer="Not followed", remark="flow=none")
         )
     return [*found, _advice(run)] if found else []
+
+
+def _kept(contract: ContractCheck) -> Answer:
+    """Return whether the contract is kept, as an answer to a question."""
+    kinds = {"broken": "bad", "better": "warn", "kept": "good"}
+    count = len(contract.changes)
+    return Answer(
+        question="Contract?",
+        kind=kinds[contract.status],
+        answer=f"Contract {contract.status}",
+        remark=f"{count} change{'s' * (count > 1)}, see below" if count else "",
+        section="contract",
+    )
 
 
 def verdict(run: SavedResults) -> str:
@@ -302,6 +319,13 @@ def _advised(run: SavedResults) -> tuple[str, str, str, str]:
     """Return kind, answer, remark and section of the advice: the first that applies."""
     verification, bench, flow = run.verification, run.bench, run.flow
     row = bench.headline if bench else None
+    if run.contract is not None:
+        status, update = run.contract.status, "contract.update=true"
+        if status == "broken":
+            return "bad", "Undo what broke it", f"or, if intended, {update}", "contract"
+        if status == "better":
+            return "warn", "Tighten the contract", update, "contract"
+        return "good", "Nothing", "all is as recorded", "contract"
     if verification and verification.status == "fail":
         remark = "probable causes and their remedies are below" if verification.advice else ""
         return "bad", "Do not use it", remark, "verify"

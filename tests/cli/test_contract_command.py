@@ -25,6 +25,8 @@ def test_a_contract_is_written_and_broken(folder, capsys):
     assert "broken: recipe: conv2d_memory_format: its options changed" in out
     page = max(folder.rglob("report.html"), key=lambda path: path.stat().st_mtime)
     assert "broken: recipe: conv2d_memory_format: its options changed" in page.read_text()
+    assert "Contract broken" in page.read_text()
+    assert "Undo what broke it" in page.read_text()
     assert out.splitlines()[-1] == "if that is intended, record it again: add contract.update=true"
 
 

@@ -55,7 +55,7 @@ def test_the_page_of_a_failed_verification_has_the_command():
 
 def test_the_page_of_a_failed_verification_has_the_script(tmp_path):
     FAILED.save(tmp_path / "verify.json")
-    (tmp_path / "reduced.py").write_text("module = nn.SiLU()\n")
+    (tmp_path / "reduced.py").write_text("import torch\nmodule = nn.SiLU()\n")
     text = run_page(tmp_path)
-    assert "module = nn.SiLU()" in text
+    assert "import torch\nmodule = nn.SiLU()<" in text
     assert "A script that needs torch alone shows the fault" in text
