@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prepare.core.utils.wording import argument
 from prepare.errors import ConfigError, FileError, RefusedError
 from prepare.export.exporter import EXPORTERS, Exporter, register
 from prepare.export.records import ArtefactContract, Export, InputContract, LayoutCheck, TakenOut
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from prepare.core.utils.progress import Stage
+    from prepare.export.session import ExportSession
     from prepare.pipeline import Pipeline
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "InputContract",
     "LayoutCheck",
     "TakenOut",
+    "check",
     "export",
     "register",
 ]
@@ -77,10 +80,66 @@ def export(
         FileError: the artefact cannot be written.
     """
     exporter = to if isinstance(to, Exporter) else EXPORTERS[to].from_options(options)
+    path = Path(folder)
+    session = _session(exporter, model, batch, path, pipeline=pipeline, prepared=prepared)
+    session.budget, session.progress = budget, progress
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(str(path), f"cannot be made: {error}") from error
+    return session.run()
+
+
+def check(
+    artefact: str | Path,
+    model: nn.Module,
+    batch: Any,
+    *,
+    to: str | Exporter,
+    pipeline: Pipeline | None = None,
+    **options: Any,
+) -> Export:
+    """Load an artefact that exists in another process, and compare its outputs, as `export` does.
+
+    For an artefact that another tool has changed since, for example to make it smaller. It is run: check
+    only one that you trust.
+
+    Args:
+        artefact: the file.
+        model: the unprepared model, in mode eval.
+        batch: the inputs, as for `export`.
+        to: the exporter that can load it.
+        pipeline: the recipe of the artefact, which sets the dtype that its errors are measured by.
+        options: the options of the exporter.
+
+    Raises:
+        ConfigError: no such exporter or option, or a package that it needs is not installed.
+        RefusedError: the batch holds no tensor, or the model is in training mode.
+        FileError: there is no such file.
+    """
+    exporter = to if isinstance(to, Exporter) else EXPORTERS[to].from_options(options)
+    path = Path(artefact)
+    if not path.is_file():
+        raise FileError(str(path), "does not exist", "give the file of an artefact")
+    session = _session(exporter, model, batch, path.parent, pipeline=pipeline)
+    session.existing = path
+    return session.run_check()
+
+
+def _session(
+    exporter: Exporter,
+    model: nn.Module,
+    batch: Any,
+    folder: Path,
+    *,
+    pipeline: Pipeline | None,
+    prepared: nn.Module | None = None,
+) -> ExportSession:
     if problem := exporter.missing():
         raise ConfigError.of([problem])
     from prepare.core.forward.call import call_of
     from prepare.core.model.deep_copy import deep_copy
+    from prepare.export.exportable import device_of
     from prepare.export.input_layouts import contiguous
     from prepare.export.session import ExportSession
     from prepare.pipeline import Pipeline as AnyPipeline
@@ -94,19 +153,14 @@ def export(
     if prepared is None:
         # The known issues are those of gradients.
         prepared = declared.apply(deep_copy(model), known_issues="ignore")
-    path = Path(folder)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(str(path), f"cannot be made: {error}") from error
-    session = ExportSession(
+    if (device := device_of(prepared)).type != "cpu":
+        wrong = f"the prepared model is on {device}, and artefacts are checked on the CPU"
+        raise RefusedError("device", wrong, f"prepare it with {argument('device', 'cpu')}")
+    return ExportSession(
         exporter=exporter,
         reference=model,
         prepared=prepared,
         pipeline=declared,
         call=call.map(contiguous),
-        folder=path,
-        budget=budget,
-        progress=progress,
+        folder=folder,
     )
-    return session.run()

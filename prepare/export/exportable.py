@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.input_formatter import FormatHook
-from prepare.core.forward.nested import map_tensors
+from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.export.records import TakenOut
 from prepare.steps import compile, keep_layout, repair_layout  # noqa: A004
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
-    import torch
-
+    from prepare.core.forward.call import Call
     from prepare.core.forward.input_formatter import Formatter
     from prepare.pipeline import Pipeline
 
@@ -29,7 +29,11 @@ _UNDO: dict[str, Callable[[nn.Module], None]] = {
 
 
 class WithFormat(nn.Module):
-    """A model behind the conversion of its inputs, which is captured together with the model."""
+    """A model with the conversion of its inputs, which is captured together with the model.
+
+    It returns tensors in tuples, lists and dicts: the process that loads an artefact need not know the
+    classes of another package.
+    """
 
     def __init__(self, model: nn.Module, formatter: Formatter, *, strides: bool) -> None:
         super().__init__()
@@ -41,15 +45,14 @@ class WithFormat(nn.Module):
             def convert(tensor: Tensor) -> Tensor:
                 return _converted(tensor, formatter, strides=strides)
 
-            return model(*map_tensors(convert, args), **map_tensors(convert, kwargs))
+            output = model(*map_tensors(convert, args), **map_tensors(convert, kwargs))
+            return output if is_plain_output(output) else tuple(tensors_in(output))
 
         self.forward = forward
 
 
 def _converted(tensor: Tensor, formatter: Formatter, *, strides: bool) -> Tensor:
     """Convert dtype and strides by operations whose result does not depend on the strides at capture."""
-    import torch
-
     if formatter.dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(formatter.dtype)
     wanted = formatter._format(tensor.dim()) if strides else None
@@ -83,18 +86,34 @@ def take_out(model: nn.Module, keeps: Iterable[str], pipeline: Pipeline) -> Iter
             yield TakenOut(step=step, modules=changed, reason=_NO_LAYOUTS)
 
 
-def with_format(model: nn.Module, pipeline: Pipeline, *, strides: bool) -> nn.Module:
-    """Return the model behind the conversion of its inputs; the model itself if nothing is converted."""
+def is_plain_output(value: Any) -> bool:
+    """Return whether an output consists of tensors, numbers, tuples, lists and dicts only."""
+    if type(value) in (tuple, list):
+        return all(map(is_plain_output, value))
+    if type(value) is dict:
+        return all(map(is_plain_output, value.values()))
+    return isinstance(value, Tensor | int | float | str | None)
+
+
+def with_format(
+    model: nn.Module, pipeline: Pipeline, call: Call, *, strides: bool
+) -> tuple[nn.Module, bool]:
+    """Return the model with the conversion of its inputs and outputs, and whether inputs are converted.
+
+    It is the model itself if nothing is to be converted.
+    """
     steps = list(pipeline.steps.values())
     declared = next((step for step in steps if isinstance(step, InputFormat)), InputFormat())
     formatter = declared.bind(steps)._formatter
-    if formatter.dtype is None and not (strides and formatter.formats):
-        return model
-    return WithFormat(model, formatter, strides=strides)
+    converts = formatter.dtype is not None or bool(strides and formatter.formats)
+    wrapped = WithFormat(model, formatter, strides=strides)
+    if converts:
+        return wrapped, True
+    with torch.no_grad():
+        plain = is_plain_output(model(*call.args, **call.kwargs))
+    return (model if plain else wrapped), False
 
 
 def device_of(model: nn.Module) -> torch.device:
     """Return the device of the first parameter; the CPU without one."""
-    import torch
-
     return next((each.device for each in model.parameters()), torch.device("cpu"))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,7 @@ def load_again(exporter: Exporter, artefact: Path, calls: Sequence[Call]) -> Loa
     Raises:
         RefusedError: the artefact cannot be loaded.
     """
+    _check_archive(artefact)
     answers: dict[int, ArtefactAnswer] = {}
     metadata: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="prepare-export-") as name:
@@ -93,6 +95,18 @@ def run_worker(folder: Path, environment: dict[str, str]) -> str:
     if done.returncode < 0:
         return f"its process was killed by {signal.Signals(-done.returncode).name}"
     return f"its process ended with exit code {done.returncode}"
+
+
+def _check_archive(artefact: Path) -> None:
+    """Refuse an archive whose entries would be unpacked outside of a folder."""
+    if not zipfile.is_zipfile(artefact):
+        return
+    with zipfile.ZipFile(artefact) as archive:
+        for name in archive.namelist():
+            parts = name.replace("\\", "/").split("/")
+            if ".." in parts or not parts[0] or ":" in parts[0]:
+                wrong = f"holds a file outside of its folder: {name!r}"
+                raise RefusedError(artefact.name, wrong, "do not load it")
 
 
 def _loaded(folder: Path, death: str, artefact: Path) -> dict[str, str]:

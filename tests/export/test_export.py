@@ -1,5 +1,6 @@
 """Exports: stages and verdicts, input layouts, the record, and steps that do not go along."""
 
+import dataclasses
 import hashlib
 import json
 
@@ -180,6 +181,35 @@ def test_steps_that_cannot_go_along_are_named(exported, monkeypatch):
 def test_steps_that_a_format_holds_go_along(exported):
     steps = {"conv2d_memory_format": {}, "repair_layout": {"force": True}, "input_format": {}}
     assert exported("Stub", steps=steps).taken_out == ()
+
+
+class Named(nn.Module):
+    """Return an object of a class that another process need not know."""
+
+    @dataclasses.dataclass
+    class Output:
+        scores: torch.Tensor
+        hidden: tuple
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 2, 1)
+
+    def forward(self, pixels):
+        y = self.layer(pixels)
+        return self.Output(y, (y * 2, None))
+
+
+def test_outputs_of_a_class_become_plain_tensors(exported, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        EXPORTERS["Stub"], "run_captured", lambda self, program: seen.append(program) or program
+    )
+    found = exported("Stub", Named().eval())
+    assert found.status == "pass"
+    assert [type(each) for each in seen[0](batch())] == [torch.Tensor, torch.Tensor]
+    assert not found.contract.formats_inputs
+    assert found.contract.inputs[0].name == "pixels"
 
 
 def test_the_model_that_is_given_is_not_changed(exported):
