@@ -1,47 +1,90 @@
-"""Count the layout breaks of real networks in channels-last, with and without the step repair_layout.
+"""Count the layout breaks of real networks in channels-last, and with repair_layout and keep_layout.
 
     python benchmarks/breaks.py
 
-Predicts the layout flow of every network of `zoo_networks.py` without computing anything, with weights and
-input in channels-last: the original modules, and repaired. Writes `results/breaks.json`.
+Predicts the layout flow of every network of `zoo_networks.py` and `video_networks.py` without computing
+anything, with weights and input in channels-last: the original modules, repaired, and with the calls replaced
+that the flow names. Where calls are replaced, outputs and gradients are verified. Writes `results/breaks.json`.
 """
 
+import copy
 import json
 import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+from video_networks import VIDEO_NETWORKS
 from zoo_networks import NETWORKS, Network
 
 from prepare.core.utils.environment import environment
 from prepare.core.utils.text import first_line
-from prepare.flow import predict
+from prepare.flow import Flow, predict
+from prepare.patch.choose_calls import choose_calls
 from prepare.pipeline import Pipeline
+from prepare.verify import verify
 
 FILE = Path(__file__).parent / "results" / "breaks.json"
 
 
-def predict_breaks(network: Network, *, repaired: bool) -> dict[str, Any]:
-    """Return the layout breaks of one forward, the bytes that they copy, and their causes."""
-    steps: dict[str, dict] = {f"conv{network.rank}d_memory_format": {}, "input_format": {}}
-    if repaired:
-        steps["repair_layout"] = {}
-    pipeline = Pipeline.from_config(steps)
-    model = pipeline.apply(network.build().eval(), known_issues="ignore")
-    flow = predict(model, pipeline.format(network.batch()))
+def predict_breaks(network: Network) -> dict[str, Any]:
+    """Return the breaks, copied bytes and causes without repairs, with them, and with replaced calls."""
+    model = prepared(network, {})
+    flow = predict(model, formatted(network, {}))
+    found = {"as it is": figures(flow)}
+    steps: dict[str, Any] = {"repair_layout": {}}
+    model, batch = prepared(network, steps), formatted(network, steps)
+    choice = choose_calls(model, batch, backward=False)
+    found["repaired"], found["kept"] = figures(choice.before), figures(choice.after)
+    found["calls"] = list(choice.names)
+    if choice.names:
+        steps["keep_layout"] = {"calls": list(choice.names)}
+        found["verified"] = verified(network, steps)
+    return found
+
+
+def prepared(network: Network, steps: dict[str, Any]) -> nn.Module:
+    """Return the network with these steps and all weights in channels-last."""
+    torch.manual_seed(0)
+    return pipeline_of(network, steps).apply(
+        network.build().eval(), strict=False, known_issues="ignore"
+    )
+
+
+def formatted(network: Network, steps: dict[str, Any]) -> Any:
+    """Return the input of the network in its format."""
+    return pipeline_of(network, steps).format(network.batch())
+
+
+def pipeline_of(network: Network, steps: dict[str, Any]) -> Pipeline:
+    """Return the steps, and those that convert the weights and the input; 2-d ones of a 3-d network too."""
+    formats = {f"conv{rank}d_memory_format": {} for rank in range(2, network.rank + 1)}
+    return Pipeline.from_config({**steps, **formats, "input_format": {}})
+
+
+def figures(flow: Flow) -> dict[str, Any]:
+    """Return the figures of a flow that the tables show."""
     return {key: flow.summary[key] for key in ("breaks", "copied_bytes", "by_cause")}
+
+
+def verified(network: Network, steps: dict[str, Any]) -> dict[str, str]:
+    """Return the status of the verification of outputs, and of gradients."""
+    reference = network.build().eval()
+    model = copy.deepcopy(reference)
+    pipeline = pipeline_of(network, steps)
+    pipeline.apply(model, strict=False, known_issues="ignore")
+    found = verify(reference, model, network.batch(), level="short", pipeline=pipeline)
+    return {"status": found.status, "checks": str(len(found.checks))}
 
 
 def main() -> None:
     """Predict all networks, print the results and write the file."""
     warnings.simplefilter("ignore")
     found = {}
-    for name, network in NETWORKS.items():
+    for name, network in (NETWORKS | VIDEO_NETWORKS).items():
         try:
-            found[name] = {
-                word: predict_breaks(network, repaired=word == "repaired")
-                for word in ("as it is", "repaired")
-            }
+            found[name] = predict_breaks(network)
         except Exception as error:  # recorded as part of the result
             found[name] = {"reason": f"{type(error).__name__}: {first_line(error)}"}
         print(f"{name}: {found[name]}", flush=True)

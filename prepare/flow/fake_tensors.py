@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from prepare.core.forward.explain_error import explained
 
 _VIEWS = ("aten::view", "aten::_unsafe_view")
-# On a CPU these return the format of the input, which is the argument at this index.
-_PADS = {
+# On a CPU the first output of these has the format of the input, which is the argument at this index.
+_IN_FORMAT_OF = {
+    "aten::native_group_norm": 0,
     "aten::replication_pad3d": 0,
     "aten::reflection_pad3d": 0,
     "aten::replication_pad2d_backward": 1,
@@ -41,17 +42,32 @@ def correct_strides(operator_name: str, args: tuple, output: Any) -> Any:
 
     Viewing a tensor in its own shape gives dimensions of size 1 new strides, but a fake tensor keeps
     the old ones. These strides decide how torch's kernels read one sample (see `has_odd_strides`).
-    Padding by replication or reflection keeps channels-last on a CPU; fake tensors become contiguous.
+    On a CPU, padding by replication or reflection keeps channels-last, and group norm gives one sample the
+    strides of the format.
     """
-    if operator_name in _PADS and isinstance(output, FakeTensor) and output.device.type == "cpu":
-        memory_format = suggest_memory_format(args[_PADS[operator_name]])
-        return output.contiguous(memory_format=memory_format)
+    if operator_name in _IN_FORMAT_OF:
+        source = args[_IN_FORMAT_OF[operator_name]]
+        if isinstance(output, tuple):
+            return _in_format_of(source, output[0]), *output[1:]
+        return _in_format_of(source, output)
     if operator_name not in _VIEWS or not isinstance(output, FakeTensor) or 1 not in output.shape:
         return output
     real_stride = _view_stride(args[0], output.shape)
     if real_stride == output.stride():
         return output
     return output.as_strided(output.shape, real_stride, output.storage_offset())
+
+
+def _in_format_of(source: Tensor, output: Any) -> Any:
+    """Return a fake output on a CPU with exactly the strides of the format of `source`."""
+    if not isinstance(output, FakeTensor) or output.device.type != "cpu":
+        return output
+    memory_format = suggest_memory_format(source)
+    with _disable_current_modes():
+        shape = tuple(output.shape)
+        stride = torch.empty(shape, memory_format=memory_format, device="meta").stride()
+    dense = output.contiguous(memory_format=memory_format)
+    return dense if dense.stride() == stride else dense.as_strided(shape, stride, 0)
 
 
 def explain_failure(model: nn.Module, error: Exception) -> str:

@@ -32,6 +32,7 @@ _RUNS: dict[str, tuple[str, ...]] = {
     "softmax": ("softmax",),
     "clone": ("clone",),
     "contiguous": ("clone",),
+    "repeat": ("repeat",),
     "view": ("view",),
     "add": ("add",),
     "mul": ("mul",),

@@ -79,6 +79,14 @@ def test_padding_is_predicted_as_it_is(padding, memory_format):
     assert flows[0].modules == flows[1].modules
 
 
+def test_group_norm_of_one_sample_is_predicted_as_it_is():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(1, 4), nn.AvgPool2d(2))
+    model.to(memory_format=torch.channels_last)
+    flows = [follow(model, torch.randn(1, 3, 9, 9)) for follow in (predict, observe)]
+    assert [flow.summary["breaks"] for flow in flows] == [0, 0]
+    assert flows[0].modules == flows[1].modules
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_every_network_is_predicted_or_listed_as_different(name):

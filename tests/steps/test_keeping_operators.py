@@ -54,6 +54,18 @@ def pairs(x):
         "softmax 0": (lambda: torch.softmax(x, 0), lambda: operators.softmax(x, 0)),
         "clone": (lambda: x.clone(), lambda: operators.clone(x)),
         "contiguous": (lambda: x.contiguous(), lambda: operators.contiguous(x)),
+        "repeat": (
+            lambda: x.repeat(1, 1, 2, *([1] * (x.dim() - 3))),
+            lambda: operators.repeat(x, (1, 1, 2, *([1] * (x.dim() - 3)))),
+        ),
+        "repeat more": (
+            lambda: x.repeat(2, *([1] * x.dim())),
+            lambda: operators.repeat(x, 2, *([1] * x.dim())),
+        ),
+        "cat empty": (
+            lambda: torch.cat([x[:, :, :0], x], 2),
+            lambda: operators.cat([x[:, :, :0], x], 2),
+        ),
         "view": (lambda: x.reshape(shape), lambda: operators.view(x, *shape)),
         "zeros_like": (lambda: torch.zeros_like(x), lambda: operators.zeros_like(x)),
         "ones_like": (lambda: torch.ones_like(x), lambda: operators.ones_like(x)),
@@ -65,7 +77,7 @@ def pairs(x):
 
 CASES = list(itertools.product((4, 5), ("dense", "slice", "odd", "contiguous")))
 # Their results have another rank.
-OTHERS = ("view", "stack", "stack -1", "stack 0", "stack 1")
+OTHERS = ("view", "repeat more", "stack", "stack -1", "stack 0", "stack 1")
 
 
 @pytest.mark.parametrize(("rank", "how"), CASES)

@@ -32,11 +32,11 @@ FUNCTIONS: dict[Any, str] = {
     torch.zeros_like: "zeros_like",
     torch.ones_like: "ones_like",
 }
-METHODS = ("clone", "contiguous", "view", "softmax")
+METHODS = ("clone", "contiguous", "repeat", "softmax", "view")
 _OPERATORS = {ast.Add: "add", ast.Mult: "mul"}
 # These change nothing but strides. A `.contiguous()` may be there on purpose, `view` needs it, and `+` is
 # everywhere, so these are replaced only if they are named.
-SAFE = frozenset({*FUNCTIONS.values(), "clone"})
+SAFE = frozenset({*FUNCTIONS.values(), "clone", "repeat"})
 _TORCH = str(Path(torch.__file__).parent)
 
 

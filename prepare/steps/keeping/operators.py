@@ -75,7 +75,11 @@ def cat(tensors: Any, dim: Any = 0, *, out: Tensor | None = None) -> Any:
     """`torch.cat` in the format of its largest operand, if that is channels-last."""
     if out is not None:
         return torch.cat(tensors, dim, out=out)
-    return torch.cat(_alike(tensors), dim)
+    alike = _alike(tensors)
+    if alike is not tensors:
+        # To torch an empty tensor is contiguous, whatever its strides, and decides.
+        alike = [t for t in alike if t.numel() or t.dtype != alike[0].dtype] or alike
+    return torch.cat(alike, dim)
 
 
 def stack(tensors: Any, dim: Any = 0, *, out: Tensor | None = None) -> Any:
@@ -126,6 +130,15 @@ def clone(x: Any, *args: Any, **kwargs: Any) -> Any:
 def contiguous(x: Any, *args: Any, **kwargs: Any) -> Any:
     """`Tensor.contiguous` in the format that the tensor has."""
     return _formatted(x, "contiguous", args, kwargs)
+
+
+def repeat(x: Any, *sizes: Any) -> Any:
+    """`Tensor.repeat` that leaves the channels last in memory."""
+    counts = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], list | tuple) else sizes
+    if channels_last_of(x) is None or len(counts) != x.dim():
+        return x.repeat(*sizes)
+    rows = canonical(x).movedim(1, -1)
+    return rows.repeat(counts[0], *counts[2:], counts[1]).movedim(-1, 1)
 
 
 def view(x: Any, *args: Any, **kwargs: Any) -> Any:
