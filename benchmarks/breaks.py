@@ -3,8 +3,9 @@
     python benchmarks/breaks.py
 
 Predicts the layout flow of every network of `zoo_networks.py` and `video_networks.py` without computing
-anything, with weights and input in channels-last: the original modules, repaired, and with the calls replaced
-that the flow names. Where calls are replaced, outputs and gradients are verified. Writes `results/breaks.json`.
+anything, with weights and input in channels-last: the original modules, repaired, and with the calls
+replaced that the flow names. Where calls are replaced, outputs and gradients are verified. Writes
+`results/breaks.json`.
 """
 
 import copy

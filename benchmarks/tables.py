@@ -82,16 +82,33 @@ def _layout_repair_exceptions(found: dict) -> list[str]:
 
 def breaks(found: dict) -> list[str]:
     """Return one line for each network that loses the layout, and a list of the others."""
-    lines = _head("network", "lost", "copied", "because of", "repaired: lost", "copied")
+    lines = _head(
+        "network",
+        "lost",
+        "copied",
+        "because of",
+        "repaired: lost",
+        "copied",
+        "kept: lost",
+        "copied",
+    )
     rows = {name: row for name, row in found["networks"].items() if "reason" not in row}
     for name, row in rows.items():
-        before, after = row["as it is"], row["repaired"]
-        if before["breaks"] or after["breaks"]:
+        before = row["as it is"]
+        if before["breaks"]:
             causes = ", ".join(f"{count} {cause}" for cause, count in before["by_cause"].items())
-            cells = [str(before["breaks"]), _mib(before), causes, str(after["breaks"]), _mib(after)]
+            cells = [str(before["breaks"]), _mib(before), causes]
+            for after in (row["repaired"], row["kept"]):
+                cells += [str(after["breaks"]), _mib(after)]
             lines.append(_row(name, *cells))
     kept = [name for name, row in rows.items() if not row["as it is"]["breaks"]]
     lines += ["", f"Not lost in {len(kept)} of {len(rows)} networks: {', '.join(kept)}."]
+    statuses = [row["verified"]["status"] for row in rows.values() if "verified" in row]
+    passed = f"{statuses.count('pass')} of {len(statuses)}"
+    lines += [
+        "",
+        f"Where calls were replaced, outputs and gradients passed their verification: {passed}.",
+    ]
     failed = [
         f"{name} ({row['reason']})" for name, row in found["networks"].items() if "reason" in row
     ]
@@ -102,7 +119,11 @@ def breaks_summary(found: dict) -> list[str]:
     """Return how many networks lose the layout and what is copied for it, as a table."""
     networks = [row for row in found["networks"].values() if "reason" not in row]
     lines = _head(f"of {len(networks)} networks", "lose the layout", "breaks", "copied")
-    names = {"as it is": "channels-last", "repaired": "channels-last and `repair_layout`"}
+    names = {
+        "as it is": "channels-last",
+        "repaired": "channels-last and `repair_layout`",
+        "kept": "channels-last, `repair_layout` and `keep_layout`",
+    }
     for key, title in names.items():
         rows = [row[key] for row in networks]
         total = {"copied_bytes": sum(row["copied_bytes"] for row in rows)}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from prepare.export.records import Export
     from prepare.flow.records import Flow
     from prepare.job.settings import Settings
+    from prepare.patch.records import Patch
     from prepare.pipeline import Pipeline
     from prepare.reduce.records import Reduction
     from prepare.tune.records import Tuning
@@ -352,6 +353,35 @@ def bench_of(
         amp=settings.amp,
         tell=tell or (lambda _: None),
     )
+
+
+def patch_of(
+    settings: Settings,
+    model: nn.Module,
+    example: Example | None,
+    verification: Verification | None,
+) -> Patch:
+    """Write the patch of a prepared model, and time the model with its calls against one without them."""
+    from prepare.bench import compare
+    from prepare.job.time_prepared import BUDGET
+    from prepare.patch.choose_calls import choose_calls
+    from prepare.patch.make_patch import make_patch
+
+    train = settings.mode == "train"
+    bare = copy_tree(model)
+    compile.undo(bare)  # a compiled model calls the original
+    patch = make_patch(bare, choose_calls(bare, example, backward=train, amp=settings.amp))
+    if verification is not None:
+        patch = replace(patch, verified=verification.status)
+    if settings.bench == "none" or not patch.calls:
+        return patch
+    unpatched = deep_copy(model)
+    keep_layout.undo(unpatched)
+    budget = settings.bench_seconds or BUDGET[settings.bench]
+    variants = {"as it is": unpatched, "patched": model}
+    timed = compare(variants, example, train=train, budget=budget, settle=True, amp=settings.amp)
+    row = timed.row("patched")
+    return replace(patch, verdict=row.verdict, ratio=row.ratio, interval=row.ratio_interval)
 
 
 def _calls_of(pipeline: Pipeline) -> dict[str, Any]:

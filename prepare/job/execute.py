@@ -225,7 +225,12 @@ def _prepare(
     if unchanged:
         return replace(results, unchanged=True)
     show(results)
-    return _with_comparison(settings, results, given, stage, show, took=seconds)
+    results = _with_comparison(settings, results, given, stage, show, took=seconds)
+    if settings.task == "patch" and not results.stopped:
+        with stage("writing the patch"):
+            patch = analyses.patch_of(settings, model, formatted, results.verification)
+        results = replace(results, patch=patch)
+    return results
 
 
 def _with_reduction(
@@ -320,11 +325,11 @@ def _planned(
     example: Example | None,
 ) -> tuple[Pipeline, Plan, list[str]]:
     """Return the pipeline with the calls that it replaces, its plan, and notes."""
-    from prepare.job.keep_calls import with_calls
+    from prepare.job.keep_calls import steps_of, with_calls
     from prepare.job.load_weights import plan_of
     from prepare.pipeline import Pipeline
 
-    declared = Pipeline.from_config(settings.steps)
+    declared = Pipeline.from_config(steps_of(settings, example))
     with stage("planning"):
         plan = plan_of(settings, model, declared)
     if errors := _errors(plan, settings):

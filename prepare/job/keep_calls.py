@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.text import plural, size
+from prepare.errors import ConfigError
 from prepare.job import analyses
 from prepare.pipeline import Pipeline
 from prepare.steps.keep_layout import KeepLayout
@@ -16,6 +17,20 @@ if TYPE_CHECKING:
 
     from prepare.core.forward.example_input import Example
     from prepare.job.settings import Settings
+
+
+def steps_of(settings: Settings, example: Example | None) -> Mapping[str, Any]:
+    """Return the steps of the job: task=patch adds keep_layout."""
+    if settings.task != "patch":
+        return settings.steps
+    if not example:
+        raise ConfigError(
+            "input", "task=patch needs an example input", "give one with input.shape=[...]"
+        )
+    if not any(name.endswith("_memory_format") for name in settings.steps):
+        remedy = "choose memfmt=channels_last, channels_last_3d or by_rank"
+        raise ConfigError("memfmt", "task=patch needs a format that the code shall keep", remedy)
+    return {"keep_layout": {}, **settings.steps}
 
 
 def with_calls(

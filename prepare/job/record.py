@@ -33,6 +33,7 @@ FILES = (
     *("bench.json", "bench.svg", "tune.json", "tune.svg", "reduced.py", "report.html"),
     *("export.json", "model.pt2", "model.onnx", "model.onnx.data", "model.xml", "model.bin"),
     "contract.json",
+    *("patch.json", "patch.diff"),
     *("environment.json", "job.json", "log.txt", "traceback.txt", "result.json"),
 )
 # What Hydra leaves beside a record.

@@ -16,6 +16,7 @@ from prepare.errors import FileError, PrepareError
 from prepare.export.records import Export
 from prepare.flow.records import Flow
 from prepare.job.record import NOTHING_CHANGED, Job, Record, Result
+from prepare.patch.records import Patch
 from prepare.tune.records import Tuning
 from prepare.verify.records import Verification
 
@@ -38,6 +39,7 @@ _FILES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "tuning": ("tune.json", Tuning.load),
     "export": ("export.json", Export.load),
     "contract": ("contract.json", ContractCheck.load),
+    "patch": ("patch.json", Patch.load),
 }
 _T = TypeVar("_T")
 
@@ -57,6 +59,7 @@ class Analyses:
     tuning: Tuning | None = None
     export: Export | None = None
     contract: ContractCheck | None = None
+    patch: Patch | None = None
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,9 @@ class Settings:
     model: dict[str, Any]
     steps: dict[str, Any]
     input: dict[str, Any]
-    task: Literal["prepare", "plan", "flow", "tune", "contract", "reduce", "export"] = "prepare"
+    task: Literal["prepare", "plan", "flow", "tune", "patch", "contract", "reduce", "export"] = (
+        "prepare"
+    )
     mode: Literal["eval", "train"] = "eval"
     amp: Literal["none", "bfloat16", "float16"] = "none"
     strict: bool = True

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from prepare.export.records import Export, TakenOut
     from prepare.flow.records import Flow
     from prepare.job.headline import BenchFigures, Headline, VerifyFigures
+    from prepare.patch.records import Patch
     from prepare.tune.records import Tuning
     from prepare.verify.records import Check, Verification
 
@@ -53,6 +54,22 @@ def layout_remedy(flow: Flow) -> str:
     total = flow.summary["breaks"] + flow.summary["backward"]["breaks"]
     steps = words(cli=" ", python=", ").join(map(step, flow.remedy.steps))
     return f"add {steps} to remove {total - flow.remedy.breaks:,} of {plural(total, 'break')}"
+
+
+def patch_sentence(patch: Patch) -> str:
+    """Return `4 calls changed: 1.1 MiB -> 0 bytes copied per forward, 16 -> 0 breaks, verified: pass`."""
+    breaks = plural(patch.before[1], "break")
+    if not patch.calls:
+        return f"nothing to change: none of {breaks} can be removed"
+    sizes = f"{size(patch.before[0])} -> {size(patch.after[0])} copied per forward"
+    parts = [
+        f"{plural(len(patch.calls), 'call')} changed: {sizes}",
+        f"{patch.before[1]:,} -> {plural(patch.after[1], 'break')}",
+        f"verified: {patch.verified}" if patch.verified else "not verified",
+    ]
+    if patch.verdict:
+        parts.append(speed_text(patch.verdict, patch.ratio, patch.interval))
+    return ", ".join(parts)
 
 
 def verify_sentence(verification: Verification) -> str:

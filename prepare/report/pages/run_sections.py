@@ -22,7 +22,7 @@ from prepare.report.pages.long_table import LIMIT
 from prepare.report.pages.run_lead import training_code
 from prepare.report.pages.run_tables import tensor_table
 from prepare.report.pages.tune_section import tuned
-from prepare.report.sentences import outputs_sentence, verify_sentence
+from prepare.report.sentences import outputs_sentence, patch_sentence, verify_sentence
 
 if TYPE_CHECKING:
     from prepare.audit import Audit
@@ -158,6 +158,20 @@ def environment(run: SavedResults) -> Context | None:
     return {"versions": versions, "machine": {key: text for key, text in machine.items() if text}}
 
 
+def patched(run: SavedResults) -> Context | None:
+    """Return what the patch of the model's code changes and saves, the diff, and the breaks that stay."""
+    patch = run.patch
+    if patch is None:
+        return None
+    rows = [(call.source, call.name, size(call.copied_bytes), call.breaks) for call in patch.calls]
+    return {
+        "sentence": patch_sentence(patch),
+        "rows": rows,
+        "left": patch.left[:LIMIT],
+        "diff": patch.diff,
+    }
+
+
 def reproduce(run: SavedResults) -> Context | None:
     """Return the command of the job, and the lines for training code."""
     if run.recipe is None and not command(run):
@@ -174,6 +188,7 @@ SECTIONS = (
     Section("verify", "Right?", verified),
     Section("bench", "Faster?", timed),
     Section("flow", "Layout?", layout_flow),
+    Section("patch", "Patch", patched),
     Section("result", "Tensors", result),
     Section("declaration", "Declaration", declaration),
     Section("reproduce", "Reproduce", reproduce),

@@ -28,6 +28,7 @@ from prepare.report.sentences import (
 )
 from prepare.report.terminal.console import show_table
 from prepare.report.terminal.flow import show_flow
+from prepare.report.terminal.patch import show_patch
 from prepare.report.terminal.tune import show_tune
 from prepare.report.terminal.verify import show_verify
 
@@ -89,6 +90,8 @@ class RunOutput:
         _show_warnings(results.warnings)
         if results.reduction is not None:
             _show_reduction(results.reduction, _file(self._folder, "reduced.py"))
+        if results.patch is not None:
+            show_patch(results.patch, _file(self._folder, "patch.diff"))
         if results.contract is not None:
             _show_contract(results.contract)
         verification = results.verification

@@ -1,0 +1,64 @@
+"""Records of a patch as plain data, saved to and loaded from `patch.json` without torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from prepare.core.utils import files, json_records
+from prepare.errors import FlowError
+
+_KIND = json_records.Kind("prepare.patch", 1, "a patch", "a patch.json", FlowError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchedCall:
+    """A call that the patch changes: `calls` of keep_layout names it so.
+
+    `copied_bytes` and `breaks` are those that come back in one forward (and backward) without its change.
+    """
+
+    name: str
+    source: str
+    copied_bytes: int
+    breaks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpatchedBreak:
+    """Breaks at one place that stay, and the reason."""
+
+    source: str
+    cause: str
+    breaks: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """A unified diff of the model's own code, what it saves, and the breaks that it leaves.
+
+    `before` and `after` are the copied bytes and the breaks of the flow without and with it. `verdict` and
+    `ratio` compare the time with it to the time without it; they are empty if it was not timed.
+    `verified` is the status of the verification of the model with it.
+    """
+
+    diff: str
+    calls: tuple[PatchedCall, ...]
+    left: tuple[UnpatchedBreak, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    verdict: str = ""
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
+    verified: str = ""
+
+    def save(self, path: str | Path) -> None:
+        """Write `patch.json`, and the diff into `patch.diff` beside it. Raises FileError."""
+        json_records.write_json(path, _KIND.head | asdict(self), lines=True)
+        files.write_text(Path(path).with_suffix(".diff"), self.diff)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Patch:
+        """Load a patch from its JSON, without torch. Raises FlowError."""
+        return json_records.load(cls, path, _KIND)

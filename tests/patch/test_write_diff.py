@@ -1,0 +1,131 @@
+"""The patch applies with git, replaces only the named calls, and needs nothing but torch."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from prepare.flow import observe
+from prepare.patch.choose_calls import ChosenCalls, choose_calls
+from prepare.patch.make_patch import make_patch
+from prepare.patch.records import Patch
+from prepare.patch.write_diff import patched_source, write_diff
+from prepare.steps.keeping.find_calls import find_calls
+
+SOURCE = '''"""A network."""
+from torch import nn, cat as join
+import torch.nn.functional as F
+import torch
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv3d(3, 8, 3, padding=1)  # ä
+
+    def forward(self, x):
+        x = self.conv(x)
+        y = (
+            (x * 2)
+            .contiguous()
+        )
+        "äöü"; z = F.pad(y.clone(), (1, 1)); x = x.contiguous() + (y) + 1
+        z = z.repeat(
+            1, 1, (1), 1, 1
+        )
+        return torch.cat([z, torch.cat((x, y), -1)[..., :2]], dim=-1)
+
+
+def untouched(x):
+    return torch.cat([x])
+'''
+
+
+@pytest.fixture
+def network(tmp_path, monkeypatch):
+    """Return a module that is imported from a file in a package folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "patched_net.py").write_text(SOURCE)
+    yield importlib.import_module("patched_net")
+    del sys.modules["patched_net"]
+
+
+def made(module):
+    torch.manual_seed(0)
+    return module.Net().to(memory_format=torch.channels_last_3d).eval()
+
+
+def example():
+    return torch.ones(2, 3, 4, 5, 6).contiguous(memory_format=torch.channels_last_3d)
+
+
+def test_a_diff_applies_with_git_and_the_file_then_keeps_the_layout(network, tmp_path):
+    before = made(network)
+    expected = before(example())
+    chosen = choose_calls(before, example(), backward=False)
+    patch = make_patch(before, chosen)
+    patch.save(tmp_path / "patch.json")
+    assert Patch.load(tmp_path / "patch.json") == patch
+    subprocess.run(["git", "apply", "patch.diff"], check=True, cwd=tmp_path)
+    importlib.invalidate_caches()
+    del sys.modules["patched_net"]
+    (tmp_path / "__pycache__").exists() and [
+        file.unlink() for file in (tmp_path / "__pycache__").iterdir()
+    ]
+    after = made(importlib.import_module("patched_net"))
+    assert torch.equal(after(example()), expected)
+    assert observe(before, example()).summary["breaks"] == patch.before[1] > 0
+    assert observe(after, example()).summary["breaks"] == patch.after[1] == 0
+
+
+def test_every_kind_of_call_is_replaced_in_the_text(network):
+    calls = find_calls(network.Net)
+    text = patched_source(SOURCE, list(calls))
+    body = text[text.index("    def forward") :]
+    assert "z = _keep_pad(_keep_clone(y), (1, 1)); x = " in body
+    assert "x = _keep_add(_keep_add(_keep_contiguous(x) , (y)) , 1)" in body
+    assert "_keep_contiguous((_keep_mul(x , 2))" in body
+    assert "_keep_repeat(z, \n            1, 1, (1), 1, 1\n        )" in body
+    assert "_keep_cat([z, _keep_cat((x, y), -1)[..., :2]], dim=-1)" in body
+    assert text.endswith("def untouched(x):\n    return torch.cat([x])\n")
+    space = {}
+    exec(compile(text, "patched", "exec"), space)
+    assert torch.equal(made_of(space)(example()), made(network)(example()))
+
+
+def made_of(space):
+    torch.manual_seed(0)
+    return space["Net"]().to(memory_format=torch.channels_last_3d).eval()
+
+
+def test_only_the_named_calls_are_in_the_diff(network):
+    call = next(call for call in find_calls(network.Net) if call.operator == "pad")
+    diff = write_diff([call])
+    removed = [line for line in diff.splitlines() if line[:1] == "-" and line[:3] != "---"]
+    assert len(removed) == 1
+    assert "F.pad" in removed[0]
+    assert "def _keep_pad" in diff
+    assert "def _keep_cat" not in diff
+
+
+def test_a_file_without_torch_gets_an_import():
+    source = SOURCE.replace("import torch\n\n", "\n").replace("torch.cat", "join")
+    space = {"__name__": "elsewhere"}
+    exec(compile(patched_source(source, []), "patched", "exec"), space)
+    assert space["torch"] is torch
+
+
+def test_no_call_makes_no_diff():
+    assert write_diff([]) == ""
+
+
+def test_breaks_that_stay_have_a_reason(network):
+    model = made(network)
+    flow = observe(model, example())
+    left = make_patch(model, ChosenCalls((), (), flow, flow)).left
+    assert {each.reason for each in left} == {"a change removes no break"}
+    assert sum(each.breaks for each in left) == flow.summary["breaks"]
+    assert all(each.source.startswith("patched_net.py:") for each in left)
