@@ -82,7 +82,7 @@ class KeepLayout(ForChannelsLast):
         for name in () if self.calls == "auto" else self.calls:
             if name not in known:
                 close = nearest(name, sorted(known))
-                remedy = f"did you mean {close[0]!r}?" if close else "calls=auto finds them"
+                remedy = f"did you mean {close[0]!r}?" if close else "write auto, which finds them"
                 wrong = f"{name!r} is not a call in the code of {type(model).__name__}"
                 problems.append(Problem(f"steps.{self.name}.calls", wrong, remedy))
         if problems:

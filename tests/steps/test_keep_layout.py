@@ -108,7 +108,7 @@ def test_no_call_is_replaced_if_none_is_named():
 def test_a_call_that_is_not_in_the_code_is_an_error():
     with pytest.raises(ConfigError, match="is not a call in the code of Chunked; did you mean"):
         kept(chunked(), calls=[PAD.replace("last is None", "last")])
-    with pytest.raises(ConfigError, match="calls=auto finds them"):
+    with pytest.raises(ConfigError, match="write auto, which finds them"):
         kept(chunked(), calls=["?"])
 
 
