@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from prepare.core.forward.compile_cache import CacheCounts, compile_cache
 from prepare.core.forward.example_input import build_example, read_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build, deep_copy
 from prepare.core.model.module_tree import copy_tree
@@ -52,6 +54,16 @@ def metric_of(settings: Settings) -> Callable[[nn.Module, Any], float] | None:
     """
     name = settings.verify_limits.metric
     return None if name is None else locate_named(name, "verify.metric")
+
+
+def kept_compilations(settings: Settings) -> AbstractContextManager[CacheCounts | None]:
+    """Return a context in which torch compiles into the folder `compile.save`, and counts what it reads.
+
+    Raises:
+        FileError: the folder cannot be made.
+    """
+    folder = settings.compile.save
+    return nullcontext() if folder is None else compile_cache(folder)
 
 
 def tuning_of(

@@ -155,7 +155,11 @@ def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage, show: Show)
             results = _follow(settings, model, stage)
         else:
             build = lambda: model_of(settings, spec.build)  # noqa: E731
-            results = _prepare(settings, model, stage, build, show, folder=spec.folder)
+            with analyses.kept_compilations(settings) as counts:
+                results = _prepare(settings, model, stage, build, show, folder=spec.folder)
+            if counts is not None and "compile" in results.pipeline.steps:
+                note = f"compiled code in {settings.compile.save}: {counts}"
+                results = replace(results, notes=[*results.notes, note])
         try:
             if results.audit is not None and not results.stopped:
                 notes = save(settings, model, results.pipeline, stage)

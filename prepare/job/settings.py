@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from prepare.checkpoint.paths import check_readable, check_writable
 from prepare.contract.options import ContractOptions, read_contract
 from prepare.core.forward.example_input import read_example
-from prepare.core.utils.options import as_written, convert, no_options
+from prepare.core.utils.options import as_written, convert, no_options, read_options
 from prepare.core.utils.suggest import choose, choose_option
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
@@ -33,8 +33,18 @@ LEVELS = ("verify", "bench")
 # Every key at the top of a configuration.
 KEYS = (
     *(*GROUPS, "steps", "task", "mode", "strict", "known_issues", "flow", "verify", "bench"),
-    *("tune", "contract", "plugins", "seed", "isolate", "resume", "overwrite", "weights", "save"),
-    *("optimize", "hydra"),
+    *(
+        "tune",
+        "contract",
+        "compile",
+        "plugins",
+        "seed",
+        "isolate",
+        "resume",
+        "overwrite",
+        "weights",
+    ),
+    *("save", "optimize", "hydra"),
 )
 
 
@@ -48,6 +58,13 @@ def _check_plugins(plugins: tuple[str, ...]) -> None:
         if not _is_dotted(name):
             remedy = "give the dotted name of a module, as in my_package.steps"
             raise ValueError(f"{name!r} is not a dotted name", remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOptions:
+    """The group `compile` of the command line: where the results of torch's compiler are kept."""
+
+    save: Annotated[str, "the path of a folder"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +90,7 @@ class Settings:
     seed: Annotated[int, _check_seed] = 0
     tune: TuneOptions = field(default_factory=TuneOptions)
     contract: ContractOptions = field(default_factory=ContractOptions)
+    compile: CompileOptions = field(default_factory=CompileOptions)
     export: dict[str, Any] = field(default_factory=dict)
     optimize: Literal["none", "time", "error", "memory"] = "none"
     isolate: bool = True
@@ -132,7 +150,8 @@ def read_settings(
             problems.append(_not_a_mapping(key, read[key]))
     read["tune"], tune_problems = _read_tune(config)
     read["contract"], contract_problems = _read_contract(config)
-    problems += [*tune_problems, *contract_problems]
+    read["compile"], compile_problems = _read_compile(config)
+    problems += [*tune_problems, *contract_problems, *compile_problems]
     if not problems:
         problems += _check_task(read)
     if not problems and read.get("mode") == "train":
@@ -172,6 +191,17 @@ def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
         remedy = "give the dotted name of a class or function, as in my_package.nets.build"
         yield Problem("model._target_", f"{as_written(target)} is not a dotted name", remedy)
     yield from hydra_key_problems(model)
+
+
+def _read_compile(config: Mapping[str, Any]) -> tuple[CompileOptions, tuple[Problem, ...]]:
+    options = config.get("compile", {})
+    if not isinstance(options, dict):
+        remedy = "write +steps.compile={} to compile"
+        return CompileOptions(), (_not_a_mapping("compile", options, remedy),)
+    try:
+        return CompileOptions(**read_options(CompileOptions, options, where="compile")), ()
+    except ConfigError as error:
+        return CompileOptions(), error.problems
 
 
 def _read_tune(config: Mapping[str, Any]) -> tuple[TuneOptions, tuple[Problem, ...]]:

@@ -11,10 +11,13 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
+from prepare.core.forward.compile_cache import CacheCounts, compile_cache
 from prepare.core.utils import wording
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.telemetry import switch_off_telemetry
@@ -50,6 +53,19 @@ def undo(model: torch.nn.Module) -> None:
     for module in model.modules():
         if hasattr(module._compiled_call_impl, "prepared_as"):
             del module._compiled_call_impl
+
+
+def cache(folder: str | Path) -> AbstractContextManager[CacheCounts]:
+    """Keep what inductor compiles inside this context in `folder`, and read from it what is there already.
+
+    Make the first calls of a compiled model inside. A later process with the same folder, torch, kind of
+    machine and shapes compiles nothing: the object that the context yields counts what was `read` and what
+    was `compiled`. torch executes the code in the folder, so use only one that you trust.
+
+    Raises:
+        FileError: the folder cannot be made.
+    """
+    return compile_cache(folder)
 
 
 @register("compile")
