@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import export
 import first_command
 import layout_repair
 import prepare_cost_pairs
@@ -23,7 +24,7 @@ import waiting
 import zoo_tables
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = (*sorted(DOCS.glob("benchmarks*.md")), DOCS / "segmentation.md")
+PAGES = (*sorted(DOCS.glob("benchmarks*.md")), DOCS / "exporting.md", DOCS / "segmentation.md")
 RESULTS = Path(__file__).parent / "results"
 CONTIGUOUS, AGAIN, WITHOUT, WITH = layout_repair.VARIANTS
 
@@ -232,6 +233,7 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "waiting": waiting_table,
     "startup": startup,
     "first_command": first_command_table,
+    "export": lambda found: export.table(found["cases"]),
 }
 
 
