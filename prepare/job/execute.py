@@ -128,7 +128,9 @@ def _logged(stage: Stage, course: _Course) -> Stage:
             except BaseException:
                 course.during = course.during or what
                 raise
-        course.done.append(what)
+        # A stage of a tuning is repeated; what follows a semicolon changes each time.
+        if (name := what.partition(";")[0]) not in course.done:
+            course.done.append(name)
         course.during = ""
         _log.debug("%s: done in %.3f s", what, time.perf_counter() - start)
 
