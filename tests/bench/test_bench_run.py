@@ -314,7 +314,7 @@ def test_one_copy_serves_the_verification_and_the_bench(monkeypatch):
 
 
 def test_a_large_model_is_copied_only_at_level_full(monkeypatch):
-    monkeypatch.setattr(analyses, "_LARGEST", 100)
+    monkeypatch.setattr(analyses, "LARGEST", 100)
     for verify, bench in (("short", "none"), ("none", "short"), ("short", "short")):
         found = analyses.reference_of(settings(verify, bench), net(), net)
         assert found.startswith(
