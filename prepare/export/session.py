@@ -130,17 +130,17 @@ class ExportSession:
         return resized(self.call, 2) if one else self.call
 
     def _write(self, lowered: Any, stored: dict[str, str]) -> None:
-        before = set(self.folder.iterdir())
+        before = self._stamps()
         try:
-            self.artefact.unlink(missing_ok=True)
             self.exporter.write(lowered, self.artefact, stored)
         except OSError as error:
             raise FileError(str(self.artefact), f"cannot be written: {error}") from error
-        beside = {
-            path for path in self.folder.iterdir() if path.stem.startswith(self.exporter.file)
-        }
-        written = (set(self.folder.iterdir()) - before) | (beside & {self.artefact})
-        self._add_files(written)
+        self._add_files(path for path, stamp in self._stamps().items() if before.get(path) != stamp)
+
+    def _stamps(self) -> dict[Path, int]:
+        """Return the time of the last change of each file that has the name of the artefact."""
+        files = self.folder.glob(f"{self.exporter.file}.*")
+        return {path: path.stat().st_mtime_ns for path in files if path.is_file()}
 
     def _add_files(self, paths: Iterable[Path]) -> None:
         for path in sorted(paths):

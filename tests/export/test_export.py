@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.errors import ConfigError, ExportError, RefusedError
+from prepare.errors import ConfigError, ExportError, FileError, RefusedError
 from prepare.export import EXPORTERS, Export, export, load_again
 from prepare.pipeline import Pipeline
 
@@ -149,6 +149,23 @@ def test_the_record_holds_the_artefact_and_its_contract(exported, tmp_path):
     path = tmp_path / "export.json"
     found.save(path)
     assert Export.load(path) == found
+
+
+def test_a_second_export_replaces_the_first(exported, tmp_path):
+    exported("Listing")
+    (tmp_path / "out" / "model.other").write_text("from before")
+    again = exported("Listing")
+    assert again.status == "pass"
+    assert set(again.files) == {"model.stub", "model.json"}
+
+
+def test_a_file_that_cannot_be_written_is_named(exported, monkeypatch):
+    def full(self, lowered, path, metadata):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(EXPORTERS["Stub"], "write", full)
+    with pytest.raises(FileError, match=r"model.stub: cannot be written: .*No space left"):
+        exported("Stub")
 
 
 def test_a_record_of_another_kind_is_refused(tmp_path):

@@ -24,6 +24,9 @@ class OpenVino(Exporter):
         import openvino
 
         lowered = openvino.convert_model(program)
+        # It forgets sizes that cannot change, and would take inputs of other sizes.
+        shapes = zip(lowered.inputs, _shapes(program), strict=True)
+        lowered.reshape({port: openvino.PartialShape(shape) for port, shape in shapes})
         for key, value in metadata.items():
             lowered.set_rt_info(value, [_PLACE, key.partition(".")[0]])
         return lowered
@@ -66,3 +69,13 @@ class OpenVino(Exporter):
             for key, place in places.items()
             if model.has_rt_info(place)
         }
+
+
+def _shapes(program: Any) -> list[list[int]]:
+    """Return the shape of each tensor that the program takes, -1 for a size that may change."""
+    names = set(program.graph_signature.user_inputs)
+    values = [
+        n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in names
+    ]
+    tensors = [value for value in values if hasattr(value, "shape")]
+    return [[size if isinstance(size, int) else -1 for size in each.shape] for each in tensors]
