@@ -6,6 +6,8 @@ which it does not for those of real videos.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from zoo_networks import Network, diffusers
 
 _WAN = {
@@ -25,13 +27,24 @@ def _sampled() -> dict[str, bool]:
     return {"return_dict": False}
 
 
-def _video(
-    name: str, shape: tuple[int, ...] = _FRAMES, rank: int = 3, **options: object
-) -> Network:
-    return Network(diffusers(name, **options), rank, shape, _sampled)
+@dataclass(frozen=True)
+class VideoNetwork(Network):
+    """A network of diffusers that can be built with other options."""
+
+    name: str = ""
+    options: dict[str, object] = field(default_factory=dict)
+
+    def with_options(self, **options: object) -> VideoNetwork:
+        """Return the network with these options changed."""
+        return _video(self.name, self.shape, **(self.options | options))
 
 
-VIDEO_NETWORKS: dict[str, Network] = {
+def _video(name: str, shape: tuple[int, ...] = _FRAMES, **options: object) -> VideoNetwork:
+    build = diffusers(name, **options)
+    return VideoNetwork(build, 3, shape, _sampled, name=name, options=options)
+
+
+VIDEO_NETWORKS: dict[str, VideoNetwork] = {
     "diffusers wan 2.1": _video(
         "AutoencoderKLWan", **_WAN, temperal_downsample=[False, True], scale_factor_temporal=2
     ),
