@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import subprocess
 import sys
 import time
@@ -19,6 +21,8 @@ from prepare.reduce.worker import INVALID, run_script
 # Seconds of one script.
 _SECONDS = 10.0
 _REPEATS = 20
+# A variant whose error is smaller than that of the first call by more than this factor has another fault.
+_SMALLER = 5.0
 Trial = Callable[[ModuleCall], tuple[str, str]]
 
 
@@ -112,6 +116,7 @@ def _shrunk(
     tried, trials = {call}, 1
     of_format = not call.slow and call.format != "contiguous"
     of_format = of_format and trial(replace(call, format="contiguous"))[0] not in FAULTS
+    least = _error(text) / _SMALLER
     progress = True
     while progress:
         progress = False
@@ -125,6 +130,8 @@ def _shrunk(
             tried.add(variant)
             trials += 1
             found, said = trial(variant)
+            if found == fault and _error(said) < least:
+                continue  # another, smaller error, as of rounding
             if found == fault and of_format:
                 trials += 1
                 found = (
@@ -134,6 +141,13 @@ def _shrunk(
                 call, text, progress = variant, said, True
                 break
     return call, text, trials
+
+
+def _error(text: str) -> float:
+    """Return the error that a script told, at most 1; 1 for another message, or if it is not finite."""
+    found = re.search(r"error (\S+),", text)
+    error = float(found[1]) if found else 1.0
+    return min(error, 1.0) if math.isfinite(error) else 1.0
 
 
 def _is_plainer(variant: ModuleCall, call: ModuleCall) -> bool:
