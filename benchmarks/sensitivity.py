@@ -1,8 +1,9 @@
-"""Measure which systematic errors a verification finds, by network.
+"""Measure which systematic errors a verification finds, by kind of network.
 
-For each network and precision it verifies a clean preparation, and then preparations whose backward is too
-large by a fraction at one convolution, each in mode train. It prints a table by network, and writes every
-verification to `benchmarks/results/sensitivity.json`.
+For each network and precision it verifies a clean preparation on a small input in mode train, and then
+preparations whose backward is too large by a fraction at one convolution: one at least, and more until the
+time of the network is over. It writes every result to `benchmarks/results/sensitivity.json`, from which
+`tables.py` makes a table.
 """
 
 from __future__ import annotations
@@ -11,19 +12,26 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from zoo_networks import NETWORKS
+from zoo_networks import NETWORKS, Network
 
 from prepare.core.model.deep_copy import deep_copy
 from prepare.core.utils.environment import environment
 from prepare.pipeline import Pipeline
 from prepare.verify import Verification, verify
 
-FRACTIONS = {"float32": (0.01, 0.02, 0.1), "bfloat16": (0.003, 0.01, 0.1)}
+FRACTIONS = {"float32": (0.003, 0.01), "bfloat16": (0.03, 0.1)}
+# Networks that cannot take half of their input.
+WHOLE = {
+    "transformers vit", "diffusers unet2d condition", "monai vnet 3-d", "monai mednext 3-d",
+    "monai densenet121 3-d", "monai resnet18 3-d",
+}  # fmt: skip
+KINKS = {"ReLU", "ReLU6", "LeakyReLU", "PReLU", "Hardswish", "MaxPool2d", "MaxPool3d"}
 OUT = Path(__file__).parent / "results" / "sensitivity.json"
 
 
@@ -49,9 +57,18 @@ def plant(module: nn.Module, fraction: float) -> Callable[[], None]:
     return module.register_forward_hook(scaled).remove
 
 
-def measure(name: str, precision: str, *, modules: int, seconds: float) -> dict[str, Any]:
-    """Verify one network without and with planted errors, at convolutions spread over its depth."""
+def small(name: str) -> Network:
+    """Return the network of the zoo with an input of half its size."""
     network = NETWORKS[name]
+    if name in WHOLE:
+        return network
+    shape = (*network.shape[:2], *(size // 2 for size in network.shape[2:]))
+    return replace(network, shape=shape)
+
+
+def measure(name: str, precision: str, *, modules: int, limit: float) -> dict[str, Any]:
+    """Verify one network without and with planted errors, at convolutions spread over its depth."""
+    begun, network = time.monotonic(), small(name)
     torch.manual_seed(0)
     reference = network.build().train()
     steps: dict[str, Any] = {f"conv{network.rank}d_memory_format": {}, "repair_layout": {}}
@@ -61,22 +78,35 @@ def measure(name: str, precision: str, *, modules: int, seconds: float) -> dict[
 
     def verified() -> Verification:
         return verify(
-            reference, model, network.batch(), pipeline=pipeline, mode="train", seconds=seconds
+            reference, model, network.batch(), pipeline=pipeline, mode="train", seconds=600.0
         )
 
     clean = verified()
-    found: dict[str, dict[str, str]] = {}
+    found: list[dict[str, Any]] = []
     convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Conv3d)]
-    for place in convolutions[:: max(1, len(convolutions) // modules)][:modules]:
+    for place in convolutions[len(convolutions) // 3 :: max(1, len(convolutions) // modules)]:
         for fraction in FRACTIONS[precision]:
-            undo = plant(model.get_submodule(place), fraction)
-            found.setdefault(place, {})[str(fraction)] = verified().status
-            undo()
+            if not found or time.monotonic() - begun < limit:
+                undo = plant(model.get_submodule(place), fraction)
+                result = verified()
+                found.append(
+                    {
+                        "module": place,
+                        "fraction": fraction,
+                        "status": result.status,
+                        "blamed": result.culprit,
+                    }
+                )
+                undo()
+    used = {type(module).__name__ for module in reference.modules()}
     return {
         "network": name,
+        "shape": network.shape,
         "precision": precision,
+        "kinks": sorted(used & KINKS),
         "clean": clean.status,
         "reason": clean.reason,
+        "whole": {c.what: c.sensitivity for c in clean.checks if c.sensitivity is not None},
         "outputs": clean.sensitivity("outputs"),
         "gradients": clean.sensitivity("gradients"),
         "planted": found,
@@ -87,16 +117,16 @@ def main() -> None:
     """Parse the arguments, measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", help="networks; all by default")
-    parser.add_argument("--precision", nargs="*", default=list(FRACTIONS), choices=FRACTIONS)
-    parser.add_argument("--modules", type=int, default=3, help="places of planted errors")
-    parser.add_argument("--seconds", type=float, default=300.0, help="the limit of a verification")
+    parser.add_argument("--precision", nargs="*", default=["float32"], choices=FRACTIONS)
+    parser.add_argument("--modules", type=int, default=1, help="places of planted errors")
+    parser.add_argument("--limit", type=float, default=30.0, help="seconds for each network")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     rows = []
     for name in args.only or NETWORKS:
         for precision in args.precision:
             begun = time.monotonic()
-            row = measure(name, precision, modules=args.modules, seconds=args.seconds)
+            row = measure(name, precision, modules=args.modules, limit=args.limit)
             rows.append(row | {"seconds": round(time.monotonic() - begun, 1)})
             print(json.dumps(rows[-1]), flush=True)
             args.out.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1))

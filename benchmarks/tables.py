@@ -24,7 +24,12 @@ import waiting
 import zoo_tables
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = (*sorted(DOCS.glob("benchmarks*.md")), DOCS / "exporting.md", DOCS / "segmentation.md")
+PAGES = (
+    *sorted(DOCS.glob("benchmarks*.md")),
+    DOCS / "exporting.md",
+    DOCS / "segmentation.md",
+    DOCS / "verification.md",
+)
 RESULTS = Path(__file__).parent / "results"
 CONTIGUOUS, AGAIN, WITHOUT, WITH = layout_repair.VARIANTS
 
@@ -216,6 +221,41 @@ def segmentation(found: dict) -> list[str]:
     return [*lines, "", said]
 
 
+def sensitivity_table(found: dict) -> list[str]:
+    """Return one line for each kind of network and precision: what was reported and what was found."""
+    lines = _head("networks", "precision", "count", "whole", "alone", "found of planted")
+    groups: dict[tuple[str, str], list[dict]] = {}
+    for row in found["rows"]:
+        kind = "with kinks" if row["kinks"] else "smooth"
+        groups.setdefault((kind, row["precision"]), []).append(row)
+    for (kind, precision), rows in groups.items():
+        whole = [
+            max(size for what, size in row["whole"].items() if what.endswith("r gradients"))
+            for row in rows
+            if any(what.endswith("r gradients") for what in row["whole"])
+        ]
+        alone = [row["gradients"][0] for row in rows if row["gradients"]]
+        cells = [precision, str(len(rows)), _percents(whole), _percents(alone), _planted(rows)]
+        lines.append(_row(kind, *cells))
+    return lines
+
+
+def _percents(fractions: list[float]) -> str:
+    return f"{statistics.median(fractions):.2%}, worst {max(fractions):.2%}" if fractions else ""
+
+
+def _planted(rows: list[dict]) -> str:
+    """Return `1.0 %: 24 of 24 networks` for each planted fraction: all its errors found."""
+    planted = [(row["network"], item) for row in rows for item in row["planted"]]
+    cells = []
+    for fraction in sorted({item["fraction"] for _, item in planted}, reverse=True):
+        of = [(name, item) for name, item in planted if item["fraction"] == fraction]
+        tried = {name for name, _ in of}
+        missed = {name for name, item in of if item["status"] != "fail"}
+        cells.append(f"{fraction:.1%}: {len(tried - missed)} of {len(tried)}")
+    return "; ".join(cells)
+
+
 TABLES: dict[str, Callable[[dict], list[str]]] = {
     "segmentation": segmentation,
     "zoo": lambda found: zoo_tables.tables(found["cases"]),
@@ -234,6 +274,7 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "startup": startup,
     "first_command": first_command_table,
     "export": lambda found: export.table(found["cases"]),
+    "sensitivity": sensitivity_table,
 }
 
 

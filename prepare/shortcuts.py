@@ -142,7 +142,7 @@ def report(
         pipeline: the pipeline that prepared the model; it formats the batch.
         flow: predict the layout flow without computing, or observe a forward.
         verify: `short` or `full`: compare outputs and gradients with `reference`.
-        bench: `short` or `full`: time `model` against `reference`, for 10 s at most or a minute.
+        bench: `short` or `full`: time `model` against `reference`, for 10 s (slow calls: 120 s) or a minute.
         mode: the use of the model.
 
     Raises:

@@ -30,6 +30,9 @@ INFERENCE, ONE_SAMPLE, TRAINING = "inference", "inference of one sample", "train
 # settled. A `short` case ends within 10 s of its start: its last call may exceed the budget by what it
 # took longer than expected.
 BUDGET = {"short": 9.0, "full": 60.0}
+# The longest budget of a short case, for calls of more than `_SLOW` seconds. A case makes about `_CALLS`
+# calls at least: three of each variant, and three rounds of three, with a margin.
+LONGEST, _SLOW, _CALLS = 120.0, 0.5, 18
 PRECISION = {"short": 0.03, "full": 0.01}
 # The time of a training step in forwards, roughly.
 _FORWARDS = 3
@@ -61,9 +64,9 @@ def time_models(
         models: apart from that move, both are left unchanged.
         example: the arguments of the unprepared model.
         level: `short` times inference or, in mode `train`, a training step, until the verdict is settled,
-            within 10 seconds; if the calls are too long for that, nothing is compared, and the reason says
-            so. `full` times inference, inference of one sample and a training step for a minute each,
-            however long a call takes.
+            within 10 seconds, or 120 if a call takes more than half a second; if the calls are too long for
+            that, nothing is compared, and the reason says so. `full` times inference, inference of one
+            sample and a training step for a minute each, however long a call takes.
         mode: the use of the model; its case comes first.
         took: the time in seconds of a forward of the prepared model, for a first estimate.
         seconds: the time for each case in place of the level's own; with it no call is too long.
@@ -73,14 +76,17 @@ def time_models(
     start = time.perf_counter()
     first = TRAINING if mode == "train" else INFERENCE
     reason = _reason(models, example)
+    budget = seconds or BUDGET[level]
     if level == "short" and seconds is None and not reason:
-        reason = _too_long(models, first, took)
+        call_takes = _takes(models, first, took)
+        reason = _too_long(first, call_takes)
+        budget = _short_budget(call_takes)
     if reason or not example:
         cases: tuple[Case, ...] = (Case(what=first, reason=reason),)
     else:
         calls = dict(_calls(call_of(example), level, first))
         cases = tuple(
-            _case(models, what, calls[what], level=level, seconds=seconds, amp=amp, tell=tell)
+            _case(models, what, calls[what], level=level, budget=budget, amp=amp, tell=tell)
             for what in calls
         )
     return Bench(level=level, mode=mode, seconds=time.perf_counter() - start, cases=cases)
@@ -99,16 +105,26 @@ def _reason(models: Models, example: Example | None) -> str:
     return ""
 
 
-def _too_long(models: Models, what: str, took: float) -> str:
-    """Return the reason if three calls of a variant do not fit into its share of the time; else empty."""
-    seconds = took * (_FORWARDS if what == TRAINING else 1)
+def _takes(models: Models, what: str, took: float) -> float:
+    """Return the seconds that a call takes by the first forward; 0 if that says nothing about others."""
     device = next((p.device.type for p in models.prepared.parameters()), "cpu")
-    compiles = any(step.phase == "runtime" for step in models.pipeline.steps.values())
-    # A first forward that compiles, or loads libraries on a GPU, says nothing about the next one.
-    if compiles or device != "cpu" or seconds <= BUDGET["short"] / 3:
+    # A first forward may compile, or load libraries on a GPU.
+    if device != "cpu" or any(step.phase == "runtime" for step in models.pipeline.steps.values()):
+        return 0.0
+    return took * (_FORWARDS if what == TRAINING else 1)
+
+
+def _short_budget(seconds: float) -> float:
+    """Return the budget of a short case whose call takes `seconds`: more for slow calls."""
+    return min(LONGEST, max(BUDGET["short"], _CALLS * seconds if seconds > _SLOW else 0.0))
+
+
+def _too_long(what: str, seconds: float) -> str:
+    """Return the reason if the calls of three rounds do not fit into the longest time; else empty."""
+    if _CALLS * seconds <= LONGEST:
         return ""
-    call = f"{what} takes about {seconds:.0f} s"
-    return f"{call}, too long for a comparison within 10 s; raise bench.seconds"
+    limit = f"within {LONGEST:.0f} s; raise bench.seconds"
+    return f"{what} takes about {seconds:.0f} s, too long for a comparison {limit}"
 
 
 def _calls(call: Call, level: Level, first: str) -> Iterator[tuple[str, Call]]:
@@ -127,7 +143,7 @@ def _case(
     call: Call,
     *,
     level: Level,
-    seconds: float | None,
+    budget: float,
     amp: Amp,
     tell: Callable[[str], object],
 ) -> Case:
@@ -142,7 +158,7 @@ def _case(
             {UNPREPARED: unprepared, PREPARED: models.prepared},
             call,
             train=what == TRAINING,
-            budget=seconds or BUDGET[level],
+            budget=budget,
             within_budget=level == "short",
             settle=level == "short",
             amp=amp,

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # A sentence names at most so many classes of modules.
 _NAMED = 3
+# A sensitivity of more than this names the module that has it.
+_BLIND = 0.001
 # Of a run whose pipeline changes neither the model nor its example.
 UNCHANGED = "nothing was changed, so there is nothing to verify or time"
 
@@ -78,6 +80,8 @@ def verify_sentence(verification: Verification) -> str:
         return f"{verification.status}: {printable(verification.reason)}"
     checks = [check for check in verification.checks if check.status != "skipped"]
     reference = f" against {verification.reference}" if verification.reference else ""
+    if alone := max((c.compared for c in checks if c.what.startswith("module ")), default=0):
+        reference += f", {plural(alone, 'module')} alone against float64"
     text = f"pass: {plural(len(checks), 'check')}{reference}{_output_error(checks)}"
     if finds := _sensitivity(verification):
         text += f"; finds systematic errors from {finds}"
@@ -98,9 +102,14 @@ def _output_error(checks: list[Check]) -> str:
 
 
 def _sensitivity(verification: Verification) -> str:
-    """Return `0.0043 % in outputs, 3.5 % in gradients`; empty if it was not measured."""
-    kinds = {kind: verification.sensitivity(kind) for kind in ("outputs", "gradients")}
-    return ", ".join(f"{100 * found[0]:.2g} % in {kind}" for kind, found in kinds.items() if found)
+    """Return `0.0043 % in outputs, 3.5 % in gradients`, and where more hides; empty if not measured."""
+    measured = [(kind, verification.sensitivity(kind)) for kind in ("outputs", "gradients")]
+    kinds = {kind: found for kind, found in measured if found}
+    text = ", ".join(f"{100 * least:.2g} % in {kind}" for kind, (least, _) in kinds.items())
+    least, place = max(kinds.values(), default=(0.0, ""))
+    if least > _BLIND and place:
+        text += f" (errors below {100 * least:.2g} % in {place} cannot be told from noise)"
+    return printable(text)
 
 
 def convolutions_text(numbers: Mapping[str, int], steps: Mapping[str, Any]) -> str:

@@ -52,7 +52,7 @@ def verify(
             verification; in `eval` they are reported, and only wrong outputs, and buffers that a forward in
             eval mode changes, fail it.
         gradients: compare gradients in mode `eval` too, where they are only reported.
-        seconds: the time limit in seconds; by default 30, and 600 for `full`.
+        seconds: the time limit in seconds; by default 30, up to 300 for a large model, and 600 for `full`.
         memory: the memory limit in bytes; by default half of the free memory. Both are estimated
             before each run; a run that does not fit is reported as `cannot tell`, with the reason.
         amp: run the forward of the prepared model under `torch.autocast` to this dtype, with scaled gradients
@@ -63,12 +63,14 @@ def verify(
         max_drop: by how much the prepared model's metric may be lower, or the verification fails.
 
     The reference runs in float64 if that fits into the limits, else in float32, and this run is taken as
-    exact. The tolerance follows from the error of the reference itself in the prepared model's dtypes, see
-    `prepare.verify.tolerance`. Dropout is off, and both models draw the same random numbers, see
-    `prepare.verify.execution.determinism`; the gradient of each output is random. If something is wrong,
-    the first module that is wrong is searched for, in the order of execution. A compiled model is compared
-    twice: its modules without the compiler, and as it will be used, on the unchanged batch and, in mode
-    eval, forward only. The estimates do not include the compilation time.
+    exact. Where float64 does not fit, or where kinks would hide errors of the gradients in mode `train`, each
+    module is compared alone with float64, see `prepare.verify.compare_modules`. The tolerance follows from
+    the error of the reference itself in the prepared model's dtypes, see `prepare.verify.tolerance`. Dropout
+    is off, and both models draw the same random numbers, see `prepare.verify.execution.determinism`; the
+    gradient of each output is random. If something is wrong, the first module that is wrong is searched for,
+    in the order of execution. A compiled model is compared twice: its modules without the compiler, and as
+    it will be used, on the unchanged batch and, in mode eval, forward only. The estimates do not include the
+    compilation time.
 
     Raises:
         RefusedError: both models are the same object, `level`, `mode` or `amp` is unknown, mode `train` is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,8 @@ from prepare.verify.execution.budget import Budget, Cost, estimate
 from prepare.verify.execution.determinism import training_flags
 from prepare.verify.execution.free_cores import threads_for_free_cores
 from prepare.verify.execution.model_pair import ModelPair
+from prepare.verify.execution.runner import raise_if_out_of_memory
+from prepare.verify.execution.single_run import run_model, same_stand_in
 from prepare.verify.metric import check_metric
 from prepare.verify.static_checks import (
     cast_losses,
@@ -43,6 +46,8 @@ _SECONDS = {"short": 30.0, "full": 600.0}
 # The memory limit is this part of the free memory; the bytes where the system does not report it.
 _FREE_PART, _UNKNOWN_MEMORY = 0.5, 4 * 2**30
 
+# A model whose runs take long has the time of so many of them, up to a limit in seconds.
+_STEPS, _LONGEST = 20, 300.0
 # A float64 run that may take longer, in seconds, is made with one sample.
 _LONG = 10.0
 
@@ -105,6 +110,8 @@ def check_model(
             comparisons = [
                 comparison_of(case, cost=cost if case is cases[0] else None) for case in cases
             ]
+            if cost and seconds is None:
+                _extend_time(budget, models, cases[0], cost)
             if cost and _takes_one_sample(cases, cost, gradients=gradients):
                 whole, one = affordable(cases[0])
                 comparisons = [comparison_of(whole, cost=cost), comparison_of(one)]
@@ -127,6 +134,25 @@ def _first_cost(models: ModelPair, case: VerificationCase) -> Cost | None:
         return estimate(models.reference, case.call, training_flags(models.prepared, case.mode))
     except Exception:  # the model's own code; the comparison raises it again, and explains it
         return None
+
+
+def _extend_time(budget: Budget, models: ModelPair, case: VerificationCase, cost: Cost) -> None:
+    """Give a large model more time, by the measured time of one forward of the reference."""
+    step = partial(cost.seconds, torch.float32, backward=case.mode == "train")
+    is_too_large = cost.bytes(torch.float32, backward=False) > budget.memory
+    if is_too_large or _STEPS * step() <= budget.seconds:
+        return
+    flags = training_flags(models.prepared, case.mode)
+    try:
+        with budget.timing(cost, torch.float32, backward=False):
+            run_model(models.reference, case.call, same_stand_in, flags=flags, backward=False)
+    except (
+        Exception
+    ) as error:  # the model's own code; the comparison raises it again, and explains it
+        raise_if_out_of_memory(error)
+        return
+    needed = _STEPS * step() * budget.pace(torch.float32)
+    budget.seconds = max(budget.seconds, min(needed, _LONGEST))
 
 
 def _takes_one_sample(cases: list[VerificationCase], cost: Cost, *, gradients: bool) -> bool:

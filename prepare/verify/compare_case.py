@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from prepare.verify.execution.runner import (
     raise_if_out_of_memory,
 )
 from prepare.verify.inputs import jittered
+from prepare.verify.module_checks import excused, module_checks
 from prepare.verify.records import Check
 from prepare.verify.tolerance import (
     Deviation,
@@ -109,16 +110,18 @@ class CaseComparison:
             if not self.case.outputs_only:
                 self._check_repeatable(results)
         except CannotTellError as reason:
-            return [self._check("outputs", "cannot tell", note=str(reason))]
+            return [self.check("outputs", "cannot tell", note=str(reason))]
         except PreparedModelError as error:
             self.raised = str(error)
-            return [self._check("forward", "fail", note=self.raised)]
+            return [self.check("forward", "fail", note=self.raised)]
         except Exception as error:  # raised by the reference's own code
             return [self._reference_raised(error)]
         kinds, skipped = self._kinds(results), self._skipped_gradients(results)
         self.differences = {kind: self._compare(results, kind) for kind in kinds}
         self._compare_again(results)
-        return [self._judge(kind, results) for kind in kinds] + skipped
+        checks = [self._judge(kind, results) for kind in kinds] + skipped
+        alone = module_checks(self, checks)
+        return excused(self, checks, alone) + alone
 
     @property
     def exact_dtype(self) -> torch.dtype | None:
@@ -167,7 +170,7 @@ class CaseComparison:
             or f"torch may overwrite memory in the backward of {name or 'the model'}, so it was not run"
         )
         kinds = [kind for kind in RESULT_FIELDS if "gradients" in kind]
-        return [self._check(kind, "skipped", note=note) for kind in kinds]
+        return [self.check(kind, "skipped", note=note) for kind in kinds]
 
     def _check_repeatable(self, results: RunResults) -> None:
         repeated = self.runner.run_baseline(self.case.call, seed=1, backward=False)
@@ -241,10 +244,10 @@ class CaseComparison:
         differences, exceeding = self.differences[kind], self.exceeding(kind)
         if name := first_non_finite(getattr(results.exact, RESULT_FIELDS[kind])):
             note = "the reference is not finite here"
-            return self._check(kind, "cannot tell", worst=name, note=note)
+            return self.check(kind, "cannot tell", worst=name, note=note)
         if not differences:
             status = "cannot tell" if kind == "outputs" else "skipped"
-            return self._check(kind, status, note="there is nothing to compare")
+            return self.check(kind, status, note="there is nothing to compare")
         worst = max(differences, key=lambda item: item.excess)
         counts = self._counts(kind)
         status, note = "pass", worst.note
@@ -258,8 +261,11 @@ class CaseComparison:
             note = f"the unprepared model in {name_of(self.models.dtype)} is itself too far off"
             note += "; with trained weights it may not be" if "gradients" in kind else ""
         seen, place = sensitivity(differences, by_module=kind == "parameter gradients")
-        return replace(
-            self._check(kind, status, note=note, worst=worst.name),
+        return self.check(
+            kind,
+            status,
+            note=note,
+            worst=worst.name,
             sensitivity=None if kind == "buffers" else _finite_or_none(seen),
             least_sensitive="" if kind == "buffers" else place,
             compared=len(differences),
@@ -279,9 +285,10 @@ class CaseComparison:
         raise_if_out_of_memory(error)
         note = f"the reference raises: {explained(self.models.reference, error)}"
         status = "skipped" if self.case.is_variation else "cannot tell"
-        return self._check("forward", status, note=note)
+        return self.check("forward", status, note=note)
 
-    def _check(self, kind: str, status: str, *, note: str, worst: str = "") -> Check:
+    def check(self, kind: str, status: str, **results: Any) -> Check:
+        """Return a check of this case; `results` are further fields of Check."""
         inputs = [self.case.inputs, "compiled" if self.compiled else ""]
         return Check(
             what=kind,
@@ -290,8 +297,7 @@ class CaseComparison:
             batch=self.case.call.batch,
             inputs=", ".join(filter(None, inputs)),
             dtype=name_of(self.models.dtype),
-            worst=worst,
-            note=note,
+            **results,
         )
 
 

@@ -55,7 +55,7 @@ def resized(call: Call, size: int) -> Call:
         if not tensor.dim() or len(tensor) != batch:
             return tensor
         repeats = -(-size // batch)
-        parts = [tensor, *(_jittered(tensor, 0.1, seed) for seed in range(1, repeats))]
+        parts = [tensor, *(jittered_tensor(tensor, 0.1, seed) for seed in range(1, repeats))]
         return torch.cat([part.contiguous() for part in parts])[:size].contiguous()
 
     return call.map(resize)
@@ -74,22 +74,24 @@ def shifted(call: Call, deviations: float) -> Call:
 
 def jittered(call: Call, fraction: float, seed: int) -> Call:
     """Add random numbers to each floating-point tensor, scaled to a fraction of its standard deviation."""
-    return call.map(lambda tensor: _jittered(tensor, fraction, seed))
+    return call.map(lambda tensor: jittered_tensor(tensor, fraction, seed))
 
 
 def nudged(call: Call, seed: int = 0) -> Call:
     """Return the call with each floating-point number changed by about one unit in the last place."""
-
-    def nudge(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        eps = torch.finfo(tensor.dtype).eps
-        return tensor + tensor * eps * _signs(tensor, seed)
-
-    return call.map(nudge)
+    return call.map(lambda tensor: nudged_tensor(tensor, seed))
 
 
-def _jittered(tensor: Tensor, fraction: float, seed: int) -> Tensor:
+def nudged_tensor(tensor: Tensor, seed: int = 0) -> Tensor:
+    """Change each floating-point number of a tensor by about one unit in the last place."""
+    if not tensor.is_floating_point():
+        return tensor
+    eps = torch.finfo(tensor.dtype).eps
+    return tensor + tensor * eps * _signs(tensor, seed)
+
+
+def jittered_tensor(tensor: Tensor, fraction: float, seed: int) -> Tensor:
+    """Add random numbers to a floating-point tensor, scaled to a fraction of its standard deviation."""
     if not tensor.is_floating_point() or tensor.numel() < 2:
         return tensor
     noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))

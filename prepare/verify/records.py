@@ -19,14 +19,16 @@ class Check:
     """The result of one check, in one case.
 
     `what` is values, casts, layout, flags, forward, outputs, input gradients, parameter gradients,
-    buffers or metric. `mode`, `batch` and `inputs` describe the case; they are empty for a check without a
-    forward. `dtype` is the coarsest dtype of the prepared model. `error` is the largest difference from
-    the reference and `allowed` the tolerance, both of the tensor `worst` among `compared` tensors and as a
-    fraction of its scale (see `prepare.verify.tolerance`); None if there is no such number. `status` is
-    `pass`, `fail` or `cannot tell`; `wrong` for a failure that does not count in this mode; `skipped` if
-    there is nothing to compare, or the comparison cannot run or would be meaningless. `sensitivity` is the
-    smallest systematic error (all numbers of one module's tensors too large by this fraction) that exceeds
-    the tolerance in every module, and `least_sensitive` the module or output with that tolerance.
+    buffers, module outputs, module gradients or metric. In a check of modules, which ran alone, `worst`
+    is a module and `compared` counts modules. `mode`, `batch` and `inputs` describe the case; they
+    are empty for a check without a forward. `dtype` is the coarsest dtype of the prepared model. `error` is
+    the largest difference from the reference and `allowed` the tolerance, both of the tensor `worst` among
+    `compared` tensors and as a fraction of its scale (see `prepare.verify.tolerance`); None if there is no
+    such number. `status` is `pass`, `fail` or `cannot tell`; `wrong` for a failure that does not count in
+    this mode; `skipped` if there is nothing to compare, or the comparison cannot run or would be
+    meaningless. `sensitivity` is the smallest systematic error (all numbers of one module's tensors too
+    large by this fraction) that exceeds the tolerance in every module, and `least_sensitive` the module or
+    output with that tolerance.
     """
 
     what: str
@@ -87,14 +89,17 @@ class Verification(Readable):
     def sensitivity(self, kind: str) -> tuple[float, str] | None:
         """Return the smallest systematic error found in `outputs` or `gradients`, and where.
 
-        The largest of all checks of that kind; None if nothing was measured.
+        Of the whole model the largest of all checks of that kind, or that of the modules alone if it is
+        smaller; None if nothing was measured.
         """
         found = [
-            (check.sensitivity, check.least_sensitive)
+            (check.what, (check.sensitivity, check.least_sensitive))
             for check in self.checks
             if check.what.endswith(kind) and check.sensitivity is not None
         ]
-        return max(found, default=None)
+        alone = [item for what, item in found if what == f"module {kind}"]
+        whole = [item for what, item in found if what != f"module {kind}"]
+        return min([*alone, *([max(whole)] if whole else [])], default=None)
 
     def save(self, path: str | Path) -> None:
         """Write `verify.json`. Raises FileError."""

@@ -105,14 +105,19 @@ def compare(
     depth: int,
     gradients: bool = False,
     by_module: bool = False,
+    factor: float = FACTOR,
+    garbage: float = GARBAGE,
+    scales: Mapping[str, float] | None = None,
 ) -> list[Deviation]:
     """Compare every tensor of `prepared` with `exact`; `baseline` holds runs of the unprepared model.
 
     With `by_module` the scale of a tensor is that of the largest floating-point tensor of its module.
     With `gradients` a missing tensor equals zeros, and every tensor may be off by `eps` of the largest
-    number of all.
+    number of all. `factor` and `garbage` are the multiple of the noise that is allowed, and that of the
+    largest number from which noise is ignored. A tensor's scale is at least that in `scales`.
     """
-    sizes = {name: _largest(tensor) for name, tensor in exact.items()}
+    least_scales = scales or {}
+    sizes = {n: max(_largest(tensor), least_scales.get(n, 0.0)) for n, tensor in exact.items()}
     scales = _by_module(exact, sizes) if by_module else sizes
     largest = max(sizes.values(), default=0.0)
     floor = rounding_floor(dtype, depth)
@@ -125,8 +130,8 @@ def compare(
         noise = max((_noise(expected, run.get(name)) for run in baseline), default=0.0)
         size = scales.get(name, 0.0)
         least = rounding_step(dtype) * largest if gradients else 0.0
-        is_garbage = noise > GARBAGE * largest
-        allowed = max(0.0 if is_garbage else FACTOR * noise, floor * size, least)
+        is_garbage = noise > garbage * largest
+        allowed = max(0.0 if is_garbage else factor * noise, floor * size, least)
         error, scale = math.nan if note else _distance(expected, actual), size or largest or 1.0
         share = scale / (largest or 1.0)
         differences.append(
@@ -135,15 +140,17 @@ def compare(
     return differences
 
 
-def sensitivity(deviations: Iterable[Deviation], *, by_module: bool) -> tuple[float, str]:
+def sensitivity(
+    deviations: Iterable[Deviation], *, by_module: bool, negligible: float = NEGLIGIBLE
+) -> tuple[float, str]:
     """Return the smallest systematic error that exceeds the tolerance everywhere, and the worst place.
 
     An error that is common to all tensors of a module is found if it exceeds the tolerance of one of them.
-    Tensors of less than `NEGLIGIBLE` of the largest number are left out. NaN if no tensor is left.
+    Tensors of less than `negligible` of the largest number are left out. NaN if no tensor is left.
     """
     least: dict[str, float] = {}
     for item in deviations:
-        if item.share >= NEGLIGIBLE and not item.note:
+        if item.share >= negligible and not item.note:
             place = item.name.rpartition(".")[0] if by_module else item.name
             least[place] = min(item.allowed, least.get(place, math.inf))
     return max(((value, place) for place, value in least.items()), default=(math.nan, ""))
@@ -212,7 +219,9 @@ def _to_float64(tensor: Tensor) -> Tensor:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    return bool(_to_float64(tensor).isfinite().all())
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return bool(tensor.detach().isfinite().all())
 
 
 def _by_module(tensors: NamedTensors, sizes: Mapping[str, float]) -> dict[str, float]:

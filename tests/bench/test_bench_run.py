@@ -190,6 +190,7 @@ def test_a_case_without_comparison_has_a_reason():
         assert (found.headline.verdict, found.headline.ratio) == ("not compared", None)
         assert found.headline.reason == case.reason
     assert timed(took=1e-6).cases[0].comparison
+    assert timed(took=4.0).cases[0].comparison
     compiling = Pipeline([Runtime()])
     assert timed(models(pipeline=compiling), took=1e6).cases[0].comparison
     assert timed(took=1e6, level="full").cases[0].comparison

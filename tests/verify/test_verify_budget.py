@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from prepare.core.forward.call import call_of
+from prepare.report.sentences import verify_sentence
 from prepare.verify import verify
 from prepare.verify.execution import free_cores
 from prepare.verify.execution.budget import Budget, Cost, estimate
@@ -43,10 +44,11 @@ def test_gradients_that_do_not_fit_are_skipped_and_outputs_pass():
 
 
 def second_look_fails(monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise CannotTellError("no time is left")
 
     monkeypatch.setattr(Runner, "run_perturbed", refuse)
+    monkeypatch.setattr("prepare.verify.module_checks.compare_modules", refuse)
     reference, batch = flat_norm(nn.SiLU())
     return reference, batch, {"conv2d_memory_format": {}}
 
@@ -96,6 +98,55 @@ def test_the_reference_runs_in_float32_if_float64_does_not_fit():
     result = check(model, FLAT, batch, memory=memory)
     assert (result.status, result.reference) == ("pass", "float32")
     assert check(model, FLAT, batch).reference == "float64"
+
+
+def deep(layers=40):
+    """Return a network of so many layers that float64 needs more memory than its modules one by one."""
+    parts = [part for _ in range(layers) for part in (nn.Conv2d(2, 2, 1), nn.Tanh())]
+    return nn.Sequential(*parts), torch.randn(2, 2, 32, 32)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_modules_are_compared_alone_if_float64_does_not_fit(mode):
+    model, batch = deep()
+    cost = estimated(model, batch)
+    memory = cost.bytes(torch.float64, backward=True) - 1
+    # A recorded backward does not fit either, so modules get random gradients.
+    assert cost.bytes_by_module(torch.float32, backward=True) > memory
+    result = check(model, FLAT, batch, mode=mode, memory=memory)
+    found = {item.what: item for item in result.checks}
+    assert (result.status, result.reference) == ("pass", "float32")
+    assert found["module gradients"].status == found["module outputs"].status == "pass"
+    assert found["module gradients"].compared == 81
+    assert "float32, 81 modules alone against float64" in verify_sentence(result)
+
+
+def test_modules_that_do_not_fit_are_skipped_with_a_reason():
+    model, batch = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 32, 32)
+    memory = estimated(model, batch).bytes(torch.float64, backward=True) - 1
+    checks = {item.what: item for item in check(model, FLAT, batch, memory=memory).checks}
+    note = checks["module gradients"].note
+    assert checks["module gradients"].status == "skipped"
+    assert note.startswith("not compared: a comparison of each module alone needs about")
+    assert note.endswith("raise verify.memory")
+
+
+def test_modules_that_are_left_when_the_time_is_over_are_counted(monkeypatch):
+    model, batch = deep(2)
+    memory = estimated(model, batch).bytes(torch.float64, backward=True) - 1
+    monkeypatch.setattr(Budget, "refuses_modules", lambda *_, **__: "")
+    monkeypatch.setattr("prepare.verify.compare_modules._time_is_over", lambda _: True)
+    checks = {item.what: item for item in check(model, FLAT, batch, memory=memory).checks}
+    assert checks["module outputs"].note == (
+        "5 modules not compared alone, first 0: no time was left; raise verify.seconds"
+    )
+
+
+def test_a_large_model_has_more_time_by_the_pace_of_a_forward(monkeypatch):
+    model, batch = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 32, 32)
+    monkeypatch.setattr(Cost, "seconds", lambda *_, **__: 100.0)
+    assert check(model, FLAT, batch).status == "pass"
+    assert "raise verify.seconds" in check(model, FLAT, batch, seconds=30.0).reason
 
 
 def test_a_float64_convolution_is_estimated_with_its_unfolding():

@@ -29,6 +29,8 @@ _OPERATIONS_PER_SECOND = {torch.float64: 3e9}
 _OTHERS_PER_SECOND = 1e10
 _BYTES_PER_SECOND = 1e9
 _SECONDS_PER_CALL = 5e-5
+# Inputs, outputs and their gradients, of a module that runs alone, in multiples of the largest tensor.
+_TENSORS_OF_A_MODULE = 8
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Cost:
 
     `unfolded` lists the elements of the unfolded input of each convolution, for 3x3x3 kernels 27 times
     its input. Under the key True are those that float32 may unfold as well: 3-d ones of one sample.
+    `largest` counts the elements of the largest output of an operator.
     """
 
     parameters: int = 0
@@ -44,12 +47,21 @@ class Cost:
     operations: int = 0
     calls: int = 0
     unfolded: dict[bool, list[int]] = field(default_factory=dict)
+    largest: int = 0
 
     def bytes(self, dtype: torch.dtype, *, backward: bool) -> int:
         """Return an upper bound for the bytes of a run in `dtype`, as if nothing were freed earlier."""
         forward = self.elements + 2 * max(self._unfolded(dtype), default=0)
         # Gradients of activations are freed during backward; those of parameters are kept.
         return dtype.itemsize * (forward + 2 * self.parameters + backward * self.elements // 2)
+
+    def bytes_by_module(self, dtype: torch.dtype, *, backward: bool) -> int:
+        """Return the bytes of a recorded run in `dtype`, and of the largest module in float64."""
+        unfolded = 2 * max(self._unfolded(torch.float64), default=0)
+        alone = torch.float64.itemsize * (unfolded + _TENSORS_OF_A_MODULE * self.largest)
+        # Copies of all activations; with a backward those of their gradients too.
+        recorded = dtype.itemsize * (1 + backward) * self.elements
+        return (self.bytes(dtype, backward=True) if backward else 0) + recorded + alone
 
     def seconds(self, dtype: torch.dtype, *, backward: bool) -> float:
         """Return an upper bound for the seconds of a run in `dtype`; a backward costs twice its forward."""
@@ -90,18 +102,36 @@ class Budget:
         pace = (time.monotonic() - start) / max(estimated, 1e-9)
         self._paces[dtype] = max(pace, self._paces.get(dtype, 0.0))
 
+    def pace(self, dtype: torch.dtype) -> float:
+        """Return the slowest ratio of measured to estimated time in a dtype; 1 without a measurement."""
+        return self._paces.get(dtype, 1.0)
+
     def refuses(self, cost: Cost, dtype: torch.dtype, *, backward: bool = True) -> str:
         """Say why a run does not fit into the budget; empty if it fits."""
-        needed = cost.seconds(dtype, backward=backward) * self._paces.get(dtype, 1.0)
-        left = self.seconds - self.spent()
+        run = f"a run in {str(dtype).removeprefix('torch.')}"
         memory = cost.bytes(dtype, backward=backward)
-        name = str(dtype).removeprefix("torch.")
+        return self._refusal(run, memory, self._estimate(cost, dtype, backward=backward))
+
+    def refuses_modules(self, cost: Cost, dtype: torch.dtype, *, backward: bool) -> str:
+        """Say why the modules cannot be compared alone, with or without a `backward` of the recorded run.
+
+        The time is that of this run; the comparison stops when no time is left.
+        """
+        memory = cost.bytes_by_module(dtype, backward=backward)
+        seconds = self._estimate(cost, dtype, backward=backward)
+        return self._refusal("a comparison of each module alone", memory, seconds)
+
+    def _estimate(self, cost: Cost, dtype: torch.dtype, *, backward: bool) -> float:
+        return cost.seconds(dtype, backward=backward) * self.pace(dtype)
+
+    def _refusal(self, run: str, memory: int, seconds: float) -> str:
+        left = self.seconds - self.spent()
         if memory > self.memory:
             limit = f"the limit is {size(self.memory)}; raise verify.memory"
-            return f"a run in {name} needs about {size(memory)}, {limit}"
-        if needed > left:
+            return f"{run} needs about {size(memory)}, {limit}"
+        if seconds > left:
             rest = f"{max(left, 0):.0f} of {self.seconds:.0f} s are left; raise verify.seconds"
-            return f"a run in {name} takes about {needed:.0f} s, but {rest}"
+            return f"{run} takes about {seconds:.0f} s, but {rest}"
         return ""
 
 
@@ -166,7 +196,9 @@ class _CostCounter(TorchDispatchMode):
             self._unfold(args[0], args[1], output, transposed=args[6])
             self.cost.calls += args[8]  # the reference kernels run once for each group
         if not func.is_view:
-            self.cost.elements += sum(tensor.numel() for tensor in tensors_in(output))
+            counts = [tensor.numel() for tensor in tensors_in(output)]
+            self.cost.elements += sum(counts)
+            self.cost.largest = max(self.cost.largest, *counts, 0)
         return output
 
     def _unfold(self, source: Tensor, weight: Tensor, output: Tensor, *, transposed: bool) -> None:

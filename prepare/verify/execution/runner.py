@@ -59,7 +59,8 @@ class Runner:
 
     `exact_dtype` is the dtype of the last exact run. With `compiled` the prepared model runs with its
     compiler. Without `backward` all models run forward only; with `skip_unsafe_backward` the prepared model
-    does so if its backward might overwrite memory. `exact_runs` caches exact runs of the call of `case`,
+    does so if its backward might overwrite memory. `exact_raised`: the reference cannot run in float64.
+    `exact_runs` caches exact runs of the call of `case`,
     which are the same for every prepared model. Only runs without gradients are cached, to save memory.
     Under autocast to float16, gradients are scaled by a factor with which those of the baseline are finite.
     """
@@ -74,6 +75,7 @@ class Runner:
     skip_unsafe_backward: bool = False
     case: VerificationCase | None = None
     exact_runs: ExactRuns = field(default_factory=dict)
+    exact_raised: bool = False
     _baseline_raised: bool = False
     _scale: float = 1.0
 
@@ -94,7 +96,9 @@ class Runner:
         baseline = self.run_baseline(call, context=contexts[1])
         return RunResults(exact, baseline, self.run_prepared(call, context=contexts[2]))
 
-    def run_prepared(self, call: Call, *, seed: int = 0, context: _Context = None) -> RunResult:
+    def run_prepared(
+        self, call: Call, *, seed: int = 0, backward: bool = True, context: _Context = None
+    ) -> RunResult:
         """Run the prepared model once.
 
         Raises:
@@ -110,7 +114,7 @@ class Runner:
                 single_run.compiled_stand_in if compiled else single_run.same_stand_in,
                 flags=self.flags,
                 seed=seed,
-                backward=self.backward,
+                backward=backward and self.backward,
                 compiled=compiled,
                 skip_unsafe_backward=self.skip_unsafe_backward,
                 context=context,
@@ -217,6 +221,7 @@ class Runner:
                 return self._run_in(torch.float64, call, context)
             except Exception as error:
                 raise_if_out_of_memory(error)
+                self.exact_raised = True
         if reason := self._refusal(torch.float32):
             raise CannotTellError(reason)
         return self._run_in(torch.float32, call, context)

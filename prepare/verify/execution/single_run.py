@@ -76,7 +76,7 @@ def run_model(
             repair_convolutions(model)
         if dtype is not None:
             torch.set_default_dtype(dtype)
-        _seed(seed)
+        seed_everything(seed)
         has_graph = backward or not compiled
         leaves, inputs = _leaves(call) if has_graph else ({}, call.map(copy_of))
         with (
@@ -157,7 +157,7 @@ def _backward(outputs: Mapping[str, Tensor], seed: int, scale: float) -> None:
         # As a loss in float32 does; a scaled gradient may not fit into float16.
         roots = [root.float() if root.dtype == torch.float16 else root for root in roots]
     if roots:
-        gradients = [_gradient(root, seed + i) * scale for i, root in enumerate(roots)]
+        gradients = [random_gradient(root, seed + i) * scale for i, root in enumerate(roots)]
         torch.autograd.backward(roots, gradients)
 
 
@@ -167,7 +167,7 @@ def _unscale(tensors: Iterable[Tensor], scale: float) -> None:
         gradient.div_(scale)
 
 
-def _gradient(output: Tensor, seed: int) -> Tensor:
+def random_gradient(output: Tensor, seed: int) -> Tensor:
     """Draw numbers that every dtype represents exactly, in the output's layout and of a mean loss's size.
 
     A plain sum as the loss is useless for a model that ends in a norm or softmax: its gradient is zero.
@@ -189,8 +189,12 @@ def _with_hooks(tensor: Tensor, stand_in: Tensor) -> Tensor:
     return stand_in
 
 
-def _seed(seed: int) -> None:
-    torch.manual_seed(seed)
+def seed_everything(seed: int) -> None:
+    """Seed torch, Python and NumPy."""
+    if torch.cuda.is_initialized():
+        torch.manual_seed(seed)
+    else:  # 1,000 times faster: torch.manual_seed formats a stack for each kind of device
+        torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
