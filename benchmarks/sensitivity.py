@@ -29,7 +29,7 @@ FRACTIONS = {"float32": (0.003, 0.01), "bfloat16": (0.03, 0.1)}
 # Networks that cannot take half of their input.
 WHOLE = {
     "transformers vit", "diffusers unet2d condition", "monai vnet 3-d", "monai mednext 3-d",
-    "monai densenet121 3-d", "monai resnet18 3-d",
+    "monai densenet121 3-d", "monai resnet18 3-d", "monai basicunet 3-d",
 }  # fmt: skip
 KINKS = {"ReLU", "ReLU6", "LeakyReLU", "PReLU", "Hardswish", "MaxPool2d", "MaxPool3d"}
 OUT = Path(__file__).parent / "results" / "sensitivity.json"

@@ -223,7 +223,9 @@ def segmentation(found: dict) -> list[str]:
 
 def sensitivity_table(found: dict) -> list[str]:
     """Return one line for each kind of network and precision: what was reported and what was found."""
-    lines = _head("networks", "precision", "count", "whole", "alone", "found of planted")
+    lines = _head(
+        "networks", "precision", "count", "clean pass", "whole", "alone", "found of planted"
+    )
     groups: dict[tuple[str, str], list[dict]] = {}
     for row in found["rows"]:
         kind = "with kinks" if row["kinks"] else "smooth"
@@ -235,7 +237,15 @@ def sensitivity_table(found: dict) -> list[str]:
             if any(what.endswith("r gradients") for what in row["whole"])
         ]
         alone = [row["gradients"][0] for row in rows if row["gradients"]]
-        cells = [precision, str(len(rows)), _percents(whole), _percents(alone), _planted(rows)]
+        clean = sum(row["clean"] == "pass" for row in rows)
+        cells = [
+            precision,
+            str(len(rows)),
+            str(clean),
+            _percents(whole),
+            _percents(alone),
+            _planted(rows),
+        ]
         lines.append(_row(kind, *cells))
     return lines
 
@@ -246,7 +256,8 @@ def _percents(fractions: list[float]) -> str:
 
 def _planted(rows: list[dict]) -> str:
     """Return `1.0 %: 24 of 24 networks` for each planted fraction: all its errors found."""
-    planted = [(row["network"], item) for row in rows for item in row["planted"]]
+    clean = [row for row in rows if row["clean"] == "pass"]
+    planted = [(row["network"], item) for row in clean for item in row["planted"]]
     cells = []
     for fraction in sorted({item["fraction"] for _, item in planted}, reverse=True):
         of = [(name, item) for name, item in planted if item["fraction"] == fraction]
