@@ -119,6 +119,10 @@ class Results(Analyses):
         }
 
 
+# Called with the results so far.
+Show = Callable[[Results], None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SavedResults(Analyses):
     """The files of one record; None for each that is missing, `problems` for each that cannot be read.
