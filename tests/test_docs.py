@@ -131,7 +131,9 @@ class Reader:
         # The pages show a machine without an accelerator, where `auto` means the CPU.
         here = block.text.replace("device cpu", f"device {Device().settle().device}")
         check = doctest.OutputChecker().check_output
-        same = any(check(text, self.printed, OUTPUT) for text in (block.text, here))
+        # A first line of dots may stand for nothing: whether there is a difference in speed is chance.
+        texts = (block.text, here, here.removeprefix("...\n"))
+        same = any(check(text, self.printed, OUTPUT) for text in texts)
         where = f"{page_id(self.page)}:{block.line}"
         assert same, f"{where} says\n{block.text}\nand what comes is\n{self.printed}"
 
@@ -144,7 +146,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("COLUMNS", "104")
     # A page says that a run times something; how long it may take is tested elsewhere.
-    monkeypatch.setattr(time_prepared, "BUDGET", {"short": 0.2, "full": 0.2})
+    monkeypatch.setattr(time_prepared, "BUDGET", {"short": 0.4, "full": 0.4})
     # With one thread torch takes another kernel for 1x1 convolutions, which gives another layout.
     torch.set_num_threads(2)
     yield tmp_path
@@ -235,8 +237,10 @@ def test_every_pitfall_has_a_test_that_holds_it():
 
 
 def test_every_page_begins_with_something_to_paste():
-    # docs/changelog.md is one line, which includes CHANGELOG.md; CONTRIBUTING.md sets a checkout up.
-    guides = [page for page in PAGES if page.stem.lower() not in ("contributing", "changelog")]
+    # docs/changelog.md is one line, which includes CHANGELOG.md; CONTRIBUTING.md sets a checkout up; docs/upstream
+    # holds texts for PyTorch.
+    others = ("contributing", "changelog")
+    guides = [p for p in PAGES if p.stem.lower() not in others and p.parent.name != "upstream"]
     first = {page_id(page): next(iter(blocks(page)), None) for page in guides}
     assert [name for name, block in first.items() if not (block and block.can_be_pasted)] == []
 

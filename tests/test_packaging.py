@@ -147,6 +147,7 @@ def test_the_console_script_runs_from_an_empty_folder(installed, tmp_path):
         "tune",
         "contract",
         "export",
+        "patch",
         "model",
         "reduced",
         "log",
@@ -270,6 +271,7 @@ def test_only_command_line_modules_need_its_packages(tmp_path):
             for name in (
                 "console",
                 "flow",
+                "patch",
                 "run",
                 "sweep",
                 "sweep_progress",

@@ -58,12 +58,12 @@ def test_the_command_line_switches_the_others_off(monkeypatch, capsys, name):
 
 
 def test_a_connection_beyond_this_machine_is_refused_and_noted():
-    from conftest import REFUSED
+    noted = Path(os.environ["PREPARE_TESTS_REFUSED"])
 
     with pytest.raises(OSError, match="tests may not leave this machine"):
         socket.create_connection(("example.com", 80), timeout=1)
-    assert "example.com" in REFUSED.read_text()
-    REFUSED.write_text("")
+    assert "example.com" in noted.read_text()
+    noted.write_text("")
 
 
 def test_a_connection_to_this_machine_is_not():
