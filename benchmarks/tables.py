@@ -281,6 +281,7 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "prepare_cost_busy_0": prepare_cost_busy,
     "prepare_cost_busy_2": prepare_cost_busy,
     "layout_repair_small": layout_repair_table,
+    "layout_repair_small_quiet": layout_repair_table,
     "waiting": waiting_table,
     "startup": startup,
     "first_command": first_command_table,
