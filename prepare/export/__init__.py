@@ -115,7 +115,7 @@ def check(
     Raises:
         ConfigError: no such exporter or option, or a package that it needs is not installed.
         RefusedError: the batch holds no tensor, or the model is in training mode.
-        FileError: there is no such file.
+        FileError: the artefact is missing.
     """
     exporter = to if isinstance(to, Exporter) else EXPORTERS[to].from_options(options)
     path = Path(artefact)

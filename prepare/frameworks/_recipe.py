@@ -67,7 +67,7 @@ def child_network(module: nn.Module, name: str | None) -> nn.Module:
     """Return the submodule `name`; without a name, the only child that has parameters, else `module` itself.
 
     Raises:
-        RefusedError: there is no such submodule, or without a name there are several.
+        RefusedError: `name` is not a submodule, or is not given and several have parameters.
     """
     children = [
         key for key, child in module.named_children() if any(True for _ in child.parameters())
@@ -77,7 +77,7 @@ def child_network(module: nn.Module, name: str | None) -> nn.Module:
             return module.get_submodule(name)
         except AttributeError:
             remedy = choose(name, children, noun="modules with parameters")
-            raise RefusedError("module", f"there is no module {name!r}", remedy) from None
+            raise RefusedError("module", f"{name!r} is not a module", remedy) from None
     if len(children) > 1:
         wrong = f"{type(module).__name__} has {len(children)} modules with parameters: {', '.join(children)}"
         raise RefusedError("module", wrong, f"name one, as in module={children[0]!r}")

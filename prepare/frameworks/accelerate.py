@@ -27,7 +27,7 @@ def prepare(accelerator: Accelerator, *objects: Any, recipe: Recipe) -> Any:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline.
 
     Raises:
-        RefusedError: there is no model, or several.
+        RefusedError: the objects hold no model, or several.
     """
     models = [each for each in objects if isinstance(each, nn.Module)]
     if len(models) != 1:

@@ -46,7 +46,7 @@ class TuneOptions:
     max_memory: Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory] = None
     """The peak memory of a call, without model and input, beyond which a recipe cannot win."""
     calls: Annotated[int | None, "a whole number, as in 1000", _check_calls] = None
-    """How often the model will be called: a call then takes its share of the first one, which may compile."""
+    """The number of calls that the model will get: each takes its share of the first, which may compile."""
 
 
 def read_tune(options: Mapping[str, Any], *, mode: str) -> TuneOptions:

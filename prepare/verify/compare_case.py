@@ -22,7 +22,7 @@ from prepare.verify.execution.runner import (
     raise_if_out_of_memory,
 )
 from prepare.verify.inputs import jittered
-from prepare.verify.module_checks import excused, module_checks
+from prepare.verify.module_checks import module_checks, without_proof
 from prepare.verify.records import Check
 from prepare.verify.tolerance import (
     Deviation,
@@ -121,7 +121,7 @@ class CaseComparison:
         self._compare_again(results)
         checks = [self._judge(kind, results) for kind in kinds] + skipped
         alone = module_checks(self, checks)
-        return excused(self, checks, alone) + alone
+        return without_proof(self, checks, alone) + alone
 
     @property
     def exact_dtype(self) -> torch.dtype | None:

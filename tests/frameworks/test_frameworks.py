@@ -67,7 +67,7 @@ def test_the_network_is_the_named_or_the_only_child_with_parameters():
     module.net, module.loss = network(), nn.CrossEntropyLoss()
     assert child_network(module, None) is module.net
     assert child_network(module, "net.0") is module.net[0]
-    with pytest.raises(RefusedError, match="there is no module 'nte'; did you mean 'net'"):
+    with pytest.raises(RefusedError, match="'nte' is not a module; did you mean 'net'"):
         child_network(module, "nte")
     module.head = nn.Linear(2, 2)
     with pytest.raises(RefusedError, match="2 modules with parameters: net, head; name one, as in"):

@@ -1,11 +1,16 @@
 """Test that modules which are compared alone show errors that the whole model hides in its noise."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 from torch import nn
 
 from prepare.report.sentences import verify_sentence
 from prepare.verify import verify
 from prepare.verify.execution.module_calls import CallInterceptor
+from prepare.verify.module_checks import without_proof
+from prepare.verify.records import Check
 from verify_checks import FLAT, PIPELINES, check, checks_by_kind, prepared
 
 
@@ -134,3 +139,26 @@ def test_calls_of_modules_are_intercepted_only_inside_the_block():
     with CallInterceptor():
         assert nn.Module.__call__ is not original
     assert nn.Module.__call__ is original
+
+
+@pytest.mark.parametrize(
+    ("dtype", "alone", "garbage", "status"),
+    [
+        (torch.float32, "pass", False, "cannot tell"),
+        (torch.float32, "fail", False, "fail"),
+        (torch.float32, "pass", True, "fail"),
+        (torch.float64, "pass", False, "fail"),
+    ],
+)
+def test_a_failure_without_float64_is_never_a_pass(dtype, alone, garbage, status):
+    what = "parameter gradients"
+    item = SimpleNamespace(exceeds=True, is_beyond_noise=garbage, note="")
+    comparison = SimpleNamespace(
+        exact_dtype=dtype,
+        runner=SimpleNamespace(exact_raised=False),
+        differences={what: [item]},
+        exceeding=lambda _: [item],
+    )
+    modules = [Check(what=f"module {kind}", status=alone) for kind in ("outputs", "gradients")]
+    (found,) = without_proof(comparison, [Check(what=what, status="fail")], modules)
+    assert found.status == status
