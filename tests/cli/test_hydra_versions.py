@@ -156,7 +156,11 @@ def test_what_hydra_refuses_to_call_is_called_by_neither(following, tmp_path, ta
 @pytest.mark.parametrize(
     "file",
     [
-        "cli/test_cli.py",
+        "cli/test_one_job.py",
+        "cli/test_composed_steps.py",
+        "cli/test_mistakes.py",
+        "cli/test_failed_runs.py",
+        "cli/test_bare_words.py",
         "sweep/test_sweep.py",
         "cli/test_override_errors.py",
         "job/test_record.py",

@@ -1,0 +1,142 @@
+"""Mistakes on the command line and models that do not suit it: one line, exit code 2."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from commands import NET, UNET3D
+from paths import RUN
+
+NO_CONV2D = (
+    "steps.conv2d_memory_format: UNet3d has no Conv2d and 8 Conv3d; "
+    "did you mean memfmt=channels_last_3d (the step conv3d_memory_format)?"
+)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["modle=unet3d"],
+        ["model=unet3d", "memfmt=[a,b]"],
+        ["model=unet3d", "memfmt=null"],
+        ["model=unet3d", "+typo=1"],
+        ["model=unet3d", "precision=half", "steps.half.dtype=float15"],
+        ["model=unet3d", "seed=${oc.env:NOT_SET_ANYWHERE}"],
+        ["unet3d"],
+        ["model=unet3d", "--mutlirun"],
+        ["model=unet3d", "--cfg", "jobb"],
+        ["model=unet3d", "--config-name", "nope"],
+        ["model=unet3d", "hydra.rn.dir=x"],
+        ["model=unet3d", "hydra.job.chdir=maybe"],
+        ["model=unet3d", "--config-dir", "nope"],
+    ],
+    ids=" ".join,
+)
+def test_a_configuration_error_is_one_line_and_leaves_no_folder(go, tmp_path, argv):
+    ran = go(*argv)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert len(ran.err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_configuration_shows_is_found_without_torch(tmp_path):
+    code = """
+import sys
+from prepare.cli import main as cli
+for argv in (
+    ["--help"], ["steps"], ["--version"], ["model=unet3dd"], ["memfmt=x", "+typo=1"],
+    ["model=unet3d", "precision=half", "steps.half.dtype=x"], ["--cfg", "job"], ["diff", "a", "b"],
+    ["--multirun", "model=unet3d", "memfmt=contiguous,chanels_last"],
+):
+    print("CODE", argv[0], cli.run(argv))
+    assert "torch" not in sys.modules, argv
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False,
+        env={"PYTHONPATH": str(RUN.parent)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    codes = re.findall(r"^CODE (\S+) (\d)$", done.stdout, re.MULTILINE)
+    assert [code for _, code in codes] == ["0", "0", "0", "2", "2", "2", "0", "2", "2"]
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "line"),
+    [
+        ([*UNET3D, "memfmt=channels_last"], "no_effect", NO_CONV2D),
+        (
+            [*UNET3D, "memfmt=channels_last_3d", "steps.conv3d_memory_format.exclude=[encodr.*]"],
+            "failed",
+            (
+                "steps.conv3d_memory_format.exclude: 'encodr.*' matches no module that "
+                "conv3d_memory_format prepares; did you mean 'encoder.*'?"
+            ),
+        ),
+        (
+            ["model._target_=sample_nets.NeedsDepth"],
+            "failed",
+            "model.depth: is missing, and sample_nets.NeedsDepth needs it; give +model.depth=value",
+        ),
+        (
+            [NET, "+model.dept=2"],
+            "failed",
+            (
+                "model.dept: not a keyword of sample_nets.Net; did you mean 'depth'? "
+                "keywords: depth, width, dtype"
+            ),
+        ),
+        (
+            ["model._target_=sample_nets.Nett"],
+            "failed",
+            "model._target_: sample_nets has no 'Nett'; did you mean 'sample_nets.Net'?",
+        ),
+        (
+            ["model._target_=sample_netz.Net"],
+            "failed",
+            "model._target_: module 'sample_netz' does not exist; install it, or start in the folder that holds it",
+        ),
+        (
+            ["model._target_=sample_nets.gives_no_model"],
+            "failed",
+            (
+                "model._target_: sample_nets.gives_no_model returned an object of type int, "
+                "not a torch.nn.Module; name a class or function that returns a model"
+            ),
+        ),
+        (
+            [NET, "plugins=[no_such_plugin]"],
+            "failed",
+            "plugins[0]: module 'no_such_plugin' does not exist; install it, or start in the folder that holds it",
+        ),
+    ],
+)
+def test_an_error_that_the_model_shows_exits_2_and_has_a_page(go, argv, status, line):
+    ran = go(*argv)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert ran.err.splitlines() == [line]
+    left = {"job.json", "environment.json", "report.html", "result.json", "prepare.log", ".hydra"}
+    assert {path.name for path in ran.folder.iterdir()} == left
+    assert ran.result["status"] == status
+    assert ran.result["error"] == line
+
+
+def test_a_request_without_effect_is_reported(go):
+    ran = go(*UNET3D, "memfmt=channels_last", "strict=false")
+    assert ran.code == 0
+    assert NO_CONV2D in " ".join(ran.out.split())
+
+
+def test_a_package_that_is_not_there_names_the_extra_that_brings_it(go):
+    ran = go("model=timm_resnet50")
+    if "no module" not in ran.err:
+        pytest.skip("timm is installed")
+    assert (
+        "module 'timm' does not exist; install the extra: pip install 'torch-prepare[timm]'"
+        in ran.err
+    )

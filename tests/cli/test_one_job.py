@@ -1,0 +1,292 @@
+"""One job from words to files: its record, its network and example, autocast and metrics."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import NET, SMALL, UNET3D
+from paths import RUN
+from prepare.audit import audit
+from prepare.pipeline import Pipeline
+from prepare.registry import STEPS
+from sample_nets import Net
+
+FILES = {
+    "recipe.yaml",
+    "plan.json",
+    "audit.json",
+    "audit.csv",
+    "flow.json",
+    "flow.svg",
+    "verify.json",
+    "report.html",
+    "environment.json",
+    "job.json",
+    "result.json",
+    "prepare.log",
+    ".hydra",
+}
+
+
+def run_py(*argv, cwd, **environment):
+    return subprocess.run(
+        [sys.executable, str(RUN), *argv],
+        capture_output=True,
+        cwd=cwd,
+        check=False,
+        env=environment or None,
+    )
+
+
+def test_the_main_job_prepares_audits_and_leaves_its_record(go):
+    ran = go(*UNET3D, "memfmt=channels_last_3d", "device=cpu")
+    assert ran.code == 0, ran.err
+    assert {path.name for path in ran.folder.iterdir()} == FILES
+    assert ran.result["status"] == "ok"
+    assert ran.result["error"] is None
+    audited = json.loads((ran.folder / "audit.json").read_text())
+    assert audited["summary"]["convolutions"]["converted"] == 8
+    assert "UNet3d is prepared: device cpu, conv3d_memory_format channels_last_3d" in ran.out
+    assert "8 converted, 0 already, 0 skipped, 0 ineffective" in ran.out
+    assert "[2, 1, 8, 8, 8] float32 -> [2, 2, 8, 8, 8] float32" in ran.out
+    # How many depends on the kernels that this machine chooses; that they were watched does not.
+    assert re.search(r"\d of 8 convolutions returned channels_last_3d", ran.out)
+    assert str(ran.folder.relative_to(Path.cwd())) in ran.out
+
+
+def test_two_runs_write_the_same_bytes(go):
+    first, second = (
+        go(*UNET3D, "memfmt=channels_last_3d", "precision=bfloat16").folder for _ in "ab"
+    )
+    assert first != second
+    for name in ("recipe.yaml", "plan.json", "audit.json", "audit.csv"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_the_recipe_gives_the_same_audit_without_hydra(go):
+    folder = go(NET, SMALL, "memfmt=channels_last", "precision=half", "device=cpu").folder
+    pipeline = Pipeline.load(folder / "recipe.yaml")
+    model = Net().eval()
+    plan = pipeline.plan(model)
+    audited = audit(pipeline.apply(model), plan=plan)
+    assert audited.to_json() == (folder / "audit.json").read_text()
+
+
+def test_a_plan_touches_nothing_and_says_what_would_change(go):
+    ran = go(*UNET3D, "memfmt=channels_last_3d", "precision=half", "task=plan")
+    assert ran.code == 0, ran.err
+    assert {path.name for path in ran.folder.iterdir()} == FILES - {
+        "recipe.yaml",
+        "audit.json",
+        "audit.csv",
+        "flow.json",
+        "flow.svg",
+        "verify.json",
+    }
+    assert "would be prepared" in ran.out
+    assert re.search(
+        r"upsample\.0\.weight +\[8, 8, 2, 2, 2\] +contiguous -> channels_last_3d ", ran.out
+    )
+    assert "float32 -> float16" in ran.out
+    assert "plan.json has them all" in go("model=unet3d", "precision=half", "task=plan").out
+
+
+WRONG = ("model._target_=sample_nets.wrong_in_training", "memfmt=channels_last", "mode=train")
+
+
+def test_wrong_gradients_are_refused_before_and_found_after(go):
+    ran = go(*WRONG, "input.shape=[1,3,16,16]")
+    assert ran.code == 2
+    assert "wrong gradients" in ran.err
+    ran = go(*WRONG, "input.shape=[1,3,16,16]", "known_issues=ignore")
+    assert ran.code == 3, ran.out + ran.err
+    result = json.loads((ran.folder / "result.json").read_text())
+    assert (result["status"], result["traceback"]) == ("verification_failed", None)
+    assert "gradients (train mode, batch 1)" in result["error"]
+    assert json.loads((ran.folder / "verify.json").read_text())["status"] == "fail"
+    assert "repair_layout" in ran.out
+    for words in (["+steps.repair_layout={}"], ["known_issues=ignore", "verify=none"]):
+        assert go(*WRONG, "input.shape=[1,3,16,16]", *words).code == 0
+
+
+def test_a_full_verification_compares_both_modes(go):
+    ran = go(NET, SMALL, "memfmt=channels_last", "verify=full")
+    assert ran.code == 0, ran.out + ran.err
+    checks = json.loads((ran.folder / "verify.json").read_text())["checks"]
+    assert {"eval", "train"} <= {check["mode"] for check in checks}
+
+
+def test_a_network_of_the_current_folder_is_built_with_its_keywords(go, tmp_path):
+    (tmp_path / "my_own_package").mkdir()
+    (tmp_path / "my_own_package" / "nets.py").write_text(
+        "from torch import nn\n"
+        "def build(depth, *, name):\n"
+        "    assert type(name) is dict and type(name['a']) is list\n"
+        "    return nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(depth)))\n"
+    )
+    ran = go(
+        "model._target_=my_own_package.nets.build", "+model.depth=3", "+model.name={a:[1]}", SMALL,
+        "memfmt=channels_last",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert "3 converted" in ran.out
+    assert str(tmp_path) not in sys.path
+
+
+def test_a_model_that_takes_several_inputs_gets_them(go):
+    ran = go(
+        "model._target_=sample_nets.TakesTwo", SMALL,
+        "input.kwargs={ids: {shape: [4], dtype: int64, high: 9}, scale: 2.0}",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert "[2, 3, 16, 16] float32, [4] int64 -> [2, 4, 14, 14] float32" in ran.out
+
+
+def test_without_an_example_the_job_says_that_none_was_run(go):
+    ran = go(NET)
+    assert ran.code == 0
+    assert "not run; give one with input.shape=[...]" in ran.out
+
+
+def test_the_example_follows_the_precision_of_the_weights(go):
+    ran = go(NET, SMALL, "precision=bfloat16")
+    assert "[2, 3, 16, 16] bfloat16 -> [2, 4, 14, 14] bfloat16" in ran.out
+
+
+def test_train_mode_is_asked_for_by_the_key_mode(go):
+    ran = go("model._target_=torch.nn.Dropout", "input.shape=[1000]", "mode=train", "+model.p=1.0")
+    assert ran.code == 0, ran.err
+
+
+def test_the_example_forward_does_not_count_in_running_statistics(go):
+    net = ("model=unet2d", "model.width=4", "model.depth=2", "input.shape=[2,1,16,16]")
+    ran = go(*net, "memfmt=channels_last", "mode=train", "verify=short")
+    assert ran.code == 0, ran.err
+    assert "verified      pass" in ran.out
+
+
+def test_networks_with_both_kinds_of_convolution_take_by_rank(go):
+    ran = go("model._target_=sample_nets.Mixed", "input.shape=[2,3,5,8,8]", "memfmt=by_rank")
+    assert ran.code == 0, ran.err
+    assert "1 of 1 convolution returned channels_last\n" in ran.out
+    assert "1 of 1 convolution returned channels_last_3d\n" in ran.out
+
+
+def test_names_that_hold_anything_are_shown_and_written(go):
+    ran = go("model._target_=sample_nets.oddly_named", SMALL, "memfmt=channels_last", "task=plan")
+    assert ran.code == 0, ran.err
+    assert r"[red]\n=1+1.weight" in ran.out
+    assert r"\udc80<b>|.weight" in ran.out
+
+
+def test_a_plugin_is_imported_before_its_step_is_looked_up(go, tmp_path):
+    (tmp_path / "my_plugin.py").write_text(
+        "from prepare.registry import register\n"
+        "from prepare.step import TensorStep, Want\n"
+        "@register('my_step')\n"
+        "class MyStep(TensorStep):\n"
+        "    def want(self, tensor):\n"
+        "        return Want(dtype='float64') if tensor.tensor.is_floating_point() else None\n"
+    )
+    try:
+        ran = go(NET, "plugins=[my_plugin]", "+steps.my_step={}")
+        assert ran.code == 0, ran.err
+        assert "2 float64" in ran.out
+    finally:
+        STEPS._classes.pop("my_step", None)
+        sys.modules.pop("my_plugin", None)
+
+
+def test_the_command_works_in_any_folder_without_a_terminal(tmp_path):
+    environment = {
+        "LANG": "C",
+        "LC_ALL": "C",
+        "PYTHONIOENCODING": "ascii",
+        "PYTHONCOERCECLOCALE": "0",
+    }
+    environment |= {"COLUMNS": "40", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    done = run_py(*UNET3D, "memfmt=channels_last_3d", "bench=none", cwd=tmp_path, **environment)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"8 converted" in done.stdout
+    assert done.stdout.isascii()
+    assert max(map(len, done.stdout.splitlines()[1:-1])) <= 40
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_network_of_transformers_is_prepared_from_its_configuration(go):
+    pytest.importorskip("transformers")
+    small = (
+        "model.config.embedding_size=4",
+        "model.config.hidden_sizes=[8]",
+        "model.config.depths=[1]",
+    )
+    ran = go("model=transformers_resnet", *small, "input.shape=[1,3,32,32]", "memfmt=channels_last")
+    assert ran.code == 0, ran.err
+    assert {path.name for path in ran.folder.iterdir()} == FILES
+    assert "ResNetForImageClassification is prepared" in ran.out
+    converted = json.loads((ran.folder / "audit.json").read_text())["summary"]["convolutions"]
+    assert converted["converted"] > 0
+    assert converted["ineffective"] == 0
+
+
+def test_an_interpolation_may_be_a_value_of_a_sweep(go, monkeypatch, tmp_path):
+    monkeypatch.setenv("NORM", "group")
+    words = ("model.width=1,${model.depth}", "model.norm=${oc.env:NORM}", "hydra.sweep.dir=sweep")
+    ran = go("-m", "model=unet3d", "model.depth=2", "seed=${hydra:job.num}", *words, "task=plan")
+    assert ran.code == 0, ran.err
+    rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())["rows"]
+    assert [row["choices"]["model.width"] for row in rows] == ["1", "${model.depth}"]
+
+
+def test_a_job_under_autocast_says_so_and_keeps_the_recipe(go):
+    words = (NET, SMALL, "memfmt=channels_last", "device=cpu", "flow=none")
+    plain, cast = go(*words), go(*words, "amp=bfloat16")
+    assert cast.code == 0, cast.err
+    assert "conv2d_memory_format channels_last, under autocast to bfloat16\n" in cast.out
+    assert (plain.result["amp"], cast.result["amp"]) == ("none", "bfloat16")
+    recipes = [(ran.folder / "recipe.yaml").read_text() for ran in (plain, cast)]
+    assert recipes[0] == recipes[1]
+    verified = json.loads((cast.folder / "verify.json").read_text())
+    assert (verified["amp"], verified["status"]) == ("bfloat16", "pass")
+    page = (cast.folder / "report.html").read_text()
+    assert "every forward in bfloat16" in page
+    assert "torch.autocast(&#34;cpu&#34;, torch.bfloat16)" in page
+
+
+def test_a_plan_names_the_autocast(go):
+    assert ", under autocast to float16; nothing" in go(NET, "amp=float16", "task=plan").out
+
+
+def test_a_metric_of_the_command_line_decides_the_exit_code(go):
+    words = (NET, SMALL, "memfmt=channels_last", "flow=none", "verify.max_drop=0.1")
+    assert go(*words, "verify.metric=sample_nets.constant_metric").code == 0
+    ran = go(*words, "verify.metric=sample_nets.format_metric")
+    assert ran.code == 3
+    assert (
+        "metric: format_metric 1 on the unprepared model, 0 on the prepared one"
+        in ran.err + ran.out
+    )
+    missing = go(*words, "verify.metric=sample_nets.constant_metrik")
+    assert missing.code == 2
+    assert "verify.metric: sample_nets has no 'constant_metrik'" in missing.err
+
+
+def test_training_in_half_points_at_amp(go):
+    ran = go(NET, "precision=half", "mode=train")
+    assert ran.code == 2
+    assert "choose precision=float32 with amp=float16" in ran.err
+
+
+def test_text_from_the_environment_is_not_a_number(go, monkeypatch):
+    monkeypatch.setenv("SEED", "5")
+    ran = go(NET, "seed=${oc.env:SEED}")
+    assert (ran.code, ran.err) == (
+        2,
+        "seed: '5' is not allowed; give a whole number, and not a text, as in "
+        "'seed=\"${oc.decode:${oc.env:SEED}}\"'\n",
+    )
+    assert go(NET, 'seed="${oc.decode:${oc.env:SEED}}"', "task=plan").code == 0
