@@ -1,66 +1,20 @@
-"""The step fuse_conv_bn: which batch norms it fuses, which it must not fuse, and how exactly."""
+"""The step fuse_conv_bn: fused pairs, other steps, failures, recipes and verification."""
 
 import copy
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from torch import nn
 
 from failing_operations import FailAt, interrupt_at
-from paths import CONF
+from fuse_checks import FUSE, Net, fused, lively
 from prepare.audit import audit
-from prepare.core.forward.example_input import build_example
 from prepare.errors import ConfigError, PatternError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.recipe import load
-from prepare.steps.fusion.conv_bn import find_pairs
 from prepare.steps.repairs.conv3d import KeepingConv3d
 from prepare.verify import verify
-from small_nets import build, facts
-
-FUSE = Pipeline.from_config({"fuse_conv_bn": {}})
-
-
-def lively(model):
-    """As after training: a fresh norm's statistics would be 0 and 1, and a wrong formula would pass."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            with torch.no_grad():
-                for tensor in (module.running_mean, module.weight, module.bias):
-                    if tensor is not None:
-                        tensor.add_(torch.randn_like(tensor) * 0.3)
-                if module.running_var is not None:
-                    module.running_var.uniform_(0.5, 2)
-    return model.eval()
-
-
-def fused(model):
-    return [name for name, module in model.named_modules() if type(module) is nn.Identity]
-
-
-def planned(model):
-    return [name for action in FUSE.plan(model).actions for name in action.modules]
-
-
-def why(model):
-    return " ".join(map(str, FUSE.plan(model).warnings))
-
-
-class Net(nn.Module):
-    """A convolution and a norm, called as `call` says."""
-
-    def __init__(self, call=lambda net, x: net.bn(net.conv(x)), conv=None, bn=None):
-        super().__init__()
-        self.conv, self.bn = conv or nn.Conv2d(3, 4, 3), bn or nn.BatchNorm2d(4)
-        self.call = call
-
-    def forward(self, x):
-        return self.call(self, x)
-
-
-# ------------------------------------------------------------------------------------- what is fused
+from small_nets import facts
 
 PAIRS = {
     "conv1d": (nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), (2, 3, 9)),
@@ -124,139 +78,6 @@ def test_a_norm_with_several_names_is_replaced_under_all_of_them():
     assert not FUSE.plan(net)
 
 
-def test_modules_that_cannot_be_traced_are_searched_by_parts():
-    net = Net(lambda net, x: net.block(x) if x.sum() > 0 else net.block(-x))
-    net.block = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    assert planned(lively(net)) == ["block.1", "block.0"]
-
-
-def test_neighbours_in_an_untraceable_sequential_are_found():
-    steps = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Net(lambda net, x: x if x.sum() > 0 else -x)
-    )
-    assert planned(lively(steps)) == ["1", "0"]
-
-
-def padded(net, x):
-    height = int(x.shape[-2])
-    return net.bn(net.conv(nn.functional.pad(x, (0, 1) if height % 2 else (1, 1))))
-
-
-def test_a_forward_that_reads_a_size_can_be_traced():
-    assert planned(lively(Net(padded))) == ["bn", "conv"]
-
-
-# --------------------------------------------------------------------------------- what must not be
-
-NOT_ALONE = {
-    "its output is added": lambda net, x: net.bn(y := net.conv(x)) + y,
-    "its output is given out": lambda net, x: (net.bn(y := net.conv(x)), y),
-    "called twice": lambda net, x: net.bn(net.conv(x)) + net.conv(x),
-    "norm called twice": lambda net, x: net.bn(net.bn(net.conv(x))),
-    "something between": lambda net, x: net.bn(net.conv(x).relu()),
-    "changed in place": lambda net, x: net.bn(net.conv(x).mul_(2)),
-    "its weight is used": lambda net, x: net.bn(net.conv(x)) * net.conv.weight.mean(),
-    "the norm's weight is used": lambda net, x: net.bn(net.conv(x)) * net.bn.weight.mean(),
-    "put aside": lambda net, x: net.bn(setattr(net, "seen", y := net.conv(x)) or y),
-    "put aside in a list": lambda net, x: net.bn(net.seen.append(y := net.conv(x)) or y),
-    "a branch": lambda net, x: net.bn(net.conv(x)) if x.sum() > 0 else net.conv(x),
-    "for odd sizes only": lambda net, x: net.bn(y := net.conv(x)) + (y if int(x.shape[2]) % 2 else 0),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("call", NOT_ALONE.values(), ids=NOT_ALONE)
-def test_a_convolution_with_a_second_consumer_is_not_fused(call):
-    net = lively(Net(call))
-    net.seen = []
-    before = facts(net), sorted(vars(net)), list(net.seen)
-    assert planned(net) == []
-    assert "1 batch norm not fused (bn): no convolution was found" in why(net)
-    assert (facts(net), sorted(vars(net)), net.seen) == before
-
-
-class Optional(Net):
-    """An argument decides whether the convolution's output goes only to the norm."""
-
-    def forward(self, x, skip=None):
-        y = self.conv(x)
-        return self.bn(y) if skip is None else self.bn(y) + y
-
-
-def test_pairs_that_depend_on_an_optional_argument_are_not_fused():
-    assert planned(lively(Optional())) == []
-
-
-def without_statistics(net):
-    net.bn = nn.BatchNorm2d(4, track_running_stats=False).eval()
-
-
-def shared_weight(net):
-    net.other = nn.Conv2d(3, 4, 3).eval()
-    net.other.weight = net.conv.weight
-
-
-def backward_pass(net):
-    net(torch.ones(1, 3, 5, 5)).sum().backward()
-
-
-UNFIT = {
-    "training mode": lambda net: net.bn.train(),
-    "convolution before it is in training mode": lambda net: net.conv.train(),
-    "has no running statistics": without_statistics,
-    "has hooks": lambda net: net.conv.register_forward_hook(lambda *_: None),
-    "before it, has hooks": lambda net: net.bn.register_forward_pre_hook(lambda *_: None),
-    "parametrized": lambda net: nn.utils.parametrizations.weight_norm(net.conv),
-    "shares a tensor": shared_weight,
-    "holds a gradient": backward_pass,
-    "gradient or a hook": lambda net: net.conv.weight.register_hook(lambda g: g),
-    "different devices": lambda net: net.bn.to("meta"),
-}
-
-
-@pytest.mark.parametrize("reason", UNFIT)
-def test_the_plan_gives_the_reason_for_each_unfused_norm(reason):
-    net = lively(Net())
-    UNFIT[reason](net)
-    assert planned(net) == []
-    assert reason in why(net)
-
-
-class Scaled(nn.BatchNorm2d):
-    """A norm with another forward."""
-
-    def forward(self, x):
-        return super().forward(x) * 2
-
-
-OTHERS = {
-    "a norm of one's own": (nn.Conv2d(3, 4, 3), Scaled(4)),
-    "grouped and transposed": (nn.ConvTranspose2d(4, 4, 2, groups=4), nn.BatchNorm2d(4)),
-    # Of an input (batch, 4, 4) the norm's channels are not the layer's features.
-    "linear": (nn.Linear(4, 4), nn.BatchNorm1d(4)),
-    "an instance norm": (nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True)),
-}
-
-
-@pytest.mark.parametrize(("conv", "bn"), OTHERS.values(), ids=OTHERS)
-def test_other_kinds_of_modules_are_not_fused(conv, bn):
-    assert planned(Net(conv=conv, bn=bn).eval()) == []
-
-
-def test_a_norm_that_is_also_outside_the_traced_part_is_not_fused():
-    net = lively(Net(lambda net, x: net.bn(x) if x.sum() > 0 else net.part(x)))
-    net.part = nn.Sequential(net.conv, net.bn)
-    assert planned(net) == []
-
-
-def test_hooks_do_not_run_in_a_plan():
-    net, ran = lively(Net()), []
-    outer = nn.Sequential(net, nn.ReLU())
-    net.register_forward_hook(lambda *_: ran.append(1))
-    outer.register_forward_pre_hook(lambda *_: ran.append(1))
-    assert planned(outer) == ["0.bn", "0.conv"]
-    assert ran == []
-
-
 class Counting(Net):
     """Counts its calls in a buffer, and draws a random number."""
 
@@ -276,9 +97,6 @@ def test_a_plan_changes_no_tensor_and_no_random_state():
     FUSE.plan(net)
     assert net.calls == net.plain == 0
     assert torch.equal(torch.get_rng_state(), state)
-
-
-# -------------------------------------------------------------------------------- the step in a pipeline
 
 
 def test_patterns_select_norms():
@@ -364,70 +182,3 @@ def test_verification_finds_a_wrong_fused_weight():
     assert verify(net, prepared, x, pipeline=FUSE).status == "pass"
     prepared.conv.weight.data[0] *= 1.01
     assert verify(net, prepared, x, pipeline=FUSE).status == "fail"
-
-
-# --------------------------------------------------------------------------------------- real networks
-
-
-NETWORKS = {
-    "resnet2d": (15, 15),
-    "transformers_mobilenet_v2": (52, 52),
-    "unet2d": (14, 14),
-    "unet3d": (14, 14),
-    "monai_attentionunet3d": (14, 14),
-    "monai_densenet3d": (11, 24),
-    "transformers_resnet": (22, 22),
-    "transformers_efficientnet": (31, 31),
-}
-QUICK = ("resnet2d", "transformers_resnet")
-
-
-def check_network(model, example, pairs, norms):
-    norm_count = sum(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
-    )
-    reference = lively(model)
-    prepared = FUSE.apply(copy.deepcopy(reference))
-    assert (len(fused(prepared)) - len(fused(reference)), norm_count) == (pairs, norms)
-    assert not FUSE.plan(prepared)
-    verification = verify(reference, prepared, example, pipeline=FUSE)
-    assert verification.status == "pass", verification.reason
-
-
-def test_a_padding_that_depends_on_sizes_can_be_traced():
-    assert len(find_pairs(build("transformers_mobilenet_v2")).pairs) == 52
-
-
-def example_of(name):
-    return build_example(
-        OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{name}.yaml").input), 0
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["nnunet_plain2d", "nnunet_plain3d", "nnunet_resenc2d", "nnunet_resenc3d"]
-)
-def test_a_fused_nnu_net_gives_the_same_output(name):
-    model = with_batch_norm(name)
-    norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    check_network(model, example_of(name), norms, norms)
-
-
-def test_nnu_net_norms_with_two_names_are_fused():
-    model = with_batch_norm("nnunet_plain2d")
-    assert len(find_pairs(model).pairs) == len(find_pairs(FUSE.apply(model)).pairs) + 14
-
-
-def with_batch_norm(name):
-    pytest.importorskip("dynamic_network_architectures")
-    config = OmegaConf.load(CONF / "model" / f"{name}.yaml").model
-    config.norm_op.path = config.norm_op.path.replace("Instance", "Batch")
-    return instantiate(config, _convert_="all").eval()
-
-
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NETWORKS]
-)
-def test_a_fused_network_gives_the_same_output(name):
-    check_network(build(name), example_of(name), *NETWORKS[name])

@@ -1,0 +1,87 @@
+"""Results of each backend of the step compile."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from compile_checks import Net, pipeline
+from paths import ROOT
+from prepare.models.unet import UNet2d
+from prepare.pipeline import Pipeline
+
+
+def test_a_job_compiles_and_verifies_the_model(tmp_path, monkeypatch, capsys):
+    from prepare.cli import main as cli
+
+    monkeypatch.chdir(tmp_path)
+    small = [
+        "model=unet2d",
+        "model.width=4",
+        "model.depth=2",
+        "input.shape=[1,1,16,16]",
+        "device=cpu",
+    ]
+    steps = ["+steps.fuse_conv_bn={}", "+steps.compile.backend=eager"]
+    assert cli.run([*small, *steps, "bench=none", "hydra.run.dir=out"]) == 0
+    assert "verified      pass" in capsys.readouterr().out
+
+
+def same_and_in_the_same_layout(backend, net, x, **options):
+    reference = copy.deepcopy(net)
+    pipeline(backend=backend, **options).apply(net, known_issues="ignore")
+    with torch.no_grad():
+        actual, expected = net(x), reference(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    return actual.stride() == expected.stride()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("freezing", [False, True])
+@pytest.mark.parametrize("norm", ["batch", "instance"])
+def test_inductor_gives_the_same_values_in_the_weights_layout(norm, freezing):
+    net = UNet2d(width=4, depth=2, norm=norm).eval()
+    Pipeline.from_config({"conv2d_memory_format": {}}).apply(net, known_issues="ignore")
+    x = torch.randn(1, 1, 32, 32)
+    assert same_and_in_the_same_layout("inductor", net, x, freezing=freezing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("freezing", [False, True])
+def test_freezing_takes_effect_only_without_gradients(freezing, monkeypatch):
+    from torch._inductor import compile_fx
+
+    net, frozen = Net().eval(), []
+    original = compile_fx.fw_compiler_freezing
+    monkeypatch.setattr(
+        compile_fx, "fw_compiler_freezing", lambda *a, **k: frozen.append(1) or original(*a, **k)
+    )
+    Pipeline.from_config({"compile": {"freezing": freezing}}).apply(net)
+    x = torch.randn(1, 3, 8, 8)
+    net(x)
+    assert frozen == []
+    with torch.no_grad():
+        net(x)
+    assert bool(frozen) is freezing
+
+
+@pytest.mark.slow
+def test_openvino_gives_the_same_values_in_float32():
+    pytest.importorskip("openvino")
+    code = """
+import sys, torch, warnings
+warnings.simplefilter("ignore")
+sys.path[:0] = ["tests/steps", "tests/networks", "tests/support"]
+from test_compile_backends import UNet2d, same_and_in_the_same_layout
+net = UNet2d(width=4, depth=2).eval()
+same_and_in_the_same_layout("openvino", net, torch.randn(1, 1, 32, 32))
+import openvino.frontend.pytorch.torchdynamo.execute as execute
+assert len(execute.compiled_cache) == 1  # not inductor, its fallback
+"""
+    # It changes torch's global settings when it is imported.
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,156 @@
+"""Options of the step compile: what reaches torch, and what is refused."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from compile_checks import Net, pipeline
+from prepare.errors import ConfigError, RefusedError
+from prepare.job.settings import read_settings
+from prepare.pipeline import Pipeline
+from prepare.recipe import load
+from prepare.steps import compile as compiling
+
+
+def test_a_recipe_holds_every_option(tmp_path):
+    declared = Pipeline.from_config(
+        {"compile": {"mode": "max-autotune", "options": {"cpp.threads": 1}}}
+    )
+    declared.save(tmp_path / "recipe.yaml")
+    assert load(tmp_path / "recipe.yaml")["compile"] == {
+        "backend": "inductor", "mode": "max-autotune", "dynamic": None, "fullgraph": False,
+        "options": {"cpp.threads": 1}, "freezing": False, "include": [],
+    }  # fmt: skip
+    assert Pipeline.load(tmp_path / "recipe.yaml").steps == declared.steps
+
+
+def test_every_option_reaches_torch(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, "compile", lambda call, **keywords: seen.append(keywords) or call)
+    Pipeline.from_config(
+        {"compile": {"dynamic": True, "fullgraph": True, "mode": "max-autotune"}}
+    ).apply(Net())
+    assert seen[-1] == {
+        "backend": "inductor", "dynamic": True, "fullgraph": True, "mode": "max-autotune", "options": None,
+    }  # fmt: skip
+    options = {
+        "mode": "max-autotune-no-cudagraphs",
+        "options": {"cpp.threads": 1},
+        "freezing": True,
+    }
+    Pipeline.from_config({"compile": options}).apply(Net().eval())
+    assert seen[-1]["mode"] is None
+    assert (
+        seen[-1]["options"].items()
+        >= {"max_autotune": True, "cpp.threads": 1, "freezing": True}.items()
+    )
+
+
+def test_openvino_computes_in_float32_unless_the_model_is_16_bit(monkeypatch):
+    pytest.importorskip("openvino")
+    seen = []
+    monkeypatch.setattr(
+        torch, "compile", lambda call, **keywords: seen.append(keywords["options"]) or call
+    )
+    pipeline(backend="openvino").apply(Net().eval())
+    assert seen[-1] == {"aot_autograd": True, "config": {"INFERENCE_PRECISION_HINT": "f32"}}
+    pipeline(backend="openvino", options={"device": "CPU"}).apply(Net().bfloat16().eval())
+    assert seen[-1] == {"aot_autograd": True, "device": "CPU"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"backend": "inductr"},
+            "steps.compile.backend: 'inductr' is not a backend; did you mean 'inductor'?",
+        ),
+        ({"backend": ""}, "steps.compile.backend: '' is not a backend"),
+        (
+            {"freezing": True},
+            "steps.compile.freezing: is for inductor, and the backend is eager; drop one",
+        ),
+        (
+            {"mode": "default"},
+            "steps.compile.mode: is for inductor, and the backend is eager; drop one",
+        ),
+    ],
+)
+def test_wrong_compile_options_are_configuration_errors(options, message):
+    with pytest.raises(ConfigError) as caught:
+        pipeline(**options)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"backend": "of_a_plugin"},
+            "steps.compile.backend: 'of_a_plugin' is not a backend; allowed: ",
+        ),
+        ({"backend": "tvm"}, "steps.compile.backend: tvm needs the package tvm; install it"),
+        (
+            {"backend": "inductor", "options": {"max_autotun": True}},
+            "steps.compile.options.max_autotun: inductor has no such option; did you mean 'max_autotune'?",
+        ),
+        (
+            {"backend": "inductor", "options": {"max_autotune": 3}},
+            "steps.compile.options: Unexpected type of attr max_autotune, got int should be bool",
+        ),
+        (
+            {"backend": "inductor", "freezing": True},
+            "steps.compile.freezing: turns the weights into constants, which cannot be trained; call model.eval()",
+        ),
+    ],
+)
+def test_options_that_torch_rejects_are_refused_before_any_change(options, message):
+    if options["backend"] == "tvm" and find_spec("tvm"):
+        pytest.skip("tvm is installed")
+    net = Net()
+    with pytest.raises(RefusedError) as caught:
+        pipeline(**options).apply(net)
+    assert str(caught.value).startswith(message)
+    assert net._compiled_call_impl is None
+
+
+def test_only_inductor_reports_a_missing_compiler(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler -O3")
+    message = r"backend: inductor needs a C\+\+ compiler \(no-such-compiler\), which is not installed; install it"
+    with pytest.raises(RefusedError, match=message):
+        pipeline(backend="inductor").apply(Net())
+    pipeline().apply(Net())
+
+
+def test_a_missing_triton_is_reported_for_cuda(monkeypatch):
+    monkeypatch.setattr(
+        compiling, "find_spec", lambda name: None if name == "triton" else find_spec(name)
+    )
+    steps = {"device": {"device": "cuda"}, "compile": {}}
+    bound = Pipeline.from_config(steps)._phases.runtime[0]
+    assert [str(p) for p in bound.obstacles(Net())] == [
+        "steps.compile.backend: inductor needs the package triton, which is not installed; "
+        "install it, or use the backend aot_eager, which is not faster"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"freezing": True},
+            "steps.compile.freezing: turns the weights.*choose mode=eval, or steps.compile.freezing=false",
+        ),
+        ({"options": {"freezing": True}}, "steps.compile.freezing: turns the weights"),
+        (
+            {"backend": "openvino"},
+            "steps.compile.backend: openvino computes no gradients.*or another backend",
+        ),
+    ],
+)
+def test_freezing_and_openvino_are_errors_in_training(options, message):
+    config = {"model": {"_target_": "torch.nn.Identity"}, "steps": {"compile": options}}
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        read_settings({**config, "mode": "train"}, choices={})
+    read_settings({**config, "mode": "eval"}, choices={})
