@@ -1,0 +1,33 @@
+"""A made-up sweep, for the tests of its summary."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import sweep_folders as made
+from prepare.sweep.summary import read_summary
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory):
+    return made.formats_by_precisions(tmp_path_factory.mktemp("made") / "swept")
+
+
+@pytest.fixture
+def swept(made_once, tmp_path):
+    return Path(shutil.copytree(made_once, tmp_path / "swept"))
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Makes a sweep of rows, each a mapping of what `add_row` takes beside its overrides."""
+
+    def make(*rows):
+        folder = tmp_path / "swept"
+        made.plan(folder, [row.pop("overrides") for row in (dict(row) for row in rows)])
+        for number, row in enumerate(rows):
+            made.add_row(folder, number, **row)
+        return read_summary(folder)
+
+    return make

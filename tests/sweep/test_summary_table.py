@@ -1,0 +1,139 @@
+"""The table of a sweep in the terminal, in CSV, JSON and Markdown."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import sweep_folders as made
+from made_summaries import out_of, row
+from prepare.job.headline import VerifyFigures, headline
+from prepare.job.record import Result
+from prepare.report.sentences import memory_text, verified_text
+from prepare.report.sweep_table import columns
+from prepare.report.terminal.sweep import write_summary
+from prepare.sweep.ranking import command, rank
+from prepare.sweep.summary import read_summary
+
+HOSTILE = ["=1+1", "<script>alert(1)</script>", "[red]x[/red]", "a|b\nc", "\udc80", '"quoted", and', "x" * 5000]  # fmt: skip
+
+
+def test_the_terminal_table_has_every_figure_and_marks_the_best(swept, capsys):
+    out = out_of(capsys, read_summary(swept))
+    head, first, *_ = out.splitlines()
+    assert head.split() == ["#", "memfmt", "precision", "status", "speed", "time", "interval", "verified", "converted", "already", "memory", "breaks", "copied", "seconds"]  # fmt: skip
+    assert first.split() == ["4*", "channels_last_3d", "bfloat16", "ok", "2.4x", "faster", "-59", "%", "-60", "to", "-58", "%", "pass", "0.004", "8%", "8", "0", "1.0", "MiB", "->", "512.0", "KiB", "13", "52.0", "KiB", "2.0"]  # fmt: skip
+    assert "#2: RuntimeError: \"slow_conv3d\" not implemented for 'Half'" in out
+    assert "#5: it never started" in out
+    assert "pass 2e-07 <1%, wrong in training" in out
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 100, 140])
+def test_a_narrow_terminal_omits_columns_and_names_them(swept, capsys, width):
+    lines = out_of(capsys, read_summary(swept), width).splitlines()
+    left = next(line for line in lines if line.startswith("columns left out"))
+    assert "copied" in left
+    if width >= 80:
+        table = lines[: lines.index(left)]
+        assert len(table) == 7
+        assert max(map(len, table)) <= width
+        assert "2.4x faster" in table[1]
+        assert "seconds" in left or width > 100
+
+
+def test_a_reason_that_many_rows_share_is_printed_once(sweep, capsys):
+    failed = Result("failed", "error", "RuntimeError: no\nsecond line")
+    out = out_of(capsys, sweep(*[row(f"seed={n}", result=failed) for n in range(12)]))
+    assert "#0, #1, #2, #3, #4, #5, #6, #7 and 4 more: RuntimeError: no (and 1 more line)\n" in out
+    assert out.count("RuntimeError") == 1
+
+
+def test_empty_columns_are_left_out(sweep):
+    summary = sweep(row("seed=0", result=Result("ok", seconds=1.0)), row("seed=1"))
+    titles = [column.title for column in columns(summary, rank(summary))]
+    assert titles == ["#", "seed", "status", "seconds"]
+
+
+def test_texts_of_memory_and_verification():
+    found = headline(Path("nowhere"))
+    assert memory_text(found) == ""
+    assert memory_text(replace(found, bytes_before=1 << 20, bytes_after=1 << 20)) == "1.0 MiB"
+    changed = replace(found, bytes_before=6 << 20, bytes_after=3 << 20)
+    assert memory_text(changed) == "6.0 -> 3.0 MiB"
+    assert verified_text(VerifyFigures(status="cannot tell", error=0.1)) == "cannot tell"
+    assert verified_text(VerifyFigures(status="pass", error=1e-7, wrong=3)) == "pass 1e-07, wrong in training"  # fmt: skip
+    at_a_sixth = VerifyFigures(status="pass", error=1e-3, allowed=6e-3)
+    assert verified_text(at_a_sixth) == "pass 0.001 (17 % of the limit)"
+    assert verified_text(at_a_sixth, short=True) == "pass 0.001 17%"
+
+
+def test_a_gradient_is_not_shown_as_the_error_of_the_outputs(tmp_path):
+    outputs, gradients, *_ = (found := made.verification(1e-6)).checks
+    gradients = replace(gradients, error=0.04)
+    replace(found, checks=(outputs, gradients)).save(tmp_path / "verify.json")
+    verified = headline(tmp_path).verified
+    assert (verified.what, verified.error) == ("outputs", 1e-6)
+    replace(found, checks=(gradients,)).save(tmp_path / "verify.json")
+    assert headline(tmp_path).verified.what == "input gradients"
+
+
+def test_the_command_of_a_row_leaves_out_its_folder(swept):
+    summary = read_summary(swept)
+    asked = ("hydra.sweep.dir=x", "+steps.half={keep: []}", "~model.depth", "hydra/launcher=basic")
+    found = command(replace(summary.rows[4], overrides=(*summary.rows[4].overrides, *asked)))
+    assert found == "python run.py model=unet3d memfmt=channels_last_3d precision=bfloat16 '+steps.half={keep: []}' '~model.depth'"  # fmt: skip
+
+
+def test_the_csv_has_a_column_for_each_figure(swept):
+    write_summary(read_summary(swept), swept)
+    with (swept / "summary.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["number"] for row in rows] == list("012345")
+    best = rows[4]
+    wanted = {"memfmt": "channels_last_3d", "precision": "bfloat16", "status": "ok", "best": "True", "converted": "8",
+              "bytes_before": "1048576", "bytes_after": "524288", "verified": "pass", "error": "0.004", "allowed": "0.05", "error_of": "outputs",
+              "layout_lost": "13", "copied_bytes": "53248", "inference_ratio": "0.41", "inference_verdict": "faster",
+              "shared": "False", "seconds": "2.0", "reason": "", "folder": "4-row"}  # fmt: skip
+    assert {key: best[key] for key in wanted} == wanted
+    assert (rows[2]["reason"], rows[2]["error"]) == ("RuntimeError: \"slow_conv3d\" not implemented for 'Half'", "")  # fmt: skip
+
+
+def test_the_json_has_the_results_and_marks_the_best(swept):
+    write_summary(read_summary(swept), swept)
+    data = json.loads((swept / "summary.json").read_text())
+    assert (data["format"], data["version"]) == ("prepare.summary", 1)
+    row = data["rows"][4]
+    assert (row["best"], row["shared"], row["lost"]["breaks"]) == (True, False, 13)
+    assert row["timed"][0]["interval"] == pytest.approx([0.3977, 0.4223])
+    assert row["overrides"] == ["model=unet3d", "memfmt=channels_last_3d", "precision=bfloat16"]
+
+
+def test_the_markdown_is_a_table_in_the_order_of_the_rank(swept):
+    write_summary(read_summary(swept), swept)
+    lines = (swept / "summary.md").read_text().splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:8]] == ["| 4\\*", "| 1", "| 0", "| 3", "| 2", "| 5"]  # fmt: skip
+    assert len({line.replace("\\|", "").count("|") for line in lines[:8]}) == 1
+    assert lines[-1].startswith("best: #4 ")
+
+
+def test_hostile_values_survive_every_format_as_text(sweep, tmp_path, capsys):
+    rows = [row(f"a={text}", result=Result("failed", "error", text)) for text in HOSTILE]
+    summary = sweep(*rows)
+    folder = tmp_path / "swept"
+    write_summary(summary, folder)
+    with (folder / "summary.csv").open(newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    wanted = [text.encode("utf-8", "backslashreplace").decode() for text in HOSTILE]
+    assert [row["a"] for row in found] == wanted
+    assert [row["reason"] for row in found] == wanted
+    data = json.loads((folder / "summary.json").read_text())
+    assert [row["choices"]["a"] for row in data["rows"]] == HOSTILE
+    text = (folder / "summary.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) == len(HOSTILE) + 2
+    assert "<script>" not in text
+    out = out_of(capsys, summary)
+    assert "[red]x[/red]" in out
+    assert "\udc80" not in out
+    assert "\\udc80" in out

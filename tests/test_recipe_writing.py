@@ -1,0 +1,191 @@
+"""Recipes that are written: read back exactly, what is not plain data, files."""
+
+import math
+import os
+import tracemalloc
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fuzz_recipe import HEAD
+from prepare import recipe
+from prepare.errors import RecipeError
+from recipe_checks import BAD_STEP, STEPS_1, VERSION_1, option, refusal
+
+TEXTS = ["", " ", "a b", "a\n", "\n", "\r\n", "\ttab", "yes", "On", "null", "NaN", "~", "1", "1.5", "-", "- a",
+         "a: b", "a #b", "#a", "'", '"', "\\", "\\ud800", "\\\\", "é", "日本", "😀", "\0", "\x1b[31m", "\x7f",
+         "\x85", "\u2028", "\ufeff", "\ufffe", "\uffff", "\ud800", "\udc80", "\ud83d\ude00", "%a", "@a", "`a",
+         "---", "...", "{a}", "[a]", "&a", "*a", "!a", "|", ">", "?", "? a", ":", "a:", "a" * 5000, "0o17",
+         "0x1f", "010", "1e5", ".5", "_a", "<<", "=", "$", "{", "$ {", "re:.*", "type:Conv3d", "=1+1", "[red]",
+         "<script>"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=ascii)
+def test_any_string_comes_back_as_value_as_item_and_as_key(text):
+    steps = {
+        "a": {"b": text, "c": [text, [text]], "d": {f"k{text}": text, "e": {f"k{text}": [text]}}}
+    }
+    written = recipe.dumps(steps)
+    assert recipe.loads(written) == steps
+    assert recipe.loads(written.encode()) == steps
+    assert written.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    "text", [t for t in TEXTS if not any(0xD800 <= ord(c) < 0xE000 for c in t)], ids=ascii
+)
+def test_other_readers_of_yaml_find_the_same_strings(text):
+    steps = {"a": {"b": text, "c": [text]}}
+    assert yaml.safe_load(recipe.dumps(steps))["steps"] == steps
+
+
+@pytest.mark.parametrize("number", [1e-5, -1e22, 1.5e300, 5e-324, 1e16, 0.1, -0.0, 3.0])
+def test_floats_come_back_as_floats_from_here_and_from_other_readers(number):
+    text = recipe.dumps({"a": {"b": number}})
+    assert repr(recipe.loads(text)["a"]["b"]) == repr(number)
+    assert repr(yaml.safe_load(text)["steps"]["a"]["b"]) == repr(number)
+
+
+def test_an_escaped_backslash_before_u_is_not_a_surrogate():
+    steps = {"a": {"b": "\\ud800" * 20_000}}
+    assert recipe.loads(recipe.dumps(steps)) == steps
+
+
+def values() -> st.SearchStrategy:
+    text = st.text(st.characters(codec=None)).filter(lambda text: "${" not in text)
+    key = text.filter(lambda text: not text.startswith("_") and text != "<<")
+    number = st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(
+        allow_nan=False, allow_infinity=False
+    )
+    return st.recursive(
+        st.none() | st.booleans() | number | text,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(key, inner, max_size=4),
+        max_leaves=20,
+    )
+
+
+@settings(max_examples=120, deadline=None, derandomize=True, database=None)
+@given(st.dictionaries(st.text().filter(lambda t: t[:1] != "_" and t != "<<" and "${" not in t),
+                       st.none() | st.dictionaries(st.sampled_from("abcdef"), values()), max_size=4))  # fmt: skip
+def test_what_is_written_is_read_back_exactly(steps):
+    text = recipe.dumps(steps)
+    again = recipe.loads(text)
+    assert repr(again) == repr(steps)
+    assert recipe.dumps(again) == text
+
+
+class Thing:
+    def __repr__(self) -> str:
+        raise AssertionError("a value is not to be asked for its text")
+
+
+ALLOWED = "use null, true, false, finite numbers, strings, lists and dicts"
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (None, "steps: 'steps' is null, not a mapping; write 'steps: {name: {option: value}}'"),
+        ([], "steps: 'steps' is a list, not a mapping; write 'steps: {name: {option: value}}'"),
+        ({"half": ["a"]}, f"steps.half: the step 'half' is a list; {BAD_STEP}"),
+        ({"a b": True}, f"steps.'a b': the step 'a b' is true; {BAD_STEP}"),
+        ({3: {}}, "steps: holds a key that is a number; use strings"),
+        ({10**5000: []}, "steps: holds a key that is a number; use strings"),
+        ({Thing(): []}, "steps: holds a key that is of type Thing; use strings"),
+        ({"half": {"keep": ["a", Thing()]}}, f"steps.half.keep[1]: is of type Thing; {ALLOWED}"),
+        ({"half": {"keep": ("a",)}}, f"steps.half.keep: is of type tuple; {ALLOWED}"),
+        ({"half": {"keep": {"a"}}}, f"steps.half.keep: is of type set; {ALLOWED}"),
+        ({"half": {"keep": b"a"}}, f"steps.half.keep: is of type bytes; {ALLOWED}"),
+        ({"half": {"keep": 1j}}, f"steps.half.keep: is of type complex; {ALLOWED}"),
+        ({"half": {"keep": math.nan}}, f"steps.half.keep: is not finite; {ALLOWED}"),
+        ({"half": {"keep": [{"x": -math.inf}]}}, f"steps.half.keep[0].x: is not finite; {ALLOWED}"),
+        ({"half": {"keep": 1 << 64}}, f"steps.half.keep: has more than 64 bits; {ALLOWED}"),
+        ({"half": {"keep": 10**5000}}, f"steps.half.keep: has more than 64 bits; {ALLOWED}"),
+        ({"half": {"keep": "${a}"}}, f"steps.half.keep: holds '${{' in '${{a}}'; {ALLOWED}"),
+        ({"half": {"${a}": 1}}, f"steps.half.'${{a}}': holds '${{' in '${{a}}'; {ALLOWED}"),
+        ({"half": {"_x": 1}}, "steps.half: holds the key '_x': no key of a recipe begins with '_'; rename it"),
+        ({"half": {"<<": {}}}, "steps.half: holds the merge key '<<'; rename it"),
+        ({"half": {None: 1}}, "steps.half: holds a key that is null; use strings"),
+        ({"half": {"keep": ["a"] * 5000}},
+         "steps.half.keep[4989]: is past the first 5,000 keys and values; use patterns in place of lists of names"),
+        ({"half": {"keep": "a" * (1 << 20)}},
+         "steps: would be larger than 1,048,576 bytes; use patterns in place of lists of names"),
+        ({"half": {"keep": "\ud800" * (1 << 14)}},
+         "steps: would be larger than 65,536 bytes; remove the escaped surrogates"),
+    ],
+)  # fmt: skip
+def test_what_is_not_plain_data_is_refused_by_its_path(steps, message):
+    with pytest.raises(RecipeError) as raised:
+        recipe.dumps(steps)
+    assert str(raised.value) == message
+
+
+def test_a_list_that_holds_itself_is_refused():
+    loop = []
+    loop.append(loop)
+    with pytest.raises(
+        RecipeError, match=r"steps\.a\.b\[0\].*: is more than 32 levels deep; nest less"
+    ):
+        recipe.dumps({"a": {"b": loop}})
+    loop *= 3
+    with pytest.raises(RecipeError, match="is more than 32 levels deep"):
+        recipe.dumps({"a": {"b": loop}})
+
+
+def test_a_recipe_that_could_not_be_written_again_is_refused():
+    text = HEAD + "  a: {b: '" + "\\" * 600_000 + "'}\n"
+    assert str(refusal(text)) == (
+        "recipe: would be larger than 1,048,576 bytes; use patterns in place of lists of names"
+    )
+
+
+def test_a_recipe_is_saved_and_loaded(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    recipe.save(path, STEPS_1)
+    assert path.read_text() == VERSION_1
+    assert recipe.load(path) == STEPS_1
+    assert recipe.load(str(path)) == STEPS_1
+
+
+def test_an_error_names_the_file_and_the_line(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(option("*a"))
+    with pytest.raises(RecipeError) as raised:
+        recipe.load(path)
+    assert raised.value.problems[0].where == f"{path}:5"
+
+
+def test_steps_that_cannot_be_written_leave_the_old_file(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    recipe.save(path, {})
+    with pytest.raises(RecipeError):
+        recipe.save(path, {"a": {"b": Thing()}})
+    assert path.read_text() == "format: prepare.recipe\nversion: 1\nsteps: {}\n"
+    assert [found.name for found in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_a_missing_recipe_is_an_error_with_the_nearest_name(tmp_path):
+    recipe.save(tmp_path / "recipe.yaml", {})
+    with pytest.raises(RecipeError) as raised:
+        recipe.load(tmp_path / "recpie.yaml")
+    assert str(raised.value) == (
+        f"{tmp_path}/recpie.yaml: cannot be read: No such file or directory; "
+        f"did you mean {tmp_path}/recipe.yaml?"
+    )
+
+
+def test_a_huge_file_is_refused_without_being_read(tmp_path):
+    path = tmp_path / "huge.yaml"
+    path.touch()
+    os.truncate(path, 100_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            RecipeError, match="is larger than 1,048,576 bytes; give a smaller file"
+        ):
+            recipe.load(path)
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()

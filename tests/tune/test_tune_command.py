@@ -1,0 +1,117 @@
+"""Tuning from the command line, and on several ranks."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from paths import PYTHONPATH
+from prepare import recipe
+from prepare.cli import main as cli
+from prepare.pipeline import Pipeline
+from prepare.tune import Tuning
+from prepare.tune.candidates import AS_DECLARED
+from sample_nets import small
+
+TUNE = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "bench=none")
+
+
+@pytest.fixture
+def go(tmp_path, monkeypatch, capsys):
+    """Run task=tune in an empty folder, in this process; return the folder and the output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*argv, code=0):
+        own = ("task=tune", "hydra.run.dir=run", "overwrite=true", f"tune.cache={tmp_path}/kept")
+        assert cli.run([*TUNE, *own, *argv]) == code
+        return tmp_path / "run", capsys.readouterr()
+
+    return run
+
+
+def test_the_winner_is_applied_audited_and_recorded(timed, go):
+    timed.update({"channels_last + input": 0.05})
+    folder, said = go("tune.budget=5")
+    found = Tuning.load(folder / "tune.json")
+    assert found.winner == "channels_last + input"
+    assert recipe.load(folder / "recipe.yaml") == found.recipe
+    assert (
+        json.loads((folder / "audit.json").read_text())["summary"]["convolutions"]["converted"] == 2
+    )
+    assert json.loads((folder / "verify.json").read_text())["status"] == "pass"
+    assert "tune (inference): channels_last + input: 2.0x faster (50 % less time" in said.out
+    assert "Sequential is prepared: device cpu, conv2d_memory_format channels_last" in said.out
+    page = (folder / "report.html").read_text()
+    assert '<section id="tune"' in page
+    assert all(row.name in page for row in found.rows)
+    assert "Speed against error" in page
+    again = Pipeline.load(folder / "recipe.yaml")
+    assert again.to_config() == found.recipe
+    assert not again.plan(again.apply(small().eval()))
+
+
+def test_the_options_of_the_command_line_reach_the_tuning(timed, go):
+    timed.update({"bfloat16": 0.03})
+    folder, said = go("tune.budget=4", "tune.allow=[bfloat16]", "memfmt=contiguous")
+    found = Tuning.load(folder / "tune.json")
+    assert (found.winner, found.budget, found.allow) == ("bfloat16", 4.0, ("bfloat16",))
+    assert found.row(AS_DECLARED).steps["conv2d_memory_format"]["memory_format"] == "contiguous"
+    assert all("device" in row.steps for row in found.rows)
+    assert [path.suffix for path in (folder.parent / "kept").iterdir()] == [".json"]
+    _, said = go("tune.budget=4", "tune.allow=[bfloat16]", "memfmt=contiguous")
+    assert "note: from the cache, and verified again: measured" in said.out
+    folder, _ = go("tune.budget=1", "mode=train", "model._target_=sample_nets.Net")
+    assert Tuning.load(folder / "tune.json").mode == "train"
+
+
+def test_tuning_needs_an_example_input(go):
+    _, said = go("input.shape=null", code=2)
+    assert "input: task=tune needs an example input; give one with input.shape=[...]" in said.err
+
+
+RANK = """
+import sys
+import torch
+import torch.distributed as dist
+from prepare import tune as module
+from prepare.errors import RefusedError
+from prepare.tune.session import TuningSession
+from sample_nets import small
+
+rank, file, wrong = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "wrong"
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+if rank:
+    TuningSession.run = None  # only rank 0 may measure
+torch.manual_seed(rank)
+try:
+    found = module.tune(small(), torch.ones(2, 2 if wrong else 3, 12, 12), budget=0.5, cache=False)
+    print(found.winner, found.seconds, sorted(found.recipe))
+except Exception as error:
+    print(type(error).__name__, error)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("how", ["right", pytest.param("wrong", marks=pytest.mark.slow)])
+def test_rank_0_decides_for_all_ranks(tmp_path, how):
+    command = [sys.executable, "-c", RANK]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store"), how], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    first, second = (out for out, _ in said)
+    if how == "right":
+        assert first == second != ""
+    else:
+        assert first.startswith("ModelError the unprepared model: forward of 0")
+        assert second.startswith("RefusedError rank 0: the unprepared model: forward of 0")
