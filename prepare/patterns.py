@@ -21,6 +21,23 @@ def matches(pattern: str, name: str, module: Any) -> bool:
     return _matcher(pattern)(name, module)
 
 
+def exactly(name: str) -> str:
+    """Return a pattern that matches only the module with this dotted name."""
+    plain = name not in ("", NORMS) and not name.startswith(("type:", "re:"))
+    return name if plain and not set(name) & set("*?[") else f"re:{re.escape(name)}"
+
+
+def kept_modules(model: Any, patterns: tuple[str, ...]) -> dict[str, str]:
+    """Return `{dotted name: pattern}` of the modules that match a pattern, and of all modules in them."""
+    found: dict[str, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False) if patterns else ():
+        above = found.get(name.rpartition(".")[0]) if name else None
+        pattern = next((each for each in patterns if matches(each, name, module)), above)
+        if pattern is not None:
+            found[name] = pattern
+    return found
+
+
 def readable(patterns: tuple[str, ...]) -> None:
     """Raise ValueError with the reason for a pattern that is not valid."""
     for pattern in patterns:

@@ -103,6 +103,13 @@ class TensorStep(Step):
         """Return the likely reason why this step wants nothing in `model`."""
         return f"{self.name} prepares no tensor of {type(model).__name__}"
 
+    def targets(self, model: torch.nn.Module) -> Iterable[str]:
+        """Return the names of modules on which this step has yet to register hooks; by default none."""
+        return ()
+
+    def act(self, model: torch.nn.Module) -> None:
+        """Register the hooks, after the tensors have been converted."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModuleStep(Step):

@@ -48,9 +48,9 @@ class Phases:
         return cls(**by_phase)
 
     @property
-    def acting(self) -> list[ModelStep | InputStep]:
-        """The steps that act on the model after its tensors have been moved."""
-        return [*self.runtime, *self.inputs]
+    def acting(self) -> list[TensorStep | ModelStep | InputStep]:
+        """The steps that may act on the model after its tensors have been moved."""
+        return [*self.tensors, *self.runtime, *self.inputs]
 
 
 class Survey(NamedTuple):

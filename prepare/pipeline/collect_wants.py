@@ -17,7 +17,7 @@ from prepare.errors import (
     Problem,
     StepError,
 )
-from prepare.patterns import NORMS, matches, near_misses
+from prepare.patterns import NORMS, kept_modules, matches, near_misses
 from prepare.pipeline.tensor_table import RequestTable, TensorRequest
 from prepare.step import ModuleStep, TensorStep, Want
 
@@ -38,7 +38,7 @@ def make_table(model: nn.Module, steps: Sequence[TensorStep]) -> RequestTable:
             by_identity[key] = TensorRequest(place.tensor, [])
         by_identity[key].places.append(place)
     requests = list(by_identity.values())
-    selections = [_Selection(step) for step in steps]
+    selections = [_Selection(step, model) for step in steps]
     protected = Protected(model)
     conflicts = [p for request in requests for p in _fill(request, steps, selections, protected)]
     if conflicts:
@@ -52,7 +52,7 @@ def targets(model: nn.Module, step: ModuleStep) -> tuple[tuple[str, ...], list[C
 
     An exclusion under one name of a module holds for all its names.
     """
-    selection = _Selection(step)
+    selection = _Selection(step, model)
     if not selection.patterns:
         return tuple(step.targets(model)), []
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -66,11 +66,15 @@ def targets(model: nn.Module, step: ModuleStep) -> tuple[tuple[str, ...], list[C
 
 
 class _Selection:
-    """The modules that the patterns of one step select, and a record of the patterns that matched."""
+    """The modules that the patterns of one step select, and a record of the patterns that matched.
 
-    def __init__(self, step: TensorStep | ModuleStep) -> None:
-        self.step = step
+    A module that `keep` matches is kept with all modules in it.
+    """
+
+    def __init__(self, step: TensorStep | ModuleStep, model: nn.Module) -> None:
+        self.step, self.model = step, model
         self.candidates: dict[str, nn.Module] = {}
+        self._kept = kept_modules(model, step.chosen("keep"))
         self.patterns = {option: step.chosen(option) for option in _OPTIONS if step.chosen(option)}
         self._reasons: dict[str, str | None] = {}
         self._matched: set[tuple[str, str]] = set()
@@ -95,9 +99,9 @@ class _Selection:
         return self._reasons[name]
 
     def _match(self, name: str, module: nn.Module) -> str | None:
-        first_match: dict[str, str] = {}
-        for option, patterns in self.patterns.items():
-            for pattern in patterns:
+        first_match = {"keep": self._kept[name]} if name in self._kept else {}
+        for option in ("include", "exclude"):
+            for pattern in self.patterns.get(option, ()):
                 if matches(pattern, name, module):
                     self._matched.add((option, pattern))
                     first_match.setdefault(option, pattern)
@@ -109,12 +113,20 @@ class _Selection:
         return None
 
     def unmatched_patterns(self) -> Iterable[ConfigError]:
-        """Yield an error for every pattern that matched nothing; `norms` may match nothing."""
+        """Yield an error for every pattern that matched nothing; `norms` may match nothing.
+
+        `keep` may match any module: one without tensors computes in 16 bits too.
+        """
+        every = dict(self.model.named_modules(remove_duplicate=False))
         for option, patterns in self.patterns.items():
             for pattern in patterns:
-                if pattern != NORMS and (option, pattern) not in self._matched:
+                where = f"steps.{self.step.name}.{option}"
+                if option == "keep" and pattern != NORMS:
+                    if not any(matches(pattern, name, module) for name, module in every.items()):
+                        wrong = f"{pattern!r} matches no module of {type(self.model).__name__}"
+                        yield PatternError(where, wrong, near_misses(pattern, every))
+                elif pattern != NORMS and (option, pattern) not in self._matched:
                     wrong = f"{pattern!r} matches no module that {self.step.name} prepares"
-                    where = f"steps.{self.step.name}.{option}"
                     yield PatternError(where, wrong, near_misses(pattern, self.candidates))
 
 

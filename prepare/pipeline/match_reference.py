@@ -5,6 +5,7 @@ from collections.abc import Hashable, Mapping
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from prepare.core.forward.float32_calls import call_as_it_is, call_in_float32, casts_of
 from prepare.core.model.module_tree import Snapshot
 from prepare.core.model.tensors import NamedTensor, identity, named_tensors
 from prepare.core.utils.signals import held_interrupts
@@ -18,7 +19,8 @@ from prepare.steps.repairs import find_repair, repair_names
 def match_to_reference(model: nn.Module, reference: nn.Module) -> None:
     """Give every tensor of `model` the device, dtype and strides of the same name in `reference`.
 
-    Modules get the repairs of their counterparts. A failure leaves everything as it was.
+    Modules get the repairs of their counterparts, and their casts where these are kept in float32. A failure
+    leaves everything as it was.
     """
     if isinstance(model, AveragedModel) and not isinstance(reference, AveragedModel):
         model = model.module
@@ -51,6 +53,10 @@ def _repair_like(module: nn.Module, reference: nn.Module) -> None:
     for repair in map(find_repair, repair_names()):
         if repair.is_repaired(reference) and repair.fits(module):
             repair.repair(module, {4: "channels_last", 5: "channels_last_3d"})
+    if casts_of(module) != (casts := casts_of(reference)):
+        call_as_it_is(module)
+        if casts:
+            call_in_float32(module, casts)
 
 
 def _check_same_tensors(places: Mapping[str, NamedTensor], targets: Mapping[str, Tensor]) -> None:

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from prepare.core.utils.wording import in_training, option, words
 from prepare.errors import Problem
-from prepare.patterns import Patterns
+from prepare.patterns import NORMS, Patterns, kept_modules, matches
 from prepare.registry import register
 from prepare.step import TensorStep, Want
 
 if TYPE_CHECKING:
+    import torch
+
+    from prepare.core.forward.float32_calls import CastResults
     from prepare.core.model.tensors import NamedTensor
+
+
+def undo(model: torch.nn.Module) -> None:
+    """Remove the casts around kept modules, in place; parameters keep their dtype."""
+    from prepare.core.forward.float32_calls import call_as_it_is
+
+    for module in model.modules():
+        call_as_it_is(module)
 
 
 @register("half")
 class Half(TensorStep):
     """Casts floating-point parameters and buffers to 16 bits; never integers or complex numbers.
 
+    A kept module stays in float32 with all modules in it. Its 16-bit arguments are cast to float32, and its
+    results to 16 bits, by hooks that survive deepcopy and pickle; only batch and instance norms take 16-bit
+    inputs as they are. Under autocast, the operators inside it follow autocast.
     Helps: half the memory, and faster convolutions on hardware with 16-bit units.
     Hurts: float16 overflows above 65504, and the running statistics of a batch norm stop changing or
     overflow in it. Therefore `keep` skips batch and instance norms by default; `keep=[]` casts everything,
     exactly as `.half()` does. On a CPU float16 is very slow: use bfloat16 there. For training, keep float32
-    parameters and use autocast.
+    parameters and use autocast. The casts of a kept module copy its inputs and results; a call that bypasses
+    `module(...)`, or an argument that it changes in place, is not cast. To remove these casts, as before
+    `model.float()`: `from prepare.steps import half; half.undo(model)`.
     Source: `torch.nn.Module.half`, `torch.nn.Module.bfloat16`; NVIDIA/apex issue 144 for the norms.
     """
 
     dtype: Literal["float16", "bfloat16"] = "float16"
     keep: Literal["norms"] | Patterns = "norms"
-    """Patterns of modules to skip; the word `norms` means batch and instance norms."""
+    """Patterns of modules that stay in float32; the word `norms` means batch and instance norms."""
 
     def in_training(self) -> Iterable[Problem]:
         if self.dtype == "float16":
@@ -48,3 +64,69 @@ class Half(TensorStep):
 
     def want(self, tensor: NamedTensor) -> Want | None:
         return Want(dtype=self.dtype) if tensor.tensor.is_floating_point() else None
+
+    def targets(self, model: torch.nn.Module) -> Iterator[str]:
+        from prepare.core.forward.float32_calls import casts_of
+
+        casts = self._casts(model)
+        for name, module in model.named_modules():
+            if casts_of(module) != casts.get(id(module)):
+                yield name
+
+    def act(self, model: torch.nn.Module) -> None:
+        from prepare.core.forward.float32_calls import call_as_it_is, call_in_float32
+
+        casts = self._casts(model)
+        for module in model.modules():
+            if id(module) in casts:
+                call_in_float32(module, casts[id(module)])
+            else:
+                call_as_it_is(module)
+
+    def _casts(self, model: torch.nn.Module) -> dict[int, CastResults]:
+        """Return the casts by the id of each module that gets them: the outermost that are kept."""
+        import torch
+
+        from prepare.core.forward.float32_calls import CastResults
+
+        kept = kept_modules(model, self.chosen("keep"))
+        shared = _tensors_in(model, kept)
+        casts: dict[int, CastResults] = {}
+        inside: set[str] = set()
+        for name, module in model.named_modules(remove_duplicate=False):
+            if name and name.rpartition(".")[0] in inside:
+                inside.add(name)
+            elif (name in kept or _holds(module, shared)) and _needs_casts(module):
+                inside.add(name)
+                dtype = _dtype(module)
+                if dtype.itemsize > 2:
+                    casts[id(module)] = CastResults(dtype, getattr(torch, self.dtype))
+        return casts
+
+
+def _needs_casts(module: torch.nn.Module) -> bool:
+    """Return whether `module` is called, and cannot take 16-bit inputs with parameters in float32."""
+    from torch import nn
+
+    is_called = type(module).forward is not nn.Module.forward  # a ModuleList is not
+    return is_called and not matches(NORMS, "", module)
+
+
+def _tensors_in(model: torch.nn.Module, kept: Iterable[str]) -> set[int]:
+    """Return the ids of the tensors of the kept modules."""
+    tables = [(m._parameters, m._buffers) for m in map(model.get_submodule, kept)]
+    return {id(t) for pair in tables for table in pair for t in table.values() if t is not None}
+
+
+def _holds(module: torch.nn.Module, tensors: set[int]) -> bool:
+    """Return whether `module` holds one of the tensors, such as a tied weight."""
+    own = (*module._parameters.values(), *module._buffers.values())
+    return not tensors.isdisjoint(map(id, own))
+
+
+def _dtype(module: torch.nn.Module) -> torch.dtype:
+    """Return the floating-point dtype of the tensors in `module`; float32 without any."""
+    import torch
+
+    tensors = (t for each in (module.parameters(), module.buffers()) for t in each)
+    return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)

@@ -26,6 +26,7 @@ from prepare.verify.module_checks import module_checks, without_proof
 from prepare.verify.records import Check
 from prepare.verify.tolerance import (
     Deviation,
+    all_finite,
     compare,
     first_non_finite,
     is_too_noisy,
@@ -183,7 +184,10 @@ class CaseComparison:
                 raise CannotTellError(_RANDOM_COMPILED)
 
     def _outputs_differ(self, first: RunResult, second: RunResult) -> bool:
-        return any(item.exceeds for item in self._differences(first, [], second, "outputs"))
+        # An overflow is not a random number.
+        return all_finite(second.outputs) and any(
+            item.exceeds for item in self._differences(first, [], second, "outputs")
+        )
 
     def _compare(self, results: RunResults, kind: str) -> list[Deviation]:
         baseline = results.baseline + (results.perturbed if "gradients" in kind else [])

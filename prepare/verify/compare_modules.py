@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from prepare.core.forward.float32_calls import same_casts
 from prepare.core.forward.stand_ins import copy_of, standing_in
 from prepare.core.forward.torch_state import isolated
 from prepare.core.utils.text import first_line
@@ -102,7 +103,7 @@ def compare_modules(runner: Runner, call: Call, *, backward: bool) -> ModuleDiff
     if forward_only and (reason := refuses(backward=False)):
         raise CannotTellError(reason)
     with CallInterceptor() as interceptor, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "input_format leaves the tensors in a")
+        warnings.filterwarnings("ignore", "the tensors in a .* stay as they are")
         recorder = CallRecorder(models.prepared, interceptor, forward_only=forward_only)
         runner.run_prepared(call, context=recorder, backward=not forward_only)
         comparer = _Comparer(models, interceptor, backward=backward)
@@ -227,8 +228,12 @@ class _Comparer:
 
         run = self._lone(self.models.reference, call, self.models.baseline_stand_in, convert)
         run.repair = self.models.dtype == torch.bfloat16
+        modules = (
+            self._modules[m][call.module] for m in (self.models.reference, self.models.prepared)
+        )
         try:
-            return [run.run(call, backward=self.backward)]
+            with same_casts(*modules):
+                return [run.run(call, backward=self.backward)]
         except Exception as error:
             raise_if_out_of_memory(error)
             return []

@@ -60,8 +60,8 @@ AT = {
             (
                 f"forward of convs.0 (Conv2d): {AT['Net.forward']}: RuntimeError: Input type (float) and bias type (c10::BFloat16) "
                 "should be the same; the input and the weights differ in precision: the example was formatted as "
-                "the steps say, but a tensor that the model makes itself stays as it is, and so does a module "
-                "that keep names"
+                "the steps say, but a tensor that the model makes itself stays as it is, and so does the weight of "
+                "a kept module that is not called itself"
             ),
         ),
         (

@@ -153,9 +153,7 @@ def test_an_unknown_container_of_tensors_is_left_alone_and_reported():
             self.image = torch.ones(1)
 
     batch = Batch()
-    with pytest.warns(
-        UserWarning, match="input_format leaves the tensors in a .*Batch as they are"
-    ):
+    with pytest.warns(UserWarning, match="the tensors in a .*Batch stay as they are"):
         assert formatted(batch, dtype="float16") is batch
 
 

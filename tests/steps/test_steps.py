@@ -42,6 +42,13 @@ class Test_device(StepContract):
         super().test_it_has_something_to_do_here()
 
 
+class Test_half_that_keeps_modules(StepContract):
+    """The step installs hooks on modules that stay in float32."""
+
+    step = "half"
+    options = {"keep": ["norms", "flat", "deep.2", "tied.head"]}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_yaml_spells_out_every_field_with_its_default(name):
     written = yaml.safe_load((CONF / "steps" / f"{name}.yaml").read_text())

@@ -22,7 +22,8 @@ def _hints() -> dict[str, str]:
     return {
         r"Input type .* and (bias|weight) type|same dtype|expected scalar type": (
             "the input and the weights differ in precision: the example was formatted as the steps say, "
-            "but a tensor that the model makes itself stays as it is, and so does a module that keep names"
+            "but a tensor that the model makes itself stays as it is, and so does the weight of a kept "
+            "module that is not called itself"
         ),
         r"view size is not compatible": (
             "this module calls .view on a tensor that is no longer contiguous: use .reshape or .flatten "

@@ -111,7 +111,7 @@ def _report_unknown(value: Any) -> None:
     if isinstance(held, dict) and any(isinstance(item, Tensor) for item in held.values()):
         # All types warn from this line, so Python's filter shows each text once.
         warnings.warn(
-            f"input_format leaves the tensors in a {type(value).__qualname__} as they are; "
+            f"the tensors in a {type(value).__qualname__} stay as they are; "
             "give a dict, list, tuple or dataclass",
             stacklevel=2,
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from prepare.core.forward.explain_error import explained
+from prepare.core.forward.float32_calls import same_casts
 from prepare.verify.execution import single_run
 from prepare.verify.execution.perturbation import Perturbed, Rounded
 from prepare.verify.execution.single_run import RunResult
@@ -145,7 +146,10 @@ class Runner:
             context=context,
         )
         if not self._baseline_raised:
-            if results := run(models.dtype, models.baseline_stand_in):
+            # Modules that the prepared model keeps in float32 take no 16-bit inputs.
+            with same_casts(models.reference, models.prepared):
+                results = run(models.dtype, models.baseline_stand_in)
+            if results:
                 return results
             self._baseline_raised = True
         if torch.finfo(models.dtype).bits >= torch.finfo(torch.float32).bits:

@@ -1,0 +1,100 @@
+"""Call a module of a 16-bit model in float32: cast its arguments before the call, and its results after it.
+
+The casts are two hooks next to the module's own code. As plain data they survive pickle and deepcopy, and
+equal hooks are recognised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prepare.core.forward.nested import map_tensors
+
+_LOW = (torch.float16, torch.bfloat16)
+
+
+@dataclasses.dataclass(frozen=True)
+class CastArguments:
+    """A forward pre-hook that casts 16-bit positional and keyword arguments to `dtype`."""
+
+    dtype: torch.dtype
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return _mapped(self._cast, args), _mapped(self._cast, kwargs)
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if tensor.dtype in _LOW else tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class CastResults:
+    """A forward hook that casts results in the dtype `inside` to the 16-bit dtype `outside`."""
+
+    inside: torch.dtype
+    outside: torch.dtype
+
+    def __call__(self, module: nn.Module, args: tuple, output: Any) -> Any:
+        return _mapped(self._cast, output)
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.outside) if tensor.dtype == self.inside else tensor
+
+
+def call_in_float32(module: nn.Module, casts: CastResults) -> None:
+    """Cast the arguments and results of each call of `module`; replaces such casts of before."""
+    call_as_it_is(module)
+    arguments = CastArguments(casts.inside)
+    module.register_forward_pre_hook(arguments, with_kwargs=True)
+    module.register_forward_hook(casts, prepend=True)
+
+
+def call_as_it_is(module: nn.Module) -> None:
+    """Remove the casts around the calls of `module`, if there are any."""
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if isinstance(hook, CastArguments):
+            del module._forward_pre_hooks[key]
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+    for key, hook in list(module._forward_hooks.items()):
+        if isinstance(hook, CastResults):
+            del module._forward_hooks[key]
+
+
+def casts_of(module: nn.Module) -> CastResults | None:
+    """Return the casts around the calls of `module`, or None."""
+    hooks = module._forward_hooks.values()
+    return next((hook for hook in hooks if isinstance(hook, CastResults)), None)
+
+
+@contextmanager
+def same_casts(model: nn.Module, source: nn.Module) -> Iterator[None]:
+    """Give the modules of `model` the casts of the modules of the same names in `source`, in the block."""
+    casts = {name: found for name, module in source.named_modules() if (found := casts_of(module))}
+    modules = [(m, casts[n]) for n, m in model.named_modules() if n in casts and not casts_of(m)]
+    try:
+        for module, found in modules:
+            call_in_float32(module, found)
+        yield
+    finally:
+        for module, _ in modules:
+            call_as_it_is(module)
+
+
+def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Do as `map_tensors`, in code that torch.compile can trace for the types of Python."""
+    if not torch.compiler.is_compiling():
+        return map_tensors(change, value)
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) is tuple:
+        return tuple(_mapped(change, item) for item in value)
+    if type(value) is list:
+        return [_mapped(change, item) for item in value]
+    if type(value) is dict:
+        return {key: _mapped(change, item) for key, item in value.items()}
+    return map_tensors(change, value)

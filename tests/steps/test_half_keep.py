@@ -1,0 +1,242 @@
+"""The option `keep` of the step half: modules that stay in float32 inside a 16-bit model."""
+
+import copy
+import pickle
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from prepare.core.forward.float32_calls import casts_of
+from prepare.errors import PatternError
+from prepare.pipeline import Pipeline, like
+from prepare.steps import half
+from prepare.verify import verify
+
+LOW, X = torch.bfloat16, torch.linspace(-1, 1, 12).view(3, 4).bfloat16()
+
+
+class Seen(nn.Module):
+    """Records the dtypes of its arguments, and returns results of several types."""
+
+    def forward(self, x, *, more=None):
+        tensors = [x, *((more["a"][0], more["b"]) if more else ())]
+        self.dtypes = [tensor.dtype for tensor in tensors if isinstance(tensor, Tensor)]
+        return x * 2
+
+
+class Wrapped(NamedTuple):
+    first: Tensor
+    rest: list
+
+
+@dataclass
+class Held:
+    value: Tensor
+
+
+class Returns(nn.Module):
+    """Returns nested tensors in float32, and integers."""
+
+    def forward(self, x):
+        return Wrapped(x, [{"a": (x, torch.arange(2))}, Held(x)])
+
+
+class Net(nn.Module):
+    """Four kinds of children: one called with nested keywords, a list, a nested block and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.seen, self.returns = nn.Linear(4, 4), Seen(), Returns()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2)])
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.first(x)
+        x = self.seen(x, more={"a": (x, 3), "b": torch.arange(2)})
+        self.returned = self.returns(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def prepared(model, *keep, **more):
+    pipeline = Pipeline.from_config({"half": {"dtype": "bfloat16", "keep": list(keep)}, **more})
+    return pipeline.apply(model), pipeline
+
+
+def cast(model):
+    return [name for name, module in model.named_modules() if casts_of(module)]
+
+
+def net():
+    torch.manual_seed(0)
+    return Net()
+
+
+def test_a_kept_module_computes_in_float32_and_returns_16_bits():
+    model, _ = prepared(net(), "seen", "returns", "head")
+    assert model(X).dtype == LOW
+    assert model.seen.dtypes == [torch.float32, torch.float32, torch.int64]
+    returned = model.returned
+    assert isinstance(returned, Wrapped)
+    assert returned.first.dtype == LOW
+    assert [t.dtype for t in returned.rest[0]["a"]] == [LOW, torch.int64]
+    assert returned.rest[1].value.dtype == LOW
+    assert model.head.weight.dtype == torch.float32
+    assert model.first.weight.dtype == LOW
+
+
+def test_a_kept_module_is_kept_with_all_in_it_and_cast_once():
+    model, pipeline = prepared(net(), "blocks", "blocks.0.0", "type:ReLU")
+    assert cast(model) == ["blocks.0", "blocks.1"]  # a ModuleList is not called itself
+    assert {p.dtype for p in model.blocks.parameters()} == {torch.float32}
+    assert model(X).dtype == LOW
+    assert not pipeline.check(model)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_a_model_with_kept_modules_is_verified_in_both_modes(mode, monkeypatch):
+    # The baseline runs in 16 bits too: it gets the same casts, not rounded outputs.
+    monkeypatch.setattr("prepare.verify.execution.runner.Rounded", None)
+    model = net().train(mode == "train")
+    reference = copy.deepcopy(model)
+    prepared_model, pipeline = prepared(model, "blocks", "head", input_format={})
+    found = verify(reference, prepared_model, X.float(), pipeline=pipeline, mode=mode)
+    assert found.status == "pass", found.reason
+    assert not cast(reference)
+
+
+def test_gradients_reach_parameters_on_both_sides_of_the_casts():
+    model, _ = prepared(net().train(), "blocks.0")
+    model(X).float().square().sum().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    assert all(gradient.any() for gradient in gradients.values())
+    assert gradients["blocks.0.0.weight"].dtype == torch.float32
+    assert gradients["first.weight"].dtype == LOW
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_casts_survive_copies(again):
+    model, pipeline = prepared(net(), "blocks", "head")
+    copied = again(model)
+    assert cast(copied) == cast(model)
+    assert not pipeline.check(copied)
+    assert torch.equal(copied(X), model(X))
+
+
+def test_an_earlier_copy_gets_the_casts_of_its_reference():
+    model, ema = net(), net()
+    prepared(model, "head")
+    assert cast(like(ema, model)) == ["head"]
+    assert torch.equal(ema(X), model(X))
+
+
+def test_another_recipe_removes_the_casts_of_what_it_does_not_keep():
+    model, _ = prepared(net(), "blocks", "head")
+    prepared(model, "head")
+    assert cast(model) == ["head"]
+    assert model.blocks[0][0].weight.dtype == LOW
+    assert model(X).dtype == LOW
+
+
+def test_undo_removes_the_casts():
+    model, _ = prepared(net(), "blocks", "head")
+    half.undo(model)
+    assert not cast(model)
+    assert model.float()(X.float()).dtype == torch.float32
+
+
+def test_a_recipe_restores_the_casts(tmp_path):
+    _, pipeline = prepared(net(), "norms", "head")
+    pipeline.save(tmp_path / "recipe.yaml")
+    loaded = Pipeline.load(tmp_path / "recipe.yaml")
+    assert cast(loaded.apply(net())) == ["head"]
+
+
+def test_a_failure_removes_the_casts(monkeypatch):
+    model = net()
+    monkeypatch.setattr("prepare.pipeline.apply._check_nothing_left", lambda survey: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepared(model, "head")
+    assert not cast(model)
+    assert model(X.float()).dtype == torch.float32
+
+
+def test_hooks_of_the_user_see_the_types_outside():
+    model, seen = net(), []
+    model.head.register_forward_pre_hook(lambda m, args: seen.append(args[0].dtype))
+    model.head.register_forward_hook(lambda m, args, output: seen.append(output.dtype))
+    prepared(model, "head")[0](X)
+    assert seen == [LOW, LOW]
+
+
+def test_the_other_holder_of_a_kept_weight_is_cast_too():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False))
+    model[2].weight = model[0].weight
+    prepared(model, "2")
+    assert cast(model) == ["0", "2"]
+    assert model(torch.arange(3)).dtype == LOW
+
+
+def test_kept_batch_norms_take_16_bit_inputs_without_casts():
+    model, _ = prepared(nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2)), "norms", "1")
+    assert not cast(model)
+    assert model(torch.ones(2, 2, 3).bfloat16()).dtype == LOW
+
+
+def test_a_module_in_16_bits_already_is_not_called_in_float32():
+    model, _ = prepared(net().bfloat16(), "head")
+    assert not cast(model)
+    assert model(X).dtype == LOW
+
+
+def test_a_kept_module_in_float64_computes_in_float64():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
+    prepared(model, "1")
+    assert model(X).dtype == LOW
+    assert model[1].weight.dtype == torch.float64
+
+
+def test_autocast_decides_inside_a_kept_module():
+    model, dtypes = prepared(net(), "head")[0], []
+    model.head.register_forward_hook(lambda m, a, y: dtypes.append(y.dtype), prepend=True)
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            model(X)
+    assert dtypes == [torch.float32, torch.bfloat16]
+
+
+def test_a_kept_convolution_is_fused_repaired_and_channels_last():
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.InstanceNorm2d(8),
+        nn.Conv2d(8, 4, 1),
+    ]
+    reference = nn.Sequential(*layers).eval()
+    steps = {"fuse_conv_bn": {}, "repair_layout": {"force": True}, "conv2d_memory_format": {}}
+    model, pipeline = prepared(copy.deepcopy(reference), "0", "3", **steps, input_format={})
+    assert cast(model) == ["0"]
+    assert type(model[3]).__name__ == "KeepingInstanceNorm2d"
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    batch = torch.randn(2, 3, 8, 8)
+    assert model(pipeline.format(batch)).is_contiguous(memory_format=torch.channels_last)
+    assert verify(reference, model, batch, pipeline=pipeline).status == "pass"
+
+
+def test_a_pattern_that_keeps_nothing_is_an_error_with_the_nearest():
+    message = r"steps.half.keep: 'hea' matches no module of Net; did you mean 'head'\?"
+    with pytest.raises(PatternError, match=message):
+        prepared(net(), "hea")
+
+
+@pytest.mark.slow
+def test_a_model_with_kept_modules_is_compiled_in_one_graph():
+    model, _ = prepared(net(), "seen", "blocks", "head")
+    compiled = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(X), model(X))
