@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
-from prepare.tune.records import CandidateResult, Tuning
+from prepare.tune.records import CandidateResult, Keep, Tuning
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from prepare.core.forward.autocast import Amp
     from prepare.core.utils.progress import Stage
 
-__all__ = ["CandidateResult", "Tuning", "tune"]
+__all__ = ["CandidateResult", "Keep", "Tuning", "keep_in_float32", "tune"]
 
 
 def tune(
@@ -59,7 +59,9 @@ def tune(
 
     A recipe can only win if its results are correct. It is verified against the unprepared model (see
     `prepare.verify`) before it eliminates that model, and before it wins; if it fails, it is dropped, and
-    the recipes that it had eliminated are timed again. Of the recipes within 2 % of the fastest the
+    the recipes that it had eliminated are timed again. For a recipe in 16 bits that fails, the fewest modules
+    that have to stay in float32 are searched for (see `prepare.tune.rescue`), and the recipe with these kept
+    joins the race. Of the recipes within 2 % of the fastest the
     simplest wins (see `prepare.tune.candidates`). The winner may be the unprepared model.
 
     Args:
@@ -127,3 +129,49 @@ def tune(
         clock=_clock,
     )
     return run_on_rank_zero(session.run)
+
+
+def keep_in_float32(
+    model: nn.Module,
+    batch: Any,
+    *,
+    dtype: Literal["float16", "bfloat16"] = "bfloat16",
+    mode: Literal["eval", "train"] = "eval",
+    budget: float = 60.0,
+    metric: Callable[[nn.Module, Any], float] | None = None,
+    max_drop: float | None = None,
+    seed: int = 0,
+    progress: Stage = lambda _: nullcontext(),
+    build: Callable[[], nn.Module] | None = None,
+) -> Keep:
+    """Find the fewest modules that have to stay in float32 for `model` to be right in a 16-bit dtype.
+
+    The search of `tune` for a recipe that fails, without a race: the arguments are those of `tune`, and
+    `dtype` is that of the step `half`. `model` is not changed.
+
+    Raises:
+        RefusedError: `mode` is unknown, one of `metric` and `max_drop` is missing, or the model cannot be
+            copied or prepared in its present state.
+        ConfigError: `dtype` or `budget` is invalid, or float16 is to be trained.
+        ModelError: the model does not run in this dtype.
+    """
+    from prepare.tune.options import read_tune
+    from prepare.tune.rank_zero import run_on_rank_zero
+    from prepare.tune.session import TuningSession
+    from prepare.verify.metric import limit_of
+
+    if mode not in ("eval", "train"):
+        raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
+    session = TuningSession(
+        model=model,
+        batch=batch,
+        options=read_tune({"budget": budget, "cache": False}, mode=mode),
+        mode=mode,
+        limit=limit_of(metric, max_drop),
+        declared={},
+        seed=seed,
+        progress=progress,
+        build=build,
+        clock=time.perf_counter,
+    )
+    return run_on_rank_zero(lambda: session.keep(dtype))

@@ -3,8 +3,8 @@
 The cost of a recipe is its complexity: the sum of the costs of its steps. Of two recipes the one with
 the lower cost is the simpler one. Formats and formatted inputs change no value (1 each); repairs change
 a module's class (2); replaced calls change its code, and fusing makes new parameters (3 each); 16 bits
-round every value (4); a compiler is needed at run time (6), and freezing or another backend than inductor
-ties the model to its weights (1 more).
+round every value (4; with more modules kept than norms 1 more); a compiler is needed at run time (6), and
+freezing or another backend than inductor ties the model to its weights (1 more).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import nn
 
 from prepare.core.model.known_issues import standing
 from prepare.errors import PrepareError
+from prepare.patterns import NORMS
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.tune.records import UNPREPARED, Steps
@@ -71,7 +72,8 @@ class Candidate:
         """The complexity of the recipe; see the module."""
         compiler = self.steps.get("compile", {})
         tied = compiler.get("freezing", False) or compiler.get("backend", "inductor") != "inductor"
-        return sum(_COSTS.get(name, _UNKNOWN_COST) for name in self.steps) + bool(tied)
+        keeps = self.steps.get("half", {}).get("keep", NORMS) not in (NORMS, [NORMS], [])
+        return sum(_COSTS.get(name, _UNKNOWN_COST) for name in self.steps) + bool(tied) + keeps
 
     @property
     def compiles(self) -> bool:

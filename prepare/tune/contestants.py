@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from prepare.tune.candidates import Candidate
+    from prepare.tune.records import KeptModule
 
 
 class CandidateError(Exception):
@@ -43,7 +44,8 @@ class Contestant:
     """A candidate in the race, with its time in each round.
 
     `seconds` is the shortest time of a turn so far. `status` is empty while it can still win; then
-    `reason` says why it lost, and `eliminated_by` is the faster contestant, if it lost to one.
+    `reason` says why it lost, and `eliminated_by` is the faster contestant, if it lost to one. `kept` are the
+    modules that were found to need float32.
     """
 
     candidate: Candidate
@@ -56,6 +58,7 @@ class Contestant:
     eliminated_by: Contestant | None = None
     peak: int | None = None
     first_seconds: float | None = None
+    kept: tuple[KeptModule, ...] = ()
 
     @property
     def name(self) -> str:

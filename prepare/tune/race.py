@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from prepare.bench.variant import Clock
     from prepare.core.utils.progress import Stage
     from prepare.tune.candidates import Candidate
+    from prepare.tune.rescue import Rescuer
 
 # Rounds between two eliminations: to test after each round would favour recipes that are fast by chance.
 _ROUNDS_PER_BLOCK = 3
@@ -23,6 +24,8 @@ _ROUNDS_PER_BLOCK = 3
 _COMPILE_PART = 0.6
 # Verifications that do not pass are given back to the budget, up to this fraction of it.
 _REFUND_PART = 0.5
+# The part of the remaining budget that a search for modules to keep in float32 may use.
+_RESCUE_PART = 0.5
 
 
 class Race:
@@ -30,7 +33,8 @@ class Race:
 
     The first candidate is the unprepared model. It runs twice in every round, as the reference of the
     others and as their control, and needs no verification. `start` prepares a candidate and makes its
-    first calls; `check` verifies one that runs. At most `capacity` candidates run at a time, but at
+    first calls; `check` verifies one that runs; `rescue` may return a recipe that is right in place of one
+    whose verification failed. At most `capacity` candidates run at a time, but at
     least three.
     """
 
@@ -45,6 +49,7 @@ class Race:
         capacity: int = 1000,
         seed: int = 0,
         progress: Stage = lambda _: nullcontext(),
+        rescue: Rescuer | None = None,
     ) -> None:
         self.contestants = [Contestant(candidate) for candidate in candidates]
         self.standings = Standings(self.contestants, Contestant(candidates[0]))
@@ -54,6 +59,7 @@ class Race:
         self._order, self._progress = random.Random(seed), progress  # noqa: S311
         self._admission = Admission(self.standings, budget * _COMPILE_PART)
         self._refundable = budget * _REFUND_PART
+        self._rescuer = rescue
 
     def run(self) -> Contestant:
         """Run the race and return the winner: a recipe that passed its verification, or the unprepared model.
@@ -205,7 +211,21 @@ class Race:
         elif checked.status != "pass":
             reason = f"it could not be verified: {checked.reason}"
             self._disqualify(contestant, "cannot tell", reason)
+        if self._rescuer and self._rescuer.may_help(checked):
+            self._rescue(contestant, self._rescuer)
         return checked.status == "pass"
+
+    def _rescue(self, contestant: Contestant, rescuer: Rescuer) -> None:
+        """Enter the recipe that is right in place of one whose results are wrong, if there is one."""
+        began = self._clock()
+        if contestant.kept:  # there is no other set
+            return
+        if rescue := rescuer(contestant.candidate, self._left() * _RESCUE_PART):
+            contestant.reason += f"; {rescue.reason}"
+            if rescue.candidate:
+                twin = Contestant(rescue.candidate, checked=rescue.checked, kept=rescue.kept)
+                self.contestants.insert(self.contestants.index(contestant) + 1, twin)
+        self._refund(self._clock() - began)
 
     def _refund(self, seconds: float) -> None:
         """Give the time of a failed verification to the recipes that come back because of it."""

@@ -19,16 +19,19 @@ from prepare.core.utils.machine import MachineWatch, disturbance
 from prepare.core.utils.options import read_size
 from prepare.core.utils.text import plural
 from prepare.core.utils.wording import words
-from prepare.errors import ModelError, PrepareError, Problem, RefusedError
+from prepare.errors import ConfigError, ModelError, PrepareError, Problem, RefusedError
+from prepare.pipeline import Pipeline
 from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.preconditions import lazy_problems, precondition_problems
 from prepare.steps.input_format import InputFormat
 from prepare.tune.cache import Cache, age, conditions
 from prepare.tune.candidate_run import Mode, PreparedCandidate, TurnPlan, capacity, copy_model
 from prepare.tune.candidates import Candidate, calls_to_keep, candidates
-from prepare.tune.contestants import CandidateError, CheckResult, Contestant
+from prepare.tune.contestants import CandidateError, CheckResult, Contestant, TimedCandidate
+from prepare.tune.module_errors import ModuleError, errors_of
 from prepare.tune.race import Race
-from prepare.tune.records import STATUSES, UNPREPARED, CandidateResult, Tuning
+from prepare.tune.records import STATUSES, UNPREPARED, CandidateResult, Keep, Tuning
+from prepare.tune.rescue import KeepInFloat32
 
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock
@@ -78,6 +81,46 @@ class TuningSession:
                 cache.store(tuning)
         return replace(tuning, notes=(*tuning.notes, *cache.notes))
 
+    def keep(self, dtype: str) -> Keep:
+        """Find the modules that have to stay in float32 for the step `half` alone to be right."""
+        _check_model(self.model)
+        recipe = Pipeline.from_config({"half": {"dtype": dtype}, "input_format": {"attach": True}})
+        if self.mode == "train" and (unfit := list(recipe.steps["half"].in_training())):
+            raise ConfigError.of(unfit)
+        candidate = Candidate(dtype, recipe.to_config())
+        with isolated():
+            pool = self._pool(candidate)
+            rescue = self._rescuer(pool, lambda each: self._start(each, pool))
+            try:
+                with self.progress(f"verifying {dtype}"):
+                    checked = rescue.check(candidate, rescue.start(candidate))
+            except CandidateError as error:
+                raise ModelError(f"the model in {dtype}", str(error)) from None
+            if not rescue.may_help(checked):
+                reason = checked.reason or "it is right with norms in float32 alone"
+                return Keep(dtype=dtype, status=checked.status, reason=reason)
+            found = rescue(candidate, self.options.budget)
+        assert found is not None
+        reason = found.reason if found.kept else f"{checked.reason}; {found.reason}"
+        status = "pass" if found.kept else checked.status
+        return Keep(dtype=dtype, status=status, reason=reason, kept=found.kept)
+
+    def _rescuer(
+        self, pool: list[Any], start: Callable[[Candidate], PreparedCandidate]
+    ) -> KeepInFloat32:
+        exact: dict[Any, Any] = {}
+
+        def copied() -> nn.Module:
+            return copy_model(self.model, self.mode, self.build)
+
+        def check(_: Candidate, runner: TimedCandidate) -> CheckResult:
+            return self._check(cast("PreparedCandidate", runner), exact)
+
+        def measure(candidate: Candidate) -> dict[str, ModuleError]:
+            return errors_of(candidate.steps, copied, pool[0], mode=self.mode)
+
+        return KeepInFloat32(measure, start, check, self.clock, self.progress)
+
     def _calls_to_keep(self) -> tuple[str, ...]:
         example = make_pool(self.batch, seed=self.seed)[0]
         try:
@@ -112,7 +155,6 @@ class TuningSession:
     def _race(self, recipes: list[Candidate], under: dict[str, Any]) -> Tuning:
         began, pool, watch = self.clock(), self._pool(recipes[0]), MachineWatch()
         plan: TurnPlan | None = None
-        exact: dict[Any, Any] = {}
 
         def start(candidate: Candidate) -> PreparedCandidate:
             nonlocal plan
@@ -120,15 +162,17 @@ class TuningSession:
             plan = runner.plan  # that of the first, the unprepared model, for all
             return runner
 
+        rescue = self._rescuer(pool, start)
         race = Race(
             recipes,
             start=start,
-            check=lambda _, runner: self._check(cast("PreparedCandidate", runner), exact),
+            check=rescue.check,
             budget=self.options.budget,
             clock=self.clock,
             capacity=capacity(self.model, _device(recipes[0], self.model)),
             seed=self.seed,
             progress=self.progress,
+            rescue=rescue,
         )
         try:
             winner = race.run()
@@ -235,6 +279,7 @@ def _row(race: Race, winner: Contestant, contestant: Contestant) -> CandidateRes
         verified=checked.status if checked else "",
         error=0.0 if contestant is race.standings.base else error,
         allowed=allowed,
+        kept=contestant.kept,
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.text import plural, size
 from prepare.report.charts.chart import Axis, Bar, Bars, Chart, Plane, Point, figure
+from prepare.report.kept_modules import kept_rows
 from prepare.report.sentences import seconds, tune_sentence
 from prepare.report.speed import interval_text, noise_text, verdict_text
 from prepare.tune.records import UNPREPARED
@@ -34,6 +35,7 @@ def tuned(run: SavedResults) -> dict[str, Any] | None:
             (chart.title, figure(chart, name=f"tune-{n}")) for n, chart in enumerate(charts)
         ],
         "rows": [_cells(row, tuning) for row in _ranked(tuning)],
+        "kept": kept_rows(tuning),
         "notes": [_measured(tuning), *tuning.notes],
     }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from prepare.core.utils.text import line, plural, printable
+from prepare.report.kept_modules import kept_rows
 from prepare.report.sentences import seconds, tune_sentence
 from prepare.report.speed import change_text, interval_text, noise_text, verdict_text
 from prepare.report.terminal.console import show_table
@@ -43,6 +44,8 @@ def show_tune(tuning: Tuning, file: str = "") -> None:
             reasons.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
     for reason, names in reasons.items():
         line(printable(f"  {', '.join(names)}: {reason}"))
+    for kept in kept_rows(tuning):
+        line(printable(f"  {kept.sentence}"))
     parts = (
         f"{plural(tuning.rounds, 'round')} in {seconds(tuning.seconds)}",
         noise_text(tuning.noise),

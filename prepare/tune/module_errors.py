@@ -1,0 +1,161 @@
+"""Measure the error of each module alone in 16 bits, on the inputs that it has in a float32 forward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from prepare.core.forward.call import call_of
+from prepare.core.forward.nested import map_tensors, tensors_in
+from prepare.core.forward.torch_state import isolated
+from prepare.pipeline import Pipeline
+from prepare.verify.execution.determinism import (
+    DeterministicMode,
+    make_deterministic,
+    training_flags,
+)
+
+if TYPE_CHECKING:
+    from prepare.tune.records import Steps
+
+# A module is worth keeping if its error is by this factor larger than that of the casts around it.
+_WORTHWHILE = 2.0
+# A module's own code is at fault if its error is by this factor larger than those of the modules in it.
+_OWN = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleError:
+    """The largest errors of a module's results, as fractions of their scale.
+
+    `low` is its error in 16 bits, and `kept` that in float32 with its arguments and results in 16 bits.
+    """
+
+    low: float = 0.0
+    kept: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """The error that keeping the module in float32 avoids; 0 if most of it stays."""
+        return self.low - self.kept if self.low > _WORTHWHILE * self.kept else 0.0
+
+
+def errors_of(
+    steps: Steps, copied: Callable[[], nn.Module], batch: Any, *, mode: str
+) -> dict[str, ModuleError]:
+    """Return the error of each module in the dtype of `half` in `steps`, on copies of the model."""
+    device: Steps = {name: options for name, options in steps.items() if name == "device"}
+    reference, low = (
+        Pipeline.from_config(each).apply(copied(), strict=False, known_issues="ignore")
+        for each in (device, {**device, "half": steps["half"]})
+    )
+    dtype = getattr(torch, steps["half"]["dtype"])
+    return measure_modules(reference, low, batch, dtype=dtype, mode=mode)
+
+
+def measure_modules(
+    reference: nn.Module, low: nn.Module, batch: Any, *, dtype: torch.dtype, mode: str
+) -> dict[str, ModuleError]:
+    """Run `reference` once, and each of its modules again: in `low`, the same model in `dtype`, and kept.
+
+    Both models are copies that may be changed. Modules that raise alone are left out.
+    """
+    modules, call = dict(low.named_modules()), call_of(batch)
+    errors: dict[str, ModuleError] = {}
+    meter = _Meter(dtype, errors)
+    for model in (reference, low):
+        make_deterministic(model, training_flags(model, mode))
+    for name, module in reference.named_modules():
+        if name and name in modules:
+            meter.watch(name, module, modules[name])
+    with isolated(), torch.no_grad(), DeterministicMode():
+        reference(*call.args, **call.kwargs)
+    return errors
+
+
+def worth_keeping(errors: Mapping[str, ModuleError]) -> list[str]:
+    """Return the modules whose error keeping them avoids, the largest error first.
+
+    A module that contains others is one of them only if its own code is at fault: if its error is much
+    larger than those of the modules in it, or the results of these do not fit into 16 bits.
+    """
+    found: dict[str, float] = {}
+    for name in sorted(errors, key=lambda name: -name.count(".")):  # the innermost first
+        gain = errors[name].gain
+        inside = [found[other] for other in found if other.startswith(f"{name}.")]
+        if gain > _OWN * max(inside, default=0.0):
+            found[name] = gain
+    return sorted(found, key=lambda name: -found[name])
+
+
+@dataclass
+class _Meter:
+    """Hooks that measure each call of a module, and write its largest error into `errors`."""
+
+    dtype: torch.dtype
+    errors: dict[str, ModuleError]
+    _arguments: list[tuple[tuple, dict]] = field(default_factory=list)
+    _measuring: bool = False
+
+    def watch(self, name: str, module: nn.Module, low: nn.Module) -> None:
+        module.register_forward_pre_hook(self._on_call, with_kwargs=True)
+        module.register_forward_hook(partial(self._on_result, name, low))
+
+    def _on_call(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        if not self._measuring:
+            # Rounded copies: the module may change its arguments in place.
+            rounded = map_tensors(self._rounded, args), map_tensors(self._rounded, kwargs)
+            self._arguments.append(rounded)
+
+    def _on_result(
+        self, name: str, low: nn.Module, module: nn.Module, args: tuple, output: Any
+    ) -> None:
+        if self._measuring:
+            return
+        self._measuring, (args, kwargs) = True, self._arguments.pop()
+        try:
+            with suppress(Exception):  # code of the model that does not run alone
+                self._measure(name, low, module, (args, kwargs), output)
+        finally:
+            self._measuring = False
+
+    def _measure(
+        self, name: str, low: nn.Module, module: nn.Module, rounded: tuple[tuple, dict], output: Any
+    ) -> None:
+        exact = [tensor.clone() for tensor in tensors_in(output)]
+        in_low = _call(low, rounded, lambda tensor: tensor.clone())
+        kept = map_tensors(self._rounded, _call(module, rounded, self._exact))
+        before = self.errors.get(name, ModuleError())
+        self.errors[name] = ModuleError(
+            max(before.low, _error(exact, in_low)), max(before.kept, _error(exact, kept))
+        )
+
+    def _rounded(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor.clone()
+
+    def _exact(self, tensor: Tensor) -> Tensor:
+        return tensor.to(torch.float32) if tensor.dtype == self.dtype else tensor.clone()
+
+
+def _call(module: nn.Module, arguments: tuple[tuple, dict], change: Callable) -> Any:
+    args, kwargs = map_tensors(change, arguments)
+    return module(*args, **kwargs)
+
+
+def _error(exact: list[Tensor], result: Any) -> float:
+    return max(_errors(exact, result), default=0.0)
+
+
+def _errors(exact: list[Tensor], result: Any) -> Iterator[float]:
+    for expected, actual in zip(exact, tensors_in(result), strict=True):
+        if expected.is_floating_point() and expected.numel() and bool(expected.isfinite().all()):
+            error = float((actual.double() - expected.double()).abs().max())
+            scale = float(expected.double().abs().max())
+            yield (error / scale if scale else error) if math.isfinite(error) else math.inf
