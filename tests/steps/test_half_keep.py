@@ -62,8 +62,8 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def prepared(model, *keep, **more):
-    pipeline = Pipeline.from_config({"half": {"dtype": "bfloat16", "keep": list(keep)}, **more})
+def prepared(model, *keep, dtype="bfloat16", **more):
+    pipeline = Pipeline.from_config({"half": {"dtype": dtype, "keep": list(keep)}, **more})
     return pipeline.apply(model), pipeline
 
 
@@ -240,3 +240,17 @@ def test_a_model_with_kept_modules_is_compiled_in_one_graph():
     model, _ = prepared(net(), "seen", "blocks", "head")
     compiled = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True)
     assert torch.equal(compiled(X), model(X))
+
+
+def test_an_overflow_in_16_bits_fails_and_is_not_called_random():
+    class Loud(nn.Module):
+        def forward(self, x):
+            return (x * 1e3).square().sqrt()
+
+    reference = nn.Sequential(nn.Linear(4, 4), Loud())
+    model, pipeline = prepared(copy.deepcopy(reference), input_format={}, dtype="float16")
+    found = verify(reference, model, X.float(), pipeline=pipeline)
+    assert (found.status, found.reason) == (
+        "fail",
+        "outputs (eval mode, batch 3): output contains NaN or Inf",
+    )

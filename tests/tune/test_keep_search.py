@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from test_race import FAIL, UNPREPARED, SimulatedRace
-from test_tune import record
+from test_tune_record import record
 from torch import nn
 
 from prepare.errors import ModelError, PrepareError
@@ -23,6 +22,7 @@ from prepare.tune.keep_search import KeepSearch
 from prepare.tune.module_errors import ModuleError, measure_modules, worth_keeping
 from prepare.tune.records import KeptModule
 from prepare.tune.rescue import KeepInFloat32, keeping
+from simulated_race import FAIL, UNPREPARED, SimulatedRace
 
 # ------------------------------------------------------------------------------ the search
 
