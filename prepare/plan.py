@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from prepare.core.model.quantized import dtype_text
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.display import Readable
 from prepare.errors import ConfigError, Problem
@@ -25,7 +26,8 @@ class TensorPlan(NamedTuple):
 
     `kind` is parameter, buffer, or computed (the weight that forward would use, which is read and
     never changed). `wants` maps device, dtype and memory_format to the requested value, `by` to the
-    steps that request it; `off` maps a step that was kept off to the reason.
+    steps that request it; `off` maps a step that was kept off to the reason, `left` a step that by itself leaves the
+    tensor as it is. The dtype of quantized data is `int8 per row`.
     """
 
     module: str
@@ -40,6 +42,12 @@ class TensorPlan(NamedTuple):
     shared_with: tuple[str, ...] = ()
     bytes_old: int = 0
     bytes_new: int = 0
+    left: Mapping[str, str] | None = None
+
+    @property
+    def path(self) -> str:
+        """Return the dotted name, as in `state_dict`."""
+        return f"{self.module}.{self.tensor}" if self.module else self.tensor
 
     @property
     def changes(self) -> bool:
@@ -130,12 +138,11 @@ class Plan(Readable):
 def state(tensor: Tensor) -> State:
     """Return the current state of a tensor."""
     stride = tensor.stride() if is_strided(tensor) else None
-    return State(stride, name_of(tensor.dtype), name_of(tensor.device))
+    return State(stride, dtype_text(tensor), name_of(tensor.device))
 
 
 def _is_first_place(plan: TensorPlan) -> bool:
-    path = f"{plan.module}.{plan.tensor}" if plan.module else plan.tensor
-    return all(path <= other for other in plan.shared_with)
+    return all(plan.path <= other for other in plan.shared_with)
 
 
 def steps_of(by: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:

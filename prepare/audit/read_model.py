@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from prepare.audit.rows import STATUSES, AuditRow
 from prepare.core.model.computed_weights import computed_tensors
 from prepare.core.model.memory_format import canonical_stride, satisfied, takes
+from prepare.core.model.quantized import dtype_text, stored_bytes
 from prepare.core.model.tensors import (
     NamedTensor,
     identity,
@@ -46,7 +47,8 @@ def read_model(model: nn.Module, plan: Plan | None) -> tuple[list[AuditRow], dic
     for name, module in modules.items():
         rows += _computed_rows(name, module, planned)
     rows.sort(key=lambda row: (row.module, row.tensor, row.kind))
-    summary = _summary(rows, _convolution_weights(places))
+    sizes = {place.path: stored_bytes(place.tensor) for place in places if is_strided(place.tensor)}
+    summary = _summary(rows, _convolution_weights(places), sizes)
     summary["unregistered"] = [
         f"{path}: {name_of(tensor.dtype)} {tensor.device}"
         for path, tensor in unregistered_tensors(model)
@@ -66,7 +68,7 @@ def _read(
     strided = is_strided(tensor)
     shape = tuple(tensor.shape) if strided else None
     stride = tensor.stride() if strided else None
-    dtype, device = name_of(tensor.dtype), name_of(tensor.device)
+    dtype, device = dtype_text(tensor), name_of(tensor.device)
     layouts = satisfied(shape, stride) if strided else ()
     row = AuditRow(
         module, type_, name, kind, shape, stride, dtype, device, layouts, shared,
@@ -75,6 +77,8 @@ def _read(
     if plan is None:
         return row
     status, reason = _judge(plan, row)
+    if reason is None and plan.left:
+        reason = "; ".join(f"{step}: {text}" for step, text in plan.left.items())
     return row._replace(before=plan.old._asdict(), status=status, steps=plan.steps, reason=reason)
 
 
@@ -153,7 +157,9 @@ def _convolution_weights(places: Iterable[NamedTensor]) -> list[set[tuple[str, s
     return list(rows_by_module.values())
 
 
-def _summary(rows: list[AuditRow], weights: list[set[tuple[str, str, str]]]) -> dict[str, Any]:
+def _summary(
+    rows: list[AuditRow], weights: list[set[tuple[str, str, str]]], sizes: dict[str, int]
+) -> dict[str, Any]:
     stored = [row for row in rows if row.kind != "computed"]
     unique = [row for row in stored if all(row.path <= other for other in row.shared_with)]
     by_key = {(row.module, row.tensor, row.kind): row for row in rows}
@@ -165,10 +171,8 @@ def _summary(rows: list[AuditRow], weights: list[set[tuple[str, str, str]]]) -> 
         "tensors": len(unique),
         "status": _count((row.status for row in rows), STATUSES),
         "convolutions": _count(worst_statuses, STATUSES),
-        "bytes_before": sum(
-            _bytes(row, (row.before or {}).get("dtype", row.dtype)) for row in unique
-        ),
-        "bytes_after": sum(_bytes(row, row.dtype) for row in unique),
+        "bytes_before": sum(_bytes_before(row, sizes.get(row.path, 0)) for row in unique),
+        "bytes_after": sum(sizes.get(row.path, 0) for row in unique),
         "dtypes": dict(sorted(Counter(row.dtype for row in unique).items())),
         "devices": dict(sorted(Counter(row.device for row in unique).items())),
     }
@@ -179,5 +183,9 @@ def _count(words: Iterable[str], order: tuple[str, ...]) -> dict[str, int]:
     return {word: counts[word] for word in order}
 
 
-def _bytes(row: AuditRow, dtype: str) -> int:
-    return math.prod(row.shape) * getattr(torch, dtype).itemsize if row.shape is not None else 0
+def _bytes_before(row: AuditRow, bytes_now: int) -> int:
+    """Return the bytes before `apply`: as now, unless the dtype was another one."""
+    dtype = (row.before or {}).get("dtype", row.dtype)
+    if dtype == row.dtype or row.shape is None:
+        return bytes_now
+    return math.prod(row.shape) * getattr(torch, dtype).itemsize

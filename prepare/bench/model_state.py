@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from prepare.core.forward.stand_ins import lazy_parameter
 from prepare.core.model.module_tree import Snapshot
+from prepare.core.model.quantized import is_quantized
 from prepare.core.model.tensors import is_plain, is_strided, named_tensors, unregistered_tensors
 from prepare.core.utils.signals import held_interrupts
 from prepare.errors import RefusedError
@@ -140,7 +141,12 @@ def _saved_values(model: nn.Module) -> list[tuple[Tensor, Tensor, Tensor]]:
     registered = [place.tensor for place in named_tensors(model)]
     unregistered = [tensor for _, tensor in unregistered_tensors(model)]
     distinct = {id(tensor): tensor for tensor in (*registered, *unregistered)}.values()
-    with_values = (tensor for tensor in distinct if is_strided(tensor) and not tensor.is_meta)
+    with_values = (
+        tensor
+        for tensor in distinct
+        # torchao cannot compare quantized weights, and no forward or backward writes into them.
+        if is_strided(tensor) and not tensor.is_meta and not is_quantized(tensor)
+    )
     return [
         (tensor, tensor.detach(), tensor.detach().to("cpu", copy=True)) for tensor in with_values
     ]

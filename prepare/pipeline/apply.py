@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,13 +13,20 @@ from torch import nn
 from prepare.core.forward.backends import saved_switches
 from prepare.core.model.module_tree import Snapshot, copy_tree
 from prepare.core.utils.signals import held_interrupts
-from prepare.errors import ConfigError, PrepareError, Problem, RefusedError, StepError
+from prepare.errors import (
+    ConfigError,
+    NothingMatchesError,
+    PrepareError,
+    Problem,
+    RefusedError,
+    StepError,
+)
 from prepare.pipeline.collect_wants import make_table, targets
 from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, find_known_issues
 from prepare.pipeline.optimizer_state import state_moves, unsupported_training
 from prepare.pipeline.transfer import Move, StorageMove, Transfer
 from prepare.plan import Action
-from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
+from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, Storage, TensorStep
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -54,12 +61,16 @@ class Phases:
 
 
 class Survey(NamedTuple):
-    """The work that a model needs: module actions, tensor requests, and known issues."""
+    """The work that a model needs: module actions, tensor requests, and known issues.
+
+    `storages` maps a model step to the tensors that it stores in another form, and those that it leaves.
+    """
 
     actions: list[Action]
     table: RequestTable
     issues: list[IssueMatch]
     model: nn.Module  # after the structure steps: a copy of the module tree if there are any
+    storages: Mapping[str, Mapping[str, Storage]]
 
 
 def survey(
@@ -75,8 +86,16 @@ def survey(
         if names := tuple(step.targets(model)):
             actions.append(Action(step.name, step.phase, names))
     table = make_table(model, phases.tensors)
+    storages = {}
+    for runtime in phases.runtime:
+        if (stored := runtime.stores(model)) is not None:
+            storages[runtime.name] = stored
+            if not any(storage.dtype for storage in stored.values()):
+                wrong = runtime.nothing_stored(model)
+                unmatched.append(NothingMatchesError(f"steps.{runtime.name}", wrong))
     table.errors.extend(unmatched)
-    return Survey(actions, table, find_known_issues(model, table, known_issues, amp), model)
+    issues = find_known_issues(model, table, known_issues, amp)
+    return Survey(actions, table, issues, model, storages)
 
 
 def all_moves(table: RequestTable, optimizer: Optimizer | None) -> list[Move | StorageMove]:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from prepare.core.model.computed_weights import computed_tensors
+from prepare.core.model.quantized import stored_bytes
 from prepare.core.model.tensors import NamedTensor, name_of
 from prepare.plan import State, TensorPlan, state
 
 if TYPE_CHECKING:
     from prepare.pipeline.tensor_table import RequestTable, TensorRequest
+    from prepare.step import Storage
 
 
-def tensor_plans(table: RequestTable) -> list[TensorPlan]:
+def tensor_plans(
+    table: RequestTable, storages: Mapping[str, Mapping[str, Storage]]
+) -> list[TensorPlan]:
     """Return a row for every place that holds a tensor, and one for every computed weight, sorted."""
     plans = [plan for request in table.requests for plan in _stored_plans(request)]
+    for step, by_path in storages.items():
+        plans = [_with_storage(plan, step, by_path.get(plan.path)) for plan in plans]
     plans += _computed_plans(table)
     return sorted(plans, key=lambda plan: (plan.module, plan.tensor, plan.kind))
 
@@ -27,7 +33,7 @@ def _stored_plans(request: TensorRequest) -> Iterable[TensorPlan]:
     tensor, move, places = request.tensor, request.move(), request.places
     old = new = state(tensor)
     strided = old.stride is not None
-    bytes_old = bytes_new = tensor.nbytes if strided else 0
+    bytes_old = bytes_new = stored_bytes(tensor) if strided else 0
     if move:
         new = State(move.stride, name_of(move.dtype), name_of(move.device))
         bytes_new = tensor.numel() * move.dtype.itemsize if new.stride is not None else 0
@@ -40,6 +46,22 @@ def _stored_plans(request: TensorRequest) -> Iterable[TensorPlan]:
         yield TensorPlan(
             owner, name, kind, shape, old, new, wants, by, off, shared, bytes_old, bytes_new
         )
+
+
+def _with_storage(plan: TensorPlan, step: str, storage: Storage | None) -> TensorPlan:
+    """Return the row with what a model step does to the tensor after its transfer, or why it leaves it."""
+    if storage is None:
+        return plan
+    if storage.dtype is None:
+        if storage.is_excluded:
+            return plan._replace(off={**plan.off, step: storage.reason})
+        return plan._replace(left={**(plan.left or {}), step: storage.reason})
+    return plan._replace(
+        new=plan.new._replace(dtype=storage.dtype),
+        wants={**plan.wants, "dtype": storage.dtype},
+        by={**plan.by, "dtype": (*plan.by.get("dtype", ()), step)},
+        bytes_new=storage.bytes,
+    )
 
 
 def _computed_plans(table: RequestTable) -> Iterable[TensorPlan]:

@@ -82,6 +82,8 @@ class _GuardedTensor(NamedTuple):
     stride: tuple[int, ...] | None
     dtype: torch.dtype
     device: torch.device
+    kind: type[Tensor]
+    prepared: State
     path: str
 
 
@@ -106,8 +108,15 @@ class Guard:
         ]
         self._tensors = [
             _GuardedTensor(
-                table, key, stride_of(tensor), tensor.dtype, tensor.device, _path(name, key)
-            )
+                table,
+                key,
+                stride_of(tensor),
+                tensor.dtype,
+                tensor.device,
+                type(tensor),
+                state(tensor),
+                _path(name, key),
+            )  # fmt: skip
             for name, module in model.named_modules()
             for table in (module._parameters, module._buffers)
             for key, tensor in table.items()
@@ -128,14 +137,16 @@ class Guard:
             if current is not child or type(current) is not cls:
                 is_now = "another module" if current is not child else type(current).__name__
                 drifts.append(Drift(path, "the module", is_now, cls.__name__))
-        for table, name, stride, dtype, device, path in self._tensors:
+        for table, name, stride, dtype, device, kind, prepared, path in self._tensors:
             tensor = table.get(name)
             if tensor is None:
                 drifts.append(Drift(path, "the tensor", "gone", "there"))
             elif (
-                tensor.dtype is not dtype or tensor.device != device or stride_of(tensor) != stride
+                tensor.dtype is not dtype
+                or tensor.device != device
+                or type(tensor) is not kind  # a weight in 8 bits has the dtype of its results
+                or stride_of(tensor) != stride
             ):
-                prepared = State(stride, name_of(dtype), name_of(device))
                 drifts += _differences(path, state(tensor), prepared)
         return drifts
 

@@ -1,6 +1,6 @@
 """Keep the state of an optimizer in the device, dtype and strides of its parameters."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch.optim import LBFGS, Optimizer
 from prepare.core.model.memory_format import satisfied
 from prepare.errors import Problem
 from prepare.pipeline.transfer import Move, StorageMove, Transfer
+from prepare.step import Storage
 
 
 class RestrideLoadedState:
@@ -52,11 +53,19 @@ def unrelated_optimizer(model: nn.Module, optimizer: Optimizer) -> Iterator[Prob
 
 
 def removed_parameters(
-    model: nn.Module, rewritten: nn.Module, optimizer: Optimizer
+    model: nn.Module,
+    rewritten: nn.Module,
+    storages: Mapping[str, Mapping[str, Storage]],
+    optimizer: Optimizer,
 ) -> Iterator[Problem]:
-    """Yield a problem if `optimizer` holds parameters of `model` that are no longer in `rewritten`."""
+    """Yield a problem if `optimizer` holds parameters of `model` that steps replace.
+
+    They are no longer in `rewritten`, or a model step stores them in another form.
+    """
     held = {id(parameter) for parameter in _parameters(optimizer)}
-    remaining = {id(parameter) for parameter in rewritten.parameters()}
+    stored = {path for found in storages.values() for path, item in found.items() if item.dtype}
+    named = rewritten.named_parameters(remove_duplicate=False)
+    remaining = {id(parameter) for name, parameter in named if name not in stored}
     removed = held - remaining
     names = [name for name, parameter in model.named_parameters() if id(parameter) in removed]
     if names:

@@ -148,7 +148,7 @@ class Pipeline:
             training_errors, training_steps = self._in_training(work.issues)
             return Plan(
                 self.to_config(),
-                tensor_plans(work.table),
+                tensor_plans(work.table, work.storages),
                 work.actions,
                 errors,
                 [*warned, *remarks],
@@ -206,7 +206,8 @@ class Pipeline:
         _check_strict(strict)
         start = time.perf_counter()
         optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
-        actions, table, issues, rewritten = survey(model, self._phases, known_issues, amp)
+        work = survey(model, self._phases, known_issues, amp)
+        actions, table, issues = work.actions, work.table, work.issues
         raise_problems(RefusedError, lazy_problems(table))
         if errors := [*(table.errors if strict else ()), *_known_errors(issues)]:
             raise_problems(RefusedError, fsdp_problems(model))
@@ -219,7 +220,7 @@ class Pipeline:
             problems = [p for step in self.steps.values() for p in step.obstacles(model)]
             if optimizer is not None:
                 problems += unrelated_optimizer(model, optimizer)
-                problems += removed_parameters(model, rewritten, optimizer)
+                problems += removed_parameters(model, work.model, work.storages, optimizer)
             raise_problems(RefusedError, [*problems, *precondition_problems(model, table)])
             apply_steps(
                 model, self._phases, actions, moves, optimizer=optimizer, low_memory=low_memory

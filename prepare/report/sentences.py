@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.machine import disturbance
@@ -14,6 +15,7 @@ from prepare.report.speed import noise_text, speed_text
 from prepare.tune.records import UNPREPARED
 
 if TYPE_CHECKING:
+    from prepare.audit.rows import AuditRow
     from prepare.bench.records import Bench, Case, Control, Interval
     from prepare.export.records import Export, TakenOut
     from prepare.flow.records import Flow
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 # A sentence names at most so many classes of modules.
 _NAMED = 3
+# The dtype of a weight in 8 bits, as an audit names it: `int8 per row`.
+_QUANTIZED = "int8 per "
 # A sensitivity of more than this names the module that has it.
 _BLIND = 0.001
 # Of a run whose pipeline changes neither the model nor its example.
@@ -117,6 +121,27 @@ def convolutions_text(numbers: Mapping[str, int], steps: Mapping[str, Any]) -> s
     if steps.keys() <= {"device"} and not numbers.get("converted") and numbers.get("already"):
         return f"{numbers['already']:,} as they were: no memfmt and no precision was chosen"
     return counts(numbers, CONVOLUTIONS)
+
+
+def quantized_text(rows: Iterable[AuditRow]) -> str:
+    """Return `3 weights int8 per row; left in float: 1 Conv2d: ...`; empty if no step stores weights so."""
+    once = [row for row in rows if all(row.path <= other for other in row.shared_with)]
+    stored = Counter(row.dtype for row in once if row.dtype.startswith(_QUANTIZED))
+    left: dict[str, Counter[str]] = {}
+    for row in once:
+        for part in (row.reason or "").split("; "):
+            step, _, reason = part.partition(": ")
+            if step == "quantize":
+                left.setdefault(reason, Counter())[row.type] += 1
+    parts = [f"{plural(count, 'weight')} {dtype}" for dtype, count in stored.items()]
+    reasons = [
+        f"{', '.join(f'{count:,} {kind}' for kind, count in kinds.items())} ({reason})"
+        for reason, kinds in sorted(left.items(), key=lambda item: -item[1].total())
+    ]
+    if reasons:
+        more = f", and {plural(len(reasons) - _NAMED, 'more reason')}" if reasons[_NAMED:] else ""
+        parts.append(f"left in float: {', '.join(reasons[:_NAMED])}{more}")
+    return "; ".join(parts)
 
 
 def autocast_text(amp: str) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from prepare.core.model.tensors import named_tensors
 from prepare.errors import StepError
 from prepare.pipeline import Pipeline
+from prepare.plan import state
 from prepare.registry import STEPS
 from prepare.step import InputStep, Step, TensorStep
 from prepare.testing.networks import facts, mixed, tensors
@@ -104,8 +105,9 @@ class StepContract:
         for planned in plan.tensors:
             tensor = after.get(_path(planned))
             if tensor is not None:
-                now = (tensor.stride(), str(tensor.dtype)[6:], str(tensor.device))
-                assert planned.new == now, f"{_path(planned)} was planned as {planned.new}"
+                assert planned.new == state(tensor), (
+                    f"{_path(planned)} was planned as {planned.new}"
+                )
 
     def test_afterwards_the_plan_is_empty_and_twice_is_once(self) -> None:
         """A second `apply` changes nothing, and its plan is empty."""

@@ -14,6 +14,7 @@ from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.stand_ins import lazy_parameter
 from prepare.core.model.free_memory import free_memory
 from prepare.core.utils.suggest import choose
+from prepare.core.utils.wording import argument
 from prepare.errors import RefusedError
 from prepare.verify.cases import VerificationCase, affordable, cases_for
 from prepare.verify.compare_case import CaseComparison
@@ -87,6 +88,9 @@ def check_model(
     if pipeline is not None:
         checks.append(check_layout(prepared, pipeline))
     models = ModelPair.of(reference, prepared, pairs, pipeline, rewritten, amp=amp)
+    if models.quantized and mode == "train":
+        wrong = "the prepared model has weights in 8 bits, which cannot be trained"
+        raise RefusedError("mode", wrong, argument("mode", "eval"))
     cached = {} if exact_runs is None else exact_runs
 
     def comparison_of(

@@ -94,7 +94,9 @@ class CaseComparison:
             # A step may have frozen a part of the prepared model; the reference runs in the same modes.
             flags = training_flags(self.models.prepared, self.case.mode)
             cost = self.cost or estimate(self.models.reference, self.case.call, flags)
-            if self._has_backward and self.mode == "eval":
+            if self.models.quantized:
+                self._unaffordable = "weights in 8 bits are for inference"
+            elif self._has_backward and self.mode == "eval":
                 self._unaffordable = self.budget.refuses(cost, torch.float32)
             self.runner = Runner(
                 self.models,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from prepare.core.forward.float32_calls import same_casts
 from prepare.core.forward.stand_ins import copy_of, standing_in
 from prepare.core.forward.torch_state import isolated
+from prepare.core.model.quantized import quantized_weight, quantizes_inputs
 from prepare.core.utils.text import first_line
 from prepare.verify.execution import single_run
 from prepare.verify.execution.determinism import make_deterministic
@@ -115,6 +116,8 @@ def _compare_all(
     runner: Runner, calls: list[RecordedCall], comparer: _Comparer, found: ModuleDifferences
 ) -> None:
     models = runner.models
+    weights = {n: quantized_weight(m) for n, m in models.prepared.named_modules()}
+    rounding = {name for name, w in weights.items() if w is not None and quantizes_inputs(w)}
     with _deterministic(models, runner.flags):
         for recorded in _consumed(calls):
             name = recorded.module
@@ -123,6 +126,8 @@ def _compare_all(
                     raise TimeoutError("no time was left; raise verify.seconds")
                 if name in models.rewritten:
                     continue
+                if name in rounding:
+                    raise ValueError("it rounds its inputs to int8")
                 found.add(name, comparer.compare(recorded))
             except Exception as error:  # the module's code may depend on the code around it
                 raise_if_out_of_memory(error)
@@ -209,7 +214,7 @@ class _Comparer:
         """
 
         def stand_in(tensor: Tensor) -> Tensor:
-            rounded = self.models.baseline_stand_in(tensor)
+            rounded = self.models.alone_stand_in(tensor)
             return single_run.cast(rounded, torch.float64, rounded.device)
 
         def convert(tensor: Tensor) -> Tensor:
@@ -226,7 +231,7 @@ class _Comparer:
         def convert(tensor: Tensor) -> Tensor:
             return tensor.detach().clone(memory_format=torch.contiguous_format)
 
-        run = self._lone(self.models.reference, call, self.models.baseline_stand_in, convert)
+        run = self._lone(self.models.reference, call, self.models.alone_stand_in, convert)
         run.repair = self.models.dtype == torch.bfloat16
         modules = (
             self._modules[m][call.module] for m in (self.models.reference, self.models.prepared)

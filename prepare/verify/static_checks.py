@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from prepare.core.model.mode_reads import may_read_mode
+from prepare.core.model.quantized import is_int8, largest_step
 from prepare.core.model.tensors import is_plain, name_of, named_modules, named_tensors
 from prepare.step import ModuleStep
 from prepare.steps.repairs import find_repair, repair_names
@@ -16,6 +18,9 @@ from prepare.verify.records import Check, Lost
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
     from prepare.step import Step
+
+# Rounding changes a value by half a step, or by a little more where the largest one is cut off.
+_ROUNDING = 0.75
 
 TensorPairs = dict[str, tuple[Tensor, Tensor]]
 
@@ -55,7 +60,10 @@ def rewritten_modules(
 def check_values(
     reference: nn.Module, prepared: nn.Module, pairs: TensorPairs, rewritten: tuple[str, ...]
 ) -> Check:
-    """Check that every tensor equals the reference's, cast to its dtype, bit for bit."""
+    """Check that every tensor equals the reference's, cast to its dtype, bit for bit.
+
+    A quantized weight must be within a rounding of the reference's values.
+    """
     paths = {entry.path for model in (reference, prepared) for entry in named_tensors(model)}
     different = [
         path
@@ -67,7 +75,8 @@ def check_values(
     worst = different[0]
     more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
     if worst in pairs:
-        note = f"{worst}{more} differs from the reference's values, cast to its dtype"
+        cast = "rounded to its scales" if is_int8(pairs[worst][1]) else "cast to its dtype"
+        note = f"{worst}{more} differs from the reference's values, {cast}"
     else:
         note = f"{worst}{more} is in only one of the two models"
     return Check(what="values", status="fail", worst=worst, compared=len(paths), note=note)
@@ -138,6 +147,8 @@ def _is_equal(pair: tuple[Tensor, Tensor] | None) -> bool:
     if pair is None:
         return False
     reference, prepared = (tensor.detach() for tensor in pair)
+    if is_plain(pair[0]) and is_int8(pair[1]):
+        return _is_rounded(reference, prepared)
     if not (is_plain(pair[0]) and is_plain(pair[1])):
         return True  # only its class knows the values of such a tensor; the outputs are compared
     if reference.shape != prepared.shape or reference.is_complex() != prepared.is_complex():
@@ -145,6 +156,15 @@ def _is_equal(pair: tuple[Tensor, Tensor] | None) -> bool:
     cast = reference.to(prepared.device, prepared.dtype)
     both_nan = (cast != cast) & (prepared != prepared)  # noqa: PLR0124
     return bool(((cast == prepared) | both_nan).all())
+
+
+def _is_rounded(reference: Tensor, quantized: Tensor) -> bool:
+    """Return whether a quantized weight stands for the reference's values, but for its rounding."""
+    if reference.shape != quantized.shape:
+        return False
+    exact = reference.to(quantized.device, quantized.dtype).float()
+    error = (exact - quantized.dequantize(torch.float32)).abs()
+    return bool((error <= _ROUNDING * largest_step(quantized)).all())
 
 
 def _cast_loss(path: str, before: Tensor, after: Tensor) -> Lost | None:

@@ -8,7 +8,7 @@ from keeping_nets import chunked
 from paths import CONF
 from prepare.registry import STEPS
 from prepare.testing import StepContract
-from small_nets import mixed
+from small_nets import mixed, perceptron
 
 NAMES = list(STEPS)
 # Settings with which a step has something to do, if its defaults change nothing in the network.
@@ -19,6 +19,7 @@ SPECIAL = {
     "fuse_conv_bn": {"keeps_parameters": False},
     "input_format": {"options": {"memory_format": "by_rank", "attach": True}},
     "keep_layout": {"model": lambda self: chunked()},
+    "quantize": {"keeps_parameters": False, "model": lambda self: perceptron()},
     "repair_layout": {"options": {"force": True}},
 }
 

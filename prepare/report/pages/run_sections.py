@@ -22,7 +22,12 @@ from prepare.report.pages.long_table import LIMIT
 from prepare.report.pages.run_lead import training_code
 from prepare.report.pages.run_tables import tensor_table
 from prepare.report.pages.tune_section import tuned
-from prepare.report.sentences import outputs_sentence, patch_sentence, verify_sentence
+from prepare.report.sentences import (
+    outputs_sentence,
+    patch_sentence,
+    quantized_text,
+    verify_sentence,
+)
 
 if TYPE_CHECKING:
     from prepare.audit import Audit
@@ -210,6 +215,8 @@ def _audit_facts(audit: Audit, job: Job | None) -> list[tuple[str, str]]:
         ("Tensors", f"{plural(summary['tensors'], 'tensor')}: {dtypes}; {devices}"),
         ("Memory", f"{size(summary['bytes_before'])} before, {size(summary['bytes_after'])} after"),
     ]
+    if text := quantized_text(audit.rows):
+        facts.insert(2, ("Quantized", text))
     if summary["unregistered"]:
         facts.append(("Not registered", ", ".join(map(str, summary["unregistered"]))))
     seen = job.seen if job else None

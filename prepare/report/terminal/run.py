@@ -23,6 +23,7 @@ from prepare.report.sentences import (
     flow_sentence,
     layouts_text,
     outputs_sentence,
+    quantized_text,
     taken_out_text,
     verify_sentence,
 )
@@ -143,6 +144,8 @@ def _rows(results: Results, audit: Audit) -> list[tuple[str, str]]:
     steps = results.pipeline.to_config()
     rows = [("convolutions", convolutions_text(summary["convolutions"], steps))]
     rows.append(("tensors", _tensors(summary)))
+    if text := quantized_text(audit.rows):
+        rows.append(("quantized", text))
     before, after = summary["bytes_before"], summary["bytes_after"]
     rows.append(("memory", f"{size(before)} before, {size(after)} after"))
     if results.example is None:

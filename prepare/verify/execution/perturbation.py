@@ -1,12 +1,15 @@
-"""Perturb or round the output of every module in a forward."""
+"""Perturb or round the outputs or inputs of modules in a forward."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+
+from prepare.core.model.quantized import rounded_inputs
 
 
 class _ChangedOutputs:
@@ -62,3 +65,23 @@ class Rounded(_ChangedOutputs):
 
     def _changed(self, output: Tensor) -> Tensor:
         return output.to(self._dtype).to(output.dtype)
+
+
+class RoundedInputs:
+    """While entered, rounds the inputs of modules, by their ids, as a Linear does with its quantized weight."""
+
+    def __init__(self, weights: Mapping[int, Tensor]) -> None:
+        self._weights = weights
+
+    def __enter__(self) -> Self:
+        self._handle = torch_module.register_module_forward_pre_hook(self._on_inputs)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._handle.remove()
+
+    def _on_inputs(self, module: nn.Module, args: Any) -> Any:
+        weight = self._weights.get(id(module))
+        if weight is None or not args:
+            return None
+        return rounded_inputs(args[0], weight), *args[1:]

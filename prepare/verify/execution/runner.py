@@ -147,7 +147,7 @@ class Runner:
         )
         if not self._baseline_raised:
             # Modules that the prepared model keeps in float32 take no 16-bit inputs.
-            with same_casts(models.reference, models.prepared):
+            with same_casts(models.reference, models.prepared), models.rounding_inputs():
                 results = run(models.dtype, models.baseline_stand_in)
             if results:
                 return results

@@ -1,0 +1,1 @@
+"""Weights in 8 bits: which are quantized, and how."""

@@ -1,0 +1,64 @@
+"""Quantize weights with torchao, and nothing else of a model."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from prepare.steps.quantizing.choose import Grid
+
+
+def quantized(weight: nn.Parameter, grid: Grid) -> nn.Parameter:
+    """Return a new weight of a Linear, in 8 bits; `weight` itself is not changed.
+
+    torchao quantizes it in a Linear of its own: in the model it would also replace `extra_repr` of the
+    module by a function that cannot be pickled.
+    """
+    with _quiet():
+        from torchao.quantization import quantize_
+
+        carrier = nn.Linear(1, 1, bias=False, device="meta")
+        carrier.weight = weight
+        with torch.no_grad():
+            quantize_(carrier, _config(weight, grid))
+    return carrier.weight
+
+
+def _config(weight: nn.Parameter, grid: Grid) -> Any:
+    from torchao.quantization import (
+        Int8DynamicActivationInt8WeightConfig,
+        Int8WeightOnlyConfig,
+        PerGroup,
+        PerRow,
+    )
+    from torchao.utils import should_reduce_range
+
+    # Without set_inductor_config: it changes inductor's settings for all models of the process.
+    if grid.inputs:
+        # Without VNNI the kernel of a CPU adds products up in 16 bits, which overflow for 8-bit factors.
+        return Int8DynamicActivationInt8WeightConfig(
+            granularity=PerRow(),
+            set_inductor_config=False,
+            reduce_range=should_reduce_range(weight.device),
+        )
+    scales = PerGroup(grid.group_size) if grid.group_size else PerRow()
+    return Int8WeightOnlyConfig(granularity=scales, set_inductor_config=False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress what torchao logs at its import: kernels for other devices, and a deprecation in torch."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
