@@ -26,8 +26,8 @@ class TensorPlan(NamedTuple):
 
     `kind` is parameter, buffer, or computed (the weight that forward would use, which is read and
     never changed). `wants` maps device, dtype and memory_format to the requested value, `by` to the
-    steps that request it; `off` maps a step that was kept off to the reason, `left` a step that by itself leaves the
-    tensor as it is. The dtype of quantized data is `int8 per row`.
+    steps that request it; `off` maps a step that was kept off to the reason, `left` a step that leaves
+    the tensor as it is. The dtype of a quantized weight is `int8 per row`.
     """
 
     module: str

@@ -175,7 +175,7 @@ class ModelStep(Step):
         raise NotImplementedError
 
     def stores(self, model: torch.nn.Module) -> Mapping[str, Storage] | None:
-        """Return how this step stores each tensor, by its path, or why it leaves it; None if it stores none."""
+        """Return how this step stores each tensor, by path, or why it leaves it; None if it stores none."""
         return None
 
     def nothing_stored(self, model: torch.nn.Module) -> str:

@@ -116,7 +116,7 @@ class Guard:
                 type(tensor),
                 state(tensor),
                 _path(name, key),
-            )  # fmt: skip
+            )
             for name, module in model.named_modules()
             for table in (module._parameters, module._buffers)
             for key, tensor in table.items()

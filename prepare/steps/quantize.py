@@ -18,6 +18,7 @@ from prepare.steps.device import Device
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from prepare.steps.quantizing.choose import WeightChoice
 
@@ -148,7 +149,6 @@ class Quantize(ModelStep):
         return [place.owner for place in self._choice().pending(model)]
 
     def act(self, model: torch.nn.Module) -> None:
-        from torch import nn
 
         from prepare.steps.quantizing.load_hook import refuse_floats
         from prepare.steps.quantizing.torchao_weights import quantized

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.model.quantized import is_quantized
+from prepare.core.model.quantized import data_of, is_quantized
 
 # A module that stays the same object may change its class, its mode and these hooks.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
@@ -87,7 +87,6 @@ def bits(tensor: Tensor) -> bytes:
     if tensor.device.type == "meta":
         return b""
     if is_quantized(tensor):
-        names, _ = tensor.__tensor_flatten__()
-        return b"".join(bits(getattr(tensor, name)) for name in names)
+        return b"".join(map(bits, data_of(tensor)))
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

@@ -3,8 +3,8 @@
 The cost of a recipe is its complexity: the sum of the costs of its steps. Of two recipes the one with
 the lower cost is the simpler one. Formats and formatted inputs change no value (1 each); repairs change
 a module's class (2); replaced calls change its code, and fusing makes new parameters (3 each); 16 bits
-round every value (4; with more modules kept than norms 1 more); a compiler is needed at run time (6), and
-freezing or another backend than inductor ties the model to its weights (1 more).
+round every value (4; with more modules kept than norms 1 more), and 8 bits more (5); a compiler is needed at
+run time (6), and freezing or another backend than inductor ties the model to its weights (1 more).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _COSTS = {
     "keep_layout": 3,
     "fuse_conv_bn": 3,
     "half": 4,
+    "quantize": 5,
     "compile": 6,
 }
 _UNKNOWN_COST = 3
@@ -47,6 +48,10 @@ _RANKS = {2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)
 _INPUT: Steps = {"input_format": {"attach": True}}
 _REPAIR: Steps = {"repair_layout": {}}
 _REPAIR_ALL: Steps = {"repair_layout": {"force": True}}
+_QUANTIZE: Mapping[str, Steps] = {
+    "quantize": {"quantize": {}},
+    "quantize dynamic": {"quantize": {"scheme": "int8_dynamic"}},
+}
 _FUSE: Steps = {"eval_mode": {}, "fuse_conv_bn": {}}
 
 
@@ -132,6 +137,18 @@ def candidates(
             safe = _safe_layouts(layouts, precision, risky)
             for layout in _compiled_layouts(safe, compiler, mode):
                 recipes += _combined(base, precision, layout, fuse=fuse, compiler=compiler)
+    for quantizer in _quantizers(model, allow, mode):
+        for precision in _precisions(allow, device):
+            for compiler in (_NO_CHANGE, *_unfrozen(_compilers(precision, allow, mode, blocks))):
+                for layout in _compiled_layouts(layouts, compiler, mode):
+                    recipes += _combined(
+                        base,
+                        precision,
+                        layout,
+                        fuse=fusible,
+                        compiler=compiler,
+                        quantizer=quantizer,
+                    )
     # The first of equal recipes stays.
     distinct = {json.dumps(recipe.steps): recipe for recipe in reversed(recipes)}
     return list(distinct.values())[::-1]
@@ -247,6 +264,22 @@ def _compilers(
         yield from openvino
 
 
+def _quantizers(model: nn.Module, allow: tuple[str, ...], mode: str) -> list[Choice]:
+    """Return the ways to store weights in 8 bits, if that is allowed and the model has such weights."""
+    if "quantize" not in allow or mode == "train":
+        return []
+    return [Choice(n, steps) for n, steps in _QUANTIZE.items() if _has_effect(model, steps)]
+
+
+def _unfrozen(compilers: Iterable[Choice]) -> list[Choice]:
+    """Return the compilers for weights in 8 bits: inductor without freezing, which would make floats of them."""
+    return [
+        each
+        for each in compilers
+        if each.name != "openvino" and not each.steps["compile"].get("freezing")
+    ]
+
+
 def _compiled_layouts(layouts: list[Choice], compiler: Choice, mode: str) -> list[Choice]:
     """Return the layouts to compile: no change, and the first format.
 
@@ -268,6 +301,7 @@ def _combined(
     *,
     fuse: bool,
     compiler: Choice = _NO_CHANGE,
+    quantizer: Choice = _NO_CHANGE,
 ) -> Iterator[Candidate]:
     """Yield the recipe of these choices, unless it is empty or the same as another one."""
     inputs: Steps = {}
@@ -276,9 +310,10 @@ def _combined(
         if layout.name and "input_format" not in layout.steps:
             return  # 16 bits need a cast of the input: the same as the layout with formatted inputs
         inputs, name = _INPUT, name.replace(" + input", "")
-    words = [precision.name, name, "fuse" if fuse else "", compiler.name]
+    words = [precision.name, name, "fuse" if fuse else "", quantizer.name, compiler.name]
     if any(words):
-        parts = (_FUSE if fuse else {}, base, precision.steps, layout.steps, compiler.steps, inputs)
+        before, changed = _FUSE if fuse else {}, {**layout.steps, **quantizer.steps}
+        parts = (before, base, precision.steps, changed, compiler.steps, inputs)
         merged = {step: options for part in parts for step, options in part.items()}
         yield Candidate(_joined(words), _resolved(merged))
 

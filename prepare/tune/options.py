@@ -11,10 +11,11 @@ from prepare.core.utils.options import read_options, read_size
 from prepare.core.utils.wording import argument, words
 from prepare.errors import ConfigError, Problem
 
-Allowed = Literal["bfloat16", "half", "compile", "openvino"]
+Allowed = Literal["bfloat16", "half", "compile", "openvino", "quantize"]
 _INFERENCE_ONLY = {
     "half": "parameters in float16 cannot be trained",
     "openvino": "OpenVINO is for inference",
+    "quantize": "weights in 8 bits cannot be trained",
 }
 
 
@@ -38,7 +39,7 @@ class TuneOptions:
     """The group `tune` of the command line, and the options of `tune()`."""
 
     allow: tuple[Allowed, ...] = ()
-    """The precisions and compilers that may be tried besides float32 without a compiler."""
+    """The precisions, compilers and 8-bit weights that may be tried besides float32 without a compiler."""
     budget: Annotated[float, "seconds, as in 60", _check_budget] = 60.0
     """Seconds for preparing, timing and verifying candidates."""
     cache: Annotated[bool | str, "true, false, or a folder"] = True

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from prepare.core.model.mode_reads import may_read_mode
-from prepare.core.model.quantized import is_int8, largest_step
+from prepare.core.model.quantized import float_values, is_int8, steps_between_values
 from prepare.core.model.tensors import is_plain, name_of, named_modules, named_tensors
 from prepare.step import ModuleStep
 from prepare.steps.repairs import find_repair, repair_names
@@ -163,8 +162,8 @@ def _is_rounded(reference: Tensor, quantized: Tensor) -> bool:
     if reference.shape != quantized.shape:
         return False
     exact = reference.to(quantized.device, quantized.dtype).float()
-    error = (exact - quantized.dequantize(torch.float32)).abs()
-    return bool((error <= _ROUNDING * largest_step(quantized)).all())
+    error = (exact - float_values(quantized)).abs()
+    return bool((error <= _ROUNDING * steps_between_values(quantized)).all())
 
 
 def _cast_loss(path: str, before: Tensor, after: Tensor) -> Lost | None:

@@ -85,7 +85,7 @@ def test_include_and_exclude_select_linear_modules():
         "skipped",
         "quantize: exclude: second",
     )
-    assert rows["third.weight"].reason == "quantize: is also second.weight: exclude: second"
+    assert rows["third.weight"].reason == "quantize: exclude: second (as second.weight)"
 
 
 def test_the_audit_says_of_each_weight_what_it_is_and_why():
@@ -102,7 +102,7 @@ def test_the_audit_says_of_each_weight_what_it_is_and_why():
     assert reasons(model, plan) == {
         "patches.weight": only,
         "embedding.weight": only,
-        "head.weight": "quantize: is also embedding.weight: torchao quantizes weights of Linear only",
+        "head.weight": f"{only} (as embedding.weight)",
     }
 
 

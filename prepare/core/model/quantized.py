@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +18,7 @@ def is_quantized(tensor: Tensor) -> bool:
     return is_wrapper(tensor) and isinstance(getattr(tensor, "qdata", None), Tensor)
 
 
-def is_int8(tensor: Tensor) -> bool:
+def is_int8(tensor: Any) -> bool:
     """Return whether this is a matrix in int8 whose rounding can be imitated here."""
     return (
         is_quantized(tensor)
@@ -36,7 +38,7 @@ def quantized_weight(module: nn.Module) -> Tensor | None:
     return weight if weight is not None and is_quantized(weight) else None
 
 
-def dtype_text(tensor: Tensor) -> str:
+def dtype_text(tensor: Any) -> str:
     """Return the name of the dtype, `float32`; that of quantized data with its scales, `int8 per row`."""
     if not is_quantized(tensor):
         return name_of(tensor.dtype)
@@ -56,15 +58,26 @@ def scale_text(dtype: str, shape: tuple[int, ...], block: tuple[int, ...], *, in
     return f"{dtype} {scales}" + (" with int8 inputs" if inputs else "")
 
 
+def data_of(tensor: Any) -> list[Tensor]:
+    """Return the plain tensors that hold a tensor's values: quantized data with its scales, or itself."""
+    if not is_quantized(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [getattr(tensor, name) for name in names]
+
+
 def stored_bytes(tensor: Tensor) -> int:
     """Return the bytes of a tensor's data; those of quantized data and its scales."""
-    if not is_quantized(tensor):
-        return tensor.nbytes
-    names, _ = tensor.__tensor_flatten__()
-    return sum(getattr(tensor, name).nbytes for name in names)
+    return sum(data.nbytes for data in data_of(tensor))
 
 
-def rounded_like(values: Tensor, quantized: Tensor) -> Tensor:
+def float_values(quantized: Any) -> Tensor:
+    """Return the values for which a quantized weight stands, in float32."""
+    values: Tensor = quantized.dequantize(torch.float32)
+    return values
+
+
+def rounded_like(values: Tensor, quantized: Any) -> Tensor:
     """Round float `values` as the weight `quantized` was: symmetric, with as many values for a scale.
 
     Computed here from the float values, so that a fault of `quantized` is not part of it.
@@ -75,16 +88,17 @@ def rounded_like(values: Tensor, quantized: Tensor) -> Tensor:
     return _rounded(blocks, (1, 3), largest).reshape(values.shape)
 
 
-def rounded_inputs(values: Tensor, quantized: Tensor) -> Tensor:
+def rounded_inputs(values: Tensor, quantized: Any) -> Tensor:
     """Round the inputs of a Linear as it rounds them with the weight `quantized`: one scale for each row."""
     reduced = getattr(quantized.act_quant_kwargs, "reduce_range", False)
     return _rounded(values, (-1,), _REDUCED if reduced else _LARGEST)
 
 
-def largest_step(quantized: Tensor) -> Tensor:
+def steps_between_values(quantized: Any) -> Tensor:
     """Return the distance between two neighbouring values of a quantized weight, for each element."""
     rows, columns = quantized.block_size
-    return quantized.scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    steps: Tensor = quantized.scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return steps
 
 
 def _rounded(values: Tensor, dims: tuple[int, ...], largest: int) -> Tensor:

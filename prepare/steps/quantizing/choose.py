@@ -166,4 +166,4 @@ def _left_with(place: NamedTensor, left: list[tuple[NamedTensor, Storage]]) -> S
         if other is place:
             return answer
     other, answer = left[0]
-    return answer._replace(reason=f"is also {other.path}: {answer.reason}")
+    return answer._replace(reason=f"{answer.reason} (as {other.path})")

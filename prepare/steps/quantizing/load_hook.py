@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.quantized import is_quantized, quantized_weight
 from prepare.errors import RefusedError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def refuse_floats(module: nn.Module) -> None:

@@ -6,15 +6,15 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from prepare.steps.quantizing.choose import Grid
 
 
-def quantized(weight: nn.Parameter, grid: Grid) -> nn.Parameter:
+def quantized(weight: Tensor, grid: Grid) -> nn.Parameter:
     """Return a new weight of a Linear, in 8 bits; `weight` itself is not changed.
 
     torchao quantizes it in a Linear of its own: in the model it would also replace `extra_repr` of the
@@ -24,13 +24,13 @@ def quantized(weight: nn.Parameter, grid: Grid) -> nn.Parameter:
         from torchao.quantization import quantize_
 
         carrier = nn.Linear(1, 1, bias=False, device="meta")
-        carrier.weight = weight
+        carrier.weight = cast("nn.Parameter", weight)
         with torch.no_grad():
             quantize_(carrier, _config(weight, grid))
     return carrier.weight
 
 
-def _config(weight: nn.Parameter, grid: Grid) -> Any:
+def _config(weight: Tensor, grid: Grid) -> Any:
     from torchao.quantization import (
         Int8DynamicActivationInt8WeightConfig,
         Int8WeightOnlyConfig,

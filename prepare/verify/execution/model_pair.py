@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from prepare.core.model.quantized import is_int8, quantizes_inputs, rounded_like
+from prepare.core.model.quantized import float_values, is_int8, quantizes_inputs, rounded_like
 from prepare.core.model.tensors import is_plain
 from prepare.verify.execution.perturbation import RoundedInputs
 from prepare.verify.execution.single_run import cast
@@ -76,7 +76,7 @@ class ModelPair:
         values = self.baseline_stand_in(tensor)
         if (weight := self.quantized.get(id(tensor))) is not None:
             with torch.no_grad():
-                values.copy_(weight.dequantize(torch.float32))
+                values.copy_(float_values(weight))
         return values
 
     def rounding_inputs(self) -> AbstractContextManager[object]:

@@ -68,7 +68,7 @@ class Rounded(_ChangedOutputs):
 
 
 class RoundedInputs:
-    """While entered, rounds the inputs of modules, by their ids, as a Linear does with its quantized weight."""
+    """While entered, rounds the inputs of modules, by their ids, as they do with their quantized weights."""
 
     def __init__(self, weights: Mapping[int, Tensor]) -> None:
         self._weights = weights
