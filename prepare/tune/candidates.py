@@ -272,7 +272,7 @@ def _quantizers(model: nn.Module, allow: tuple[str, ...], mode: str) -> list[Cho
 
 
 def _unfrozen(compilers: Iterable[Choice]) -> list[Choice]:
-    """Return the compilers for weights in 8 bits: inductor without freezing, which would make floats of them."""
+    """Return the compilers for weights in 8 bits: inductor without freezing, which makes floats of them."""
     return [
         each
         for each in compilers
