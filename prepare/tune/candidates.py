@@ -3,7 +3,7 @@
 The cost of a recipe is its complexity: the sum of the costs of its steps. Of two recipes the one with
 the lower cost is the simpler one. Formats and formatted inputs change no value (1 each); repairs change
 a module's class (2); replaced calls change its code, and fusing makes new parameters (3 each); 16 bits
-round every value (4; with more modules kept than norms 1 more), and 8 bits more (5); a compiler is needed at
+round every value (4; with more modules kept than norms 1 more), and 8 bits more (6); a compiler is needed at
 run time (6), and freezing or another backend than inductor ties the model to its weights (1 more).
 """
 
@@ -38,7 +38,7 @@ _COSTS = {
     "keep_layout": 3,
     "fuse_conv_bn": 3,
     "half": 4,
-    "quantize": 5,
+    "quantize": 6,
     "compile": 6,
 }
 _UNKNOWN_COST = 3
