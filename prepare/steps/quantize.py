@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
@@ -143,7 +144,9 @@ class Quantize(ModelStep):
         return self._choice().storages(model)
 
     def nothing_stored(self, model: torch.nn.Module) -> str:
-        return f"quantizes no weight of {type(model).__name__}"
+        reasons = Counter(storage.reason for storage in self.stores(model).values())
+        why = reasons.most_common(1)[0][0] if reasons else "it has none"
+        return f"quantizes no weight of {type(model).__name__}: {why}"
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
         return [place.owner for place in self._choice().pending(model)]

@@ -191,7 +191,10 @@ def test_a_weight_quantized_in_another_way_is_named():
 def test_a_model_without_linear_modules_is_an_error():
     with pytest.raises(NothingMatchesError) as caught:
         prepared(nn.Sequential(nn.Conv2d(3, 8, 3)).eval())
-    assert str(caught.value) == "steps.quantize: quantizes no weight of Sequential"
+    only = "torchao quantizes weights of Linear only"
+    assert str(caught.value) == f"steps.quantize: quantizes no weight of Sequential: {only}"
+    with pytest.raises(NothingMatchesError, match="no weight of Sequential: it has none"):
+        prepared(nn.Sequential().eval())
 
 
 @pytest.mark.parametrize(
