@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
@@ -12,6 +14,19 @@ from prepare.frameworks._recipe import NetworkRecipe, Recipe
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+def _with_signature_of(original: Callable) -> Callable[[Callable], Callable]:
+    """Give a class method the signature of `original`: nnU-Net reads from it which arguments to give."""
+    signature = inspect.signature(original)
+    cls = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
+
+    def decorate(function: Callable) -> Callable:
+        parameters = [cls, *signature.parameters.values()]
+        vars(function)["__signature__"] = signature.replace(parameters=parameters)
+        return function
+
+    return decorate
 
 
 class PrepareTrainer(nnUNetTrainer):
@@ -27,6 +42,7 @@ class PrepareTrainer(nnUNetTrainer):
     recipe: ClassVar[Recipe | None] = None
 
     @classmethod
+    @_with_signature_of(nnUNetTrainer.build_network_architecture)
     def build_network_architecture(cls, *args: Any, **kwargs: Any) -> nn.Module:
         """Build the network as nnU-Net does, and prepare it."""
         recipe = cls.recipe if cls.recipe is not None else os.environ.get("PREPARE_RECIPE")

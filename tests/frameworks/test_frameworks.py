@@ -4,6 +4,7 @@ Importing Lightning and transformers takes seconds, so their tests are slow; doc
 """
 
 import importlib
+import inspect
 import sys
 import types
 from pathlib import Path
@@ -305,7 +306,7 @@ def trainer(monkeypatch):
 
         class nnUNetTrainer:
             @staticmethod
-            def build_network_architecture(*args, **kwargs):
+            def build_network_architecture(plans_manager=None, configuration_manager=None):
                 return network()
 
         path = "nnunetv2.training.nnUNetTrainer.nnUNetTrainer"
@@ -325,5 +326,11 @@ def test_nnunet_builds_a_prepared_network_by_its_static_call(trainer, monkeypatc
     Pipeline.from_config(STEPS).save(tmp_path / "recipe.yaml")
     monkeypatch.setenv("PREPARE_RECIPE", str(tmp_path / "recipe.yaml"))
     assert trainer.build_network_architecture()[0].weight.stride() == LAST
+    # nnU-Net reads the names of the arguments from the class and from an object.
+    from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+    expected = inspect.signature(nnUNetTrainer.build_network_architecture)
+    for holder in (trainer, object.__new__(trainer)):
+        assert inspect.signature(holder.build_network_architecture) == expected
     own = type("Own", (trainer,), {"recipe": {}})
     assert own.build_network_architecture()[0].weight.stride() == (27, 9, 3, 1)
