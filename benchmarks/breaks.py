@@ -1,13 +1,17 @@
 """Count the layout breaks of real networks in channels-last, and with repair_layout and keep_layout.
 
-    python benchmarks/breaks.py
+    python benchmarks/breaks.py [--real]
 
 Predicts the layout flow of every network of `zoo_networks.py` and `video_networks.py` without computing
 anything, with weights and input in channels-last: the original modules, repaired, and with the calls
-replaced that the flow names. Where calls are replaced, outputs and gradients are verified. Writes
-`results/breaks.json`.
+replaced that the flow names; and in contiguous, where the copies are those that move data in any layout.
+Where calls are replaced, outputs and gradients are verified. Writes `results/breaks.json`.
+
+With `--real`: the video networks in the configurations of their library, at batch 1, not verified. Writes
+`results/breaks_real.json`.
 """
 
+import argparse
 import copy
 import json
 import warnings
@@ -16,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from video_networks import VIDEO_NETWORKS
+from video_networks import REAL_NETWORKS, VIDEO_NETWORKS
 from zoo_networks import NETWORKS, Network
 
 from prepare.core.utils.environment import environment
@@ -26,20 +30,21 @@ from prepare.patch.choose_calls import choose_calls
 from prepare.pipeline import Pipeline
 from prepare.verify import verify
 
-FILE = Path(__file__).parent / "results" / "breaks.json"
+RESULTS = Path(__file__).parent / "results"
 
 
-def predict_breaks(network: Network) -> dict[str, Any]:
+def predict_breaks(network: Network, *, verifies: bool = True) -> dict[str, Any]:
     """Return the breaks, copied bytes and causes without repairs, with them, and with replaced calls."""
     model = prepared(network, {})
     flow = predict(model, formatted(network, {}))
-    found = {"as it is": figures(flow)}
+    contiguous = predict(network.build().eval(), network.batch())
+    found = {"contiguous": figures(contiguous), "as it is": figures(flow)}
     steps: dict[str, Any] = {"repair_layout": {}}
     model, batch = prepared(network, steps), formatted(network, steps)
     choice = choose_calls(model, batch, backward=False)
     found["repaired"], found["kept"] = figures(choice.before), figures(choice.after)
     found["calls"] = list(choice.names)
-    if choice.names:
+    if choice.names and verifies:
         steps["keep_layout"] = {"calls": list(choice.names)}
         found["verified"] = verified(network, steps)
     return found
@@ -81,16 +86,21 @@ def verified(network: Network, steps: dict[str, Any]) -> dict[str, str]:
 
 def main() -> None:
     """Predict all networks, print the results and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--real", action="store_true")
+    is_real = parser.parse_args().real
     warnings.simplefilter("ignore")
     found = {}
-    for name, network in (NETWORKS | VIDEO_NETWORKS).items():
+    networks = REAL_NETWORKS if is_real else NETWORKS | VIDEO_NETWORKS
+    for name, network in networks.items():
         try:
-            found[name] = predict_breaks(network)
+            found[name] = predict_breaks(network, verifies=not is_real)
         except Exception as error:  # recorded as part of the result
             found[name] = {"reason": f"{type(error).__name__}: {first_line(error)}"}
         print(f"{name}: {found[name]}", flush=True)
     report = {"networks": found, "environment": environment()}
-    FILE.write_text(json.dumps(report, indent=1) + "\n")
+    file = RESULTS / ("breaks_real.json" if is_real else "breaks.json")
+    file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import zoo_tables
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = (
     *sorted(DOCS.glob("benchmarks*.md")),
+    DOCS / "decisions" / "keep-layout.md",
     DOCS / "exporting.md",
     DOCS / "segmentation.md",
     DOCS / "verification.md",
@@ -137,6 +138,32 @@ def breaks_summary(found: dict) -> list[str]:
         breaks_in_all = sum(row["breaks"] for row in rows)
         lines.append(_row(title, str(losing), str(breaks_in_all), _mib(total)))
     return lines
+
+
+def keep_time_table(found: dict) -> list[str]:
+    """Return one line for each decoder: its time ratios to contiguous, and what is copied."""
+    lines = _head("decoder", "repaired", "kept", "A/A", "copied: repaired", "kept")
+    for name, network in found["networks"].items():
+        times = [_with_interval(network["rows"][row]) for row in ("repaired", "kept", "A/A")]
+        copied = [_mib({"copied_bytes": count}) for count in network["copied_bytes"]]
+        lines.append(_row(name, *times, *copied))
+    statuses = [status for row in found["networks"].values() for status in row["verified"].values()]
+    passed = f"{statuses.count('pass')} of {len(statuses)}"
+    size, threads = found["size"], found["environment"]["threads"]
+    text = f"Five frames of {size} x {size}, batch 2, {threads} threads, {found['busy']} busy processes"
+    return [*lines, "", f"{text}; verified, outputs and gradients: {passed} pass."]
+
+
+def _with_interval(row: dict) -> str:
+    low, high = row["interval"]
+    return f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def keep_cost_table(found: dict) -> list[str]:
+    """Return what a forward takes with the call as it is, rewritten, and in a mode."""
+    times = found["microseconds"]
+    head = _head("as it is", "`cat` rewritten", "in a mode")
+    return [*head, _row(*(f"{times[key]:.0f} us" for key in ("as it is", "rewritten", "mode")))]
 
 
 def _mib(found: dict) -> str:
@@ -273,6 +300,9 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "zoo summary": lambda found: zoo_tables.overview(found["cases"]),
     "breaks": breaks,
     "breaks summary": breaks_summary,
+    "keep_time": keep_time_table,
+    "keep_time_busy": keep_time_table,
+    "keep_cost": keep_cost_table,
     "layout_repair": layout_repair_table,
     "layout_repair summary": layout_repair_summary,
     "prepare_cost_2048": prepare_cost,

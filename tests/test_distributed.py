@@ -72,6 +72,12 @@ def test_ddp_is_silent_in_each_dtype_and_rank(ranks, case):
         assert (warned, found) == ([], [])
 
 
+def test_replaced_calls_have_the_gradients_of_one_process_under_ddp(ranks):
+    for warned, off in ranks(on_ranks.ddp_kept):
+        assert warned == []
+        assert off < 1e-14
+
+
 def test_explain_names_what_ddp_warns_of_without_preparing(ranks):
     for warned, found in ranks(on_ranks.ddp_every_kind, {}, 2, False):
         assert any("Grad strides do not match bucket view strides" in each for each in warned)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -16,10 +17,11 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_OWN_FOLDERS = (
+# The line that calls an operator of the step keep_layout, or of einops, is the model's.
+_OTHER_FOLDERS = (
     str(Path(__file__).parent) + os.sep,
-    # The line that calls an operator of the step keep_layout is the model's.
     str(Path(__file__).parents[1] / "steps" / "keeping") + os.sep,
+    *(f"{path}{os.sep}" for path in getattr(find_spec("einops"), "submodule_search_locations", ())),
 )
 _FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")  # noqa: PTH118
 
@@ -122,7 +124,8 @@ def _caller() -> tuple[str, str]:
         elif code.co_name == "_call_impl" and code.co_filename.startswith(_TORCH):
             return function, ""  # the caller is a module of torch, or compiled code
         elif (
-            not code.co_filename.startswith((_TORCH, *_OWN_FOLDERS)) and code.co_filename[:1] != "<"
+            not code.co_filename.startswith((_TORCH, *_OTHER_FOLDERS))
+            and code.co_filename[:1] != "<"
         ):
             return function, f"{short_path(code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back

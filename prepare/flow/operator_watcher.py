@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from prepare.flow.call_sites import CallSite, ModuleStack
 from prepare.flow.fake_tensors import correct_strides
-from prepare.flow.layouts import describe_layout, dimension_order
+from prepare.flow.layouts import describe_layout, dimension_order, layout_of
 from prepare.flow.operations import Operand, Operation
 from prepare.flow.torch_operators import (
     PARAMETERS,
@@ -26,6 +26,11 @@ from prepare.flow.torch_operators import (
 if TYPE_CHECKING:
     from prepare.flow.aggregate import FlowBuilder
     from prepare.flow.layout_states import LayoutStates
+
+
+# Operators of these namespaces take every layout.
+_ANY_LAYOUT = ("aten", "prims", "torchvision", "c10d", "_c10d_functional")
+KERNEL_NOTE = "it may need a contiguous tensor"
 
 
 class OperatorWatcher(TorchDispatchMode):
@@ -96,7 +101,16 @@ class OperatorWatcher(TorchDispatchMode):
             for label, tensor in _tensor_arguments(arguments)
             if label not in PARAMETERS and takes_values(name, label)
         ]
+        if func.namespace not in _ANY_LAYOUT or name == "as_strided":
+            self._note_kernel(func, operands)
         self.states.follow(operation, operands, list(_tensor_outputs(output)))
+
+    def _note_kernel(self, func: OpOverload, operands: list[Operand]) -> None:
+        for operand in operands:
+            if self.states.is_in_layout(operand.tensor):
+                layout = layout_of(operand.tensor)
+                text = f"{func.name()} is given {operand.label} in {layout}: {KERNEL_NOTE}"
+                self.builder.add_note(text)
 
     def _site(self, node: Any) -> CallSite:
         """Return the call site of this operation; in backward, that of its forward operation."""

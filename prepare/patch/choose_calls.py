@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.module_tree import copy_tree
 from prepare.flow import predict
 from prepare.flow.call_sites import short_path
+from prepare.flow.operator_watcher import KERNEL_NOTE
 from prepare.steps import keep_layout
 from prepare.steps.keep_layout import KeepLayout
 from prepare.steps.keeping.find_calls import CodeCall, find_calls
@@ -33,7 +34,10 @@ _RUNS: dict[str, tuple[str, ...]] = {
     "clone": ("clone",),
     "contiguous": ("clone",),
     "repeat": ("repeat",),
-    "view": ("view",),
+    "view": ("view", "permute", "clone"),
+    "reshape": ("view", "permute", "clone"),
+    "flatten": ("view", "permute", "clone"),
+    "rearrange": ("view", "permute", "clone"),
     "add": ("add",),
     "mul": ("mul",),
     "empty_like": ("empty",),
@@ -86,11 +90,18 @@ def choose_calls(
         }
         if not named or after.status != "ok":
             break
-        accepted, after = _accepted(flow_with, list(chosen), list(named), after)
+        groups: dict[Hashable, list[str]] = {}
+        for name, call in named.items():
+            groups.setdefault(_group(call), []).append(name)
+        accepted, after = _accepted(flow_with, list(chosen), list(groups.values()), after)
         refused.update(named.keys() - accepted)
         chosen.update((name, named[name]) for name in accepted)
     saved: dict[str, tuple[int, int]] = dict.fromkeys(chosen, (0, 0))
-    for name in reversed(list(chosen)) if prune else ():
+    backwards = list(chosen)[::-1]
+    views_last = sorted(backwards, key=lambda name: chosen[name].operator == "view")
+    for name in views_last if prune else ():
+        if _is_needed(chosen[name], chosen.values()):
+            continue
         without = flow_with(each for each in chosen if each != name)
         if _is_worse(without, after):
             (copied, breaks), (copied_less, breaks_less) = cost_of(without), cost_of(after)
@@ -106,8 +117,17 @@ def calls_at_breaks(model: nn.Module, flow: Flow) -> list[CodeCall]:
     found: dict[str, CodeCall] = {}
     for event in flow.events:
         if event.kind == "break" and event.source:
-            found.update((call.name, call) for call in calls_of_event(model, event))
+            cls = original_class(type(model.get_submodule(event.module)))
+            for call in calls_of_event(model, event):
+                group = (each for each in find_calls(cls) if _group(each) == _group(call))
+                found.update((each.name, each) for each in group)
     return list(found.values())
+
+
+def _group(call: CodeCall) -> Hashable:
+    """Return a key of the calls to replace together: `.contiguous()` and the `view` that may need it."""
+    is_pair = call.operator in ("contiguous", "view")
+    return (call.owner, call.method) if is_pair else call.name
 
 
 def calls_of_event(model: nn.Module, event: Event) -> Iterator[CodeCall]:
@@ -131,23 +151,36 @@ def kept(model: nn.Module, names: Iterable[str]) -> nn.Module:
 
 
 def _accepted(
-    flow_with: Callable[[Iterable[str]], Flow], chosen: list[str], named: list[str], flow: Flow
+    flow_with: Callable[[Iterable[str]], Flow],
+    chosen: list[str],
+    groups: list[list[str]],
+    flow: Flow,
 ) -> tuple[list[str], Flow]:
-    """Return the calls with which the flow is not worse, and that flow: all of them, or one by one."""
+    """Return the calls with which the flow is not worse, and that flow: all of them, or group by group."""
+    named = [name for group in groups for name in group]
     tried = flow_with([*chosen, *named])
     if not _is_worse(tried, flow):
         return named, tried
     accepted: list[str] = []
-    for name in named if len(named) > 1 else ():
-        tried = flow_with([*chosen, *accepted, name])
+    for group in groups if len(groups) > 1 else ():
+        tried = flow_with([*chosen, *accepted, *group])
         if not _is_worse(tried, flow):
-            accepted.append(name)
+            accepted += group
             flow = tried
     return accepted, flow
 
 
+def _is_needed(call: CodeCall, chosen: Iterable[CodeCall]) -> bool:
+    """Return whether a chosen `.contiguous()` is in the method of a `view`, whose branch may not have run."""
+    return call.operator == "view" and any(
+        other.operator == "contiguous" and _group(other) == _group(call) for other in chosen
+    )
+
+
 def _is_worse(flow: Flow, other: Flow) -> bool:
-    return flow.status != "ok" or cost_of(flow) > cost_of(other)
+    """Return whether a flow costs more, or gives a custom kernel a layout that the other does not."""
+    given = {note for note in flow.notes if note.endswith(KERNEL_NOTE)}
+    return flow.status != "ok" or cost_of(flow) > cost_of(other) or not given <= {*other.notes}
 
 
 def cost_of(flow: Flow) -> tuple[int, int]:

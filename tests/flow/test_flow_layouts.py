@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from torch.nn.utils import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format
 from torch.profiler import ProfilerActivity, profile
 
-from flow_checks import cl
+from flow_checks import BOTH, Net, cl
 from flow_nets import channels_last, converted
+from keeping_nets import CallsKernel, first_rows, folding, image
 from prepare.core.model.memory_format import FORMATS, canonical_stride
 from prepare.errors import ConfigError
 from prepare.flow import predict
@@ -120,3 +121,21 @@ def test_hidden_copies_of_convolutions_match_the_profiler(
         seen = profiled_copies(lambda: torch.convolution(x, w, *options))
     arguments = dict(zip(names, options, strict=True)) | {"input": x, "weight": w}
     assert hidden_copy_shapes("convolution", **arguments) == seen
+
+
+@BOTH
+def test_a_custom_kernel_that_gets_channels_last_has_a_note(flow_of):
+    flow = flow_of(Net(lambda net, x: x * first_rows(x).sum()), cl(2, 4, 8, 8))
+    assert flow.notes == (
+        "keeping_nets::first_rows is given x in channels_last: it may need a contiguous tensor",
+    )
+    contiguous = CallsKernel().to(memory_format=torch.channels_last_3d)
+    assert flow_of(contiguous, cl(2, 3, 4, 8, 8)).notes == ()
+
+
+@BOTH
+def test_the_source_of_a_break_in_einops_is_the_line_of_the_model(flow_of):
+    sources = {
+        event.source for event in flow_of(folding(), image()).events if event.kind == "break"
+    }
+    assert {source.partition(":")[0] for source in sources} == {"tests/networks/keeping_nets.py"}

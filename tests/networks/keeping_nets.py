@@ -3,6 +3,7 @@
 import functools
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -96,3 +97,57 @@ class Branching(Chunked):
 def branching() -> nn.Module:
     """Return `Branching`."""
     return Branching().eval()
+
+
+class Folding(nn.Module):
+    """Folds pixels into channels and back, by views, by `flatten` and by einops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second, self.third = nn.Conv2d(32, 16, 1), nn.Conv2d(4, 8, 3, padding=1)
+        self.last = nn.Conv2d(32, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        n, c, h, w = x.shape
+        x = x.view(n, c, h // 2, 2, w // 2, 2).permute(0, 1, 3, 5, 2, 4).contiguous()
+        x = self.second(x.view(n, c * 4, h // 2, w // 2))
+        x = self.third(rearrange(x, "n (c p q) h w -> n c (h p) (w q)", p=2, q=2))
+        x = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 1, 3, 5, 2, 4)
+        return self.last(x.flatten(1, 3))
+
+
+def folding() -> nn.Module:
+    """Return `Folding` with weights in channels-last."""
+    torch.manual_seed(0)
+    return Folding().eval().to(memory_format=torch.channels_last)
+
+
+def image(batch: int = 2) -> Tensor:
+    """Return images in channels-last."""
+    torch.manual_seed(1)
+    return torch.randn(batch, 3, 6, 8).contiguous(memory_format=torch.channels_last)
+
+
+@torch.library.custom_op("keeping_nets::first_rows", mutates_args=())
+def first_rows(x: Tensor) -> Tensor:
+    """Return the first elements of each sample in memory: a kernel that needs a contiguous input."""
+    return torch.as_strided(x, (x.shape[0], 4), (x.stride(0), 1)).clone()
+
+
+@first_rows.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], 4)
+
+
+class CallsKernel(nn.Module):
+    """Asks for a contiguous tensor because a custom kernel needs one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.end = nn.Conv3d(3, 4, 3, padding=1), nn.Conv3d(4, 4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).contiguous()
+        return self.end(x).sum() + first_rows(x)

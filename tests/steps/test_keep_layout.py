@@ -8,7 +8,16 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from keeping_nets import CausalConv, Chunked, Decorated, Purposeful, chunked, video
+from keeping_nets import (
+    CausalConv,
+    Chunked,
+    Decorated,
+    Purposeful,
+    chunked,
+    folding,
+    image,
+    video,
+)
 from prepare.core.model.module_tree import copy_tree
 from prepare.errors import ConfigError
 from prepare.flow import observe, predict
@@ -177,22 +186,76 @@ def test_a_class_made_without_a_file_is_left_alone():
     assert find_calls(space["Net"]) == ()
 
 
-def test_it_runs_under_autocast_and_checkpointing():
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_it_runs_under_autocast_and_checkpointing(reentrant):
     def outputs(model):
         with torch.autocast("cpu", torch.bfloat16):
             low = model(video())
         x = video().requires_grad_()
-        high = checkpoint(model, x, use_reentrant=False)
-        return [low, high, *torch.autograd.grad(high.sum(), [x, *model.parameters()])]
+        high = checkpoint(model, x, use_reentrant=reentrant)
+        high.sum().backward()
+        return [low, high, x.grad, *(parameter.grad for parameter in model.parameters())]
 
     assert_equal(outputs(kept(chunked())), outputs(chunked()))
 
 
-def test_dynamo_traces_it_without_a_graph_break():
-    model = kept(chunked())
+class CheckpointsInside(nn.Module):
+    """Runs its module again in backward, in the autocast of forward."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False).float()
+
+
+def test_autocast_and_checkpointing_work_together():
+    def outputs(model):
+        with torch.autocast("cpu", torch.bfloat16):
+            # Not those of weights, which torch's 3-d convolution computes wrong in bfloat16.
+            return gradients(CheckpointsInside(model), video())[:2]
+
+    assert_equal(outputs(kept(chunked())), outputs(chunked()))
+
+
+FOLDS = {
+    "chunked": (chunked, video, "auto"),
+    "folding": (folding, image, None),
+}
+
+
+def named(model):
+    return [call.name for module in model.modules() for call in find_calls(type(module))]
+
+
+@pytest.mark.parametrize("network", FOLDS)
+def test_dynamo_traces_it_without_a_graph_break(network):
+    build, batch, calls = FOLDS[network]
+    model = kept(build(), calls=calls or named(build()))
     with torch.no_grad():
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-        assert torch.equal(compiled(video()), model(video()))
+        assert torch.equal(compiled(batch()), model(batch()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", FOLDS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inductor_compiles_it_in_eval_and_in_training(network, dynamic):
+    build, batch, calls = FOLDS[network]
+    model = kept(build(), calls=calls or named(build()))
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic)
+    for size in (2, 3):
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(batch(size)), model(batch(size)))
+        assert_equal(gradients(compiled, batch(size)), gradients(build(), batch(size)))
+
+
+def test_pixels_folded_into_channels_stay_in_channels_last():
+    model = kept(folding(), calls=named(folding()))
+    assert predict(folding(), image()).summary["breaks"] > 0
+    assert predict(model, image()).summary["breaks"] == 0
+    assert_equal(gradients(model, image()), gradients(folding(), image()))
 
 
 def test_it_trains_like_the_original():

@@ -2,6 +2,7 @@
 
 import itertools
 
+import einops
 import pytest
 import torch
 from torch.nn import functional as F
@@ -28,6 +29,12 @@ def pairs(x):
     pad = (1, 1, 1, 1, 2, 0)[: 2 * (x.dim() - 2)]
     ones, shape = torch.ones_like(x), (x.shape[0], -1)
     flat = torch.ones(x.shape)
+    axes = "b c h w" if x.dim() == 4 else "b c t h w"
+    fold = f"{axes[:-1]}(w p) -> b (c p) {axes[4:]}"
+    unfold = f"b (c p) {axes[4:]} -> {axes[:-1]}(w p)"
+    folded = x.unflatten(-1, (-1, 2)).movedim(-1, 2)
+    unfolded = x.unflatten(1, (-1, 2)).movedim(2, -1)
+    frames = x.movedim(2, 1)
     return {
         "pad": (lambda: F.pad(x, pad), lambda: operators.pad(x, pad)),
         "pad circular": (
@@ -67,6 +74,32 @@ def pairs(x):
             lambda: operators.cat([x[:, :, :0], x], 2),
         ),
         "view": (lambda: x.reshape(shape), lambda: operators.view(x, *shape)),
+        "view more": (
+            lambda: x.unflatten(1, (4, 2)),
+            lambda: operators.view(x, 2, 4, 2, *x.shape[2:]),
+        ),
+        "reshape": (
+            lambda: folded.reshape(2, -1, *folded.shape[3:]),
+            lambda: operators.reshape(folded, (2, -1, *folded.shape[3:])),
+        ),
+        "reshape to space": (
+            lambda: unfolded.reshape(2, 4, *x.shape[2:-1], -1),
+            lambda: operators.reshape(unfolded, 2, 4, *x.shape[2:-1], -1),
+        ),
+        "reshape frames": (
+            lambda: frames.reshape(-1, *frames.shape[2:]),
+            lambda: operators.reshape(frames, -1, *frames.shape[2:]),
+        ),
+        "flatten": (lambda: folded.flatten(1, 2), lambda: operators.flatten(folded, 1, 2)),
+        "flatten all": (lambda: x.flatten(), lambda: operators.flatten(x)),
+        "rearrange": (
+            lambda: einops.rearrange(x, fold, p=2),
+            lambda: operators.rearrange(x, fold, p=2),
+        ),
+        "rearrange to space": (
+            lambda: einops.rearrange(x, unfold, p=2),
+            lambda: operators.rearrange(x, unfold, p=2),
+        ),
         "zeros_like": (lambda: torch.zeros_like(x), lambda: operators.zeros_like(x)),
         "ones_like": (lambda: torch.ones_like(x), lambda: operators.ones_like(x)),
         "add": (lambda: flat + x, lambda: operators.add(flat, x)),
@@ -77,7 +110,17 @@ def pairs(x):
 
 CASES = list(itertools.product((4, 5), ("dense", "slice", "odd", "contiguous")))
 # Their results have another rank.
-OTHERS = ("view", "repeat more", "stack", "stack -1", "stack 0", "stack 1")
+OTHERS = (
+    "view",
+    "view more",
+    "flatten all",
+    "reshape frames",
+    "repeat more",
+    "stack",
+    "stack -1",
+    "stack 0",
+    "stack 1",
+)
 
 
 @pytest.mark.parametrize(("rank", "how"), CASES)
@@ -136,6 +179,8 @@ def test_operators_pass_on_what_is_not_for_them():
     assert [part.tolist() for part in operators.where(torch.tensor([True]))] == [[0]]
     assert operators.view(torch.ones(2, dtype=torch.int32), torch.float32).dtype == torch.float32
     x = tensor(5, "dense")
+    assert operators.rearrange(x, "b c ... -> b ... c").shape == (2, 3, 5, 6, 8)
+    assert operators.rearrange([x, x], "n b c t h w -> b (n c) t h w").shape[1] == 16
     assert operators.contiguous(x, memory_format=torch.contiguous_format).is_contiguous()
     assert operators.zeros_like(x, memory_format=torch.contiguous_format).is_contiguous()
     assert operators.mul("ab", 2) == "abab"

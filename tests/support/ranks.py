@@ -191,6 +191,27 @@ def ddp_every_kind(steps, dimensions, view):
     return [str(one.message) for one in caught], found
 
 
+def ddp_kept():
+    """The warnings of torch, and how far the gradients of replaced calls are off those of one process."""
+    from keeping_nets import CausalConv, chunked, video
+
+    batch, model, alone = video(4).double(), chunked().double(), chunked().double()
+    Pipeline.from_config({"keep_layout": {}}).apply(model)
+    assert type(model.conv) is not CausalConv
+    same_on_all_ranks(model)
+    backward(alone, batch)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        wrapped = DistributedDataParallel(model)
+        for _ in range(2):
+            wrapped.zero_grad()
+            backward(wrapped, mine(batch))
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return [str(one.message) for one in caught], max(
+        (one.grad - two.grad).abs().max().item() for one, two in pairs
+    )
+
+
 def ddp_training():
     """The difference between three steps of a fused optimizer on two ranks and in one process."""
     reference = network()

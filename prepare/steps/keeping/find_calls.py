@@ -31,12 +31,14 @@ FUNCTIONS: dict[Any, str] = {
     torch.empty_like: "empty_like",
     torch.zeros_like: "zeros_like",
     torch.ones_like: "ones_like",
+    torch.reshape: "reshape",
+    torch.flatten: "flatten",
 }
-METHODS = ("clone", "contiguous", "repeat", "softmax", "view")
+METHODS = ("clone", "contiguous", "flatten", "repeat", "reshape", "softmax", "view")
 _OPERATORS = {ast.Add: "add", ast.Mult: "mul"}
-# These change nothing but strides. A `.contiguous()` may be there on purpose, `view` needs it, and `+` is
-# everywhere, so these are replaced only if they are named.
-SAFE = frozenset({*FUNCTIONS.values(), "clone", "repeat"})
+# These change nothing but strides. A `.contiguous()` may be there on purpose, `view` needs it, and reshapes
+# and `+` are everywhere, so these are replaced only if they are named.
+SAFE = frozenset({*FUNCTIONS.values(), "clone", "repeat"}) - {"reshape", "flatten"}
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -138,6 +140,8 @@ def operator_of(node: ast.AST, function: FunctionType) -> str | None:
     if not isinstance(node, ast.Call):
         return None
     found = value_of(node.func, function)
+    if getattr(found, "__module__", "") == "einops.einops":
+        return "rearrange" if found.__name__ == "rearrange" else None
     if found is not None:
         return FUNCTIONS.get(found) if isinstance(found, Hashable) else None
     if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:

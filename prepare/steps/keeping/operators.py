@@ -5,7 +5,7 @@ For any other input, each calls torch's operator with the same arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -128,7 +128,9 @@ def clone(x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def contiguous(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Tensor.contiguous` in the format that the tensor has."""
+    """`Tensor.contiguous` in the format that the tensor has; of more dimensions, the tensor itself."""
+    if isinstance(x, Tensor) and x.dim() > 5 and not args and not kwargs:
+        return x
     return _formatted(x, "contiguous", args, kwargs)
 
 
@@ -143,9 +145,52 @@ def repeat(x: Any, *sizes: Any) -> Any:
 
 def view(x: Any, *args: Any, **kwargs: Any) -> Any:
     """`Tensor.view`, or `reshape` for a tensor that is no longer contiguous in memory."""
-    if channels_last_of(x) is None or kwargs or any(isinstance(a, torch.dtype) for a in args):
+    is_dtype = kwargs or any(isinstance(arg, torch.dtype) for arg in args)
+    if is_dtype or not isinstance(x, Tensor) or x.is_contiguous():
         return x.view(*args, **kwargs)
-    return x.reshape(*args)
+    return reshape(x, *args)
+
+
+def reshape(x: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Tensor.reshape` that leaves the channels last in memory, if `x` is so permuted."""
+    sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+    if not isinstance(x, Tensor) or kwargs or len(sizes) not in FORMATS or x.numel() == 0:
+        return x.reshape(*args, **kwargs)
+    known = 1
+    for size in sizes:
+        known *= 1 if size == -1 else size
+    sizes = [x.numel() // known if size == -1 else size for size in sizes]
+    first, last = _leading(x, sizes[0]), _leading(x, sizes[0] * sizes[1])
+    if first is None or last is None or not _is_slower(x, range(last, x.dim()), range(first, last)):
+        return x.reshape(*args)
+    rows = x.permute(*range(first), *range(last, x.dim()), *range(first, last))
+    moved = rows.reshape(sizes[0], *sizes[2:], sizes[1]).movedim(-1, 1)
+    return moved if channels_last_of(moved) is None else canonical(moved)
+
+
+def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+    """`Tensor.flatten`, as `reshape`."""
+    if not isinstance(x, Tensor) or x.dim() == 0:
+        return x.flatten(start_dim, end_dim)
+    start, end = start_dim % x.dim(), end_dim % x.dim()
+    return reshape(x, (*x.shape[:start], -1, *x.shape[end + 1 :]))
+
+
+def rearrange(tensor: Any, pattern: str, **axes_lengths: Any) -> Any:
+    """`einops.rearrange`, as `reshape`."""
+    import einops
+
+    left, _, right = pattern.partition("->")
+    groups = _groups(right)
+    if not isinstance(tensor, Tensor) or "..." in pattern or len(groups) not in FORMATS:
+        return einops.rearrange(tensor, pattern, **axes_lengths)
+    names = [name for group in groups for name in group]
+    x = einops.rearrange(tensor, f"{left} -> {' '.join(names)}", **axes_lengths)
+    sizes, dim = [], 0
+    for group in groups:
+        sizes.append(x.shape[dim : dim + len(group)].numel())
+        dim += len(group)
+    return reshape(x, sizes)
 
 
 def empty_like(input: Any, **kwargs: Any) -> Any:  # noqa: A002
@@ -203,6 +248,45 @@ def _alike(tensors: Any) -> Any:
     if memory_format is None:
         return tensors
     return [_in_format(t, memory_format) if t.dim() == rank else t for t in tensors]
+
+
+def _groups(axes: str) -> list[list[str]]:
+    """Return the names of the axes of one side of a pattern of einops, for each dimension."""
+    groups: list[list[str]] = []
+    in_group = False
+    for word in axes.replace("(", " ( ").replace(")", " ) ").split():
+        if word in "()":
+            in_group = word == "("
+            if in_group:
+                groups.append([])
+        elif in_group:
+            groups[-1].append(word)
+        else:
+            groups.append([word])
+    return groups
+
+
+def _leading(x: Tensor, count: int) -> int | None:
+    """Return how many of the first dimensions have `count` elements together; None if there are none."""
+    product = 1
+    for dim, size in enumerate(x.shape):
+        if product == count:
+            return dim
+        product *= size
+    return x.dim() if product == count else None
+
+
+def _is_slower(x: Tensor, some: Iterable[int], others: Iterable[int]) -> bool:
+    """Return whether one of these dimensions has a larger stride than all others; none may be expanded."""
+
+    def largest(dims: Iterable[int]) -> int:
+        found = 0
+        for dim in dims:
+            if x.shape[dim] > 1 and x.stride(dim) > found:
+                found = x.stride(dim)
+        return found
+
+    return 0 < largest(others) < largest(some)
 
 
 def _swaps(a: Any, b: Any) -> bool:
