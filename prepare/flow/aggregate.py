@@ -35,7 +35,7 @@ class FlowBuilder:
 
     def add_copy(self, phase: str, site: CallSite, tensor: Tensor, why: str) -> None:
         """Count a copy of `tensor` that was made only because of a layout."""
-        key = (site.module, site.type, site.operation, phase, why)
+        key = (site.module, site.type, site.operation, phase, why, site.source)
         self._counts[Copy][key] += 1
         self._bytes[key] += tensor.nbytes
 
@@ -85,7 +85,7 @@ class FlowBuilder:
         return Event(bytes=self._bytes[key], count=count, **dict(zip(names, key, strict=True)))
 
     def _copy(self, key: tuple, count: int) -> Copy:
-        names = ("module", "type", "operation", "phase", "why")
+        names = ("module", "type", "operation", "phase", "why", "source")
         return Copy(bytes=self._bytes[key], count=count, **dict(zip(names, key, strict=True)))
 
 

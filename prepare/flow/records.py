@@ -43,7 +43,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A copy made only because of a layout; `bytes` is the size of all `count` copies together."""
+    """A copy made only because of a layout; `bytes` is the size of all `count` copies together.
+
+    `source` is `file:line` of the code that called the operation, and empty if a module of torch called it.
+    """
 
     module: str
     type: str
@@ -52,6 +55,7 @@ class Copy:
     phase: str
     why: str
     count: int
+    source: str = field(default="", metadata={"late": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

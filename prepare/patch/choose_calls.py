@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.module_tree import copy_tree
 from prepare.flow import predict
-from prepare.flow.call_sites import short_path
 from prepare.flow.operator_watcher import KERNEL_NOTE
+from prepare.patch.find_places import calls_at_places, calls_in_methods, group_of
 from prepare.steps import keep_layout
 from prepare.steps.keep_layout import KeepLayout
-from prepare.steps.keeping.find_calls import CodeCall, find_calls
-from prepare.steps.keeping.rewrite_class import original_class
 
 if TYPE_CHECKING:
     from torch import nn
 
     from prepare.core.forward.autocast import Amp
-    from prepare.flow.records import Event, Flow
+    from prepare.flow.records import Flow
+    from prepare.steps.keeping.find_calls import CodeCall
 
 # Mended lines may show breaks that others hid. Networks of the benchmarks need two or three rounds.
 _ROUNDS = 8
-# The parts of the names of torch's operators that an operator of the step runs.
-_RUNS: dict[str, tuple[str, ...]] = {
-    "pad": ("pad", "copy", "clone"),
-    "cat": ("cat",),
-    "stack": ("stack", "cat"),
-    "interpolate": ("upsample",),
-    "where": ("where",),
-    "softmax": ("softmax",),
-    "clone": ("clone",),
-    "contiguous": ("clone",),
-    "repeat": ("repeat",),
-    "view": ("view", "permute", "clone"),
-    "reshape": ("view", "permute", "clone"),
-    "flatten": ("view", "permute", "clone"),
-    "rearrange": ("view", "permute", "clone"),
-    "add": ("add",),
-    "mul": ("mul",),
-    "empty_like": ("empty",),
-    "zeros_like": ("zeros",),
-    "ones_like": ("ones",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +47,9 @@ def choose_calls(
 ) -> ChosenCalls:
     """Return the calls to replace in a model that is prepared but for this step; changes nothing.
 
-    The calls at the lines of breaks are taken if the flow is not worse with them, until no other is named;
-    then, with `prune`, each is dropped without which the flow is as good.
+    The calls at the lines of breaks and copies are taken if the flow is not worse with them, and the others
+    of their methods if it is better, until no other is named; then, with `prune`, each is dropped without
+    which the flow is as good.
     """
     bare = copy_tree(model)  # shares the tensors, which predict does not change
     keep_layout.undo(bare)
@@ -83,19 +62,16 @@ def choose_calls(
     chosen: dict[str, CodeCall] = {}
     refused: set[str] = set()
     for _ in range(_ROUNDS):
-        named = {
-            call.name: call
-            for call in calls_at_breaks(bare, after)
-            if not (call.obstacle or call.name in chosen or call.name in refused)
-        }
-        if not named or after.status != "ok":
+        seen = {*chosen, *refused}
+        groups = calls_at_places(bare, after, seen)
+        is_near = not groups
+        if is_near:
+            groups = calls_in_methods(bare, after, seen)
+        if not groups or after.status != "ok":
             break
-        groups: dict[Hashable, list[str]] = {}
-        for name, call in named.items():
-            groups.setdefault(_group(call), []).append(name)
-        accepted, after = _accepted(flow_with, list(chosen), list(groups.values()), after)
-        refused.update(named.keys() - accepted)
-        chosen.update((name, named[name]) for name in accepted)
+        accepted, after = _accepted(flow_with, list(chosen), groups, after, strictly=is_near)
+        refused.update(call.name for group in groups for call in group)
+        chosen.update((call.name, call) for call in accepted)
     saved: dict[str, tuple[int, int]] = dict.fromkeys(chosen, (0, 0))
     backwards = list(chosen)[::-1]
     views_last = sorted(backwards, key=lambda name: chosen[name].operator == "view")
@@ -112,36 +88,6 @@ def choose_calls(
     return ChosenCalls(tuple(chosen.values()), tuple(saved[name] for name in chosen), before, after)
 
 
-def calls_at_breaks(model: nn.Module, flow: Flow) -> list[CodeCall]:
-    """Return the calls in the code of the model that run the operators at which the flow has breaks."""
-    found: dict[str, CodeCall] = {}
-    for event in flow.events:
-        if event.kind == "break" and event.source:
-            cls = original_class(type(model.get_submodule(event.module)))
-            for call in calls_of_event(model, event):
-                group = (each for each in find_calls(cls) if _group(each) == _group(call))
-                found.update((each.name, each) for each in group)
-    return list(found.values())
-
-
-def _group(call: CodeCall) -> Hashable:
-    """Return a key of the calls to replace together: `.contiguous()` and the `view` that may need it."""
-    is_pair = call.operator in ("contiguous", "view")
-    return (call.owner, call.method) if is_pair else call.name
-
-
-def calls_of_event(model: nn.Module, event: Event) -> Iterator[CodeCall]:
-    """Yield the calls that may be at the line of an event."""
-    file, _, line = event.source.rpartition(":")
-    operator = event.operation.removeprefix("aten.")
-    cls = original_class(type(model.get_submodule(event.module)))
-    for call in find_calls(cls):
-        first, last = call.lines
-        is_there = first <= int(line) <= last and short_path(call.file) == file
-        if is_there and any(part in operator for part in _RUNS[call.operator]):
-            yield call
-
-
 def kept(model: nn.Module, names: Iterable[str]) -> nn.Module:
     """Return a copy of the module tree, with shared tensors, in which these calls are replaced."""
     step, tree = KeepLayout(calls=tuple(names)), copy_tree(model)
@@ -153,18 +99,28 @@ def kept(model: nn.Module, names: Iterable[str]) -> nn.Module:
 def _accepted(
     flow_with: Callable[[Iterable[str]], Flow],
     chosen: list[str],
-    groups: list[list[str]],
+    groups: list[list[CodeCall]],
     flow: Flow,
-) -> tuple[list[str], Flow]:
-    """Return the calls with which the flow is not worse, and that flow: all of them, or group by group."""
-    named = [name for group in groups for name in group]
-    tried = flow_with([*chosen, *named])
-    if not _is_worse(tried, flow):
+    *,
+    strictly: bool,
+) -> tuple[list[CodeCall], Flow]:
+    """Return the calls with which the flow is not worse, and that flow: all of them, or group by group.
+
+    With `strictly`, those with which it is better.
+    """
+
+    def is_fine(tried: Flow) -> bool:
+        is_better = not strictly or cost_of(tried) < cost_of(flow)
+        return is_better and not _is_worse(tried, flow)
+
+    named = [call for group in groups for call in group]
+    tried = flow_with([*chosen, *(call.name for call in named)])
+    if is_fine(tried):
         return named, tried
-    accepted: list[str] = []
+    accepted: list[CodeCall] = []
     for group in groups if len(groups) > 1 else ():
-        tried = flow_with([*chosen, *accepted, *group])
-        if not _is_worse(tried, flow):
+        tried = flow_with([*chosen, *(call.name for call in (*accepted, *group))])
+        if is_fine(tried):
             accepted += group
             flow = tried
     return accepted, flow
@@ -173,7 +129,7 @@ def _accepted(
 def _is_needed(call: CodeCall, chosen: Iterable[CodeCall]) -> bool:
     """Return whether a chosen `.contiguous()` is in the method of a `view`, whose branch may not have run."""
     return call.operator == "view" and any(
-        other.operator == "contiguous" and _group(other) == _group(call) for other in chosen
+        other.operator == "contiguous" and group_of(other) == group_of(call) for other in chosen
     )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.flow.call_sites import short_path
-from prepare.patch.choose_calls import ChosenCalls, calls_of_event, cost_of
+from prepare.patch.choose_calls import ChosenCalls, cost_of
+from prepare.patch.find_places import calls_of_place
 from prepare.patch.records import Patch, PatchedCall, UnpatchedBreak
 from prepare.patch.write_diff import write_diff
 
@@ -50,7 +51,7 @@ def _left(model: nn.Module, chosen: ChosenCalls) -> Iterator[UnpatchedBreak]:
 def _reason(model: nn.Module, chosen: ChosenCalls, event: Event) -> str:
     if not event.source:
         return "it is inside a module of torch; repair_layout repairs those that it knows"
-    calls = list(calls_of_event(model, event))
+    calls = list(calls_of_place(model, event))
     for call in calls:
         if call.obstacle:
             return call.obstacle

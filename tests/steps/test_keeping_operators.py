@@ -69,6 +69,18 @@ def pairs(x):
             lambda: x.repeat(2, *([1] * x.dim())),
             lambda: operators.repeat(x, 2, *([1] * x.dim())),
         ),
+        "repeat_interleave": (
+            lambda: x.repeat_interleave(2, dim=1),
+            lambda: operators.repeat_interleave(x, 2, dim=1),
+        ),
+        "repeat_interleave -1": (
+            lambda: x.repeat_interleave(3, -1),
+            lambda: operators.repeat_interleave(x, 3, -1),
+        ),
+        "repeat_interleave tensor": (
+            lambda: x.repeat_interleave(torch.tensor([1, 2]), 0),
+            lambda: operators.repeat_interleave(x, torch.tensor([1, 2]), 0),
+        ),
         "cat empty": (
             lambda: torch.cat([x[:, :, :0], x], 2),
             lambda: operators.cat([x[:, :, :0], x], 2),
@@ -111,6 +123,7 @@ def pairs(x):
 CASES = list(itertools.product((4, 5), ("dense", "slice", "odd", "contiguous")))
 # Their results have another rank.
 OTHERS = (
+    "repeat_interleave tensor",
     "view",
     "view more",
     "flatten all",
@@ -169,6 +182,13 @@ def test_operators_have_the_gradients_of_torch():
                     grads.append(torch.autograd.grad((result * weight).sum(), x)[0])
             if grads:
                 torch.testing.assert_close(*grads, msg=f"{name}, {how}")
+
+
+def test_a_permuted_tensor_is_padded_into_channels_last():
+    x = torch.randn(2, 5, 6, 8, 3).permute(0, 3, 4, 1, 2)
+    for pad in ((0, 1, 0, 1), (1, 1, 0, 0, 2, 0)):
+        assert torch.equal(operators.pad(x, pad), F.pad(x, pad))
+        assert operators.channels_last_of(operators.pad(x, pad)) is torch.channels_last_3d
 
 
 def test_operators_pass_on_what_is_not_for_them():

@@ -31,10 +31,13 @@ FUNCTIONS: dict[Any, str] = {
     torch.empty_like: "empty_like",
     torch.zeros_like: "zeros_like",
     torch.ones_like: "ones_like",
+    torch.repeat_interleave: "repeat_interleave",
     torch.reshape: "reshape",
     torch.flatten: "flatten",
 }
-METHODS = ("clone", "contiguous", "flatten", "repeat", "reshape", "softmax", "view")
+METHODS = (
+    "clone", "contiguous", "flatten", "repeat", "repeat_interleave", "reshape", "softmax", "view",
+)  # fmt: skip
 _OPERATORS = {ast.Add: "add", ast.Mult: "mul"}
 # These change nothing but strides. A `.contiguous()` may be there on purpose, `view` needs it, and reshapes
 # and `+` are everywhere, so these are replaced only if they are named.

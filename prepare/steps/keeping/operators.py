@@ -65,10 +65,11 @@ def pad(
     value: float | None = None,
 ) -> Any:
     """`torch.nn.functional.pad` that keeps channels-last, also if the time has one element."""
-    memory_format = channels_last_of(input)
+    memory_format = channels_last_of(input) or _nearly_channels_last(input)
     if memory_format is None:
         return F.pad(input, pad, mode, value)
-    return _in_format(F.pad(canonical(input), pad, mode, value), memory_format)
+    alike = _in_format(input, memory_format)
+    return _in_format(F.pad(alike, pad, mode, value), memory_format)
 
 
 def cat(tensors: Any, dim: Any = 0, *, out: Tensor | None = None) -> Any:
@@ -141,6 +142,19 @@ def repeat(x: Any, *sizes: Any) -> Any:
         return x.repeat(*sizes)
     rows = canonical(x).movedim(1, -1)
     return rows.repeat(counts[0], *counts[2:], counts[1]).movedim(-1, 1)
+
+
+def repeat_interleave(x: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Tensor.repeat_interleave` of a number of times that leaves the channels last in memory."""
+    count: Any = args[0] if args else kwargs.get("repeats")
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    is_simple = isinstance(count, int) and isinstance(dim, int) and len(args) < 3
+    if channels_last_of(x) is None or not is_simple or kwargs.keys() - {"repeats", "dim"}:
+        return x.repeat_interleave(*args, **kwargs)
+    index = dim % x.dim()
+    rows = canonical(x).movedim(1, -1)
+    memory_dim = index if index == 0 else (index - 2) % (x.dim() - 1) + 1
+    return rows.repeat_interleave(count, memory_dim).movedim(-1, 1)
 
 
 def view(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -274,6 +288,13 @@ def _leading(x: Tensor, count: int) -> int | None:
             return dim
         product *= size
     return x.dim() if product == count else None
+
+
+def _nearly_channels_last(x: Any) -> torch.memory_format | None:
+    """Return channels-last if the channels of `x` are faster in memory than a spatial dimension."""
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.dim() not in FORMATS:
+        return None
+    return FORMATS[x.dim()] if _is_slower(x, range(2, x.dim()), (1,)) else None
 
 
 def _is_slower(x: Tensor, some: Iterable[int], others: Iterable[int]) -> bool:
