@@ -20,6 +20,7 @@ _RUNS: dict[str, tuple[str, ...]] = {
     "cat": ("cat",),
     "stack": ("stack", "cat"),
     "interpolate": ("upsample",),
+    "avg_pool3d": ("avg_pool3d",),
     "where": ("where",),
     "softmax": ("softmax",),
     "clone": ("clone",),
@@ -42,7 +43,7 @@ def calls_at_places(model: nn.Module, flow: Flow, seen: Container[str]) -> list[
     """Return groups of the calls that run the operators of the breaks and copies of a flow."""
     found: dict[str, CodeCall] = {}
     for place in _places(flow):
-        calls = find_calls(_class_of(model, place))
+        calls = find_calls(_class_of(model, place.module))
         for call in calls_of_place(model, place):
             group = (each for each in calls if group_of(each) == group_of(call))
             found.update((each.name, each) for each in group)
@@ -50,14 +51,16 @@ def calls_at_places(model: nn.Module, flow: Flow, seen: Container[str]) -> list[
 
 
 def calls_in_methods(model: nn.Module, flow: Flow, seen: Container[str]) -> list[list[CodeCall]]:
-    """Return groups of all calls in the methods that have breaks and copies, but for arithmetic."""
+    """Return groups of the calls, but for arithmetic, in the methods that have breaks and copies.
+
+    For a copy in a module of torch these are the methods of the module that holds it.
+    """
     found: dict[str, CodeCall] = {}
-    for place in _places(flow):
-        for call in find_calls(_class_of(model, place)):
-            source = method_source(vars(call.owner)[call.method])
-            assert source is not None  # the call was found in it
-            lines = source[1].lineno, source[1].end_lineno or 0
-            if call.operator not in ("add", "mul") and _is_at(place, call.file, lines):
+    for place in (*_places(flow), *flow.copies):
+        calls = [call for call in find_calls(_class_of(model, place.module)) if _is_in(place, call)]
+        holder = place.module.rpartition(".")[0]
+        for call in calls or find_calls(_class_of(model, holder)):
+            if call.operator not in ("add", "mul"):
                 found[call.name] = call
     return _grouped(found.values(), seen)
 
@@ -65,7 +68,7 @@ def calls_in_methods(model: nn.Module, flow: Flow, seen: Container[str]) -> list
 def calls_of_place(model: nn.Module, place: Event | Copy) -> Iterator[CodeCall]:
     """Yield the calls that may be at the line of an event or a copy."""
     operator = place.operation.removeprefix("aten.")
-    for call in find_calls(_class_of(model, place)):
+    for call in find_calls(_class_of(model, place.module)):
         if _is_at(place, call.file, call.lines) and any(
             part in operator for part in _RUNS[call.operator]
         ):
@@ -85,13 +88,20 @@ def _places(flow: Flow) -> Iterator[Event | Copy]:
     yield from (copy for copy in flow.copies if copy.source)
 
 
-def _class_of(model: nn.Module, place: Event | Copy) -> type[nn.Module]:
-    return original_class(type(model.get_submodule(place.module)))
+def _class_of(model: nn.Module, name: str) -> type[nn.Module]:
+    return original_class(type(model.get_submodule(name)))
+
+
+def _is_in(place: Event | Copy, call: CodeCall) -> bool:
+    """Return whether a break or copy is in the method of a call."""
+    source = method_source(vars(call.owner)[call.method])
+    assert source is not None  # the call was found in it
+    return _is_at(place, call.file, (source[1].lineno, source[1].end_lineno or 0))
 
 
 def _is_at(place: Event | Copy, path: str, lines: tuple[int, int]) -> bool:
     file, _, line = place.source.rpartition(":")
-    return lines[0] <= int(line) <= lines[1] and short_path(path) == file
+    return bool(line) and lines[0] <= int(line) <= lines[1] and short_path(path) == file
 
 
 def _grouped(calls: Iterable[CodeCall], seen: Container[str]) -> list[list[CodeCall]]:

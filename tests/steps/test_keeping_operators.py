@@ -184,6 +184,14 @@ def test_operators_have_the_gradients_of_torch():
                 torch.testing.assert_close(*grads, msg=f"{name}, {how}")
 
 
+@pytest.mark.parametrize("how", ["dense", "slice", "odd", "contiguous"])
+def test_pooled_volumes_keep_the_layout(how):
+    x = tensor(5, how)
+    theirs, ours = F.avg_pool3d(x, (1, 2, 2)), operators.avg_pool3d(x, (1, 2, 2))
+    assert torch.equal(ours, theirs)
+    assert (operators.channels_last_of(ours) is None) == (how == "contiguous")
+
+
 def test_a_permuted_tensor_is_padded_into_channels_last():
     x = torch.randn(2, 5, 6, 8, 3).permute(0, 3, 4, 1, 2)
     for pad in ((0, 1, 0, 1), (1, 1, 0, 0, 2, 0)):

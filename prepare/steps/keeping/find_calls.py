@@ -24,6 +24,7 @@ FUNCTIONS: dict[Any, str] = {
     torch.concatenate: "cat",
     torch.stack: "stack",
     F.interpolate: "interpolate",
+    F.avg_pool3d: "avg_pool3d",
     torch.where: "where",
     torch.softmax: "softmax",
     F.softmax: "softmax",

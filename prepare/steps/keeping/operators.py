@@ -99,10 +99,12 @@ def stack(tensors: Any, dim: Any = 0, *, out: Tensor | None = None) -> Any:
 
 def interpolate(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
     """`torch.nn.functional.interpolate` that keeps channels-last."""
-    memory_format = channels_last_of(input)
-    if memory_format is None:
-        return F.interpolate(input, *args, **kwargs)
-    return _in_format(F.interpolate(canonical(input), *args, **kwargs), memory_format)
+    return _then_formatted(F.interpolate, input, args, kwargs)
+
+
+def avg_pool3d(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+    """`torch.nn.functional.avg_pool3d` that keeps channels-last."""
+    return _then_formatted(F.avg_pool3d, input, args, kwargs)
 
 
 def where(condition: Any, *args: Any, **kwargs: Any) -> Any:
@@ -230,6 +232,13 @@ def add(a: Any, b: Any) -> Any:
 def mul(a: Any, b: Any) -> Any:
     """`a * b`, with the operand first that decides for channels-last."""
     return b * a if _swaps(a, b) else a * b
+
+
+def _then_formatted(function: Callable[..., Any], x: Any, args: Any, kwargs: Any) -> Any:
+    memory_format = channels_last_of(x)
+    if memory_format is None:
+        return function(x, *args, **kwargs)
+    return _in_format(function(canonical(x), *args, **kwargs), memory_format)
 
 
 def _formatted(x: Any, name: str, args: Any, kwargs: Any) -> Any:
