@@ -104,16 +104,16 @@ VIDEO_NETWORKS: dict[str, VideoNetwork] = {
     ),
 }
 
-_REAL = (1, 3, 9, 128, 128)
+_REAL, _LONGER = (1, 3, 5, 256, 256), (1, 3, 9, 256, 256)
 _WIDE_WAN = {"is_residual": True, "patch_size": 2, "in_channels": 12, "out_channels": 12}
 # The same autoencoders as their library configures them, without weights.
 REAL_NETWORKS: dict[str, VideoNetwork] = {
     "diffusers wan 2.1": _video("AutoencoderKLWan", _REAL),
     "diffusers wan 2.2": _video("AutoencoderKLWan", _REAL, **_WIDE_WAN),
     "diffusers hunyuan video": _video("AutoencoderKLHunyuanVideo", _REAL),
-    "diffusers ltx video": _video("AutoencoderKLLTXVideo", _REAL),
-    "diffusers cosmos": _video("AutoencoderKLCosmos", _REAL),
-    "diffusers cogvideox": _video("AutoencoderKLCogVideoX", _REAL),
-    "diffusers mochi": _video("AutoencoderKLMochi", (1, 3, 12, 128, 128)),
+    "diffusers ltx video": _video("AutoencoderKLLTXVideo", _LONGER),
+    "diffusers cosmos": _video("AutoencoderKLCosmos", _LONGER),
+    "diffusers cogvideox": _video("AutoencoderKLCogVideoX", _LONGER),
+    "diffusers mochi": _video("AutoencoderKLMochi", (1, 3, 6, 256, 256)),
     "diffusers easyanimate": _video("AutoencoderKLMagvit", _REAL),
 }
