@@ -11,6 +11,7 @@ from prepare.checkpoint.init_empty import on_meta
 from prepare.checkpoint.open_weights import OpenedWeights
 from prepare.checkpoint.stored_tensor import StoredTensor, printable_name, problem, several
 from prepare.core.model.module_tree import copy_tree
+from prepare.core.model.quantized import QUANTIZED, is_quantized
 from prepare.core.model.tensors import (
     identity,
     is_lazy,
@@ -86,11 +87,15 @@ def _unfit(model: nn.Module) -> Iterator[Problem]:
             wrong = f"is a {type(module).__name__}: its modules cannot be seen or changed"
             yield Problem(name or "the model", wrong, "load first, then script or trace it")
             return
+    quantized = [p.path for p in named_tensors(model) if is_quantized(p.tensor)]
+    if quantized:
+        more = f" and {len(quantized) - 1} more" if len(quantized) > 1 else ""
+        yield Problem(quantized[0] + more, QUANTIZED, "load before the step quantize")
     for place in named_tensors(model):
         if is_lazy(place.tensor):
             remedy = "run one forward pass first, or build it with its sizes"
             yield Problem(place.path, "has no shape yet (a lazy module)", remedy)
-        elif is_wrapper(place.tensor):
+        elif is_wrapper(place.tensor) and not is_quantized(place.tensor):
             wrong = f"is a {type(place.tensor).__name__}, which decides for itself what its data is"
             yield Problem(place.path, wrong, "load before sharding or quantizing")
 

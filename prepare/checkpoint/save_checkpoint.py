@@ -15,6 +15,7 @@ from prepare.checkpoint.paths import beside, check_suffix
 from prepare.checkpoint.safetensors_format import Writer, header_of
 from prepare.checkpoint.stored_tensor import problem, raw, several
 from prepare.core.model.memory_format import canonical_stride
+from prepare.core.model.quantized import QUANTIZED, is_quantized
 from prepare.core.model.tensors import identity, is_plain, name_of
 from prepare.core.utils import files
 from prepare.errors import CheckpointError, ConfigError
@@ -62,12 +63,15 @@ def weights_of(path: Path, model: nn.Module) -> Weights:
     tied: dict[str, str] = {}
     first: dict[Hashable, str] = {}
     problems = []
+    quantized: list[str] = []
     for name, value in state.items():
         if not isinstance(value, Tensor):
             wrong = (
                 f"is a {type(value).__name__} of its module, and a file of weights holds tensors"
             )
             problems.append(problem(path, name, wrong, "save it with torch.save"))
+        elif is_quantized(value):
+            quantized.append(name)
         elif not is_plain(value) or value.is_meta or value.is_quantized:
             wrong = (
                 "holds no values" if value.is_meta else f"is a {type(value).__name__} of its own"
@@ -78,6 +82,10 @@ def weights_of(path: Path, model: nn.Module) -> Weights:
             tensors[name] = value
         else:
             tied[name] = first_name
+    if quantized:
+        more = f" and {len(quantized) - 1} more" if len(quantized) > 1 else ""
+        remedy = "save before the step quantize, or with torch.save(model.state_dict())"
+        problems.append(problem(path, quantized[0] + more, QUANTIZED, remedy))
     if problems:
         raise several(problems)
     metadata = state._metadata  # type: ignore[attr-defined]  # torch keeps it there

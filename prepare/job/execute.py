@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from prepare.core.utils.quiet_torchao import quiet_torchao
 from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.wording import command_line_words
@@ -56,6 +57,7 @@ def _run_job(spec: JobSpec, stage: Stage, show: Show, *, begun: bool) -> Outcome
     start = time.perf_counter()
     course = _Course()
     switch_off_telemetry()
+    quiet_torchao()
     try:
         if not begun:
             record.begin(spec.job)

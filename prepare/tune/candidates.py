@@ -272,7 +272,7 @@ def _quantizers(model: nn.Module, allow: tuple[str, ...], mode: str) -> list[Cho
 
 
 def _unfrozen(compilers: Iterable[Choice]) -> list[Choice]:
-    """Return the compilers for weights in 8 bits: inductor without freezing, which makes floats of them."""
+    """Return the compilers to try with weights in 8 bits: inductor, and without freezing to try fewer."""
     return [
         each
         for each in compilers

@@ -11,15 +11,21 @@ import pytest
 import torch
 from torch import nn
 
+from prepare import contract
 from prepare.audit import audit
+from prepare.bench import compare
+from prepare.checkpoint import load, save
 from prepare.core.model.quantized import quantized_weight
 from prepare.errors import (
+    CheckpointError,
     ConfigError,
     NothingMatchesError,
     PatternError,
     RefusedError,
     StepError,
 )
+from prepare.export import export
+from prepare.flow import observe, predict
 from prepare.pipeline import Pipeline
 from prepare.steps import quantize
 from small_nets import Perceptron, perceptron
@@ -290,7 +296,7 @@ def test_a_cast_of_quantized_weights_is_refused():
 
 
 def test_a_quantized_model_compiles_to_the_same_values():
-    model, _, _ = prepared(steps={"compile": {"backend": "aot_eager"}})
+    model, _, _ = prepared(steps={"compile": {"backend": "eager"}})
     eager, _, _ = prepared()
     with torch.no_grad():
         torch.testing.assert_close(model(IMAGE), eager(IMAGE))
@@ -410,3 +416,80 @@ def test_a_failure_of_torchao_leaves_the_exact_weights(monkeypatch):
     assert not quantized(model)
     assert torch.equal(model(IMAGE), reference(IMAGE))
     model.load_state_dict(reference.state_dict())
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
+def test_a_file_of_weights_neither_takes_nor_gives_8_bits(name, tmp_path):
+    save(perceptron(), tmp_path / name)
+    model, _, _ = prepared()
+    with pytest.raises(RefusedError) as refused:
+        load(tmp_path / name, model)
+    words = "first.weight and 2 more: in 8 bits, and a file of weights holds float values; "
+    assert str(refused.value) == words + "load before the step quantize"
+    with pytest.raises(CheckpointError) as caught:
+        save(model, tmp_path / name)
+    remedy = "save before the step quantize, or with torch.save(model.state_dict())"
+    assert str(caught.value).endswith(f", {words}{remedy}")
+
+
+def test_a_file_is_loaded_before_weights_are_quantized(tmp_path):
+    torch.manual_seed(1)
+    other = Perceptron().eval()
+    save(other, tmp_path / "w.safetensors")
+    pipeline = Pipeline.from_config({"quantize": {}})
+    model = perceptron()
+    load(tmp_path / "w.safetensors", model, pipeline=pipeline)
+    assert quantized(model) == ["first", "second", "third"]
+    assert relative_error(model, other) < 0.02
+
+
+def test_analyses_run_on_a_quantized_model():
+    model, _, pipeline = prepared(steps={"conv2d_memory_format": {}})
+    assert predict(model, IMAGE).status == observe(model, IMAGE).status == "ok"
+    assert [row.name for row in compare({"a": perceptron(), "b": model}, IMAGE, budget=0.05).rows]
+    recorded = contract.record(model, IMAGE)
+    assert contract.check(model, IMAGE, recorded).status == "kept"
+    assert not pipeline.check(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format_", ["torch_export", "onnx"])
+def test_a_quantized_model_is_exported(format_, tmp_path):
+    pipeline = Pipeline.from_config({"quantize": {}})
+    done = export(perceptron(), IMAGE, to=format_, folder=tmp_path, pipeline=pipeline)
+    assert done.status == "pass", done.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["int8_weight_only", "int8_dynamic"])
+def test_inductor_computes_the_same_values(scheme):
+    model, _, _ = prepared(steps={"compile": {}}, scheme=scheme)
+    eager, _, _ = prepared(scheme=scheme)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's cache and its C++ compiler
+        torch.testing.assert_close(model(IMAGE), eager(IMAGE))
+
+
+@pytest.mark.slow
+def test_pt2e_gives_another_object_of_one_batch_size():
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 3)).eval()
+    Pipeline.from_config({"conv2d_memory_format": {}}).apply(model)
+    image = torch.randn(2, 3, 16, 16).to(memory_format=torch.channels_last)
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        observed = prepare_pt2e(torch.export.export(model, (image,)).module(), quantizer)
+        observed(image)
+        converted = convert_pt2e(observed)
+    assert type(converted) is not type(model)
+    assert converted(image).is_contiguous(memory_format=torch.channels_last)
+    assert any(t.dtype is torch.int8 for t in converted.buffers())
+    for call in (converted.eval, converted.train):
+        with pytest.raises(NotImplementedError):
+            call()
+    with pytest.raises(AssertionError, match=r"size\(\)\[0\] == 2"):
+        converted(image[:1])

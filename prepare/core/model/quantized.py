@@ -12,6 +12,9 @@ from prepare.core.model.tensors import is_wrapper, name_of
 # The largest magnitude of a symmetric int8; with a reduced range, that of 7 bits.
 _LARGEST, _REDUCED = 127, 63
 
+# The words for one weight or several.
+QUANTIZED = "in 8 bits, and a file of weights holds float values"
+
 
 def is_quantized(tensor: Tensor) -> bool:
     """Return whether this is a tensor of torchao with quantized data; torchao is not imported."""
