@@ -4,7 +4,7 @@
 
 The recipe is channels-last with repairs and formatted inputs. The raw file is `results/export.json`; cases
 that it holds are left out, unless `--again` is given. `--seconds` also times each right artefact against both
-models, which needs a quiet machine; without it nothing is timed.
+models, which needs a quiet machine: a time that other programs disturbed is marked as such in the table.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from zoo_networks import NETWORKS, Network
 
 from prepare.core.utils.environment import environment
 from prepare.core.utils.json_records import write_json
+from prepare.core.utils.machine import disturbance
 from prepare.export import export
 from prepare.pipeline import Pipeline
 
@@ -48,7 +49,7 @@ def measure(network: Network, to: str, seconds: float = 0.0) -> dict[str, Any]:
             budget=seconds,
         )
     worst = done.worst
-    ratio = None if done.time is None else done.time.row("artefact").ratio
+    row = done.time and done.time.row("artefact")
     return {
         "status": done.status,
         "reason": done.reason,
@@ -58,7 +59,9 @@ def measure(network: Network, to: str, seconds: float = 0.0) -> dict[str, Any]:
         "error": worst and worst.error,
         "allowed": worst and worst.allowed,
         "stages": {stage.name: stage.status for stage in done.stages},
-        "ratio": ratio,
+        "ratio": row and row.ratio,
+        "interval": row and row.ratio_interval,
+        "busy": disturbance(done.time.settings) if done.time else "",
     }
 
 
@@ -70,7 +73,10 @@ def table(cases: list[dict[str, Any]]) -> list[str]:
         cells = [_cell(of_network.get(to)) for to in EXPORTERS]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     counted = [f"{word}: {sum(_word(case) == word for case in cases)}" for word in _WORDS]
-    return [*lines, "", f"{len(cases)} exports; {', '.join(counted)}."]
+    lines += ["", f"{len(cases)} exports; {', '.join(counted)}."]
+    if busy := sum(bool(case.get("busy")) for case in cases):
+        lines.append(f"{busy} times were taken while the machine was busy (*), and mean little.")
+    return lines
 
 
 _WORDS = ("right", "wrong", "refused", "cannot tell")
@@ -89,7 +95,7 @@ def _cell(case: dict[str, Any] | None) -> str:
         share = case["error"] / case["allowed"]
         text += f" ({share:.0%} of the limit)" if share >= 0.01 else " (<1% of the limit)"
     if case.get("ratio"):
-        text += f", {case['ratio']:.2f} of the time"
+        text += f", {case['ratio']:.2f}{'*' if case.get('busy') else ''} of the time"
     return f"{text}; refuses {', '.join(refused)}" if refused else text
 
 
