@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +17,18 @@ if TYPE_CHECKING:
     from prepare.core.forward.call import Call
 
 
-def capture(model: nn.Module, call: Call, dynamic: Sequence[int]) -> torch.export.ExportedProgram:
-    """Return the program of `model`; the dimensions `dynamic` of its inputs may change."""
-    shapes = _dynamic_shapes(model, call, dynamic) if dynamic else None
+def capture(
+    model: nn.Module,
+    call: Call,
+    dynamic: Sequence[int],
+    *,
+    largest: Callable[[int], int] | None = None,
+) -> torch.export.ExportedProgram:
+    """Return the program of `model`; the dimensions `dynamic` of its inputs may change.
+
+    `largest` maps the size of such a dimension in `call` to the largest one that the program takes.
+    """
+    shapes = _dynamic_shapes(model, call, dynamic, largest) if dynamic else None
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         return torch.export.export(
@@ -27,15 +36,23 @@ def capture(model: nn.Module, call: Call, dynamic: Sequence[int]) -> torch.expor
         )
 
 
-def _dynamic_shapes(model: nn.Module, call: Call, dynamic: Sequence[int]) -> dict[str, Any]:
+def _dynamic_shapes(
+    model: nn.Module,
+    call: Call,
+    dynamic: Sequence[int],
+    largest: Callable[[int], int] | None,
+) -> dict[str, Any]:
     """Return the argument `dynamic_shapes` of torch.export: by the names of the parameters."""
     import inspect
 
     def marks(value: Any) -> dict[int, Any] | None:
         if not isinstance(value, Tensor):
             return None
-        chosen = changing(value, call, dynamic)
-        return dict.fromkeys(chosen, torch.export.Dim.DYNAMIC) or None
+        hint: Any = torch.export.Dim.DYNAMIC
+        return {
+            each: hint(max=largest(value.shape[each])) if largest else hint
+            for each in changing(value, call, dynamic)
+        } or None
 
     bound = inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments
     return {name: pytree.tree_map(marks, value) for name, value in bound.items()}

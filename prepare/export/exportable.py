@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +12,21 @@ from torch import Tensor, nn
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.input_formatter import FormatHook
 from prepare.core.forward.nested import map_tensors, tensors_in
+from prepare.export.input_layouts import contiguous
 from prepare.export.records import TakenOut
+from prepare.step import TensorStep
 from prepare.steps import compile, keep_layout, repair_layout  # noqa: A004
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
     from prepare.core.forward.input_formatter import Formatter
+    from prepare.export.exporter import Exporter
     from prepare.pipeline import Pipeline
 
+_CONTIGUOUS_WEIGHTS = (
+    "the format's operators take contiguous weights only; their values are the same"
+)
 _NO_LAYOUTS = "this format chooses layouts itself, and torch's own modules compute the same"
 _UNDO: dict[str, Callable[[nn.Module], None]] = {
     "repair_layout": repair_layout.undo,
@@ -62,9 +68,9 @@ def _converted(tensor: Tensor, formatter: Formatter, *, strides: bool) -> Tensor
     return tensor.contiguous(memory_format=formats.get(wanted) or getattr(torch, wanted))
 
 
-def take_out(model: nn.Module, keeps: Iterable[str], pipeline: Pipeline) -> Iterator[TakenOut]:
+def take_out(model: nn.Module, exporter: Exporter, pipeline: Pipeline) -> Iterator[TakenOut]:
     """Take out of `model`, in place, each step that cannot go along, and yield what was done."""
-    kept = set(keeps)
+    kept = set(exporter.keeps)
     if any(isinstance(hook, FormatHook) for hook in model._forward_pre_hooks.values()):
         FormatHook.remove(model)
         reason = "a hook is not captured; the conversion of inputs is put into the program"
@@ -84,6 +90,26 @@ def take_out(model: nn.Module, keeps: Iterable[str], pipeline: Pipeline) -> Iter
         changed = tuple(name for name, cls in before.items() if type(after[name]) is not cls)
         if changed:
             yield TakenOut(step=step, modules=changed, reason=_NO_LAYOUTS)
+    if exporter.contiguous_weights and (changed := _made_contiguous(model)):
+        steps = [name for name, step in pipeline.steps.items() if _lays_out_weights(step)]
+        step = ", ".join(steps) or "channels-last weights"
+        yield TakenOut(step=step, modules=changed, reason=_CONTIGUOUS_WEIGHTS)
+
+
+def _lays_out_weights(step: Any) -> bool:
+    return isinstance(step, TensorStep) and hasattr(step, "memory_format")
+
+
+def _made_contiguous(model: nn.Module) -> tuple[str, ...]:
+    """Make all parameters and buffers contiguous, and return the names of the modules that changed."""
+    changed: dict[str, None] = {}
+    for name, module in model.named_modules():
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            fresh = contiguous(tensor)
+            if tensor.layout is torch.strided and fresh.stride() != tensor.stride():
+                tensor.data = fresh
+                changed[name] = None
+    return tuple(changed)
 
 
 def is_plain_output(value: Any) -> bool:

@@ -43,13 +43,18 @@ class Exporter:
     """One format of artefacts; its fields are its options. An author writes `lower`, `write` and `load`.
 
     `keeps` names the steps that the artefact can hold; others are taken out of the model before the capture.
-    `environment` are the variables under which the artefact has to run.
+    `contiguous_weights`: the memory format of the weights is taken out as well.
+    `environment` are the variables under which the artefact has to run. `layout_remedy` is the advice where
+    a layout of inputs is answered wrongly. `extra` is the extra of this package that brings `packages`.
     """
 
     name: ClassVar[str] = ""
     suffix: ClassVar[str] = ""
     packages: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[str] = "export"
     keeps: ClassVar[tuple[str, ...]] = ()
+    contiguous_weights: ClassVar[bool] = False
+    layout_remedy: ClassVar[str] = ""
 
     file: Annotated[str, "a plain name", check_file] = "model"
     """The name of the artefact, without its suffix."""
@@ -74,12 +79,17 @@ class Exporter:
         """The variables of the environment under which the artefact has to run."""
         return {}
 
+    @property
+    def requires_contiguous(self) -> bool:
+        """Whether the contract requires contiguous inputs: wrong answers to others are not a failure."""
+        return False
+
     def missing(self) -> Problem | None:
         """Return the problem if something that this exporter needs is not installed."""
         absent = [package for package in self.packages if find_spec(package) is None]
         if not absent:
             return None
-        remedy = "install the extra: pip install 'torch-prepare[export]'"
+        remedy = f"install the extra: pip install 'torch-prepare[{self.extra}]'"
         return Problem("export", f"{self.name} needs {', '.join(absent)}", remedy)
 
     def capture(self, model: nn.Module, call: Call) -> Any:

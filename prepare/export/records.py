@@ -36,12 +36,14 @@ class ArtefactContract:
 
     `layouts` maps each layout that was tried to an answer. `formats_inputs`: the artefact converts inputs
     to the dtype and memory format of the model. `environment` are variables that must be set.
+    `requires_contiguous`: only contiguous inputs may be given.
     """
 
     inputs: tuple[InputContract, ...] = ()
     layouts: dict[str, str] = field(default_factory=dict)
     formats_inputs: bool = False
     environment: dict[str, str] = field(default_factory=dict)
+    requires_contiguous: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ class LayoutCheck:
     """The artefact's answer to one input: its layout and batch, and the error of the outputs.
 
     `answer` is `right`, `wrong`, `refused`, `crashed` or `cannot tell`. `status` is `pass`, `fail` or
-    `cannot tell`: a layout that is refused passes, except that of the contract.
+    `cannot tell`: a layout that is refused passes, except that of the contract. A wrong answer passes
+    only if the contract requires contiguous inputs, and this one is not.
     """
 
     layout: str

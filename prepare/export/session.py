@@ -95,7 +95,7 @@ class ExportSession:
     def run_check(self) -> Export:
         """Run the last two stages with an artefact that exists, and return the record."""
         begin = time.perf_counter()
-        self.contract = ArtefactContract(environment=self.exporter.environment)
+        self.contract = self._contract()
         with suppress(_StoppedError):
             self._add_files({self.artefact})
             self._compare(Reference(self.reference, self.prepared, self.call))
@@ -109,20 +109,26 @@ class ExportSession:
                 model = deep_copy(self.prepared).eval()
             except CopyError as error:
                 raise RefusedError("model", f"cannot be copied: {error}") from error
-            self.taken_out = tuple(take_out(model, exporter.keeps, self.pipeline))
+            self.taken_out = tuple(take_out(model, exporter, self.pipeline))
             judge = Reference(self.reference, model, self.call)
             strides = "input_format" in exporter.keeps
             wrapped, formats = with_format(model, self.pipeline, self.call, strides=strides)
             note(judge.judge(outputs_of(wrapped, self.call), self.call))
         inputs = inputs_of(wrapped, self.call, exporter.dynamic)
-        self.contract = ArtefactContract(
-            inputs=inputs, formats_inputs=formats, environment=exporter.environment
-        )
+        self.contract = self._contract(inputs=inputs, formats_inputs=formats)
         with self._stage("capture") as note:
             program = exporter.capture(wrapped, self._captured_call())
             captured = exporter.run_captured(program)
             note(judge.judge(outputs_of(captured, self.call), self.call))
         return judge, program
+
+    def _contract(self, **known: Any) -> ArtefactContract:
+        exporter = self.exporter
+        return ArtefactContract(
+            **known,
+            environment=exporter.environment,
+            requires_contiguous=exporter.requires_contiguous,
+        )
 
     def _captured_call(self) -> Call:
         """Return the call to capture: a dynamic size has to differ from 1."""
@@ -132,6 +138,9 @@ class ExportSession:
     def _write(self, lowered: Any, stored: dict[str, str]) -> None:
         before = self._stamps()
         try:
+            for path in self.folder.glob(f"{self.exporter.file}.*"):
+                if path.is_symlink():  # writing to it would write outside of the folder
+                    path.unlink()
             self.exporter.write(lowered, self.artefact, stored)
         except OSError as error:
             raise FileError(str(self.artefact), f"cannot be written: {error}") from error
@@ -157,14 +166,28 @@ class ExportSession:
             note("" if self.recipe_inside else "the recipe is beside the artefact, not in it")
         with self._stage("compare") as note:
             pairs = zip(cases, loaded.answers, strict=True)
-            self.checks = tuple(_checked(judge, case, answer) for case, answer in pairs)
+            found = [(case, _checked(judge, case, answer)) for case, answer in pairs]
+            self.checks = tuple(self._allowed(case, check) for case, check in found)
             layouts = {
                 check.layout: check.answer
                 for check in self.checks
                 if check.batch == self.call.batch
             }
             self.contract = replace(self.contract, layouts=layouts)
-            note(_conclusion(self.checks))
+            note(self._with_remedy(_conclusion(self.checks)))
+
+    def _allowed(self, case: InputCase, check: LayoutCheck) -> LayoutCheck:
+        """Return a check that passes if its input is not one that the contract allows."""
+        excluded = self.contract.requires_contiguous and case.layout != CONTIGUOUS
+        return replace(check, status="pass") if excluded and check.answer == "wrong" else check
+
+    def _with_remedy(self, found: Judgement) -> Judgement:
+        """Add the exporter's advice if only layouts that are not contiguous are answered wrongly."""
+        wrong = {check.layout for check in self.checks if check.status == "fail"}
+        remedy = self.exporter.layout_remedy
+        if not remedy or not wrong or CONTIGUOUS in wrong:
+            return found
+        return replace(found, note=f"{found.note}; {remedy}")
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[Callable[[Any], None]]:
@@ -279,8 +302,14 @@ def _conclusion(checks: tuple[LayoutCheck, ...]) -> Judgement:
             note = f"{_place(bad)}: {bad.answer}"
             note += f": {bad.note}" if bad.note else ""
             return Judgement(status, bad.error, bad.allowed, note)
-    refused = [_place(check) for check in checks if check.answer == "refused"]
-    note = f"refused clearly: {'; '.join(refused)}" if refused else ""
+    notes = []
+    for word, text in (
+        ("wrong", "wrong, but not allowed by the contract"),
+        ("refused", "refused clearly"),
+    ):
+        if places := [_place(check) for check in checks if check.answer == word]:
+            notes.append(f"{text}: {', '.join(places)}")
+    note = "; ".join(notes)
     errors = [check for check in checks if check.layout == CONTIGUOUS and check.error is not None]
     if not errors:
         return Judgement("pass", note=note)

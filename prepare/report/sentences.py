@@ -180,7 +180,10 @@ def layouts_text(export: Export) -> str:
     answers: dict[str, list[str]] = {}
     for layout, answer in export.contract.layouts.items():
         answers.setdefault(answer, []).append(layout)
-    return "; ".join(f"{answer}: {', '.join(layouts)}" for answer, layouts in answers.items())
+    parts = [f"{answer}: {', '.join(layouts)}" for answer, layouts in answers.items()]
+    if export.contract.requires_contiguous:
+        parts.append("give contiguous inputs only")
+    return "; ".join(parts)
 
 
 def taken_out_text(item: TakenOut) -> str:

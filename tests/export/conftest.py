@@ -1,8 +1,11 @@
-"""The stub exporters, and a worker that answers in this process."""
+"""The stub exporters, a worker that answers in this process, and artefacts of the real formats."""
+
+import shutil
 
 import pytest
 
-from prepare.export import EXPORTERS, load_again, worker
+from export_nets import batch, network
+from prepare.export import EXPORTERS, export, load_again, worker
 from stub_exporters import STUBS
 
 
@@ -26,3 +29,29 @@ def in_process(monkeypatch):
         return ""
 
     monkeypatch.setattr(load_again, "run_worker", run)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """Return the folder of an artefact, which is exported once for each format."""
+    folders = {}
+
+    def folder_of(to):
+        if to not in folders:
+            folder = tmp_path_factory.mktemp(to)
+            options = {"require_contiguous": True, "backend": None} if to == "executorch" else {}
+            done = export(network(), batch(), to=to, folder=folder, **options)
+            assert (done.status, done.reason) == ("pass", "")
+            folders[to] = folder
+        return folders[to]
+
+    return folder_of
+
+
+@pytest.fixture
+def copied(made, tmp_path, in_process):
+    def copy(to):
+        pytest.importorskip({"torch_export": "torch", "onnx": "onnxruntime"}.get(to, to))
+        return shutil.copytree(made(to), tmp_path / to)
+
+    return copy

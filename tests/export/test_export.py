@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from keeping_nets import chunked, video
 from prepare.errors import ConfigError, ExportError, FileError, RefusedError
 from prepare.export import EXPORTERS, Export, export, load_again
 from prepare.pipeline import Pipeline
@@ -67,6 +68,36 @@ def test_a_layout_that_is_answered_wrongly_fails(exported):
     assert found.reason.startswith(
         "compare: channels_last input of batch 3: wrong: output is off by"
     )
+
+
+def test_a_contract_may_require_contiguous_inputs(exported):
+    found = exported("RequiresContiguous")
+    assert found.status == "fail"
+    assert found.reason.endswith("is allowed; promise contiguous inputs")
+    found = exported("RequiresContiguous", promised=True)
+    assert found.status == "pass"
+    assert found.contract.requires_contiguous
+    assert found.contract.layouts["channels_last"] == "wrong"
+    assert "wrong, but not allowed by the contract: channels_last" in found.stages[-1].note
+
+
+def test_a_promise_of_contiguous_inputs_excuses_no_wrong_values(exported, monkeypatch):
+    monkeypatch.setattr(EXPORTERS["RequiresContiguous"], "taken", lambda self, x, kept: x.flip(2))
+    found = exported("RequiresContiguous", promised=True)
+    assert found.status == "fail"
+    assert "contiguous input of batch 3: wrong" in found.reason
+    assert "promise contiguous inputs" not in found.reason
+
+
+def test_weights_become_contiguous_for_formats_without_strides(exported, tmp_path):
+    model = network()
+    steps = {"conv2d_memory_format": {}, "input_format": {}}
+    found = exported("RequiresContiguous", model, steps, promised=True)
+    (taken,) = found.taken_out
+    assert (taken.step, taken.modules) == ("conv2d_memory_format", ("0", "3"))
+    kept = torch.load(tmp_path / "out" / "model.stub", weights_only=False)["model"]
+    assert [kept[n].weight.stride() for n in (0, 3)] == [(27, 9, 3, 1), (4, 1, 1, 1)]
+    assert torch.equal(kept[0].weight, model[0].weight)
 
 
 def test_a_layout_that_is_refused_clearly_passes(exported):
@@ -252,6 +283,24 @@ def test_a_name_with_a_folder_is_refused(exported, tmp_path, file):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_link_in_the_folder_is_not_written_through(exported, tmp_path):
+    (tmp_path / "out").mkdir()
+    outside = tmp_path / "precious"
+    outside.write_text("mine")
+    for name in ("model.stub", "model.json"):
+        (tmp_path / "out" / name).symlink_to(outside)
+    assert exported("Listing").status == "pass"
+    assert outside.read_text() == "mine"
+    assert not (tmp_path / "out" / "model.stub").is_symlink()
+
+
+def test_names_in_the_metadata_write_no_file(exported, tmp_path, monkeypatch):
+    hostile = {str(tmp_path / "evil"): "x", "../evil": "y"}
+    monkeypatch.setattr(EXPORTERS["Stub"], "metadata", lambda self, path: hostile)
+    assert exported("Stub").status == "pass"
+    assert {path.name for path in tmp_path.rglob("*")} == {"out", "model.stub"}
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -294,9 +343,37 @@ def test_a_batch_without_a_tensor_is_refused(exported):
         exported("Stub", given=(1,))
 
 
+def test_rewritten_calls_are_taken_out_and_named(exported, monkeypatch):
+    steps = {"conv3d_memory_format": {}, "keep_layout": {}, "input_format": {}}
+    monkeypatch.setattr(EXPORTERS["Stub"], "keeps", ("input_format",))
+    found = exported("Stub", chunked().eval(), steps, video(2))
+    assert found.status == "pass"
+    taken = {item.step: item.modules for item in found.taken_out}
+    assert set(taken) == {"keep_layout"}
+    assert "conv" in taken["keep_layout"]
+
+
+def test_a_compiled_submodule_is_taken_out_and_named(exported):
+    model = network()
+    model[0].compile(backend="eager")
+    found = exported("Stub", model)
+    assert found.status == "pass"
+    assert [(item.step, item.modules) for item in found.taken_out] == [("compile", ("0",))]
+
+
+def test_a_model_on_another_device_is_refused(exported):
+    with pytest.raises(RefusedError, match="is on meta, and artefacts are checked on the CPU"):
+        exported("Stub", network().to("meta"))
+
+
 def test_an_opset_is_checked():
     with pytest.raises(ConfigError, match="export.opset: 3 is not an opset; give one from 18"):
         EXPORTERS["onnx"].from_options({"opset": 3})
+
+
+def test_the_largest_size_is_checked():
+    with pytest.raises(ConfigError, match="export.largest: 1 leaves nothing to change; give 2"):
+        EXPORTERS["executorch"].from_options({"largest": 1})
 
 
 def test_aoti_runs_with_checks_of_its_inputs():

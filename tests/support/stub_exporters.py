@@ -56,6 +56,18 @@ class IgnoresStrides(Stub):
         return torch.as_strided(tensor, tensor.shape, tensor.contiguous().stride())
 
 
+class RequiresContiguous(IgnoresStrides):
+    """Read the numbers in the order of memory; the contract may require contiguous inputs."""
+
+    contiguous_weights: ClassVar[bool] = True
+    layout_remedy: ClassVar[str] = "promise contiguous inputs"
+    promised: bool = False
+
+    @property
+    def requires_contiguous(self):
+        return self.promised
+
+
 class RefusesStrides(Stub):
     """Take contiguous inputs only, and say so."""
 
@@ -115,6 +127,6 @@ class Listing(Stub):
 
 STUBS = {
     cls.__name__: cls
-    for cls in (Stub, IgnoresStrides, RefusesStrides, RefusesAll, OneBatch, Dies, CannotLower,
+    for cls in (Stub, IgnoresStrides, RequiresContiguous, RefusesStrides, RefusesAll, OneBatch, Dies, CannotLower,
                 CannotLoad, NoRecipe, Lacking, Listing)
 }  # fmt: skip

@@ -22,6 +22,9 @@ class Aoti(Exporter):
 
     suffix: ClassVar[str] = ".pt2"
     keeps: ClassVar[tuple[str, ...]] = ("input_format",)
+    layout_remedy: ClassVar[str] = (
+        "set export.check_inputs=true, and run it with AOTI_RUNTIME_CHECK_INPUTS=1"
+    )
 
     check_inputs: bool = True
     """Run it with the comparison of strides, and say so in its contract."""

@@ -24,9 +24,16 @@ class OpenVino(Exporter):
         import openvino
 
         lowered = openvino.convert_model(program)
+        values = _inputs(program)
+        if len(values) == len(lowered.inputs):
+            # An argument that is not a tensor is an input as well, which nothing reads.
+            for parameter, value in zip(lowered.get_parameters(), values, strict=True):
+                if not hasattr(value, "shape"):
+                    lowered.remove_parameter(parameter)
         # It forgets sizes that cannot change, and would take inputs of other sizes.
-        shapes = zip(lowered.inputs, _shapes(program), strict=True)
-        lowered.reshape({port: openvino.PartialShape(shape) for port, shape in shapes})
+        shapes = [_shape(value) for value in values if hasattr(value, "shape")]
+        ports = zip(lowered.inputs, shapes, strict=True)
+        lowered.reshape({port: openvino.PartialShape(shape) for port, shape in ports})
         for key, value in metadata.items():
             lowered.set_rt_info(value, [_PLACE, key.partition(".")[0]])
         return lowered
@@ -71,11 +78,15 @@ class OpenVino(Exporter):
         }
 
 
-def _shapes(program: Any) -> list[list[int]]:
-    """Return the shape of each tensor that the program takes, -1 for a size that may change."""
-    names = set(program.graph_signature.user_inputs)
-    values = [
-        n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in names
-    ]
-    tensors = [value for value in values if hasattr(value, "shape")]
-    return [[size if isinstance(size, int) else -1 for size in each.shape] for each in tensors]
+def _inputs(program: Any) -> list[Any]:
+    """Return what the program takes: tensors, and constants such as a flag."""
+    from torch.export.graph_signature import InputKind
+
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    specs = zip(nodes, program.graph_signature.input_specs, strict=True)
+    return [node.meta["val"] for node, spec in specs if spec.kind is InputKind.USER_INPUT]
+
+
+def _shape(value: Any) -> list[int]:
+    """Return the shape of a tensor, with -1 for a size that may change."""
+    return [size if isinstance(size, int) else -1 for size in value.shape]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from prepare.errors import RefusedError
 from prepare.export.exporter import Exporter, Loaded, register
+
+_ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 @register("torch_export")
@@ -25,16 +31,39 @@ class TorchExport(Exporter):
         torch.export.save(lowered, path, extra_files=dict(metadata))
 
     def load(self, path: Path) -> Loaded:
-        import torch
-
-        module = torch.export.load(path).module()
+        module = _load(path).module()
         return lambda args, kwargs: module(*args, **kwargs)
 
     def metadata(self, path: Path) -> dict[str, str]:
-        import torch
-
         from prepare.export.records import METADATA
 
         extra = dict.fromkeys(METADATA, "")
-        torch.export.load(path, extra_files=extra)
+        _load(path, extra_files=extra)
         return extra
+
+
+def _load(path: Path, **options: Any) -> Any:
+    """Load a program, and refuse pickles in it that hold more than tensors: they could run any code."""
+    import torch
+    from torch.export.pt2_archive.constants import OPAQUE_OBJ_FILENAME_PREFIX
+
+    with zipfile.ZipFile(path) as archive:
+        names = [name.rpartition("/")[2] for name in archive.namelist()]
+    if any(name.startswith(OPAQUE_OBJ_FILENAME_PREFIX) for name in names):
+        raise RefusedError(path.name, "holds a pickled object", "do not load it")
+    with _only_tensors():
+        return torch.export.load(path, **options)
+
+
+@contextmanager
+def _only_tensors() -> Iterator[None]:
+    """Let torch.load take nothing but tensors; torch.export.load would fall back to any object."""
+    before = os.environ.get(_ONLY_TENSORS)
+    os.environ[_ONLY_TENSORS] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ONLY_TENSORS]
+        else:
+            os.environ[_ONLY_TENSORS] = before

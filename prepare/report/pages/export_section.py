@@ -40,6 +40,7 @@ def _facts(export: Export) -> list[tuple[str, str]]:
         ("sha256", export.sha256),
         ("Versions", ", ".join(f"{name} {version}" for name, version in export.versions.items())),
         ("Inputs", formats if contract.formats_inputs else "takes its inputs as they are"),
+        ("Contract", "give contiguous inputs only" if contract.requires_contiguous else ""),
         ("Recipe", "in the artefact" if export.recipe_inside else "beside the artefact only"),
         ("Environment", ", ".join(f"{key}={value}" for key, value in contract.environment.items())),
     ]
