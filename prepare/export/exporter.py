@@ -81,7 +81,7 @@ class Exporter:
 
     @property
     def requires_contiguous(self) -> bool:
-        """Whether the contract requires contiguous inputs: wrong answers to others are not a failure."""
+        """True if the contract requires contiguous inputs: wrong answers to others are not a failure."""
         return False
 
     def missing(self) -> Problem | None:
