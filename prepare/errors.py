@@ -4,7 +4,7 @@
     ├── ConfigError               what was asked for is wrong; the command line exits with 2
     │   ├── UnknownStepError      no step of that name
     │   ├── PatternError          a pattern cannot be read, or matches nothing
-    │   ├── NothingMatchesError   a memory format was asked for and no tensor can take it
+    │   ├── NothingMatchesError   what was asked for fits no tensor of the model
     │   ├── ConflictError         two steps want different values for one tensor
     │   ├── KnownIssueError       this version of torch has a known issue with wrong numbers
     │   └── RecipeError           a recipe that cannot be read

@@ -7,6 +7,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from prepare.core.forward.float32_calls import call_as_it_is, call_in_float32, casts_of
 from prepare.core.model.module_tree import Snapshot
+from prepare.core.model.quantized import is_quantized
 from prepare.core.model.tensors import NamedTensor, identity, named_tensors
 from prepare.core.utils.signals import held_interrupts
 from prepare.errors import RefusedError
@@ -63,6 +64,14 @@ def _check_same_tensors(places: Mapping[str, NamedTensor], targets: Mapping[str,
     differing = sorted(places.keys() ^ targets.keys()) or [
         path for path, place in places.items() if place.tensor.shape != targets[path].shape
     ]
+    in_8_bits = [
+        path
+        for path, place in places.items()
+        if path in targets and is_quantized(place.tensor) != is_quantized(targets[path])
+    ]
+    if in_8_bits:
+        wrong = "is in 8 bits in one of the two models only"
+        raise RefusedError(in_8_bits[0], wrong, "give the copy the same steps, or undo quantize")
     if differing:
         wrong = "the tensors of the two models differ in name or shape"
         raise RefusedError(differing[0], wrong, "pass a copy of the reference")

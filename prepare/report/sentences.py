@@ -135,13 +135,18 @@ def quantized_text(rows: Iterable[AuditRow]) -> str:
                 left.setdefault(reason, Counter())[row.type] += 1
     parts = [f"{plural(count, 'weight')} {dtype}" for dtype, count in stored.items()]
     reasons = [
-        f"{', '.join(f'{count:,} {kind}' for kind, count in kinds.items())} ({reason})"
+        f"{', '.join(f'{count:,} {kind}' for kind, count in sorted(kinds.items(), key=_most))} ({reason})"
         for reason, kinds in sorted(left.items(), key=lambda item: -item[1].total())
     ]
     if reasons:
         more = f", and {plural(len(reasons) - _NAMED, 'more reason')}" if reasons[_NAMED:] else ""
         parts.append(f"left in float: {', '.join(reasons[:_NAMED])}{more}")
     return "; ".join(parts)
+
+
+def _most(item: tuple[str, int]) -> tuple[int, str]:
+    """Return a key that sorts counted names, the most frequent first."""
+    return -item[1], item[0]
 
 
 def autocast_text(amp: str) -> str:

@@ -137,8 +137,14 @@ class Quantize(ModelStep):
         if find_spec("torchao") is None:
             wrong = "needs the package torchao, which is not installed"
             yield Problem(f"steps.{self.name}", wrong, install_remedy("torchao"))
-        elif model.training:
+            return
+        if model.training:
             yield from self.in_training()
+        for place in self._choice().pending(model):
+            if place.tensor.is_meta:
+                remedy = "load the weights first, with prepare.checkpoint.load(path, model)"
+                yield Problem(place.path, "meta holds no data to quantize", remedy)
+                return
 
     def stores(self, model: torch.nn.Module) -> Mapping[str, Storage]:
         return self._choice().storages(model)
@@ -161,7 +167,7 @@ class Quantize(ModelStep):
         for place in choice.pending(model):
             old = place.tensor
             if id(old) not in new:
-                new[id(old)] = quantized(old, choice.grid)
+                new[id(old)] = quantized(old, choice.grid, place.path)
             place.module._parameters[place.name] = new[id(old)]
             refuse_floats(place.module)
 

@@ -117,6 +117,8 @@ class WeightChoice:
             return "" if current == wanted else f"is {current} already, and not {wanted}"
         if weight.dtype not in _FLOATS:
             return f"torchao quantizes no {str(weight.dtype).removeprefix('torch.')}"
+        if not weight.numel():
+            return "holds no values"
         size = self.grid.group_size
         if size and weight.shape[1] % size:
             return f"group_size {size} does not divide its {weight.shape[1]} columns"

@@ -11,14 +11,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from prepare.core.utils.wording import option
+from prepare.errors import RefusedError
 from prepare.steps.quantizing.choose import Grid
 
 
-def quantized(weight: Tensor, grid: Grid) -> nn.Parameter:
-    """Return a new weight of a Linear, in 8 bits; `weight` itself is not changed.
+def quantized(weight: Tensor, grid: Grid, path: str) -> nn.Parameter:
+    """Return a new weight of a Linear, in 8 bits; `weight` itself is not changed. `path` is its name.
 
     torchao quantizes it in a Linear of its own: in the model it would also replace `extra_repr` of the
     module by a function that cannot be pickled.
+
+    Raises:
+        RefusedError: a value is not finite, which would make NaN of its whole row.
     """
     with _quiet():
         from torchao.quantization import quantize_
@@ -27,6 +32,9 @@ def quantized(weight: Tensor, grid: Grid) -> nn.Parameter:
         carrier.weight = cast("nn.Parameter", weight)
         with torch.no_grad():
             quantize_(carrier, _config(weight, grid))
+    if not cast("Any", carrier.weight).scale.isfinite().all():
+        wrong = "holds NaN or infinity, which would make NaN of all values with the same scale"
+        raise RefusedError(path, wrong, option("quantize", "exclude", [path.rpartition(".")[0]]))
     return carrier.weight
 
 
