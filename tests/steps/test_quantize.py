@@ -187,7 +187,7 @@ def test_odd_sizes_stay_in_float_where_cublas_would_refuse_them():
     left = {t.path: t.left for t in plan.tensors if t.left}
     assert left == {
         "1.weight": {
-            "quantize": "cuBLAS needs sizes that are multiples of 8; torchao would use the CPU"
+            "quantize": "cuBLAS needs multiples of 8 as sizes, and torchao would use the CPU"
         }
     }
 

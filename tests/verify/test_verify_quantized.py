@@ -118,7 +118,7 @@ def test_a_large_fault_behind_rounded_inputs_fails():
     assert (found.status, checks["outputs"].status) == ("fail", "fail")
 
 
-def test_a_model_that_torchao_quantized_is_verified_without_a_pipeline():
+def test_a_model_quantized_by_torchao_is_verified():
     from torchao.quantization import Int8WeightOnlyConfig, PerTensor, quantize_
 
     for granularity in ({}, {"granularity": PerTensor()}):

@@ -128,7 +128,7 @@ class WeightChoice:
             and device.partition(":")[0] == "cuda"
             and any(length % _CUBLAS for length in weight.shape)
         ):
-            return f"cuBLAS needs sizes that are multiples of {_CUBLAS}; torchao would use the CPU"
+            return f"cuBLAS needs multiples of {_CUBLAS} as sizes, and torchao would use the CPU"
         return ""
 
     def _check_patterns(self, places: list[NamedTensor]) -> None:
