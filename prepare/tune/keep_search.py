@@ -51,12 +51,14 @@ class KeepSearch:
         if self._best is None:
             return Search(None, None, self._attempts, self._in_time)
         # The last one of the best set is needed: without it the set failed.
-        for module in reversed(self._best[0][:-1]):
+        for module in reversed(self._best[0]):
             fewer = tuple(each for each in self._best[0] if each != module)
-            self._passes(fewer)
+            if fewer and module != self._order[many - 1]:
+                self._passes(fewer)
         return Search(*self._best, self._attempts, self._in_time)
 
     def _passes(self, modules: tuple[str, ...]) -> bool:
+        modules = _outermost(modules)
         if not self._in_time or not self._has_time():
             self._in_time = False
             return False
@@ -66,3 +68,10 @@ class KeepSearch:
             return False
         self._best = modules, checked
         return True
+
+
+def _outermost(modules: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out the modules inside others: these are kept anyway."""
+    return tuple(
+        each for each in modules if not any(each.startswith(f"{other}.") for other in modules)
+    )

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from prepare.tune.records import Steps
 
 # A module is worth keeping if its error is by this factor larger than that of the casts around it.
-_WORTHWHILE = 2.0
-# A module's own code is at fault if its error is by this factor larger than those of the modules in it.
-_OWN = 4.0
+_WORTHWHILE = 1.1
+# The modules in a module explain its error if one of them has as much, up to this factor.
+_EXPLAINED = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +83,15 @@ def measure_modules(
 def worth_keeping(errors: Mapping[str, ModuleError]) -> list[str]:
     """Return the modules whose error keeping them avoids, the largest error first.
 
-    A module that contains others is one of them only if its own code is at fault: if its error is much
-    larger than those of the modules in it, or the results of these do not fit into 16 bits.
+    A module whose error is that of one module in it comes after all others.
     """
-    found: dict[str, float] = {}
-    for name in sorted(errors, key=lambda name: -name.count(".")):  # the innermost first
-        gain = errors[name].gain
-        inside = [found[other] for other in found if other.startswith(f"{name}.")]
-        if gain > _OWN * max(inside, default=0.0):
-            found[name] = gain
-    return sorted(found, key=lambda name: -found[name])
+    gains = {name: error.gain for name, error in errors.items() if error.gain}
+
+    def is_explained(name: str) -> bool:
+        inside = (gains[other] for other in gains if other.startswith(f"{name}."))
+        return gains[name] <= _EXPLAINED * max(inside, default=0.0)
+
+    return sorted(gains, key=lambda name: (is_explained(name), -gains[name]))
 
 
 @dataclass

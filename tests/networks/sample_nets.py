@@ -188,3 +188,15 @@ def constant_metric(model, batch):
 def format_metric(model, batch):
     """Return 1 for a model whose first weight is contiguous, else 0."""
     return float(next(model.parameters()).is_contiguous())
+
+
+class Loud(nn.Module):
+    """Overflows float16 inside, though its result fits."""
+
+    def forward(self, x):
+        return ((1000 * x).square() + 1).sqrt() / 1000
+
+
+def overflowing():
+    """Return a network with one module that overflows float16."""
+    return nn.Sequential(nn.Conv2d(3, 8, 3), Loud(), nn.Conv2d(8, 4, 1))

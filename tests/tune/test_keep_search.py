@@ -3,12 +3,15 @@
 import copy
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from test_tune_record import record
 from torch import nn
 
+from prepare import recipe
+from prepare.cli import main as cli
 from prepare.errors import ModelError, PrepareError
 from prepare.pipeline import Pipeline
 from prepare.report.kept_modules import kept_rows
@@ -120,7 +123,7 @@ def test_a_module_that_overflows_has_an_infinite_error():
     assert errors.keys() == {"first", "middle", "last"}
     assert errors["middle"].low == math.inf
     assert errors["middle"].kept < 1e-3
-    assert worth_keeping(errors) == ["middle"]
+    assert worth_keeping(errors)[0] == "middle"
 
 
 def test_a_module_that_loses_digits_has_a_large_error():
@@ -146,17 +149,28 @@ def test_a_container_is_kept_if_results_inside_do_not_fit():
     model = seeded(Net, nn.Sequential(Scale(1e4), Scale(1e-4)))
     errors = errors_of(model, LOUD, "float16")
     assert errors["middle.0"].kept == errors["middle.0"].low == math.inf
-    assert worth_keeping(errors) == ["middle"]
+    assert worth_keeping(errors)[0] == "middle"
 
 
-def test_a_container_is_not_kept_for_the_error_of_one_module_in_it():
+def test_a_container_is_kept_last_for_the_error_of_one_module_in_it():
     errors = {
         "block": ModuleError(0.5, 0.001),
         "block.bad": ModuleError(0.4, 0.001),
         "block.good": ModuleError(0.003, 0.002),
-        "other": ModuleError(0.9, 0.8),
+        "other": ModuleError(0.9, 0.85),
+        "many": ModuleError(0.02, 0.002),
+        "many.a": ModuleError(0.009, 0.002),
+        "many.b": ModuleError(0.008, 0.002),
     }
-    assert worth_keeping(errors) == ["block.bad"]
+    order = ["block.bad", "many", "many.a", "many.b", "block.good", "block"]
+    assert worth_keeping(errors) == order
+
+
+def test_modules_inside_a_kept_one_are_not_named():
+    attempts = Attempts(["a"])
+    search = attempts.search(["a.b", "a.c", "a"])
+    assert search.modules == ("a",)
+    assert attempts.tried == ["a.b", "a.ba.c", "a"]
 
 
 def test_dropout_is_not_an_error():
@@ -347,6 +361,18 @@ def test_a_model_that_no_set_makes_right_says_so(half_is_fast):
     found = tuned_with(seeded(Whole, nn.ReLU()), LOUD, allow=["half"])
     assert "half" not in found.recipe
     assert "no set of modules in float32 makes it right" in found.row("half").reason
+
+
+@pytest.mark.slow
+def test_the_kept_module_is_in_the_recipe_and_on_the_page(half_is_fast, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["model._target_=sample_nets.overflowing", "input.shape=[2,3,12,12]", "device=cpu"]
+    tuning = ["task=tune", "tune.allow=[half]", "tune.cache=false", "tune.budget=20"]
+    assert cli.run([*words, *tuning, "bench=none", "hydra.run.dir=run"]) == 0
+    assert recipe.load("run/recipe.yaml")["half"]["keep"] == ["norms", "1"]
+    page = Path("run/report.html").read_text(encoding="utf-8")
+    assert 'aria-label="Modules in float32"' in page
+    assert "infinite in float16" in page
 
 
 class Whole(Net):
