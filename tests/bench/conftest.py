@@ -1,0 +1,16 @@
+"""A short bench, for tests that need its figures and not their precision."""
+
+import pytest
+
+from prepare.bench import looks
+from prepare.bench.samples import SampleSet
+from prepare.job import time_prepared as levels
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Time no more rounds than a figure needs."""
+    monkeypatch.setattr(levels, "PRECISION", {"short": 0.99, "full": 0.99})
+    monkeypatch.setattr(looks, "_MIN_SECONDS", 0.0)
+    monkeypatch.setattr(looks, "ROUNDS", (8,))
+    monkeypatch.setattr(SampleSet, "is_settled", lambda _: True)

@@ -1,0 +1,221 @@
+"""Calls of a bench: restored models, training steps, and the inputs of each variant."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from clocks import Clock
+from prepare.bench import compare
+from prepare.bench.input_pool import batch_size, make_pool
+from prepare.bench.model_state import modules_in
+from prepare.core.forward.example_input import Example
+from prepare.core.forward.nested import arguments
+from prepare.pipeline import Pipeline
+from small_nets import bits
+
+BATCH = torch.ones(4, 3)
+
+
+def test_an_interrupt_ends_the_bench_and_restores_the_model():
+    model = nn.BatchNorm1d(3)
+
+    def interrupted(progress):
+        if progress.rounds:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare({"a": model}, BATCH, train=True, progress=interrupted)
+    assert int(model.num_batches_tracked) == 0
+
+
+class Awkward(nn.Module):
+    """Writes wherever a forward can: buffers, parameters, attributes, its input, random states."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 3, max_norm=0.1)
+        self.norm = nn.BatchNorm1d(3)
+        self.drop = nn.Dropout()
+        self.frozen = nn.BatchNorm1d(3).eval()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.register_buffer("count", torch.zeros(()))
+        self.loose, self.seen, self.last = torch.zeros(2), [], None
+
+    def forward(self, x):
+        x.mul_(2)
+        self.count = self.count + 1
+        self.loose += 1
+        self.seen.append(1)
+        self.scale.data = self.scale.data * 2
+        self.last = self.drop(self.norm(self.frozen(x + self.embed(torch.arange(4)))))
+        return self.last * self.scale
+
+
+def state(model):
+    found = {name: bits(tensor.detach()) for name, tensor in model.state_dict().items()}
+    found |= {f"{n}:id": (id(t), t.data_ptr()) for n, t in model.named_parameters()}
+    found |= {f"{n}:grad": (id(t.grad), bits(t.grad)) for n, t in model.named_parameters()}
+    found |= {f"{n}:mode": m.training for n, m in model.named_modules()}
+    found |= {"loose": bits(model.loose), "seen": list(model.seen), "last": model.last}
+    return found | {"hooks": list(model._forward_hooks), "random": bits(torch.get_rng_state())}
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_bench_restores_the_model(train, wrapped):
+    model = Awkward().train()
+    model.frozen.eval()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model.register_forward_hook(lambda *_: None)
+    batch = torch.randn(4, 3)
+    before, given = state(model), bits(batch)
+    call = functools.partial(lambda net, x: net(x), model) if wrapped else model
+    found = compare({"a": call}, batch, train=train, budget=0.3)
+    assert found.row("a").verdict == "baseline", found.row("a").reason
+    assert state(model) == before
+    assert bits(batch) == given
+
+
+def test_training_runs_forward_and_backward_with_random_gradients():
+    seen = []
+
+    class Net(nn.Linear):
+        def forward(self, x):
+            seen.append((self.training, torch.is_grad_enabled(), self.weight.grad is None))
+            return super().forward(x)
+
+    model, gradients = Net(3, 3), []
+    model.weight.register_hook(gradients.append)
+    compare({"a": model}, BATCH, train=True, budget=0.2)
+    assert {*seen} == {(True, True, True)}
+    assert len(gradients) == len(seen)
+    # Random ones: a constant gradient vanishes in a norm, and makes slow, denormal numbers.
+    assert gradients[0].unique().numel() > 1
+    seen.clear()
+    compare({"a": model}, BATCH, budget=0.2)
+    assert {*seen} == {(False, False, True)}
+    assert model.training
+
+
+def test_training_keeps_the_mode_of_frozen_submodules():
+    model, modes = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval()), []
+    model[1].register_forward_hook(lambda module, *_: modes.append(module.training))
+    compare({"a": model}, BATCH, train=True, budget=0.2)
+    assert {*modes} == {False}
+
+
+def test_each_variant_gets_the_input_its_pipeline_formats():
+    seen = {"plain": set(), "half": set()}
+    model = nn.Conv2d(3, 4, 3)
+    pipeline = Pipeline.from_config(
+        {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}, "input_format": {}}
+    )
+    half = pipeline.apply(copy.deepcopy(model))
+    for name, net in {"plain": model, "half": half}.items():
+        net.register_forward_pre_hook(
+            lambda _, args, name=name: seen[name].add((args[0].dtype, args[0].stride()))
+        )
+    found = compare(
+        {"plain": model, "half": half},
+        torch.randn(2, 3, 8, 8),
+        format={"half": pipeline.format},
+        budget=0.3,
+    )
+    assert seen == {
+        "plain": {(torch.float32, (192, 64, 8, 1))},
+        "half": {(torch.bfloat16, (192, 1, 24, 3))},
+    }
+    assert "failed" not in {row.verdict for row in found.rows}
+
+
+def test_inputs_differ_between_rounds_and_are_equal_within_one():
+    clock, seen = Clock(), {"a": [], "b": []}
+
+    def variant(name):
+        def call(x):
+            seen[name].append(bits(x))
+            x.zero_()  # may write into its input, and spoils it for nobody
+            clock.now += 0.1
+
+        return call
+
+    compare({name: variant(name) for name in "ab"}, torch.randn(4, 3), budget=6, _clock=clock)
+    assert len({*seen["b"]}) > 4
+    assert {*seen["a"]} == {*seen["b"]}
+
+
+def test_an_input_pool_keeps_values_strides_indices_and_names():
+    batch = {
+        "image": torch.randn(2, 4, 4, 4).to(memory_format=torch.channels_last),
+        "index": torch.arange(6),
+        "wide": torch.randn(1, 3).expand(5, 3),
+        "flag": True,
+    }
+    pool = make_pool(batch, seed=0)
+    assert len(pool) == 8
+    for each in pool:
+        assert each["image"].stride() == batch["image"].stride()
+        assert torch.equal(each["image"].flatten().sort()[0], batch["image"].flatten().sort()[0])
+        assert torch.equal(each["index"], batch["index"])
+        assert torch.equal(each["wide"], batch["wide"])
+        assert each["flag"] is True
+    assert not torch.equal(pool[0]["image"], pool[1]["image"])
+    assert bits(make_pool(batch, seed=0)[3]["image"]) == bits(pool[3]["image"])
+
+
+def test_large_batches_have_small_pools_and_functions_fill_theirs():
+    made = []
+
+    def draw():
+        made.append(torch.full((2,), float(len(made))))
+        return made[-1]
+
+    assert [float(each[0]) for each in make_pool(draw, seed=0)] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert len(make_pool(torch.empty(2**27, dtype=torch.uint8, device="meta"), seed=0)) == 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "given", "size"),
+    [
+        (BATCH, ((BATCH,), {}), 4),
+        ((BATCH, 2), ((BATCH, 2), {}), 4),
+        ({"x": BATCH}, ((), {"x": BATCH}), 4),
+        (Example((1,), {"x": BATCH}), ((1,), {"x": BATCH}), 4),
+        (torch.tensor(1.0), ((torch.tensor(1.0),), {}), None),
+    ],
+)
+def test_a_batch_becomes_the_arguments_of_the_call(batch, given, size):
+    assert str(arguments(batch)) == str(given)
+    assert batch_size(batch) == size
+
+
+def test_the_models_behind_functions_are_found():
+    net, other = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    class Holder:
+        def __init__(self):
+            self.net = net
+
+        def __call__(self, x):
+            return self.net(x)
+
+        def method(self, x):
+            return self.net(x)
+
+    def calls_another(x):
+        return (lambda y: net(other(y)))(x)
+
+    assert modules_in(net) == [net]
+    assert modules_in(lambda x: net(x)) == [net]
+    assert modules_in(functools.partial(lambda a, x: a(x), net)) == [net]
+    assert modules_in(net.forward) == [net]
+    assert modules_in(Holder()) == [net]
+    assert modules_in(Holder().method) == [net]
+    assert modules_in(lambda x: [each(x) for each in nets]) == []
+    nets = [net, other]
+    assert modules_in(lambda x: [each(x) for each in nets]) == [net, other]
+    assert {*modules_in(calls_another)} == {net, other}

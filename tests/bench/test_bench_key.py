@@ -1,0 +1,319 @@
+"""The key bench: its levels and limits, and a run that times its model."""
+
+import copy
+import itertools
+import re
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from clocks import Clock
+from made_benches import ran, settings
+from page_reader import Reader
+from prepare.bench import compare
+from prepare.bench.records import Bench
+from prepare.core.forward.example_input import Example
+from prepare.errors import RefusedError
+from prepare.job import analyses
+from prepare.job import time_prepared as levels
+from prepare.job.settings import Settings
+from prepare.job.time_prepared import INFERENCE, ONE_SAMPLE, TRAINING, Models, time_models
+from prepare.pipeline import Pipeline
+from prepare.report.pages.page import run_page
+from prepare.report.sentences import case_sentence
+from prepare.report.terminal.console import stage
+from prepare.step import ModelStep
+from prepare.verify.records import unknown
+from small_nets import bits
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+def net():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)).eval()
+
+
+def models(steps=None, model=None, **options):
+    unprepared = model or net()
+    pipeline = Pipeline.from_config(steps or {"conv2d_memory_format": {}})
+    prepared = pipeline.apply(copy.deepcopy(unprepared), known_issues="ignore")
+    return replace(Models(unprepared=unprepared, prepared=prepared, pipeline=pipeline), **options)
+
+
+def values_of(model):
+    return {name: bits(tensor) for name, tensor in model.state_dict().items()}
+
+
+def example(batch=2):
+    return Example((torch.randn(batch, 3, 8, 8),))
+
+
+def timed(found=None, given=None, *, level="short", mode="eval", **more):
+    return time_models(found or models(), given or example(), level=level, mode=mode, **more)
+
+
+@pytest.mark.parametrize(("mode", "what"), [("eval", INFERENCE), ("train", TRAINING)])
+def test_short_times_the_step_of_the_mode(mode, what):
+    found = timed(mode=mode)
+    (case,) = found.cases
+    assert (found.level, found.mode, case.what) == ("short", mode, what)
+    assert case.comparison.settings["train"] is (mode == "train")
+    assert [row.name for row in case.comparison.rows] == ["unprepared", "prepared"]
+    assert case.comparison.baseline == "unprepared"
+    assert found.headline == case.comparison.row("prepared")
+
+
+def test_full_times_inference_one_sample_and_a_training_step():
+    assert [case.what for case in timed(level="full").cases] == [INFERENCE, ONE_SAMPLE, TRAINING]
+    trained = timed(level="full", mode="train")
+    assert [case.what for case in trained.cases] == [TRAINING, INFERENCE, ONE_SAMPLE]
+    sizes = [case.comparison.settings["batch_size"] for case in trained.cases]
+    assert sizes == [2, 2, 1]
+    one = timed(given=example(1), level="full")
+    assert [case.what for case in one.cases] == [INFERENCE, TRAINING]
+
+
+def test_each_model_gets_the_batch_its_pipeline_formats():
+    seen = {}
+
+    class Watched(nn.Conv2d):
+        def forward(self, x):
+            seen.setdefault(self.weight.dtype, set()).add((x.dtype, x.stride()[1]))
+            return super().forward(x)
+
+    steps = {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}}
+    timed(models(steps, Watched(3, 4, 3)))
+    assert seen == {torch.float32: {(torch.float32, 64)}, torch.bfloat16: {(torch.bfloat16, 64)}}
+    seen.clear()
+    timed(models(steps | {"input_format": {}}, Watched(3, 4, 3)))
+    assert seen == {torch.float32: {(torch.float32, 64)}, torch.bfloat16: {(torch.bfloat16, 1)}}
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_timing_restores_both_models(mode):
+    found = models()
+    found.prepared.register_forward_hook(lambda *_: None)
+    kept = [
+        (model, values_of(model), [m.training for m in model.modules()], list(model._forward_hooks))
+        for model in (found.unprepared, found.prepared)
+    ]
+    given, state = example(), torch.get_rng_state()
+    timed(found, given, mode=mode, level="full")
+    for model, values, modes, hooks in kept:
+        assert values_of(model) == values
+        assert [module.training for module in model.modules()] == modes
+        assert list(model._forward_hooks) == hooks
+        assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not found.pipeline.plan(found.prepared)
+
+
+def test_the_unprepared_model_is_only_moved_to_the_device(monkeypatch):
+    steps = {"device": {"device": "cpu"}, "half": {}, "conv2d_memory_format": {}}
+    found = models(steps)
+    applied = []
+    apply = Pipeline.apply
+    monkeypatch.setattr(
+        Pipeline,
+        "apply",
+        lambda self, model, **more: applied.append((self.to_config(), model)) or apply(self, model, **more),
+    )  # fmt: skip
+    before = values_of(found.unprepared)
+    timed(found)
+    assert applied == [({"device": {"device": "cpu"}}, found.unprepared)]
+    assert values_of(found.unprepared) == before
+
+
+class Runtime(ModelStep):
+    """As one that compiles, so that a first forward tells nothing of the next."""
+
+    name = "runtime"
+    phase = "runtime"
+
+    def targets(self, model):
+        return ()
+
+    def act(self, model):
+        return None
+
+
+def test_a_case_without_comparison_has_a_reason():
+    reasons = {
+        "there is no example input": time_models(models(), None, level="short", mode="eval"),
+        "no copy of it": timed(models(unprepared="no copy of it")),
+        "inference takes about 7 s, too long for": timed(took=7.0),
+        "training step takes about 9 s, too long for": timed(took=3.0, mode="train"),
+    }
+    for reason, found in reasons.items():
+        (case,) = found.cases
+        assert case.comparison is None
+        assert case.reason.startswith(reason)
+        assert (found.headline.verdict, found.headline.ratio) == ("not compared", None)
+        assert found.headline.reason == case.reason
+    assert timed(took=1e-6).cases[0].comparison
+    assert timed(took=4.0).cases[0].comparison
+    compiling = Pipeline([Runtime()])
+    assert timed(models(pipeline=compiling), took=1e6).cases[0].comparison
+    assert timed(took=1e6, level="full").cases[0].comparison
+
+
+def test_a_failing_or_shared_model_is_reported_not_raised():
+    class Fails(nn.Conv2d):
+        def forward(self, x):
+            if self.weight.is_contiguous(memory_format=torch.channels_last):
+                raise ValueError("not so")
+            return super().forward(x)
+
+    failed = timed(models(model=Fails(3, 4, 3)))
+    assert failed.headline.verdict == "failed"
+    said = case_sentence(failed.cases[0])
+    assert "inference: prepared failed: forward of Fails: " in said
+    assert "in forward: ValueError: not so" in said
+    other = timed(models(unprepared=Fails(3, 4, 3).to(memory_format=torch.channels_last)))
+    assert other.headline.verdict == "not compared"
+    assert "ValueError: not so" in other.headline.reason
+    model = net()
+    shared = timed(models(unprepared=model, prepared=model))
+    assert "are the same model" in shared.headline.reason
+
+
+def test_an_internal_error_is_raised_but_out_of_memory_is_reported(monkeypatch):
+    monkeypatch.setattr(levels, "compare", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        timed()
+    monkeypatch.setattr(levels, "compare", lambda *_, **__: torch.empty(1 << 60))
+    assert timed().headline.reason.startswith("out of memory: ")
+
+
+@pytest.mark.parametrize("seconds", [1e-4, 0.01, 0.1, 0.3, 0.5, 0.8, 1.5, 2.9])
+@pytest.mark.parametrize("slowdown", [0.1, 1.0, 3.0])
+def test_a_short_bench_ends_within_10_seconds_or_is_refused(monkeypatch, seconds, slowdown):
+    monkeypatch.undo()
+    clock = Clock()
+    variants = {"a": clock.takes(seconds), "b": clock.takes(min(seconds * slowdown, 2.9))}
+    try:
+        found = compare(
+            variants,
+            torch.ones(1),
+            budget=levels.BUDGET["short"],
+            within_budget=True,
+            settle=True,
+            _clock=clock,
+        )
+    except RefusedError as error:
+        assert "rounds do not fit into 9 s; give more time" in str(error)
+        assert re.search(r"(first calls took|calls take) about .* s \(a\)", str(error))
+        assert max(seconds, seconds * slowdown) > 0.4
+    else:
+        assert found.repeats >= 3
+    assert clock.now < 10
+
+
+def test_a_soft_budget_allows_three_calls_and_a_round():
+    clock = Clock()
+    found = compare({"a": clock.takes(3.0)}, torch.ones(1), budget=1.0, _clock=clock)
+    assert found.repeats == 1
+
+
+def test_a_short_bench_stops_when_its_verdict_is_settled(monkeypatch):
+    monkeypatch.undo()
+    clock = Clock()
+    monkeypatch.setattr(levels, "compare", lambda *_, **more: compare(
+        {"unprepared": clock.takes(0.02), "prepared": clock.takes(0.01)}, torch.ones(1), _clock=clock,
+        **{key: more[key] for key in ("budget", "within_budget", "settle", "precision")},
+    ))  # fmt: skip
+    found = timed()
+    assert found.cases[0].comparison.repeats == 16
+    assert clock.now < 3
+
+
+def test_progress_names_the_case_and_the_time_left():
+    told = []
+    timed(tell=told.append)
+    assert told[:2] == [
+        "timing inference: warming up unprepared",
+        "timing inference: warming up prepared",
+    ]
+    assert re.fullmatch(r"timing inference: \d+ rounds?(, known to ±[\d.]+%)?, at most \d+ s left", told[-1])  # fmt: skip
+
+
+def test_a_stage_updates_its_text_only_on_a_terminal(monkeypatch, capsys):
+    with stage("timing", after=60) as tell:
+        tell("one round")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    with stage("timing") as tell:
+        tell("one round")
+        time.sleep(0.2)  # the spinner turns 12 times a second
+    assert "one round" in capsys.readouterr().err
+
+
+def test_one_copy_serves_the_verification_and_the_bench(monkeypatch):
+    copied = []
+    monkeypatch.setattr(
+        analyses, "copy_or_build", lambda model, build: copied.append(model) or build()
+    )
+    model = net()
+    for verify, bench in itertools.product(("none", "short", "full"), repeat=2):
+        copied.clear()
+        found = analyses.reference_of(settings(verify, bench), model, net)
+        wanted = {verify, bench} != {"none"}
+        assert (len(copied), found is not None) == (wanted, wanted), (verify, bench)
+    checked = analyses.verification_of(settings("none", "short"), Pipeline([]), net(), model, example())  # fmt: skip
+    assert checked is None
+    assert analyses.bench_of(settings("short", "none"), Pipeline([]), net(), model, example(), took=0, tell=None) is None  # fmt: skip
+
+
+def test_a_large_model_is_copied_only_at_level_full(monkeypatch):
+    monkeypatch.setattr(analyses, "LARGEST", 100)
+    for verify, bench in (("short", "none"), ("none", "short"), ("short", "short")):
+        found = analyses.reference_of(settings(verify, bench), net(), net)
+        assert found.startswith(
+            "the model holds 560 bytes, too much to copy it by default; verify=full or"
+        )
+        timing = timed(models(unprepared=found))
+        assert timing.headline.reason == found
+    for verify, bench in (("full", "short"), ("none", "full"), ("short", "full")):
+        assert isinstance(analyses.reference_of(settings(verify, bench), net(), net), nn.Module)
+
+
+@pytest.mark.parametrize("level", ["short", "full", "none"])
+def test_the_key_bench_sets_the_level(tmp_path, monkeypatch, capsys, level):
+    code, out, folder = ran(tmp_path, monkeypatch, capsys, f"bench={level}")
+    assert code == 0, out
+    assert (folder / "bench.json").exists() is (level != "none")
+    assert ("timed  " in out) is (level != "none")
+    sections = {section.get("id") for section in Reader(run_page(folder)).all("section")}
+    assert ("bench" in sections) is (level != "none")
+    if level != "none":
+        found = Bench.load(folder / "bench.json")
+        assert len(found.cases) == {"short": 1, "full": 3}[level]
+        assert case_sentence(found.cases[0]) in " ".join(out.split())
+        assert all(case.comparison is not None for case in found.cases)
+
+
+def test_the_default_level_is_short():
+    assert Settings(model={}, steps={}, input={}, choices={}).bench == "short"
+
+
+def test_a_failed_verification_is_shown_beside_the_time(tmp_path, monkeypatch, capsys):
+    wrong = replace(unknown("off", level="short", mode="eval"), status="fail")
+    monkeypatch.setattr(analyses, "verification_of", lambda *_: wrong)
+    code, out, folder = ran(tmp_path, monkeypatch, capsys)
+    assert code == 3
+    assert "; but its outputs are wrong, see verified" in " ".join(out.split())
+    text = run_page(folder)
+    assert "The outputs of the prepared model are wrong" in text
+    assert 'class="ch-wrong"' in text
+
+
+def test_a_plan_times_nothing(tmp_path, monkeypatch, capsys):
+    code, out, folder = ran(tmp_path, monkeypatch, capsys, "task=plan")
+    assert code == 0
+    assert "timed" not in out
+    assert not (folder / "bench.json").exists()

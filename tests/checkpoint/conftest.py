@@ -1,0 +1,12 @@
+"""Files of weights of every format."""
+
+from pathlib import Path
+
+import pytest
+
+from checkpoint_checks import FORMATS
+
+
+@pytest.fixture(params=FORMATS)
+def path(request, tmp_path) -> Path:
+    return tmp_path / request.param

@@ -1,0 +1,149 @@
+"""Checkpoints that fail to load or to be saved: model and files stay unchanged."""
+
+import errno
+
+import pytest
+import torch
+from torch import nn
+
+from checkpoint_checks import small_bytes
+from checkpoint_nets import (
+    same_state,
+    small,
+    state_of,
+)
+from failing_calls import FailAt
+from prepare.checkpoint import load, save
+from prepare.checkpoint.init_empty import build_empty
+from prepare.errors import (
+    CheckpointError,
+    ConfigError,
+    FileError,
+    PrepareError,
+    RefusedError,
+)
+from prepare.pipeline import Pipeline
+from prepare.step import TensorStep, Want
+
+
+@pytest.mark.parametrize("when", ["values", "apply"])
+def test_a_failure_leaves_the_given_model_unchanged(path, when, plugin):
+    save(small(), path)
+
+    class Never(TensorStep):
+        name = "never"
+        asked = 0
+
+        def want(self, tensor):
+            Never.asked += 1
+            if Never.asked > 14 and when == "apply":
+                raise OSError("of the plugin")
+            return Want(dtype="float64") if tensor.tensor.is_floating_point() else None
+
+    if when == "values":
+        raw = bytearray(path.read_bytes())
+        place = raw.index(small_bytes(path))
+        raw[place] ^= 1
+        path.write_bytes(raw)
+    for model in (small(), build_empty(small)):
+        Never.asked = 0
+        before = state_of(model)
+        with pytest.raises(PrepareError, match="sha256" if when == "values" else "of the plugin"):
+            load(path, model, pipeline=Pipeline([Never()]))
+        assert same_state(state_of(model), before)
+
+
+def test_loading_is_refused_where_apply_would_refuse(path):
+    save(small(), path)
+    model = small()
+    model(torch.randn(1, 3, 5, 5)).sum().backward()
+    with pytest.raises(RefusedError, match=r"holds a \.grad"):
+        load(path, model, pipeline=Pipeline.from_config({"half": {"dtype": "bfloat16"}}))
+    with torch.inference_mode(), pytest.raises(RefusedError, match="inference_mode"):
+        load(path, small)
+    shared = small()
+    flat = torch.zeros(8)
+    shared[1].weight.data, shared[1].bias.data = flat[:4], flat[4:]
+    with pytest.raises(RefusedError, match="would be torn from them"):
+        load(path, shared)
+    elsewhere = Pipeline.from_config({"device": {"device": "cuda:99"}})
+    with pytest.raises(RefusedError, match="cuda:99 is not available here"):
+        load(path, small, pipeline=elsewhere)
+    assert load(path, small, pipeline=elsewhere, device="cpu").model[0].weight.device.type == "cpu"
+    with pytest.raises(RefusedError, match="gave an object of type int"):
+        load(path, lambda: 3)
+    with pytest.raises(ConfigError, match="did you mean 'never'"):
+        load(path, small, check="nevr")
+
+
+def test_apply_on_a_meta_model_names_load():
+    with pytest.raises(
+        RefusedError, match=r"meta holds no data; load it with prepare\.checkpoint\.load"
+    ):
+        Pipeline.from_config({"device": {"device": "cpu"}}).apply(nn.Linear(2, 2, device="meta"))
+
+
+def test_values_that_a_file_of_weights_cannot_hold_are_named(tmp_path):
+    class State(nn.Linear):
+        def get_extra_state(self):
+            return {"a": 1}
+
+    with pytest.raises(CheckpointError, match="_extra_state: is a dict of its module"):
+        save(State(1, 1), tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match="weight: holds no values; load it first"):
+        save(nn.Linear(1, 1, device="meta"), tmp_path / "w.pt")
+    model = nn.Linear(1, 1)
+    model.register_buffer("z", torch.zeros(1, dtype=torch.complex128))
+    with pytest.raises(
+        CheckpointError, match=r"z: safetensors has no place for complex128; take a \.pt"
+    ):
+        save(model, tmp_path / "w.safetensors")
+    with pytest.raises(
+        ConfigError, match=r"path: .*has no suffix of weights; did you mean '\.safetensors'"
+    ):
+        save(model, tmp_path / "w.safetensor")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()],
+                         ids=["disk full", "Ctrl-C"])  # fmt: skip
+@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
+def test_a_failure_at_any_call_leaves_both_files_unchanged(path, old, error):
+    folder, first, second = path.parent, nn.Linear(2, 3), nn.Linear(2, 3)
+    failed = 0
+    for n in range(1, 200):
+        for each in folder.iterdir():
+            each.unlink()
+        if old:
+            save(first, path)
+        before = {each.name: each.read_bytes() for each in folder.iterdir()}
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            fault = FailAt(monkeypatch, n, error)
+            try:
+                save(second, path)
+            except (FileError, KeyboardInterrupt) as raised:
+                assert isinstance(raised, KeyboardInterrupt) or "No space left" in str(raised)
+        after = {each.name: each.read_bytes() for each in folder.iterdir()}
+        assert after == before or set(after) == {path.name, f"{path.name}.json"}
+        if after != before:
+            # Only the last calls, which sync the folder, come after both files are in place.
+            assert (
+                load(path, lambda: nn.Linear(2, 3), check="always").model.weight[0, 0]
+                == second.weight[0, 0]
+            )
+        if not fault.failed:
+            break
+        failed += 1
+    assert failed > 12
+
+
+def test_a_kill_between_the_two_files_is_detected(path):
+    first, second = nn.Linear(2, 3), nn.Linear(2, 3)
+    save(first, path)
+    weights = path.read_bytes()
+    save(second, path)
+    path.write_bytes(weights)  # the manifest took its place, and the weights did not
+    with pytest.raises(CheckpointError, match="its sha256 is another"):
+        load(path, lambda: nn.Linear(2, 3))
+    kept = load(path, lambda: nn.Linear(2, 3), check="never").model
+    assert torch.equal(kept.weight, first.weight)

@@ -1,0 +1,94 @@
+"""Weights that a job loads, and those that it saves."""
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from checkpoint_nets import (
+    small,
+)
+from prepare.checkpoint import load, save
+from prepare.cli import main as cli
+from prepare.errors import (
+    CheckpointError,
+)
+
+RUN = ["model=unet2d", "device=cpu", "bench=none", "flow=none", "memfmt=channels_last"]
+RUN += ["input.shape=[1,1,16,16]", "model.width=4", "model.depth=2"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("verify", ["none", "short"])
+def test_a_job_loads_weights_first_and_saves_the_prepared_ones(here, verify, capsys):
+    assert cli.run([*RUN, "verify=none", "seed=1", "save=first.safetensors"]) == 0
+    argv = [*RUN, f"verify={verify}", "precision=bfloat16", "hydra.run.dir=out"]
+    assert cli.run([*argv, "weights=first.safetensors", "save=second.pt"]) == 0
+    said = capsys.readouterr().out
+    assert "weights: those of first.safetensors" in said
+    assert "weights: written to second.pt, with second.pt.json" in said
+    first = safetensors.torch.load_file("first.safetensors")
+    second = torch.load("second.pt", weights_only=True)
+    weight = "encoder.0.conv1.weight"
+    assert torch.equal(second[weight], first[weight].bfloat16())
+    audit = json.loads((here / "out" / "audit.json").read_text())
+    rows = {f"{row['module']}.{row['tensor']}": row for row in audit["rows"]}
+    assert rows[weight]["before"] == {"stride": [9, 9, 3, 1], "dtype": "float32", "device": "cpu"}
+    assert rows[weight]["status"] == "converted"
+    assert rows["encoder.0.norm1.weight"]["status"] == "skipped"
+
+
+def test_many_tensors_of_another_shape_are_one_line(here):
+    save(nn.Sequential(*(nn.Linear(2, 2) for _ in range(3))), "narrow.pt")
+    wrong = (
+        r"^narrow.pt: 6 tensors have another shape than in the model, first 0.weight: "
+        r"\[2, 2\] in the file, \[4, 4\] in the model; give the file of this model, or build "
+        r"the model with the sizes that it was saved with$"
+    )
+    with pytest.raises(CheckpointError, match=wrong):
+        load("narrow.pt", nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))))
+
+
+def test_a_file_that_does_not_fit_fails_the_job_in_one_line(here, capsys):
+    save(small(), "other.pt")
+    assert cli.run([*RUN, "weights=other.pt"]) == 1
+    said = capsys.readouterr().err
+    assert "other.pt, encoder.0.conv1.weight: is not in the file\n" in said
+    assert said.endswith(" more); give another file\n")
+    Path("text.pt").write_text("hello")
+    assert cli.run([*RUN, "weights=text.pt"]) == 1
+    assert "text.pt: is neither a safetensors file nor one of torch's" in capsys.readouterr().err
+
+
+def test_saving_weights_never_overwrites_a_file(here, capsys):
+    Path("there.pt").write_text("mine")
+    for argv, wrong in (
+        (
+            ["save=there.pt"],
+            "save: there.pt is there already; move it away, or give another name\n",
+        ),
+        (
+            ["save=nowhere/w.pt"],
+            "save: nowhere/w.pt cannot be written; there is no folder nowhere\n",
+        ),
+        (["save=w.txt"], "save: w.txt has no suffix of weights; did you mean '.pt'?"),
+        (["save=w.pt", "task=plan"], "save: task=plan does not prepare weights to save"),
+        (["weights=ther.pt"], "weights: ther.pt is not there; did you mean there.pt?\n"),
+        (["weights=."], "weights: . is a folder; give one of its files: there.pt\n"),
+        (
+            ["-m", "seed=1,2", "save=w.pt"],
+            "save: 'w.pt' is one file for 2 runs; save from single runs",
+        ),
+    ):
+        assert cli.run([*RUN, *argv]) == 2
+        assert capsys.readouterr().err.startswith(wrong), argv
+    assert [each.name for each in here.iterdir()] == ["there.pt"]
+    assert Path("there.pt").read_text() == "mine"

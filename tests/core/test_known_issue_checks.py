@@ -1,0 +1,220 @@
+"""Known issues in a plan: errors, warnings, and the repairs that they name."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from issue_checks import FLAT, gradient, is_last, last, with_norm
+from prepare.core.utils.wording import command_line_words
+from prepare.errors import ConfigError, KnownIssueError, KnownIssueWarning
+from prepare.pipeline import Pipeline
+
+REPAIRED = Pipeline.from_config({"conv2d_memory_format": {}, "repair_layout": {}})
+
+
+def test_wrong_gradients_are_an_error_in_training_only():
+    model = with_norm(nn.InstanceNorm2d(8))
+    before = [p.stride() for p in model.parameters()]
+    with pytest.raises(
+        KnownIssueError, match=r"InstanceNorm2d \(1\).*wrong gradients.*repair_layout"
+    ):
+        FLAT.apply(model)
+    assert [p.stride() for p in model.parameters()] == before
+    (error,) = FLAT.plan(model).errors
+    assert isinstance(error, KnownIssueError)
+    with pytest.warns(KnownIssueWarning, match="wrong gradients"):
+        FLAT.apply(model.eval())
+
+
+def test_not_being_strict_does_not_allow_wrong_gradients():
+    with pytest.raises(KnownIssueError):
+        FLAT.apply(with_norm(nn.InstanceNorm2d(8)), strict=False)
+
+
+def test_warn_warns_ignore_says_nothing_and_another_word_is_an_error():
+    model = with_norm(nn.InstanceNorm2d(8))
+    with pytest.warns(KnownIssueWarning):
+        FLAT.apply(model, known_issues="warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FLAT.apply(with_norm(nn.InstanceNorm2d(8)), known_issues="ignore")
+    plan = FLAT.plan(model, known_issues="ignore")
+    assert not plan.errors
+    assert not plan.warnings
+    for act in (FLAT.plan, FLAT.apply):
+        with pytest.raises(
+            ConfigError, match="known_issues: 'wran' is not allowed; did you mean 'warn'"
+        ):
+            act(model, known_issues="wran")
+
+
+@pytest.mark.parametrize("norm", [nn.InstanceNorm2d(8), nn.GroupNorm(4, 8)], ids=["in", "gn"])
+def test_with_the_repair_nothing_is_wrong_and_nothing_is_said(norm):
+    model = with_norm(norm)
+    reference = gradient(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        REPAIRED.apply(model)
+    assert not [w for w in REPAIRED.plan(model).warnings if "Norm" in str(w)]
+    torch.testing.assert_close(gradient(model), reference, rtol=1e-4, atol=1e-4)
+
+
+def test_contiguous_or_unaffected_networks_have_no_known_issue():
+    contiguous = Pipeline.from_config({"conv2d_memory_format": {"memory_format": "contiguous"}})
+    assert not contiguous.plan(with_norm(nn.InstanceNorm2d(8))).errors
+    plan = FLAT.plan(with_norm(nn.BatchNorm2d(8)))
+    assert not plan.errors
+    assert not plan.warnings
+
+
+def test_a_model_that_is_channels_last_already_meets_the_same():
+    model = with_norm(nn.InstanceNorm2d(8))
+    FLAT.apply(model, known_issues="ignore")
+    assert Pipeline.from_config({"half": {"dtype": "bfloat16"}}).plan(model).errors
+
+
+def test_what_is_slow_is_a_warning_of_the_plan_that_names_the_repair():
+    model = nn.Sequential(nn.Conv3d(4, 8, 3), nn.AvgPool3d(2))
+    plan = Pipeline.from_config({"conv3d_memory_format": {}}).plan(model)
+    said = [str(warning) for warning in plan.warnings]
+    assert any("AvgPool3d (1)" in one and 'add the step "repair_layout": {}' in one for one in said)
+    assert not any(
+        "Conv3d" in one for one in said
+    )  # slow at batch 1 only, which a plan does not know
+    assert plan.to_dict()["warnings"] == said
+
+
+def test_issues_at_some_sizes_only_are_repaired_without_a_warning():
+    model = nn.Sequential(nn.Conv2d(512, 512, 3))
+    assert not FLAT.plan(model).warnings
+    repaired = REPAIRED.plan(model)
+    assert [action.modules for action in repaired.actions if action.step == "repair_layout"] == [
+        ("0",)
+    ]
+
+
+def test_a_layer_norm_over_the_last_dimension_alone_is_not_named():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.LayerNorm(10))
+    assert not FLAT.plan(model).warnings
+
+
+def test_only_a_depthwise_transposed_conv_is_an_error_in_training():
+    pipeline = Pipeline.from_config({"conv3d_memory_format": {}})
+    (error,) = pipeline.plan(nn.Sequential(nn.ConvTranspose3d(8, 8, 3, groups=8))).errors
+    assert "garbage" in str(error)
+    assert 'add the step "repair_layout": {}' in str(error)
+    assert not pipeline.plan(nn.Sequential(nn.ConvTranspose3d(8, 8, 3))).errors
+
+
+@pytest.mark.parametrize(
+    ("batch", "formatted"), [((2,), False), ((2,), True), ((), False)], ids=str
+)
+def test_repaired_it_has_the_right_gradients_and_is_no_error(batch, formatted):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ConvTranspose3d(64, 64, 7, stride=2, padding=3, groups=64))
+    repairing = {"conv3d_memory_format": {}, "repair_layout": {}}
+    assert not Pipeline.from_config(repairing).plan(model).errors
+    given = torch.randn(*batch, 64, 4, 4, 4)
+    loss = model.double()(given.double()).square().mean()
+    (exact,) = torch.autograd.grad(loss, model[0].weight)
+    Pipeline.from_config(repairing).apply(model.float())
+    out = model(last(given) if formatted else given)
+    (found,) = torch.autograd.grad(out.square().mean(), model[0].weight)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-6)
+    assert is_last(out) == formatted
+
+
+def test_a_repaired_module_still_meets_what_its_repair_does_not_mend():
+    steps = {"half": {}, "conv3d_memory_format": {}, "repair_layout": {}}
+    model = nn.Sequential(nn.Conv3d(2, 2, 3), nn.AvgPool3d(2))
+    (warning,) = Pipeline.from_config(steps).plan(model).warnings
+    assert "conv3d_float16_cpu" in str(warning)
+    repaired = Pipeline.from_config(steps).apply(model, known_issues="ignore")
+    assert type(repaired[0]) is not nn.Conv3d
+    (again,) = Pipeline.from_config({"half": {}}).plan(repaired).warnings
+    assert str(again) == str(warning)
+
+
+@pytest.mark.parametrize("flat", [True, False], ids=["channels_last_3d", "contiguous"])
+def test_a_plan_names_the_repair_options_that_cure_an_issue(flat):
+    steps = {"half": {"dtype": "bfloat16"}} | ({"conv3d_memory_format": {}} if flat else {})
+    model = nn.Sequential(nn.Conv3d(2, 2, 3))
+    (warning,) = Pipeline.from_config(steps).plan(model).warnings
+    assert "conv3d_bfloat16_small_cpu" in str(warning)
+    options = "" if flat else '"force": True'
+    assert f'"repair_layout": {{{options}}}' in str(warning)
+    steps["repair_layout"] = {} if flat else {"force": True}
+    assert not Pipeline.from_config(steps).plan(model).warnings
+
+
+def test_a_risk_is_a_warning_of_the_plan_in_training_too():
+    plan = Pipeline.from_config({"half": {"dtype": "bfloat16"}}).plan(
+        nn.Sequential(nn.Conv3d(2, 2, 3))
+    )
+    assert not plan.errors
+    assert "smaller than the kernel" in str(plan.warnings[0])
+
+
+def test_float16_on_a_cpu_is_a_warning():
+    plan = Pipeline.from_config({"half": {}}).plan(nn.Sequential(nn.Conv2d(3, 8, 3)))
+    assert "float16" in str(plan.warnings[0])
+
+
+def test_the_same_module_under_two_names_is_named_once():
+    norm = nn.InstanceNorm2d(8)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, norm)
+    (problem,) = FLAT.plan(model).errors[0].problems
+    assert problem.where == "InstanceNorm2d (1)"
+
+
+def test_functional_norms_are_not_seen_by_the_plan():
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+
+        def forward(self, given):
+            return F.instance_norm(self.conv(given))
+
+    assert not FLAT.plan(Functional()).errors
+
+
+ADVICE = (
+    'add the step "repair_layout": {}, or go on without it: known_issues="warn", or model.eval()'
+)
+
+
+def test_an_error_of_training_mode_says_so_and_names_the_ways_out():
+    model = with_norm(nn.InstanceNorm2d(8))
+    with pytest.raises(KnownIssueError, match="and the model is in training mode; ") as raised:
+        FLAT.apply(model)
+    assert ADVICE in str(raised.value)
+
+
+def test_a_warning_of_eval_mode_says_it_is_an_error_in_training():
+    plan = FLAT.plan(with_norm(nn.InstanceNorm2d(8)).eval())
+    assert "; in training code this is an error; add the step" in str(plan.warnings[0])
+    with command_line_words():
+        plan = FLAT.plan(with_norm(nn.InstanceNorm2d(8)).eval())
+    assert "; in training code and with mode=train this is an error; " in str(plan.warnings[0])
+    assert "+steps.repair_layout={}" in str(plan.warnings[0])
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+def test_a_plan_names_the_steps_that_training_needs(mode):
+    model = with_norm(nn.InstanceNorm2d(8)).train(mode)
+    plan = FLAT.plan(model)
+    assert plan.training_steps == {"repair_layout": {}}
+    assert len(plan.training_errors) == 1
+    assert REPAIRED.plan(model).training_steps == {}
+    assert not REPAIRED.plan(model).training_errors
+
+
+def test_a_recipe_for_inference_has_no_steps_for_training():
+    for steps in ({"half": {}}, {"eval_mode": {}}, {"fuse_conv_bn": {}}):
+        plan = Pipeline.from_config(steps).plan(nn.Sequential(nn.Conv2d(2, 2, 3)).eval())
+        assert plan.training_steps is None
+        assert plan.training_errors

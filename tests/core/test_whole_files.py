@@ -1,0 +1,186 @@
+"""Files are written whole or not at all: failing calls, several writers, killed writers."""
+
+import errno
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from failing_calls import FailAt
+from file_checks import NO_SPACE, names, posix
+from paths import ROOT
+from prepare.core.utils import files
+from prepare.errors import FileError
+
+
+@pytest.mark.parametrize("error", [NO_SPACE, OSError(errno.EROFS, "Read-only file system"), OSError("odd"),
+                                   PermissionError(errno.EACCES, "Permission denied"), KeyboardInterrupt()],
+                         ids=repr)  # fmt: skip
+@pytest.mark.parametrize("old", [None, "old" * 1000], ids=["new file", "old file"])
+def test_a_failure_at_any_call_leaves_the_old_file_and_no_temporary(tmp_path, error, old):
+    new, failed = "new" * 1000, []
+    for n in range(1, 100):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        path = folder / "a"
+        if old:
+            path.write_text(old)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            fault = FailAt(monkeypatch, n, error)
+            raised = attempt(path, new)
+        assert names(folder) in ([], ["a"])
+        found = path.read_text() if path.exists() else None
+        assert found == new or (raised and found == old)
+        # Only the last calls, which sync the folder, come when the new file is in place.
+        if isinstance(raised, FileError):
+            assert found == old
+            assert str(raised).isprintable()
+            assert str(raised).startswith(f"{path}: cannot be written: ")
+        if not fault.failed:
+            break
+        failed.append(fault.failed)
+    writes = ["write"] * 5
+    chmod = ["chmod"] if old else []
+    assert failed == [
+        "open",
+        *writes,
+        "fsync",
+        "close",
+        *chmod,
+        "replace",
+        "open",
+        "fsync",
+        "close",
+    ]
+
+
+def attempt(path: Path, text: str) -> BaseException | None:
+    try:
+        files.write_text(path, text)
+    except (FileError, KeyboardInterrupt) as error:
+        return error
+    return None
+
+
+def test_a_folder_that_cannot_be_synced_is_no_failure(tmp_path, monkeypatch):
+    real = os.open
+
+    def no_folders(path, *more):
+        if Path(path).is_dir():
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(path, *more)
+
+    monkeypatch.setattr(os, "open", no_folders)
+    files.write_text(tmp_path / "a", "x")
+    assert (tmp_path / "a").read_text() == "x"
+
+
+@posix
+def test_a_file_is_synced_before_its_rename_and_the_folder_after(tmp_path, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda handle: (done.append(stat.S_ISDIR(os.fstat(handle).st_mode)), fsync(handle)),
+    )
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
+    files.write_text(tmp_path / "a", "x")
+    assert done == [False, "replace", True]
+
+
+@posix
+def test_a_write_cut_short_by_the_system_leaves_the_old_file(tmp_path):
+    (tmp_path / "a").write_text("old")
+    code = (
+        "import resource, sys; from prepare.core.utils import files; from prepare.errors import FileError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        "try: files.write_bytes('a', bytes(100_000))\n"
+        "except FileError as error: print(error)\n"
+    )
+    assert run(code, tmp_path) == "a: cannot be written: File too large\n"
+    assert names(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_text() == "old"
+
+
+def run(code: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, check=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    return done.stdout
+
+
+def test_writers_of_the_same_file_never_mix(tmp_path):
+    path = tmp_path / "a"
+
+    def write(k: int) -> None:
+        for _ in range(20):
+            files.write_text(path, str(k) * 5000)
+            assert len(set(files.read_text(path))) == 1
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    assert len(files.read_text(path)) == 5000
+    assert names(tmp_path) == ["a"]
+
+
+WRITER = """
+import itertools, sys
+from prepare.core.utils import files, json_records
+for n in itertools.count():
+    json_records.write_json("a.json", {"rows": [n] * (1 + n % 7 * 3000)}, lines=True)
+    files.write_text("b.txt", f"{n} " * (1 + n % 5 * 9000))
+    if n == 1:
+        print("ready", flush=True)
+"""
+
+
+def kill_writers(folder: Path, kills: int) -> int:
+    """Kills a writer `kills` times at random moments; returns how many kills left a temporary."""
+    rng, stray = random.Random(5), 0
+    for _ in range(kills):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER], cwd=folder, stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        with writer:
+            assert writer.stdout.readline() == b"ready\n"
+            time.sleep(rng.uniform(0, 0.05))
+            writer.send_signal(signal.SIGKILL)
+        assert writer.returncode == -signal.SIGKILL
+        rows = json.loads((folder / "a.json").read_text())["rows"]
+        assert len(rows) == 1 + rows[0] % 7 * 3000
+        words = (folder / "b.txt").read_text().split()
+        assert len(words) == 1 + int(words[0]) % 5 * 9000
+        stray += clear(folder)
+    return stray
+
+
+def clear(folder: Path) -> int:
+    left = sorted(set(names(folder)) - {"a.json", "b.txt"})
+    assert len(left) <= 1
+    for name in left:
+        assert name.endswith(files.TEMPORARY)
+        (folder / name).unlink()
+    return len(left)
+
+
+@posix
+def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
+    kill_writers(tmp_path, 10)
+
+
+@posix
+@pytest.mark.slow
+def test_two_hundred_killed_writers_leave_whole_files(tmp_path):
+    stray = kill_writers(tmp_path, 200)
+    assert stray > 0  # else no kill fell into a write, and nothing was tested

@@ -1,0 +1,167 @@
+"""Names that hold anything, odd terminals, and the same bytes in every process."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from prepare.audit import Audit
+from prepare.cli import main as cli
+from prepare.pipeline import Pipeline
+from prepare.recipe import load
+from run_faults import (
+    CHOSEN,
+    NETS,
+    ROOT,
+    SMALL,
+    WRITTEN,
+    all_whole,
+    finish,
+    posix,
+    start,
+    status,
+    told,
+)
+
+ODD = ["model._target_=nets.odd", "input.shape=[1,3,4,4]", *CHOSEN]
+
+
+LEAVES_OUT = (
+    'steps.conv2d_memory_format.exclude=["re:.red.*", "re:=1.1", "re:new\\nline", "re:.{5000}"]'
+)
+
+
+def odd_names() -> list[str]:
+    found: dict = {}
+    exec(textwrap.dedent(NETS), found)
+    return found["NAMES"]
+
+
+def check_odd_record(where: Path) -> None:
+    names = sorted(odd_names())
+    assert set(all_whole(where)) == set(WRITTEN)
+    found = Audit.load(where / "audit.json")
+    assert [row.module for row in found.rows if row.tensor == "weight"] == names
+    # Half a pair of surrogates cannot stand in UTF-8, which is all that readers of CSV take.
+    shown = [name.encode("utf-8", "backslashreplace").decode() for name in names]
+    table = csv.DictReader(io.StringIO((where / "audit.csv").read_bytes().decode(), newline=""))
+    assert [row["module"] for row in table if row["tensor"] == "weight"] == shown
+    plan = json.loads((where / "plan.json").read_text())
+    assert {row["module"] for row in plan["tensors"]} == set(names)
+    again = where / "again.json"
+    found.save(again)
+    assert again.read_bytes() == (where / "audit.json").read_bytes()
+    again.unlink()
+
+
+def test_names_that_hold_anything_go_through_the_whole_command_line(folder, capsys):
+    assert cli.run([*ODD, LEAVES_OUT, "hydra.run.dir=run"]) == 0
+    out, err = capsys.readouterr()
+    assert told(err) == []
+    assert "[red]x[/red].weight" in out
+    assert all(line.isprintable() for line in out.splitlines())
+    check_odd_record(folder / "run")
+    skipped = {
+        row.module
+        for row in Audit.load(folder / "run" / "audit.json").rows
+        if row.status == "skipped"
+    }
+    assert skipped == {"[red]x[/red]", "=1+1", "new\nline", "x" * 5000}
+    steps = load(folder / "run" / "recipe.yaml")
+    assert Pipeline.from_config(steps).to_config() == steps
+
+
+def test_a_plan_and_a_difference_show_names_that_hold_anything(folder, capsys):
+    assert cli.run([*ODD, "task=plan", "hydra.run.dir=plan"]) == 0
+    assert cli.run([*ODD, "hydra.run.dir=a"]) == 0
+    assert cli.run([*ODD, "precision=bfloat16", "memfmt=contiguous", "hydra.run.dir=b"]) == 0
+    assert cli.run(["diff", "--all", "a", "b"]) == 0
+    out, err = capsys.readouterr()
+    assert all(line.isprintable() for line in out.splitlines())
+    assert "\\ud800.weight: stride" in out
+    assert "=1+1.weight: stride" in out
+    assert told(err) == []
+
+
+def test_an_error_in_a_module_with_an_odd_name_is_one_line(folder, capsys):
+    assert cli.run([*ODD, "model._target_=nets.broken", "hydra.run.dir=run"][1:]) == 1
+    (line,) = [row for row in told(capsys.readouterr().err) if "traceback" not in row]
+    assert line.isprintable()
+    assert "[bold]\\n\\udc80" in line
+    assert status(folder / "run") == "failed"
+    assert json.loads((folder / "run" / "result.json").read_text())["reason"] == "model"
+
+
+def test_a_sweep_row_that_fails_in_an_oddly_named_module_is_shown(folder, capsys):
+    words = [*ODD[1:], "model._target_=nets.odd,nets.broken", "hydra.sweep.dir=sweep"]
+    assert cli.run(["--multirun", *words]) == 1
+    out, err = capsys.readouterr()
+    assert all(line.isprintable() for line in (out + err).splitlines())
+    for name in ("summary.json", "summary.csv", "summary.md"):
+        assert "nets.broken" in (folder / "sweep" / name).read_text()
+    rows = json.loads((folder / "sweep" / "summary.json").read_text())["rows"]
+    assert [row["status"] for row in rows] == ["ok", "failed"]
+
+
+def test_no_utf_8_terminal_and_no_writable_home_are_needed(folder):
+    plain = {
+        "LANG": "C",
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "TERM": "dumb",
+    }
+    unwritable = "/proc" if Path("/proc/self").exists() else str(folder / "nets.py")
+    narrow = {"COLUMNS": "40", "HOME": unwritable, "XDG_CACHE_HOME": f"{unwritable}/cache"}
+    run = start(*ODD, LEAVES_OUT, "hydra.run.dir=run", cwd=folder, cold=True, **plain, **narrow)
+    code, out, err = finish(run)
+    assert (code, told(err)) == (0, [])
+    assert out.isascii()
+    assert max(map(len, out.splitlines()[1:])) <= 40
+    check_odd_record(folder / "run")
+
+
+@posix
+def test_a_terminal_of_forty_columns_is_not_overrun(folder):
+    import pty
+    import termios
+
+    outer, inner = pty.openpty()
+    termios.tcsetwinsize(inner, (24, 40))
+    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
+    program = [sys.executable, str(ROOT / "run.py"), *SMALL, "hydra.run.dir=run"]
+    run = subprocess.Popen(program, stdout=inner, stderr=subprocess.DEVNULL, cwd=folder, env=env)
+    os.close(inner)
+    assert run.wait(timeout=300) == 0
+    out = b""
+    try:
+        while part := os.read(outer, 1 << 16):
+            out += part
+    except OSError:  # what Linux says when the other end has gone
+        pass
+    os.close(outer)
+    lines = out.decode().splitlines()
+    assert "converted" in out.decode()
+    assert max(map(len, lines[1:])) <= 40
+
+
+def test_a_recipe_gives_the_same_bytes_in_every_process(folder):
+    words = [*SMALL, "precision=bfloat16", "steps.half.keep=[norms,'type:BatchNorm2d']"]
+    words.append("verify=none")
+    alone = start(
+        *words,
+        "hydra.run.dir=alone",
+        cwd=folder,
+        cold=True,
+        PYTHONHASHSEED="2",
+        OMP_NUM_THREADS="2",
+    )
+    assert cli.run(["--multirun", *words, "seed=3,0", "hydra.sweep.dir=sweep"]) == 0
+    assert finish(alone)[0] == 0
+    (row,) = (folder / "sweep").glob("1-*")
+    for name in ("audit.json", "audit.csv", "plan.json", "recipe.yaml"):
+        assert (row / name).read_bytes() == (folder / "alone" / name).read_bytes(), name

@@ -1,0 +1,99 @@
+"""Parameters that share storage: tied, views of one buffer, expanded."""
+
+import torch
+from torch import nn
+
+from awkward_checks import FLAT, HALF, apply, refused, with_weight
+from prepare.audit import audit
+from prepare.pipeline import Pipeline
+from small_nets import Tied, bits, clone, same, tensors
+
+
+def test_tied_parameters_stay_tied_and_are_moved_once():
+    model = Tied()
+    apply(model)
+    assert model.encoder.weight is model.decoder.weight
+    assert model.encoder.weight.dtype is torch.float16
+
+
+def test_a_module_that_stands_in_two_places_is_prepared_once():
+    conv = nn.Conv2d(4, 4, 3)
+    model = nn.ModuleDict({"a": conv, "b": nn.Sequential(conv)})
+    apply(model)
+    assert model["a"] is model["b"][0]
+    found = audit(model)
+    assert {row.path for row in found.rows if row.tensor == "weight"} == {"a.weight", "b.0.weight"}
+    assert sum(found.summary["convolutions"].values()) == 1
+
+
+def two_over_one_storage():
+    model = nn.ModuleDict({"a": nn.Conv2d(4, 4, 3), "b": nn.Conv2d(4, 4, 3)})
+    model["b"].weight = nn.Parameter(model["a"].weight.data)
+    return model
+
+
+def test_two_parameters_over_one_storage_go_on_sharing_it():
+    model = two_over_one_storage()
+    first, second = model["a"].weight, model["b"].weight
+    reference = clone(first.data).half().to(memory_format=torch.channels_last)
+    apply(model)
+    assert model["a"].weight is first
+    assert model["b"].weight is second
+    assert first.data_ptr() == second.data_ptr()
+    assert torch.equal(first, reference)
+    assert first.stride() == second.stride() == reference.stride()
+    rows = {row.path: row for row in audit(model).rows}
+    assert rows["a.weight"].shared_with == ("b.weight",)
+
+
+def test_an_exclusion_holds_for_every_parameter_over_one_storage():
+    model = two_over_one_storage()
+    plan = Pipeline.from_config({"conv2d_memory_format": {"exclude": ["b"]}}).plan(model)
+    assert not plan
+    assert [t.off for t in plan.tensors if t.module == "a" and t.tensor == "weight"] == [
+        {"conv2d_memory_format": "exclude: b (as b.weight)"}
+    ]
+
+
+def flattened():
+    """As flat optimizers and old distributed code do it: every weight a view of one buffer."""
+    model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Linear(3, 3))
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    offset = 0
+    for parameter in model.parameters():
+        parameter.data = flat[offset : offset + parameter.numel()].view(parameter.shape)
+        offset += parameter.numel()
+    model.register_buffer("flat", flat)
+    return model
+
+
+def test_views_of_a_flat_buffer_are_cast_as_one_and_stay_views():
+    model = flattened()
+    reference = {name: tensor.detach().clone().half() for name, tensor in tensors(model).items()}
+    apply(model, HALF)
+    for name, tensor in tensors(model).items():
+        assert bits(tensor) == bits(reference[name])
+    model.flat.fill_(3)
+    assert all((p == 3).all() for p in model.parameters())
+
+
+def test_views_of_a_flat_buffer_are_not_torn_apart():
+    said = refused(flattened(), FLAT)
+    assert said.startswith("flat, 0.weight, 0.bias and 2 more: share one storage")
+    assert "prepare the model before making them views of it, or exclude them" in said
+
+
+def test_an_expanded_weight_stays_expanded_when_cast():
+    model = nn.Linear(100, 100, bias=False)
+    model.weight = nn.Parameter(torch.randn(1, 100).expand(100, 100))
+    before = model.weight.detach().clone()
+    apply(model, HALF)
+    assert model.weight.untyped_storage().nbytes() == 200
+    assert torch.equal(model.weight, before.half())
+
+
+def test_an_expanded_convolution_weight_is_materialised():
+    model = with_weight(torch.randn(1, 4, 1, 1).expand(6, 4, 3, 3))
+    reference = clone(model)
+    torch.nn.utils.convert_conv2d_weight_memory_format(reference, torch.channels_last)
+    same(apply(model, FLAT), reference)

@@ -1,0 +1,191 @@
+"""Configurations of a pipeline: those that are accepted, and the mistakes in the others."""
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.errors import (
+    ConfigError,
+    RefusedError,
+    UnknownStepError,
+)
+from prepare.pipeline import Pipeline
+from prepare.registry import STEPS
+from small_nets import facts
+
+BOTH = {"half": {}, "conv2d_memory_format": {}}
+
+
+def test_null_drops_a_step_and_an_empty_mapping_takes_its_defaults():
+    pipeline = Pipeline.from_config({"half": None, "conv2d_memory_format": {}})
+    assert pipeline.to_config() == {
+        "conv2d_memory_format": {"memory_format": "channels_last", "include": [], "exclude": []}
+    }
+
+
+def test_a_configuration_round_trips():
+    declared = {"half": {"dtype": "bf16", "keep": ["type:LayerNorm", "norms"]}, "input_format": {}}
+    config = Pipeline.from_config(declared).to_config()
+    assert Pipeline.from_config(config).to_config() == config
+    assert config["half"] == {"dtype": "bfloat16", "keep": ["type:LayerNorm", "norms"]}
+
+
+def test_a_recipe_gives_the_same_pipeline_without_hydra(tmp_path):
+    pipeline = Pipeline.from_config({"device": {}, **BOTH, "input_format": {"attach": True}})
+    pipeline.save(tmp_path / "recipe.yaml")
+    assert Pipeline.load(tmp_path / "recipe.yaml").to_config() == pipeline.to_config()
+    assert "keep: norms" in (tmp_path / "recipe.yaml").read_text()
+    moved = Pipeline.load(tmp_path / "recipe.yaml", device="meta").to_config()
+    assert moved == pipeline.to_config() | {"device": {"device": "meta"}}
+
+
+def test_device_auto_is_resolved_when_the_pipeline_is_built():
+    resolved = Pipeline.from_config({"device": {"device": "auto"}}).to_config()["device"]["device"]
+    assert resolved in ("cpu", "cuda", "mps")
+    assert Pipeline.from_config({"device": {}}).to_config()["device"]["device"] == resolved
+
+
+def test_omegaconf_containers_become_plain_data():
+    """No DictConfig or ListConfig may leak into a step, a plan or a recipe."""
+    omegaconf = pytest.importorskip("omegaconf")
+    config = omegaconf.OmegaConf.create(
+        {
+            "d": "bfloat16",
+            "steps": {"half": {"dtype": "${d}", "keep": ["type:LayerNorm"]}, "device": None},
+        }
+    )
+    pipeline = Pipeline.from_config(config.steps)
+    assert pipeline.steps["half"].dtype == "bfloat16"
+
+    def plain(value):
+        assert type(value).__module__ == "builtins", type(value)
+        for item in (
+            value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        ):
+            plain(item)
+
+    plain(pipeline.to_config())
+    for field in ("dtype", "keep"):
+        assert type(getattr(pipeline.steps["half"], field)).__module__ == "builtins"
+
+
+def test_a_missing_or_broken_interpolation_is_one_clear_error():
+    omegaconf = pytest.importorskip("omegaconf")
+    for value, message in (("???", "dtype"), ("${nowhere}", "nowhere")):
+        config = omegaconf.OmegaConf.create({"half": {"dtype": value}})
+        with pytest.raises(ConfigError, match=f"steps.half: .*{message}"):
+            Pipeline.from_config(config)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["float16", "half", "fp16", "FP16", "torch.float16", torch.float16],
+)
+def test_dtypes_accept_torch_objects_and_common_spellings(word):
+    assert Pipeline.from_config({"half": {"dtype": word}}).to_config()["half"]["dtype"] == "float16"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("channels_last", "channels_last"),
+        ("nhwc", "channels_last"),
+        ("cl", "channels_last"),
+        (torch.channels_last, "channels_last"),
+        ("torch.channels_last", "channels_last"),
+        ("nchw", "contiguous"),
+        (torch.contiguous_format, "contiguous"),
+    ],
+)
+def test_memory_formats_accept_torch_objects_and_spellings(word, meant):
+    config = Pipeline.from_config({"conv2d_memory_format": {"memory_format": word}}).to_config()
+    assert config["conv2d_memory_format"]["memory_format"] == meant
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([], "steps: list is not a mapping; give {name: options}"),
+        (
+            {"hlaf": {}},
+            "steps.hlaf: no such step; did you mean 'half'? steps: " + ", ".join(STEPS),
+        ),
+        (
+            {"half": 3},
+            "steps.half: 3 is not a mapping of options; give them as {OPTION:value}, or null to drop the step",
+        ),
+        (
+            {"half": {"dtpye": "float16"}},
+            "steps.half.dtpye: no such option; did you mean 'dtype'? options: dtype, keep",
+        ),
+        (
+            {"half": {"dtype": "flaot16"}},
+            "steps.half.dtype: 'flaot16' is not allowed; did you mean 'float16'? "
+            "allowed: float16, bfloat16",
+        ),
+        (
+            {"half": {"dtype": 16}},
+            "steps.half.dtype: 16 is not allowed; allowed: float16, bfloat16",
+        ),
+        (
+            {"half": {"keep": 3}},
+            "steps.half.keep: 3 is not allowed; give norms or a list of patterns",
+        ),
+        (
+            {"half": {"keep": ["re:("]}},
+            "steps.half.keep: 're:(' is not a regular expression: missing ), unterminated subpattern at position 0",
+        ),
+        ({"half": {"keep": [""]}}, "steps.half.keep: '' is an empty pattern"),
+        ({"half": {"keep": ["type:"]}}, "steps.half.keep: 'type:' is an empty pattern"),
+        (
+            {"conv3d_memory_format": {"memory_format": "channels_last"}},
+            "steps.conv3d_memory_format.memory_format: 'channels_last' is not allowed; "
+            "did you mean 'channels_last_3d'? allowed: contiguous, channels_last_3d",
+        ),
+        (
+            {"device": {"device": "cudaa"}},
+            "steps.device.device: 'cudaa' is not a device; did you mean 'cuda'? "
+            "allowed: auto, cpu, cuda, mps, xpu, meta",
+        ),
+        (
+            {"input_format": {"attach": "yes"}},
+            "steps.input_format.attach: 'yes' is not allowed; give true or false",
+        ),
+    ],
+)
+def test_a_configuration_error_says_where_what_and_the_remedy(steps, message):
+    with pytest.raises(ConfigError) as caught:
+        Pipeline.from_config(steps)
+    assert str(caught.value) == message
+
+
+def test_all_mistakes_are_reported_at_once():
+    with pytest.raises(ConfigError) as caught:
+        Pipeline.from_config({"half": {"dtype": 1, "x": 2}, "nothing": {}, "device": {"device": 3}})
+    assert [problem.where for problem in caught.value.problems] == [
+        "steps.half.dtype",
+        "steps.half.x",
+        "steps.nothing",
+        "steps.device.device",
+    ]
+
+
+def test_an_unknown_step_holds_its_data():
+    with pytest.raises(UnknownStepError) as caught:
+        STEPS["haf"]
+    assert caught.value.problems[0].where == "steps.haf"
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda:99", "cuda:99 is not available here; available: cpu"),
+        ("meta", "meta holds no data; build the model there"),
+    ],
+)
+def test_an_unavailable_device_is_refused(device, message):
+    model = nn.Linear(2, 2)
+    before = facts(model)
+    with pytest.raises(RefusedError, match=message):
+        Pipeline.from_config({"device": {"device": device}}).apply(model)
+    assert facts(model) == before

@@ -1,0 +1,74 @@
+"""The plan as plain data, and one copy of each tensor."""
+
+import torch
+
+from prepare.pipeline import Pipeline
+from small_nets import Tied, small_2d
+
+BOTH = {"half": {}, "conv2d_memory_format": {}}
+
+
+def test_the_plan_as_plain_data_has_bytes_steps_and_reasons():
+    import json
+
+    plan = Pipeline.from_config({"device": {"device": "cpu"}, **BOTH}).plan(small_2d())
+    data = json.loads(json.dumps(plan.to_dict()))
+    assert data["format"] == "prepare.plan"
+    first = next(t for t in data["tensors"] if (t["module"], t["tensor"]) == ("0", "weight"))
+    assert first["old"] == {"stride": [27, 9, 3, 1], "dtype": "float32", "device": "cpu"}
+    assert first["new"] == {"stride": [27, 1, 9, 3], "dtype": "float16", "device": "cpu"}
+    wanted_by = {"device": ["device"], "dtype": ["half"], "memory_format": ["conv2d_memory_format"]}
+    assert first["by"] == wanted_by
+    assert data["summary"]["by_step"] == {"conv2d_memory_format": 3, "half": 6}, (
+        "device has nothing to do"
+    )
+    assert (first["bytes_old"], first["bytes_new"]) == (8 * 27 * 4, 8 * 27 * 2)
+    norm = next(t for t in data["tensors"] if (t["module"], t["tensor"]) == ("1", "weight"))
+    assert norm["off"] == {"half": "keep: norms"}
+    assert (
+        data["summary"]["bytes_before"] - data["summary"]["bytes_after"]
+        == data["summary"]["bytes_written"]
+    )
+
+
+def test_a_tied_tensor_is_moved_once_and_counted_once():
+    plan = Pipeline.from_config({"half": {}}).plan(Tied())
+    assert plan.summary()["to_change"] == 4
+    assert plan.summary()["bytes_after"] == (4 * 4 * 9 + 4 + 4 + 24) * 2 + 3 * 8
+
+
+def test_each_tensor_is_allocated_once_and_copied_once(monkeypatch):
+    counts = {"empty": 0, "copy": 0}
+    real = torch.empty_strided
+    monkeypatch.setattr(
+        torch,
+        "empty_strided",
+        lambda *a, **k: counts.update(empty=counts["empty"] + 1) or real(*a, **k),
+    )
+    model = small_2d()
+    pipeline = Pipeline.from_config(
+        {"device": {"device": "cpu"}, "half": {"keep": []}, "conv2d_memory_format": {}}
+    )
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            counts["copy"] += "copy_" in func.__name__
+            return func(*args, **(kwargs or {}))
+
+    with Copies():
+        pipeline.apply(model)
+    floats = sum(t.is_floating_point() for t in model.state_dict().values())
+    assert counts == {"empty": floats, "copy": floats}
+
+
+def test_requires_grad_and_hooks_of_parameters_are_kept():
+    model = small_2d()
+    model[0].weight.requires_grad_(requires_grad=False)
+    seen = []
+    model[3].weight.register_hook(seen.append)
+    Pipeline.from_config({"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}}).apply(model)
+    assert [p.requires_grad for p in model.parameters()].count(False) == 1
+    model(torch.randn(2, 3, 8, 8).bfloat16()).float().sum().backward()
+    assert len(seen) == 1
+    assert model[0].weight.grad is None
