@@ -28,6 +28,8 @@ NO_NETWORK = str(Path(__file__).parent / "support" / "no_network")
 REFUSED = Path(tempfile.mkdtemp(prefix="prepare-tests-")) / "refused"
 REFUSED.touch()
 os.environ["PREPARE_TESTS_REFUSED"] = str(REFUSED)
+# No test reads or writes what the user's own doctor and tunings have stored: their answers change a plan.
+os.environ["XDG_CACHE_HOME"] = str(REFUSED.with_name("cache"))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), NO_NETWORK]))
 sys.path.append(NO_NETWORK)
 import sitecustomize  # noqa: E402, F401

@@ -1,13 +1,10 @@
-"""Tests of the pages: every block runs, and every link, file and test that a page names exists."""
+"""The pages: every block runs, and every link, file and test that a page names exists."""
 
 import ast
 import doctest
 import functools
-import importlib
-import json
 import re
 import shlex
-import subprocess
 import sys
 import types
 from dataclasses import dataclass
@@ -17,27 +14,17 @@ import pytest
 import torch
 from hydra.core.config_store import ConfigStore
 
-from imports import modules_imported_by
+from doc_pages import PAGES
 from paths import ROOT, TESTS
 from prepare import recipe
-from prepare.audit.rows import STATUSES as AUDIT_STATUSES
-from prepare.bench.records import VERDICTS
 from prepare.cli import main as cli
 from prepare.job import time_prepared
 from prepare.pipeline import Pipeline
-from prepare.registry import STEPS
 from prepare.steps.device import Device
-from prepare.tune.records import STATUSES as TUNE_STATUSES
-from prepare.verify.records import STATUSES as VERIFY_STATUSES
 from small_nets import OPTIONAL
 
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
 COMMANDS = ("python run.py", "prepare ")
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _TITLE = re.compile(r'title="([^"]+)"')
@@ -159,6 +146,20 @@ def folder(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+@pytest.fixture
+def own_states():
+    """Forget, before and after a page, what Accelerate keeps for the whole process."""
+
+    def forget():
+        if state := sys.modules.get("accelerate.state"):
+            state.AcceleratorState._reset_state(reset_partial_state=True)
+            state.GradientState._reset_state()
+
+    forget()
+    yield
+    forget()
+
+
 def with_warnings(page: Path) -> object:
     """Return the page as a parameter; ignore warnings on pages about other packages."""
     about_others = page.stem in ("frameworks", "exporting")
@@ -166,8 +167,9 @@ def with_warnings(page: Path) -> object:
     return pytest.param(page, marks=marks)
 
 
+@pytest.mark.usefixtures("own_states", "plugin")
 @pytest.mark.parametrize("page", [with_warnings(page) for page in PAGES], ids=page_id)
-def test_a_page_runs_from_top_to_bottom(page, folder, monkeypatch, capsys, plugin):
+def test_a_page_runs_from_top_to_bottom(page, folder, monkeypatch, capsys):
     reader = Reader(page, folder, capsys)
     # Steps are dataclasses, which look their module up by name.
     monkeypatch.setitem(sys.modules, reader.module.__name__, reader.module)
@@ -282,108 +284,3 @@ def test_the_readme_begins_with_the_two_commands_that_land_a_change():
     assert bash[0].endswith("python run.py model=unet3d memfmt=channels_last_3d")
     assert bash[1] == "pytest"
     assert [command for command in bash[:2] if command not in lands] == []
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """Build the site; return its folder and what mkdocs printed."""
-    folder = tmp_path_factory.mktemp("site")
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder, done.stderr
-
-
-def test_the_site_is_built_without_a_warning_and_shows_every_page(site):
-    folder, printed = site
-    assert "not included in the" not in printed
-    home = (folder / "index.html").read_text()
-    assert "no-run" not in home
-    assert all((folder / page.stem).is_dir() for page in (ROOT / "docs").glob("[!i]*.md"))
-    # Markdown reads a doctest outside of a section `Examples:` as nested quotes.
-    nested = re.compile(r"<blockquote>\s*<blockquote>")
-    quoted = [
-        page.parent.name for page in folder.rglob("*.html") if nested.search(page.read_text())
-    ]
-    assert quoted == []
-
-
-def test_the_search_of_the_site_finds_guides_and_no_decisions(site):
-    index = json.loads((site[0] / "search" / "search_index.json").read_text())["docs"]
-    assert [entry["location"] for entry in index if entry["location"].startswith("deci")] == []
-    for words in ("wandb", "optuna", "Jupyter", "TensorBoard", "GroupNorm", "my own model"):
-        found = [entry for entry in index if words in entry["title"] + entry["text"]]
-        assert any(entry["location"].startswith("faq/") for entry in found), words
-
-
-def test_the_site_asks_no_other_server_for_anything(site):
-    loads = re.compile(r"""(?:src|<link[^>]*href)=["']https?://""")
-    pages = site[0].rglob("*.html")
-    assert [page for page in pages if loads.search(page.read_text())] == []
-
-
-def test_a_picture_of_a_page_is_small_and_has_a_dark_one(site):
-    pictures = ROOT / "docs" / "pictures"
-    light = sorted(pictures.glob("*-light.webp"))
-    assert [file.name for file in pictures.glob("*.webp") if file.stat().st_size > 150_000] == []
-    assert all(file.with_name(file.name.replace("-light", "-dark")).exists() for file in light)
-    assert sum(file.stat().st_size for file in pictures.iterdir()) < 1_500_000
-    assert "run-page-dark.webp#only-dark" in (site[0] / "index.html").read_text()
-
-
-def test_the_drawings_are_those_that_their_script_makes(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    importlib.import_module("draw_layouts").write_drawings(tmp_path)
-    committed = ROOT / "docs" / "pictures"
-    drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
-    assert drawn == {name: (committed / name).read_text() for name in drawn}
-
-
-def layers() -> list[set[str]]:
-    """Return the files in each row of the layer table, from the top down: `report/` or `plan.py`."""
-    text = (ROOT / "docs" / "architecture.md").read_text().partition("## The house")[2]
-    rows = re.findall(r"^\| [a-z ]+ \| ((?:`[\w/.]+` ?)+) \|", text, re.MULTILINE)
-    return [set(re.findall(r"`([\w/.]+)`", row)) for row in rows]
-
-
-def test_every_file_is_in_the_layer_table_once():
-    package = ROOT / "prepare"
-    there = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
-    there |= {path.name for path in package.glob("*.py")} - {"__init__.py"}
-    assert sorted(name for layer in layers() for name in layer) == sorted(there)
-
-
-@pytest.mark.parametrize("level", range(len(layers())))
-def test_imports_point_down_in_the_layer_table(level):
-    above = {name.strip("/").removesuffix(".py") for layer in layers()[:level] for name in layer}
-    wrong = []
-    for name in layers()[level]:
-        path = ROOT / "prepare" / name
-        for file in path.rglob("*.py") if path.is_dir() else [path]:
-            imported = modules_imported_by(file)
-            known = {name.split(".")[1] for name in imported if name.startswith("prepare.")}
-            wrong += [f"{file.name} imports {name}" for name in sorted(known & above)]
-    assert wrong == []
-
-
-def test_every_status_and_verdict_is_explained_on_its_page():
-    statuses = {
-        "ok",
-        "no_effect",
-        "verification_failed",
-        "failed",
-        "crashed",
-        "interrupted",
-        "running",
-        "waiting",
-    }
-    statuses |= {*AUDIT_STATUSES, *VERIFY_STATUSES, *TUNE_STATUSES, *VERDICTS, "wrong", "skipped"}
-    page = (ROOT / "docs" / "output.md").read_text()
-    first = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("|"))
-    assert [status for status in sorted(statuses) if f"`{status}`" not in first] == []
-
-
-def test_every_built_in_step_is_on_a_page():
-    text = "\n".join(page.read_text() for page in PAGES)
-    built_in = [name for name in STEPS if STEPS[name].__module__.startswith("prepare.steps.")]
-    assert [name for name in built_in if f"`{name}" not in text] == []

@@ -1,0 +1,141 @@
+"""Pages that list what the code has: layers, statuses, checks, files, keys and steps."""
+
+import ast
+import re
+from typing import get_args, get_type_hints
+
+import pytest
+import yaml
+
+from doc_pages import PAGES
+from imports import modules_imported_by
+from paths import CONF, ROOT
+from prepare.audit.rows import STATUSES as AUDIT_STATUSES
+from prepare.bench.records import VERDICTS
+from prepare.contract.records import KINDS as CONTRACT_KINDS
+from prepare.doctor.records import VERDICTS as DOCTOR_VERDICTS
+from prepare.export.records import STATUSES as EXPORT_STATUSES
+from prepare.job.record import FILES
+from prepare.job.record import STATUSES as JOB_STATUSES
+from prepare.job.settings import GROUPS, Settings
+from prepare.registry import STEPS
+from prepare.report.sweep_table import SHARED
+from prepare.sweep.summary import UNENDED
+from prepare.tune.records import STATUSES as TUNE_STATUSES
+from prepare.verify.compare_case import RESULT_FIELDS
+from prepare.verify.compare_modules import MODULE_FIELDS
+from prepare.verify.records import STATUSES as VERIFY_STATUSES
+
+
+def layers() -> list[set[str]]:
+    """Return the files in each row of the layer table, from the top down: `report/` or `plan.py`."""
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("## The house")[2]
+    rows = re.findall(r"^\| [a-z ]+ \| ((?:`[\w/.]+` ?)+) \|", text, re.MULTILINE)
+    return [set(re.findall(r"`([\w/.]+)`", row)) for row in rows]
+
+
+def test_every_file_is_in_the_layer_table_once():
+    package = ROOT / "prepare"
+    there = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    there |= {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    assert sorted(name for layer in layers() for name in layer) == sorted(there)
+
+
+@pytest.mark.parametrize("level", range(len(layers())))
+def test_imports_point_down_in_the_layer_table(level):
+    above = {name.strip("/").removesuffix(".py") for layer in layers()[:level] for name in layer}
+    wrong = []
+    for name in layers()[level]:
+        path = ROOT / "prepare" / name
+        for file in path.rglob("*.py") if path.is_dir() else [path]:
+            imported = modules_imported_by(file)
+            known = {name.split(".")[1] for name in imported if name.startswith("prepare.")}
+            wrong += [f"{file.name} imports {name}" for name in sorted(known & above)]
+    assert wrong == []
+
+
+def listed(page: str) -> set[str]:
+    """Return the words in backticks in the first column of a page's tables."""
+    lines = (ROOT / "docs" / page).read_text().splitlines()
+    first = "".join(line.split("|")[1] for line in lines if line.startswith("|"))
+    return set(re.findall(r"`([^`]+)`", first))
+
+
+def constants(file: str, keyword: str) -> set[str]:
+    """Return the strings that the calls in a file pass for a keyword."""
+    calls = [
+        node
+        for node in ast.walk(ast.parse((ROOT / file).read_text()))
+        if isinstance(node, ast.Call)
+    ]
+    values = [given.value for call in calls for given in call.keywords if given.arg == keyword]
+    return {value.value for value in values if isinstance(value, ast.Constant)}
+
+
+def test_every_status_and_verdict_is_explained_on_its_page():
+    statuses = {*JOB_STATUSES, *UNENDED, *AUDIT_STATUSES, *VERIFY_STATUSES, *TUNE_STATUSES}
+    statuses |= {*VERDICTS, SHARED, *EXPORT_STATUSES, *CONTRACT_KINDS, *DOCTOR_VERDICTS, "wrong"}
+    assert sorted(statuses - listed("output.md")) == []
+
+
+def test_every_check_of_a_verification_is_explained_on_its_page():
+    checks = {*RESULT_FIELDS, *MODULE_FIELDS, *constants("prepare/verify/metric.py", "what")}
+    checks |= constants("prepare/verify/static_checks.py", "what")
+    assert len(checks) > 8
+    assert sorted(checks - listed("output.md")) == []
+
+
+def test_every_answer_of_an_artefact_is_explained_on_its_page():
+    answers = constants("prepare/export/session.py", "answer") | {"right", "wrong"}
+    assert len(answers) > 4
+    text = (ROOT / "docs" / "output.md").read_text()
+    assert [answer for answer in sorted(answers) if f"`{answer}`" not in text] == []
+
+
+def test_every_part_of_a_contract_is_explained_on_its_page():
+    parts = constants("prepare/contract/compare.py", "what")
+    rows = re.findall(
+        r"^\| ([a-z ]+) \|", (ROOT / "docs" / "contract.md").read_text(), re.MULTILINE
+    )
+    assert parts
+    assert sorted(parts - set(rows)) == []
+
+
+def test_every_file_of_a_run_is_explained_on_its_page():
+    text = (ROOT / "docs" / "output.md").read_text()
+    written = {file for file in FILES if not file.endswith(".onnx.data")}
+    assert [file for file in sorted(written) if f"`{file}`" not in text] == []
+
+
+def keys(values: dict, above: str = "") -> set[str]:
+    """Return the dotted names of all values of a configuration."""
+    found = set()
+    for key, value in values.items():
+        found |= keys(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}"}
+    return found
+
+
+def test_every_group_key_and_task_is_on_the_configuration_page():
+    config = yaml.safe_load((CONF / "config.yaml").read_text())
+    whole = {
+        key: config[key] for key in config if key not in ("defaults", "hydra", "steps", "input")
+    }
+    for group in ("verify", "bench", "export"):
+        for file in (CONF / group).glob("*.yaml"):
+            whole |= {f"{group}.{key}": 0 for key in yaml.safe_load(file.read_text())}
+    words = {*GROUPS, *get_args(get_type_hints(Settings)["task"]), *keys(whole)}
+    words -= {"verify.level", "bench.level"}  # verify=short, bench=short
+    assert sorted(words - listed("configuration.md")) == []
+
+
+def test_every_option_of_a_group_is_on_the_configuration_page():
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    groups = [group for group in GROUPS if group != "model"]  # of other packages: monai_...
+    options = {file.stem for group in groups for file in (CONF / group).glob("*.yaml")}
+    assert [option for option in sorted(options) if f"`{option}`" not in text] == []
+
+
+def test_every_built_in_step_is_on_a_page():
+    text = "\n".join(page.read_text() for page in PAGES)
+    built_in = [name for name in STEPS if STEPS[name].__module__.startswith("prepare.steps.")]
+    assert [name for name in built_in if f"`{name}" not in text] == []

@@ -1,0 +1,66 @@
+"""The site of the pages: built without a warning, searched, pictures light and dark."""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Build the site; return its folder and what mkdocs printed."""
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stderr
+
+
+def test_the_site_is_built_without_a_warning_and_shows_every_page(site):
+    folder, printed = site
+    assert "not included in the" not in printed
+    home = (folder / "index.html").read_text()
+    assert "no-run" not in home
+    assert all((folder / page.stem).is_dir() for page in (ROOT / "docs").glob("[!i]*.md"))
+    # Markdown reads a doctest outside of a section `Examples:` as nested quotes.
+    nested = re.compile(r"<blockquote>\s*<blockquote>")
+    quoted = [
+        page.parent.name for page in folder.rglob("*.html") if nested.search(page.read_text())
+    ]
+    assert quoted == []
+
+
+def test_the_search_of_the_site_finds_guides_and_no_decisions(site):
+    index = json.loads((site[0] / "search" / "search_index.json").read_text())["docs"]
+    assert [entry["location"] for entry in index if entry["location"].startswith("deci")] == []
+    for words in ("wandb", "optuna", "Jupyter", "TensorBoard", "GroupNorm", "my own model"):
+        found = [entry for entry in index if words in entry["title"] + entry["text"]]
+        assert any(entry["location"].startswith("faq/") for entry in found), words
+
+
+def test_the_site_asks_no_other_server_for_anything(site):
+    loads = re.compile(r"""(?:src|<link[^>]*href)=["']https?://""")
+    pages = site[0].rglob("*.html")
+    assert [page for page in pages if loads.search(page.read_text())] == []
+
+
+def test_a_picture_of_a_page_is_small_and_has_a_dark_one(site):
+    pictures = ROOT / "docs" / "pictures"
+    light = sorted(pictures.glob("*-light.webp"))
+    assert [file.name for file in pictures.glob("*.webp") if file.stat().st_size > 150_000] == []
+    assert all(file.with_name(file.name.replace("-light", "-dark")).exists() for file in light)
+    assert sum(file.stat().st_size for file in pictures.iterdir()) < 1_500_000
+    assert "run-page-dark.webp#only-dark" in (site[0] / "index.html").read_text()
+
+
+def test_the_drawings_are_those_that_their_script_makes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    importlib.import_module("draw_layouts").write_drawings(tmp_path)
+    committed = ROOT / "docs" / "pictures"
+    drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert drawn == {name: (committed / name).read_text() for name in drawn}
