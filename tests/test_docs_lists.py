@@ -58,7 +58,7 @@ def listed(page: str) -> set[str]:
     """Return the words in backticks in the first column of a page's tables."""
     lines = (ROOT / "docs" / page).read_text().splitlines()
     first = "".join(line.split("|")[1] for line in lines if line.startswith("|"))
-    return set(re.findall(r"`([^`]+)`", first))
+    return {word.removesuffix("=") for word in re.findall(r"`([^`]+)`", first)}
 
 
 def constants(file: str, keyword: str) -> set[str]:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import convert_conv3d_weight_memory_format
 
 from issue_checks import FLAT, gradient, is_last, last, with_norm
+from paths import PYTHONPATH
 from prepare.core.model.issue_sizes import SIZES
 from prepare.core.model.known_issues import issues, make_issue, standing
 from prepare.steps import repairs
@@ -143,7 +144,10 @@ def in_a_process(name):
         "import os, test_known_issues as here\n"
         f"os._exit(3 * any(here.REPRODUCED[{name!r}]() for _ in range(20)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parent, check=False,
+        env=os.environ | {"PYTHONPATH": PYTHONPATH},
+    )  # fmt: skip
     return done.returncode == 3 or done.returncode < 0
 
 
