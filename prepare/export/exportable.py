@@ -74,6 +74,8 @@ def take_out(model: nn.Module, exporter: Exporter, pipeline: Pipeline) -> Iterat
     if any(isinstance(hook, FormatHook) for hook in model._forward_pre_hooks.values()):
         FormatHook.remove(model)
         reason = "a hook is not captured; the conversion of inputs is put into the program"
+        if "input_format" not in kept:
+            reason = "a hook is not captured; the program converts the dtype of inputs, not their strides"
         yield TakenOut(step="input_format", modules=("",), reason=reason)
     compiled = [name for name, module in model.named_modules() if is_compiled(module)]
     if compiled or "compile" in pipeline.steps:

@@ -9,6 +9,7 @@ from prepare.core.utils.machine import disturbance
 from prepare.core.utils.text import first_line, size
 from prepare.report.answer import Answer
 from prepare.report.charts.flow_text import times
+from prepare.report.export_answer import export_advice, export_answer
 from prepare.report.failure import failure_answers
 from prepare.report.layout_causes import layout_causes, named
 from prepare.report.sentences import UNCHANGED, busy_sentence, layout_remedy
@@ -49,6 +50,8 @@ def answers(run: SavedResults) -> list[Answer]:
             ]
     else:
         found = []
+    if run.export is not None:
+        found.insert(0, export_answer(run.export))
     if run.flow is not None:
         found.append(_layout(run.flow, run.flow_before))
     elif run.audit is not None:
@@ -311,7 +314,8 @@ def _right_winner(tuning: Tuning) -> Answer:
 
 
 def _advice(run: SavedResults) -> Answer:
-    kind, answer, remark, section = _advised(run)
+    found = _advised(run)
+    kind, answer, remark, section = export_advice(run.export, found) if run.export else found
     return Answer(question="What to do?", kind=kind, answer=answer, remark=remark, section=section)
 
 

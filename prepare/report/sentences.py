@@ -175,7 +175,7 @@ def export_sentence(export: Export) -> str:
     text = f"{export.exporter} {export.status}"
     if export.artefact:
         text += f": {export.artefact}, {size(export.bytes)}"
-    if (worst := export.worst) is not None:
+    if export.status != "fail" and (worst := export.worst) is not None:
         text += f"; largest error {worst.error:.2g}, allowed {worst.allowed:.2g}"
     return f"{text}; {export.reason}" if export.reason else text
 

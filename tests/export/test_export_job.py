@@ -6,6 +6,7 @@ import pytest
 
 from prepare.cli.main import run as command
 from prepare.export import Export, load_again
+from prepare.report.export_answer import export_advice
 from prepare.report.objects import html
 
 WORDS = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "flow=none")
@@ -38,6 +39,7 @@ def test_an_export_is_recorded_and_on_the_page(go):
     assert '<section id="export"' in page
     for text in ("Answers of the artefact", found.sha256, "[any, 3, 12, 12]", "in the artefact"):
         assert text in page
+    assert "Right as Stub" in page
     figures = json.loads((folder / "result.json").read_text())["figures"]
     assert (figures["exporter"], figures["exported"]) == ("Stub", "pass")
     assert figures["artefact_error"] < figures["artefact_allowed"]
@@ -47,8 +49,13 @@ def test_an_export_is_recorded_and_on_the_page(go):
 
 
 def test_an_unprepared_model_is_exported_too(go):
-    folder, _ = go("Stub", "~memfmt")
-    assert Export.load(folder / "export.json").status == "pass"
+    folder, _ = go("Stub", "~memfmt", "verify=none")
+    found = Export.load(folder / "export.json")
+    assert found.status == "pass"
+    ours = ("plain", "Use the recipe", "", "")
+    assert export_advice(found, ours) == ours
+    use = ("good", "Use model.stub", "as its contract says", "export")
+    assert export_advice(found, ("good", *ours[1:])) == use
 
 
 def test_a_wrong_artefact_has_exit_code_3(go):
@@ -57,13 +64,24 @@ def test_a_wrong_artefact_has_exit_code_3(go):
     assert (result["status"], result["reason"]) == ("verification_failed", "export")
     assert "channels_last input of batch 2: wrong" in result["error"]
     assert "wrong: channels_last, transposed, gaps" in said.out
+    page = (folder / "report.html").read_text()
+    assert "Wrong as IgnoresStrides" in page
+    assert "Do not use the artefact" in page
+
+
+def test_a_contract_of_contiguous_inputs_is_shown(go):
+    folder, said = go("RequiresContiguous", "verify=none", "+export.promised=true")
+    assert "give contiguous inputs only" in said.out
+    assert "give contiguous inputs only" in (folder / "report.html").read_text()
 
 
 def test_an_export_that_cannot_be_done_has_exit_code_1(go):
     folder, said = go("CannotLower", "verify=none", code=1)
     assert json.loads((folder / "result.json").read_text())["reason"] == "export"
     assert "lower: NotImplementedError: no operator einsum" in said.err
-    assert "no operator einsum" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    for text in ("no operator einsum", "Not exported to CannotLower", "Choose another format"):
+        assert text in page
     assert Export.load(folder / "export.json").status == "refused"
 
 
