@@ -115,8 +115,12 @@ class Export(Readable):
 
     @property
     def worst(self) -> LayoutCheck | None:
-        """The check with the largest error for its tolerance; None if nothing was compared."""
-        compared = [check for check in self.checks if check.error is not None and check.allowed]
+        """The check with the largest error for its tolerance, of inputs that the contract allows.
+
+        It is None if nothing was compared.
+        """
+        allowed = [c for c in self.checks if (c.answer, c.status) != ("wrong", "pass")]
+        compared = [check for check in allowed if check.error is not None and check.allowed]
         return max(compared, key=lambda c: (c.error or 0) / (c.allowed or 1), default=None)
 
     def save(self, path: str | Path) -> None:

@@ -21,7 +21,8 @@ from prepare.errors import FileError, PrepareError, RefusedError
 from prepare.export.capture import inputs_of
 from prepare.export.exportable import take_out, with_format
 from prepare.export.input_layouts import CONTIGUOUS, InputCase, input_cases
-from prepare.export.load_again import ArtefactAnswer, load_again
+from prepare.export.layout_checks import checked, conclusion
+from prepare.export.load_again import load_again
 from prepare.export.records import ArtefactContract, Export, ExportStage, LayoutCheck, TakenOut
 from prepare.export.reference import Judgement, Reference, outputs_of
 from prepare.export.time_artefact import time_artefact
@@ -166,7 +167,7 @@ class ExportSession:
             note("" if self.recipe_inside else "the recipe is beside the artefact, not in it")
         with self._stage("compare") as note:
             pairs = zip(cases, loaded.answers, strict=True)
-            found = [(case, _checked(judge, case, answer)) for case, answer in pairs]
+            found = [(case, checked(judge, case, answer)) for case, answer in pairs]
             self.checks = tuple(self._allowed(case, check) for case, check in found)
             layouts = {
                 check.layout: check.answer
@@ -174,7 +175,7 @@ class ExportSession:
                 if check.batch == self.call.batch
             }
             self.contract = replace(self.contract, layouts=layouts)
-            note(self._with_remedy(_conclusion(self.checks)))
+            note(self._with_remedy(conclusion(self.checks)))
 
     def _allowed(self, case: InputCase, check: LayoutCheck) -> LayoutCheck:
         """Return a check that passes if its input is not one that the contract allows."""
@@ -265,60 +266,6 @@ class ExportSession:
             seconds=round(seconds, 3),
             environment=environment(),
         )
-
-
-def _checked(judge: Reference, case: InputCase, answer: ArtefactAnswer) -> LayoutCheck:
-    """Judge the answer to one input. A refusal passes, unless the artefact promised to take it."""
-    known: dict[str, Any] = {"layout": case.layout, "batch": case.call.batch}
-    if answer.crashed:
-        return LayoutCheck(**known, answer="crashed", status="fail", note=answer.error)
-    if answer.error:
-        status = "fail" if case.promised else "pass"
-        return LayoutCheck(**known, answer="refused", status=status, note=answer.error)
-    try:
-        found = judge.judge(answer.outputs, case.call)
-    except CannotTellError as error:
-        found = Judgement("cannot tell", note=str(error))
-    except Exception as error:  # the reference itself cannot take this batch size
-        note = f"the unprepared model raises {type(error).__name__}: {first_line(error)}"
-        status = "cannot tell" if case.promised else "pass"
-        return LayoutCheck(**known, answer="cannot tell", status=status, note=note)
-    word = {"pass": "right", "fail": "wrong"}.get(found.status, "cannot tell")
-    return LayoutCheck(
-        **known,
-        answer=word,
-        status=found.status,
-        error=found.error,
-        allowed=found.allowed,
-        note=found.note,
-    )
-
-
-def _conclusion(checks: tuple[LayoutCheck, ...]) -> Judgement:
-    """Return the worst verdict of all checks."""
-    for status in ("fail", "cannot tell"):
-        bad = next((check for check in checks if check.status == status), None)
-        if bad:
-            note = f"{_place(bad)}: {bad.answer}"
-            note += f": {bad.note}" if bad.note else ""
-            return Judgement(status, bad.error, bad.allowed, note)
-    notes = []
-    for word, text in (
-        ("wrong", "wrong, but not allowed by the contract"),
-        ("refused", "refused clearly"),
-    ):
-        if places := [_place(check) for check in checks if check.answer == word]:
-            notes.append(f"{text}: {', '.join(places)}")
-    note = "; ".join(notes)
-    errors = [check for check in checks if check.layout == CONTIGUOUS and check.error is not None]
-    if not errors:
-        return Judgement("pass", note=note)
-    return Judgement("pass", errors[0].error, errors[0].allowed, note)
-
-
-def _place(check: LayoutCheck) -> str:
-    batch = "" if check.batch is None else f" of batch {check.batch}"
-    return f"{check.layout} input{batch}"
 
 
 def _version(name: str) -> str:

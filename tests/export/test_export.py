@@ -77,6 +77,7 @@ def test_a_contract_may_require_contiguous_inputs(exported):
     found = exported("RequiresContiguous", promised=True)
     assert found.status == "pass"
     assert found.contract.requires_contiguous
+    assert found.worst.error < found.worst.allowed
     assert found.contract.layouts["channels_last"] == "wrong"
     assert "wrong, but not allowed by the contract: channels_last" in found.stages[-1].note
 
