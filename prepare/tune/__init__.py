@@ -147,13 +147,14 @@ def keep_in_float32(
     """Find the fewest modules that have to stay in float32 for `model` to be right in a 16-bit dtype.
 
     The search of `tune` for a recipe that fails, without a race: the arguments are those of `tune`, and
-    `dtype` is that of the step `half`. `model` is not changed.
+    `dtype` is that of the step `half`. Modules that do not run in 16 bits are kept too. `model` is not
+    changed.
 
     Raises:
         RefusedError: `mode` is unknown, one of `metric` and `max_drop` is missing, or the model cannot be
             copied or prepared in its present state.
         ConfigError: `dtype` or `budget` is invalid, or float16 is to be trained.
-        ModelError: the model does not run in this dtype.
+        ModelError: the model itself does not run.
     """
     from prepare.tune.options import read_tune
     from prepare.tune.rank_zero import run_on_rank_zero

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from prepare.core.forward.call import call_of
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.forward.torch_state import isolated
+from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
 from prepare.verify.execution.determinism import (
     DeterministicMode,
@@ -52,11 +53,16 @@ def errors_of(
 ) -> dict[str, ModuleError]:
     """Return the error of each module in the dtype of `half` in `steps`, on copies of the model."""
     device: Steps = {name: options for name, options in steps.items() if name == "device"}
-    reference, low = (
-        Pipeline.from_config(each).apply(copied(), strict=False, known_issues="ignore")
-        for each in (device, {**device, "half": steps["half"]})
-    )
     dtype = getattr(torch, steps["half"]["dtype"])
+    reference, low = (
+        Pipeline.from_config(device).apply(copied(), strict=False, known_issues="ignore")
+        for _ in range(2)
+    )
+    try:
+        half = Pipeline.from_config({"half": steps["half"]})
+        half.apply(low, strict=False, known_issues="ignore")
+    except RefusedError:  # a weight overflows in this dtype
+        low.to(dtype)
     return measure_modules(reference, low, batch, dtype=dtype, mode=mode)
 
 
@@ -65,7 +71,8 @@ def measure_modules(
 ) -> dict[str, ModuleError]:
     """Run `reference` once, and each of its modules again: in `low`, the same model in `dtype`, and kept.
 
-    Both models are copies that may be changed. Modules that raise alone are left out.
+    Both models are copies that may be changed. A module that raises in `dtype` has an infinite error; one
+    that does not run alone in float32 either is left out.
     """
     modules, call = dict(low.named_modules()), call_of(batch)
     errors: dict[str, ModuleError] = {}
@@ -129,12 +136,13 @@ class _Meter:
         self, name: str, low: nn.Module, module: nn.Module, rounded: tuple[tuple, dict], output: Any
     ) -> None:
         exact = [tensor.clone() for tensor in tensors_in(output)]
-        in_low = _call(low, rounded, lambda tensor: tensor.clone())
         kept = map_tensors(self._rounded, _call(module, rounded, self._exact))
+        error = ModuleError(math.inf, _error(exact, kept))
+        with suppress(Exception):  # no kernel in 16 bits, or float32 tensors of its own
+            in_low = _call(low, rounded, lambda tensor: tensor.clone())
+            error = replace(error, low=_error(exact, in_low))
         before = self.errors.get(name, ModuleError())
-        self.errors[name] = ModuleError(
-            max(before.low, _error(exact, in_low)), max(before.kept, _error(exact, kept))
-        )
+        self.errors[name] = ModuleError(max(before.low, error.low), max(before.kept, error.kept))
 
     def _rounded(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor.clone()

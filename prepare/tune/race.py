@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from prepare.bench import statistics
+from prepare.errors import ModelError
 from prepare.tune.admission import Admission
 from prepare.tune.contestants import CandidateError, CheckResult, Contestant, TimedCandidate
 from prepare.tune.standings import Standings, interval_text
@@ -220,7 +221,12 @@ class Race:
         began = self._clock()
         if contestant.kept:  # there is no other set
             return
-        if rescue := rescuer(contestant.candidate, self._left() * _RESCUE_PART):
+        try:
+            rescue = rescuer(contestant.candidate, self._left() * _RESCUE_PART)
+        except ModelError as error:  # a module cannot be run by itself; the others stay in the race
+            contestant.reason += f"; its modules cannot be measured: {error}"
+            return
+        if rescue:
             contestant.reason += f"; {rescue.reason}"
             if rescue.candidate:
                 twin = Contestant(rescue.candidate, checked=rescue.checked, kept=rescue.kept)

@@ -35,9 +35,9 @@ Interval = tuple[float, float] | None
 class KeptModule:
     """A module that has to stay in float32, and what that avoids and costs.
 
-    `error` is the error of its results alone in 16 bits, as a fraction of their scale, None if it overflows;
-    `kept_error` that in float32 with 16-bit inputs and results. `time_ratio` is the time of a call with it
-    kept to that without, None if there was no time to measure it.
+    `error` is the error of its results alone in 16 bits, as a fraction of their scale, None if it overflows
+    or does not run; `kept_error` that in float32 with 16-bit inputs and results. `time_ratio` is the time of
+    a call with it kept to that without, None if there was no time to measure it.
     """
 
     module: str

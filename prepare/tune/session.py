@@ -13,6 +13,7 @@ from torch import nn
 
 from prepare.bench import statistics
 from prepare.bench.input_pool import make_pool
+from prepare.core.forward.explain_error import explained
 from prepare.core.forward.torch_state import isolated
 from prepare.core.utils.environment import environment
 from prepare.core.utils.machine import MachineWatch, disturbance
@@ -95,7 +96,7 @@ class TuningSession:
                 with self.progress(f"verifying {dtype}"):
                     checked = rescue.check(candidate, rescue.start(candidate))
             except CandidateError as error:
-                raise ModelError(f"the model in {dtype}", str(error)) from None
+                checked = CheckResult("fail", str(error))
             if not rescue.may_help(checked):
                 reason = checked.reason or "it is right with norms in float32 alone"
                 return Keep(dtype=dtype, status=checked.status, reason=reason)
@@ -117,7 +118,10 @@ class TuningSession:
             return self._check(cast("PreparedCandidate", runner), exact)
 
         def measure(candidate: Candidate) -> dict[str, ModuleError]:
-            return errors_of(candidate.steps, copied, pool[0], mode=self.mode)
+            try:
+                return errors_of(candidate.steps, copied, pool[0], mode=self.mode)
+            except Exception as error:
+                raise explained(self.model, error) from None
 
         return KeepInFloat32(measure, start, check, self.clock, self.progress)
 

@@ -294,6 +294,22 @@ def test_a_race_enters_the_rescued_recipe_without_verifying_it_again():
     assert race.checked == ["half"]
 
 
+def test_a_race_goes_on_if_modules_cannot_be_measured():
+    def measure(candidate):
+        raise ModelError("forward of Net", "no")
+
+    race = SimulatedRace(
+        {UNPREPARED: 0.1, "half": 0.05}, steps={"half": HALF}, checks={"half": FAIL}
+    )
+    rescues = Rescues("a")
+    rescues.rescue.measure = measure
+    race.race._rescuer = rescues.rescue
+    race.run()
+    assert race.winner.name == UNPREPARED
+    reason = race.by_name["half"].reason
+    assert reason.endswith("; its modules cannot be measured: forward of Net: no")
+
+
 # ------------------------------------------------------------------------------ whole tunings
 
 
@@ -412,12 +428,34 @@ def test_an_invalid_search_is_refused(how, wrong):
     assert wrong in str(error.value)
 
 
-def test_a_model_that_does_not_run_in_16_bits_is_an_error():
+class Own(nn.Module):
+    """Makes a tensor in float32, which 16-bit inputs do not fit."""
+
+    def forward(self, x):
+        return x @ torch.ones(x.shape[-1], x.shape[-1])
+
+
+def large(net):
+    nn.init.constant_(net.first.weight, 7e4)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "kept"),
+    [(lambda: Net(Own()), "middle"), (lambda: large(Net(nn.ReLU())), "first")],
+)
+def test_a_module_that_does_not_run_in_16_bits_is_kept(make, kept):
+    found = keep_in_float32(seeded(make), LOUD / 1e6, dtype="float16")
+    assert found.status == "pass"
+    assert [(each.module, each.error) for each in found.kept] == [(kept, None)]
+
+
+def test_a_model_that_does_not_run_at_all_is_an_error():
     class Picky(Net):
         def forward(self, x):
-            return super().forward(x) @ torch.ones(10, 10)
+            return super().forward(x) @ torch.ones(3, 3)
 
-    with pytest.raises(ModelError, match="the model in bfloat16"):
+    with pytest.raises(ModelError, match="forward of Picky"):
         keep_in_float32(seeded(Picky, nn.ReLU()), LOUD)
 
 
