@@ -37,9 +37,9 @@ class Half(TensorStep):
     Hurts: float16 overflows above 65504, and the running statistics of a batch norm stop changing or
     overflow in it. Therefore `keep` skips batch and instance norms by default; `keep=[]` casts everything,
     exactly as `.half()` does. On a CPU float16 is very slow: use bfloat16 there. For training, keep float32
-    parameters and use autocast. The casts of a kept module copy its inputs and results; a call that bypasses
-    `module(...)`, or an argument that it changes in place, is not cast. To remove these casts, as before
-    `model.float()`: `from prepare.steps import half; half.undo(model)`.
+    parameters and use autocast. The casts of a kept module copy its inputs and results: its changes of an
+    argument in place are lost, and a call that bypasses `module(...)` is not cast. To remove these casts, as
+    before `model.float()`: `from prepare.steps import half; half.undo(model)`.
     Source: `torch.nn.Module.half`, `torch.nn.Module.bfloat16`; NVIDIA/apex issue 144 for the norms.
     """
 
@@ -89,6 +89,8 @@ class Half(TensorStep):
 
         from prepare.core.forward.float32_calls import CastResults
 
+        if set(self.chosen("keep")) <= {NORMS}:
+            return {}
         kept = kept_modules(model, self.chosen("keep"))
         shared = _tensors_in(model, kept)
         casts: dict[int, CastResults] = {}

@@ -60,9 +60,9 @@ def tune(
     A recipe can only win if its results are correct. It is verified against the unprepared model (see
     `prepare.verify`) before it eliminates that model, and before it wins; if it fails, it is dropped, and
     the recipes that it had eliminated are timed again. For a recipe in 16 bits that fails, the fewest modules
-    that have to stay in float32 are searched for (see `prepare.tune.rescue`), and the recipe with these kept
-    joins the race. Of the recipes within 2 % of the fastest the
-    simplest wins (see `prepare.tune.candidates`). The winner may be the unprepared model.
+    that have to stay in float32 are searched for (see `prepare.tune.keep_modules`), and the recipe with
+    these kept joins the race. Of the recipes within 2 % of the fastest the simplest wins (see
+    `prepare.tune.candidates`). The winner may be the unprepared model.
 
     Args:
         model: on the device where it will run, not compiled and not wrapped (DDP).

@@ -44,7 +44,7 @@ class ModuleError:
 
     @property
     def gain(self) -> float:
-        """The error that keeping the module in float32 avoids; 0 if most of it stays."""
+        """The error that keeping the module in float32 avoids; 0 if nearly all of it stays."""
         return self.low - self.kept if self.low > _WORTHWHILE * self.kept else 0.0
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from prepare.bench.variant import Clock
     from prepare.core.utils.progress import Stage
     from prepare.tune.candidates import Candidate
-    from prepare.tune.rescue import Rescuer
+    from prepare.tune.keep_modules import Corrector
 
 # Rounds between two eliminations: to test after each round would favour recipes that are fast by chance.
 _ROUNDS_PER_BLOCK = 3
@@ -26,7 +26,7 @@ _COMPILE_PART = 0.6
 # Verifications that do not pass are given back to the budget, up to this fraction of it.
 _REFUND_PART = 0.5
 # The part of the remaining budget that a search for modules to keep in float32 may use.
-_RESCUE_PART = 0.5
+_CORRECT_PART = 0.5
 
 
 class Race:
@@ -34,7 +34,7 @@ class Race:
 
     The first candidate is the unprepared model. It runs twice in every round, as the reference of the
     others and as their control, and needs no verification. `start` prepares a candidate and makes its
-    first calls; `check` verifies one that runs; `rescue` may return a recipe that is right in place of one
+    first calls; `check` verifies one that runs; `correct` may return a recipe that is right in place of one
     whose verification failed. At most `capacity` candidates run at a time, but at
     least three.
     """
@@ -50,7 +50,7 @@ class Race:
         capacity: int = 1000,
         seed: int = 0,
         progress: Stage = lambda _: nullcontext(),
-        rescue: Rescuer | None = None,
+        correct: Corrector | None = None,
     ) -> None:
         self.contestants = [Contestant(candidate) for candidate in candidates]
         self.standings = Standings(self.contestants, Contestant(candidates[0]))
@@ -60,7 +60,7 @@ class Race:
         self._order, self._progress = random.Random(seed), progress  # noqa: S311
         self._admission = Admission(self.standings, budget * _COMPILE_PART)
         self._refundable = budget * _REFUND_PART
-        self._rescuer = rescue
+        self._corrector = correct
 
     def run(self) -> Contestant:
         """Run the race and return the winner: a recipe that passed its verification, or the unprepared model.
@@ -212,24 +212,26 @@ class Race:
         elif checked.status != "pass":
             reason = f"it could not be verified: {checked.reason}"
             self._disqualify(contestant, "cannot tell", reason)
-        if self._rescuer and self._rescuer.may_help(checked):
-            self._rescue(contestant, self._rescuer)
+        if self._corrector and self._corrector.may_help(checked):
+            self._correct(contestant, self._corrector)
         return checked.status == "pass"
 
-    def _rescue(self, contestant: Contestant, rescuer: Rescuer) -> None:
+    def _correct(self, contestant: Contestant, corrector: Corrector) -> None:
         """Enter the recipe that is right in place of one whose results are wrong, if there is one."""
         began = self._clock()
         if contestant.kept:  # there is no other set
             return
         try:
-            rescue = rescuer(contestant.candidate, self._left() * _RESCUE_PART)
+            corrected = corrector(contestant.candidate, self._left() * _CORRECT_PART)
         except ModelError as error:  # a module cannot be run by itself; the others stay in the race
             contestant.reason += f"; its modules cannot be measured: {error}"
             return
-        if rescue:
-            contestant.reason += f"; {rescue.reason}"
-            if rescue.candidate:
-                twin = Contestant(rescue.candidate, checked=rescue.checked, kept=rescue.kept)
+        if corrected:
+            contestant.reason += f"; {corrected.reason}"
+            if corrected.candidate:
+                twin = Contestant(
+                    corrected.candidate, checked=corrected.checked, kept=corrected.kept
+                )
                 self.contestants.insert(self.contestants.index(contestant) + 1, twin)
         self._refund(self._clock() - began)
 

@@ -29,10 +29,10 @@ from prepare.tune.cache import Cache, age, conditions
 from prepare.tune.candidate_run import Mode, PreparedCandidate, TurnPlan, capacity, copy_model
 from prepare.tune.candidates import Candidate, calls_to_keep, candidates
 from prepare.tune.contestants import CandidateError, CheckResult, Contestant, TimedCandidate
+from prepare.tune.keep_modules import KeepInFloat32
 from prepare.tune.module_errors import ModuleError, errors_of
 from prepare.tune.race import Race
 from prepare.tune.records import STATUSES, UNPREPARED, CandidateResult, Keep, Tuning
-from prepare.tune.rescue import KeepInFloat32
 
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock
@@ -91,22 +91,22 @@ class TuningSession:
         candidate = Candidate(dtype, recipe.to_config())
         with isolated():
             pool = self._pool(candidate)
-            rescue = self._rescuer(pool, lambda each: self._start(each, pool))
+            correct = self._corrector(pool, lambda each: self._start(each, pool))
             try:
                 with self.progress(f"verifying {dtype}"):
-                    checked = rescue.check(candidate, rescue.start(candidate))
+                    checked = correct.check(candidate, correct.start(candidate))
             except CandidateError as error:
                 checked = CheckResult("fail", str(error))
-            if not rescue.may_help(checked):
+            if not correct.may_help(checked):
                 reason = checked.reason or "it is right with norms in float32 alone"
                 return Keep(dtype=dtype, status=checked.status, reason=reason)
-            found = rescue(candidate, self.options.budget)
+            found = correct(candidate, self.options.budget)
         assert found is not None
         reason = found.reason if found.kept else f"{checked.reason}; {found.reason}"
         status = "pass" if found.kept else checked.status
         return Keep(dtype=dtype, status=status, reason=reason, kept=found.kept)
 
-    def _rescuer(
+    def _corrector(
         self, pool: list[Any], start: Callable[[Candidate], PreparedCandidate]
     ) -> KeepInFloat32:
         exact: dict[Any, Any] = {}
@@ -166,17 +166,17 @@ class TuningSession:
             plan = runner.plan  # that of the first, the unprepared model, for all
             return runner
 
-        rescue = self._rescuer(pool, start)
+        correct = self._corrector(pool, start)
         race = Race(
             recipes,
             start=start,
-            check=rescue.check,
+            check=correct.check,
             budget=self.options.budget,
             clock=self.clock,
             capacity=capacity(self.model, _device(recipes[0], self.model)),
             seed=self.seed,
             progress=self.progress,
-            rescue=rescue,
+            correct=correct,
         )
         try:
             winner = race.run()

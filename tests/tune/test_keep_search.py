@@ -21,10 +21,10 @@ from prepare.tune import Tuning, keep_in_float32, session, tune
 from prepare.tune.candidate_run import PreparedCandidate
 from prepare.tune.candidates import Candidate
 from prepare.tune.contestants import CandidateError, CheckResult
+from prepare.tune.keep_modules import KeepInFloat32, keeping
 from prepare.tune.keep_search import KeepSearch
 from prepare.tune.module_errors import ModuleError, measure_modules, worth_keeping
 from prepare.tune.records import KeptModule
-from prepare.tune.rescue import KeepInFloat32, keeping
 from simulated_race import FAIL, UNPREPARED, SimulatedRace
 
 # ------------------------------------------------------------------------------ the search
@@ -204,13 +204,13 @@ class Stub:
         return 1.0 + self.kept
 
 
-class Rescues:
+class Corrections:
     """A KeepInFloat32 whose recipes pass if they keep `needed`; on a clock that only attempts advance."""
 
     def __init__(self, needed, *, takes=1.0):
         self.now, self.attempts, self.measured, self.takes = 0.0, 0, 0, takes
         self.needed, self.stages = needed, []
-        self.rescue = KeepInFloat32(
+        self.correct = KeepInFloat32(
             self.measure, Stub, self.check, lambda: self.now, lambda s: Stage(self.stages, s)
         )
 
@@ -235,14 +235,14 @@ class Stage:
         return None
 
 
-def test_the_rescued_recipe_says_what_each_module_costs():
-    rescues = Rescues("a")
-    found = rescues.rescue(Candidate("half", HALF), 100.0)
+def test_the_corrected_recipe_says_what_each_module_costs():
+    corrections = Corrections("a")
+    found = corrections.correct(Candidate("half", HALF), 100.0)
     assert found.candidate.steps["half"]["keep"] == ["norms", "a"]
     assert found.kept == (KeptModule("a", None, 0.001, 1.5),)
     assert found.checked.status == "pass"
     assert found.reason == "it is right with a in float32"
-    assert rescues.stages == [
+    assert corrections.stages == [
         "measuring the error of each module in float16",
         "verifying half + float32 a",
         "timing what a costs in float32",
@@ -250,24 +250,25 @@ def test_the_rescued_recipe_says_what_each_module_costs():
 
 
 def test_one_search_serves_all_recipes_of_a_dtype():
-    rescues = Rescues("a")
-    rescues.rescue(Candidate("half", HALF), 100.0)
+    corrections = Corrections("a")
+    corrections.correct(Candidate("half", HALF), 100.0)
     other = Candidate("half + input", {**HALF, "input_format": {}})
-    found = rescues.rescue(other, 100.0)
+    found = corrections.correct(other, 100.0)
     assert (found.candidate.name, found.checked) == ("half + input + float32 a", None)
-    assert rescues.measured == 1
-    assert rescues.rescue(Candidate("channels_last", {}), 100.0) is None
+    assert corrections.measured == 1
+    assert corrections.correct(Candidate("channels_last", {}), 100.0) is None
 
 
 def test_a_search_says_if_no_set_or_no_time_is_left():
-    rescues = Rescues("neither")
-    found = rescues.rescue(Candidate("half", HALF), 100.0)
+    corrections = Corrections("neither")
+    found = corrections.correct(Candidate("half", HALF), 100.0)
     assert (found.candidate, found.kept) == (None, ())
     assert found.reason == "no set of modules in float32 makes it right"
+    assert corrections.attempts == 2
     for seconds in (0.0, 2.0):
-        rescues = Rescues("b", takes=10.0)
-        found = rescues.rescue(Candidate("half", HALF), seconds)
-        assert rescues.attempts <= 1
+        corrections = Corrections("b", takes=10.0)
+        found = corrections.correct(Candidate("half", HALF), seconds)
+        assert corrections.attempts <= 1
         assert found.reason == ("no time was left to find the modules that have to stay in float32")
 
 
@@ -275,19 +276,19 @@ def test_a_recipe_with_kept_modules_that_cannot_run_is_no_solution():
     def start(candidate):
         raise CandidateError("no kernel")
 
-    rescues = Rescues("a")
-    rescues.rescue.start = start
-    assert rescues.rescue(Candidate("half", HALF), 100.0).candidate is None
+    corrections = Corrections("a")
+    corrections.correct.start = start
+    assert corrections.correct(Candidate("half", HALF), 100.0).candidate is None
 
 
-def test_a_race_enters_the_rescued_recipe_without_verifying_it_again():
+def test_a_race_enters_the_corrected_recipe_verified_once():
     race = SimulatedRace(
         {UNPREPARED: 0.1, "half": 0.05, "half + float32 a": 0.06},
         steps={"half": HALF},
         checks={"half": FAIL},
     )
     race.race.contestants.pop()  # it is entered by the search alone
-    race.race._rescuer = Rescues("a").rescue
+    race.race._corrector = Corrections("a").correct
     race.run()
     assert race.winner.name == "half + float32 a"
     assert race.by_name["half"].reason.endswith("; it is right with a in float32")
@@ -301,9 +302,9 @@ def test_a_race_goes_on_if_modules_cannot_be_measured():
     race = SimulatedRace(
         {UNPREPARED: 0.1, "half": 0.05}, steps={"half": HALF}, checks={"half": FAIL}
     )
-    rescues = Rescues("a")
-    rescues.rescue.measure = measure
-    race.race._rescuer = rescues.rescue
+    corrections = Corrections("a")
+    corrections.correct.measure = measure
+    race.race._corrector = corrections.correct
     race.run()
     assert race.winner.name == UNPREPARED
     reason = race.by_name["half"].reason

@@ -1,4 +1,4 @@
-"""Make a 16-bit recipe whose verification failed right: keep modules in float32, and say what each costs."""
+"""Correct a 16-bit recipe whose verification failed: keep modules in float32, and say what each costs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PAIRS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Rescue:
+class Corrected:
     """The recipe with modules kept, or None; its verification, if it ran; and a sentence on the search."""
 
     candidate: Candidate | None
@@ -37,14 +37,14 @@ class Rescue:
     checked: CheckResult | None = None
 
 
-class Rescuer(Protocol):
+class Corrector(Protocol):
     """Finds a recipe that is right in place of one whose verification failed."""
 
     def may_help(self, checked: CheckResult) -> bool:
         """Return whether the results were wrong or inexact, and not only impossible to verify."""
         ...
 
-    def __call__(self, candidate: Candidate, seconds: float) -> Rescue | None:
+    def __call__(self, candidate: Candidate, seconds: float) -> Corrected | None:
         """Return what was found in so many seconds; None for a recipe that is not in 16 bits."""
         ...
 
@@ -69,7 +69,7 @@ class KeepInFloat32:
         """Return whether the results were wrong, or have an error that is too large to judge."""
         return checked.status == "fail" or (checked.status != "pass" and checked.error is not None)
 
-    def __call__(self, candidate: Candidate, seconds: float) -> Rescue | None:
+    def __call__(self, candidate: Candidate, seconds: float) -> Corrected | None:
         """Return the recipe with the modules kept that its dtype needs; None if it is not in 16 bits."""
         if candidate.precision is None:
             return None
@@ -79,7 +79,7 @@ class KeepInFloat32:
         kept = self._kept.get(key, ())
         names = tuple(each.module for each in kept)
         twin = keeping(candidate, names) if kept else None
-        return Rescue(twin, self._reasons[key], kept, checked)
+        return Corrected(twin, self._reasons[key], kept, checked)
 
     def _search(self, candidate: Candidate, key: str, seconds: float) -> CheckResult | None:
         began, longest = self.clock(), 0.0
@@ -100,14 +100,14 @@ class KeepInFloat32:
             return checked
 
         errors: Mapping[str, ModuleError] = {}
-        if has_time():
+        if can_measure := has_time():
             with self.progress(f"measuring the error of each module in {dtype}"):
                 errors = self.measure(candidate)
         found = KeepSearch(worth_keeping(errors), attempt, has_time).run()
         if found.modules is None:
             self._reasons[key] = (
                 "no set of modules in float32 makes it right"
-                if found.is_complete and has_time()
+                if found.is_complete and can_measure
                 else "no time was left to find the modules that have to stay in float32"
             )
             return None
