@@ -200,6 +200,21 @@ def test_a_kept_module_in_float64_computes_in_float64():
     assert model[1].weight.dtype == torch.float64
 
 
+def test_a_weight_used_without_a_call_needs_its_parent_kept():
+    class Direct(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.head.weight)
+
+    with pytest.raises(RuntimeError, match="same dtype"):
+        prepared(Direct(), "head")[0](X)
+    model, _ = prepared(nn.Sequential(Direct()), "0")
+    assert model(X).dtype == LOW
+
+
 def test_autocast_decides_inside_a_kept_module():
     model, dtypes = prepared(net(), "head")[0], []
     model.head.register_forward_hook(lambda m, a, y: dtypes.append(y.dtype), prepend=True)
