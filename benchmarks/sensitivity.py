@@ -3,7 +3,7 @@
 For each network and precision it verifies a clean preparation on a small input in mode train, and then
 preparations whose backward is too large by a fraction at one convolution: one at least, and more until the
 time of the network is over. It writes every result to `benchmarks/results/sensitivity.json`, from which
-`tables.py` makes a table.
+`tables.py` makes a table. Networks that are in that file already are left out, unless `--only` names them.
 """
 
 from __future__ import annotations
@@ -116,20 +116,25 @@ def measure(name: str, precision: str, *, modules: int, limit: float) -> dict[st
 def main() -> None:
     """Parse the arguments, measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", help="networks; all by default")
+    parser.add_argument("--only", nargs="*", help="networks; by default all not in --out")
     parser.add_argument("--precision", nargs="*", default=["float32"], choices=FRACTIONS)
     parser.add_argument("--modules", type=int, default=1, help="places of planted errors")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds for each network")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    rows = []
-    for name in args.only or NETWORKS:
-        for precision in args.precision:
-            begun = time.monotonic()
-            row = measure(name, precision, modules=args.modules, limit=args.limit)
-            rows.append(row | {"seconds": round(time.monotonic() - begun, 1)})
-            print(json.dumps(rows[-1]), flush=True)
-            args.out.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1))
+    rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
+    by_case = {(row["precision"], row["network"]): row for row in rows}
+    for case in [
+        (precision, name) for precision in args.precision for name in args.only or NETWORKS
+    ]:
+        if case in by_case and not args.only:
+            continue
+        begun, (precision, name) = time.monotonic(), case
+        row = measure(name, precision, modules=args.modules, limit=args.limit)
+        by_case[case] = row | {"seconds": round(time.monotonic() - begun, 1)}
+        print(json.dumps(by_case[case]), flush=True)
+        written = {"environment": environment(), "rows": list(by_case.values())}
+        args.out.write_text(json.dumps(written, indent=1))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from prepare.report.charts.flow_text import times
 from prepare.report.export_answer import export_advice, export_answer
 from prepare.report.failure import failure_answers
 from prepare.report.layout_causes import layout_causes, named
-from prepare.report.sentences import UNCHANGED, busy_sentence, layout_remedy
+from prepare.report.sentences import UNCHANGED, busy_sentence, layout_remedy, skipped_outputs
 from prepare.report.speed import interval_text, speed_text
 from prepare.tune.records import UNPREPARED
 
@@ -158,7 +158,7 @@ def error_text(verification: Verification) -> str:
     checks = [check for check in verification.checks if check.status == "pass"]
     outputs = [check for check in checks if check.what == "outputs" and check.error is not None]
     if not outputs:
-        return ""
+        return skipped_outputs(verification)
     worst = max(outputs, key=lambda check: share(check) or 0.0)
     part = share(worst)
     text = f"output error {worst.error:.2g}"

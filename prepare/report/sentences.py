@@ -87,12 +87,20 @@ def verify_sentence(verification: Verification) -> str:
     if alone := max((c.compared for c in checks if c.what.startswith("module ")), default=0):
         reference += f", {plural(alone, 'module')} alone against float64"
     text = f"pass: {plural(len(checks), 'check')}{reference}{_output_error(checks)}"
+    if skipped := skipped_outputs(verification):
+        text += f"; {skipped}"
     if finds := _sensitivity(verification):
         text += f"; finds systematic errors from {finds}"
     if verification.reason:
         wrong = f"wrong, but not a failure in mode {verification.mode}: {verification.reason}"
         text += printable(f"; {wrong}")
     return text
+
+
+def skipped_outputs(verification: Verification) -> str:
+    """Return `outputs: they are all zero, ...` if those of the user's batch were skipped; else empty."""
+    first = next((check for check in verification.checks if check.what == "outputs"), None)
+    return f"outputs: {printable(first.note)}" if first and first.status == "skipped" else ""
 
 
 def _output_error(checks: list[Check]) -> str:

@@ -159,6 +159,8 @@ def copy_model(
         duplicate = copy_or_build(model, build)
     except CopyError as error:
         remedy = "give build=, a function that builds an equal model"
+        if build is not None:
+            remedy = "let its code draw all numbers from torch's generator, after the same seed"
         raise RefusedError("the model", f"cannot be copied: {error}", remedy) from error
     train = mode == "train"
     return duplicate if train and duplicate.training else duplicate.train(train)

@@ -22,11 +22,18 @@ from prepare.verify.execution.runner import (
     raise_if_out_of_memory,
 )
 from prepare.verify.inputs import jittered
-from prepare.verify.module_checks import module_checks, without_proof
-from prepare.verify.records import Check
+from prepare.verify.module_checks import (
+    lacks_float64,
+    may_be_rounding,
+    module_checks,
+    without_outputs,
+    without_proof,
+)
+from prepare.verify.records import ALL_ZERO, Check
 from prepare.verify.tolerance import (
     Deviation,
     all_finite,
+    all_zero,
     compare,
     first_non_finite,
     is_too_noisy,
@@ -71,7 +78,8 @@ class CaseComparison:
     Without `gradients` no backward runs. `exact_runs` caches exact runs, see `Runner`. With `compiled`
     the prepared model runs with its compiler; in mode eval only its outputs are then compared, since it
     was compiled for inference. `cost` is the estimate of its call, if it is known. `raised` is the error
-    of the prepared model, `retry_failure` the reason why a difference could not be compared again.
+    of the prepared model, `retry_failure` the reason why a difference could not be compared again. `is_sum`
+    is that of the modules alone.
     """
 
     models: ModelPair
@@ -85,6 +93,7 @@ class CaseComparison:
     differences: dict[str, list[Deviation]] = field(default_factory=dict, init=False)
     raised: str = field(default="", init=False)
     retry_failure: str = field(default="", init=False)
+    is_sum: bool | None = field(default=None, init=False)
     _unaffordable: str = field(default="", init=False)
     runner: Runner = field(init=False, repr=False)
 
@@ -121,10 +130,22 @@ class CaseComparison:
             return [self._reference_raised(error)]
         kinds, skipped = self._kinds(results), self._skipped_gradients(results)
         self.differences = {kind: self._compare(results, kind) for kind in kinds}
-        self._compare_again(results)
-        checks = [self._judge(kind, results) for kind in kinds] + skipped
-        alone = module_checks(self, checks)
-        return without_proof(self, checks, alone) + alone
+        # Without float64 a second look proves little, and modules alone are compared with float64.
+        alone = module_checks(self, self._judged(results)) if self._may_be_proven else []
+        if not alone or any(check.status == "skipped" or check.note for check in alone):
+            self._compare_again(results)
+        checks = self._judged(results) + skipped
+        alone = alone or module_checks(self, checks)
+        return without_outputs(self, without_proof(self, checks, alone), alone) + alone
+
+    @property
+    def _may_be_proven(self) -> bool:
+        """Return True if only gradients are off, as by rounding, and float64 does not fit."""
+        wrong = [kind for kind in RESULT_FIELDS if self.exceeding(kind)]
+        return bool(wrong) and lacks_float64(self) and all(may_be_rounding(self, k) for k in wrong)
+
+    def _judged(self, results: RunResults) -> list[Check]:
+        return [self._judge(kind, results) for kind in RESULT_FIELDS if kind in self.differences]
 
     @property
     def exact_dtype(self) -> torch.dtype | None:
@@ -233,7 +254,8 @@ class CaseComparison:
             except (CannotTellError, PreparedModelError) as reason:
                 self.retry_failure = str(reason)
                 return
-            for kind, before in self.differences.items():
+            for kind in self._kinds(results):
+                before = self.differences[kind]
                 again = {item.name: item for item in self._compare(results, kind)}
                 self.differences[kind] = [_milder(item, again.get(item.name)) for item in before]
 
@@ -254,6 +276,9 @@ class CaseComparison:
         if not differences:
             status = "cannot tell" if kind == "outputs" else "skipped"
             return self.check(kind, status, note="there is nothing to compare")
+        if kind == "outputs" and not exceeding and all_zero(results.exact.outputs):
+            status = "skipped" if self.case.is_variation else "cannot tell"
+            return self.check(kind, status, note=ALL_ZERO)
         worst = max(differences, key=lambda item: item.excess)
         counts = self._counts(kind)
         status, note = "pass", worst.note

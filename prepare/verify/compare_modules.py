@@ -33,6 +33,7 @@ from prepare.verify.execution.module_calls import (
     RecordedCall,
 )
 from prepare.verify.execution.runner import CannotTellError, raise_if_out_of_memory
+from prepare.verify.gradient_sums import GradientSums
 from prepare.verify.inputs import jittered_tensor, nudged_tensor
 from prepare.verify.tolerance import NEGLIGIBLE, TOO_NOISY, Deviation, compare, first_non_finite
 
@@ -65,13 +66,15 @@ class ModuleDifferences:
 
     `deviations` holds those of each kind, with the module as name; `sensitivities` the smallest systematic
     error of a kind that exceeds the tolerance, in the least sensitive module, and that module. `left_out`
-    says why modules could not be run alone.
+    says why modules could not be run alone. `is_sum` is True if the gradients of the model are those of
+    its modules alone, None if that cannot be told, see `prepare.verify.gradient_sums`.
     """
 
     deviations: dict[str, list[Deviation]] = field(default_factory=dict)
     sensitivities: dict[str, tuple[float, str]] = field(default_factory=dict)
     compared: set[str] = field(default_factory=set)
     left_out: dict[str, str] = field(default_factory=dict)
+    is_sum: bool | None = None
 
     def add(self, module: str, found: Mapping[str, list[Deviation]]) -> None:
         """Add the deviations of one call of a module."""
@@ -106,9 +109,11 @@ def compare_modules(runner: Runner, call: Call, *, backward: bool) -> ModuleDiff
     with CallInterceptor() as interceptor, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the tensors in a .* stay as they are")
         recorder = CallRecorder(models.prepared, interceptor, forward_only=forward_only)
-        runner.run_prepared(call, context=recorder, backward=not forward_only)
+        whole = runner.run_prepared(call, context=recorder, backward=not forward_only)
         comparer = _Comparer(models, interceptor, backward=backward)
         _compare_all(runner, recorder.calls, comparer, found)
+    if not forward_only and not found.left_out:
+        found.is_sum = comparer.sums.agree_with(whole)
     return found
 
 
@@ -145,10 +150,12 @@ class _Comparer:
     models: ModelPair
     interceptor: CallInterceptor
     backward: bool
+    sums: GradientSums = field(init=False)
     _names: dict[int, str] = field(init=False)
     _modules: dict[nn.Module, dict[str, nn.Module]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.sums = GradientSums(self.models.prepared, self.models.dtype)
         both = (self.models.reference, self.models.prepared)
         self._modules = {model: dict(model.named_modules()) for model in both}
         self._names = {id(m): name for of in self._modules.values() for name, m in of.items()}
@@ -171,6 +178,7 @@ class _Comparer:
         prepared = run.run(call, backward=self.backward)
         if keep:
             call.input_gradients = run.argument_gradients(call)
+            self.sums.add(call, run, prepared)
         exact, scales = self._run_exact(call)
         baselines = self._run_baseline(call)
         if nudge:

@@ -11,6 +11,7 @@ import torch
 from prepare.core.utils.text import plural
 from prepare.verify.compare_modules import MODULE_FIELDS, ModuleDifferences, compare_modules
 from prepare.verify.execution.runner import CannotTellError, PreparedModelError
+from prepare.verify.records import ALL_ZERO
 from prepare.verify.tolerance import sensitivity
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def module_checks(comparison: CaseComparison, checks: list[Check]) -> list[Check
         note = f"not compared: {reason}"
         return [comparison.check(kind, "skipped", note=note) for kind in kinds]
     comparison.differences |= found.deviations
+    comparison.is_sum = found.is_sum
     return [_judge(comparison, kind, found, checks) for kind in kinds]
 
 
@@ -45,11 +47,16 @@ def _are_needed(comparison: CaseComparison, checks: list[Check]) -> bool:
     if any(check.status == "fail" and check.what == "outputs" for check in checks):
         return False
     # The tolerance of the whole model is that of 8 bits; a module with the same weights computes exactly.
-    if _lacks_float64(comparison) or comparison.models.quantized:
+    if lacks_float64(comparison) or comparison.models.quantized:
         return True
-    if any(check.status == "fail" for check in checks):
+    if any(check.note == ALL_ZERO for check in checks):
+        return True
+    if not comparison.mode == case.mode == "train":
         return False
-    return comparison.mode == case.mode == "train" and _is_blind(comparison, checks)
+    failed = [check.what for check in checks if check.status == "fail"]
+    if failed:
+        return all(may_be_rounding(comparison, what) for what in failed)
+    return _is_blind(comparison, checks)
 
 
 def _is_blind(comparison: CaseComparison, checks: list[Check]) -> bool:
@@ -66,32 +73,60 @@ def _is_blind(comparison: CaseComparison, checks: list[Check]) -> bool:
 def without_proof(
     comparison: CaseComparison, checks: list[Check], alone: list[Check]
 ) -> list[Check]:
-    """Turn failures of the whole model's gradients into `cannot tell` where only rounding may be the cause.
+    """Turn failures of the whole model's gradients where only rounding may be the cause.
 
-    Without float64 the error of the exact run is not known. If every module alone is right in float64 and the
-    difference is not garbage, it may be amplified rounding.
+    If every module alone is right in float64, and the whole model's gradients are those of its modules, the
+    model amplifies rounding, and that is not a failure. Else it is `cannot tell` if some modules had no
+    gradients in the whole model, or without float64, where the error of the exact run is not known.
     """
-    counted = [check for check in alone if check.status in ("pass", "fail", "wrong")]
-    is_right = len(counted) == len(MODULE_FIELDS) and all(
-        check.status == "pass" and not check.note for check in counted
-    )
-    if not is_right or not _lacks_float64(comparison):
+    if len(alone) != len(MODULE_FIELDS) or not all(map(_is_right, alone)):
         return checks
-    return [_without_proof(comparison, check) for check in checks]
+    if comparison.is_sum is False and not lacks_float64(comparison):
+        return checks
+    status = "pass" if comparison.is_sum else "cannot tell"
+    return [_without_proof(comparison, check, status) for check in checks]
 
 
-def _without_proof(comparison: CaseComparison, check: Check) -> Check:
-    exceeding = comparison.exceeding(check.what) if "gradients" in check.what else []
-    if not exceeding or any(item.is_beyond_noise or item.note for item in exceeding):
+def without_outputs(
+    comparison: CaseComparison, checks: list[Check], alone: list[Check]
+) -> list[Check]:
+    """Skip outputs that are all zero if every module alone is right, and some have other outputs."""
+    has_numbers = any(item.allowed for item in comparison.differences.get("module outputs", []))
+    if not has_numbers or not all(map(_is_right, alone)):
+        return checks
+    note = f"{ALL_ZERO}; each module alone is right"
+    return [
+        replace(check, status="skipped", note=note) if check.note == ALL_ZERO else check
+        for check in checks
+    ]
+
+
+def _is_right(check: Check) -> bool:
+    return check.status == "pass" and not check.note
+
+
+def _without_proof(comparison: CaseComparison, check: Check, status: str) -> Check:
+    if not comparison.exceeding(check.what) or not may_be_rounding(comparison, check.what):
         return check
     # No longer a difference, so the search for the first wrong module does not stop here.
     kept = [item for item in comparison.differences[check.what] if not item.exceeds]
     comparison.differences[check.what] = kept
-    note = "may be amplified rounding: each module alone is right, and float64 does not fit"
-    return replace(check, status="cannot tell", note=note)
+    if status == "pass":
+        note = f"{check.worst} amplifies rounding: each module alone is right"
+        return replace(check, status=status, note=note, error=None, allowed=None)
+    reason = "float64 does not fit" if lacks_float64(comparison) else "some modules get no gradient"
+    note = f"may be amplified rounding: each module alone is right, and {reason}"
+    return replace(check, status=status, note=note)
 
 
-def _lacks_float64(comparison: CaseComparison) -> bool:
+def may_be_rounding(comparison: CaseComparison, kind: str) -> bool:
+    """Return True if all that exceeds its tolerance are gradients, and by no more than noise may explain."""
+    exceeding = comparison.exceeding(kind)
+    return "gradients" in kind and not any(item.is_beyond_noise or item.note for item in exceeding)
+
+
+def lacks_float64(comparison: CaseComparison) -> bool:
+    """Return True if the exact run was in float32, since float64 does not fit."""
     return comparison.exact_dtype == torch.float32 and not comparison.runner.exact_raised
 
 

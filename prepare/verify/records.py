@@ -12,6 +12,8 @@ from prepare.errors import VerificationError
 
 _KIND = json_records.Kind("prepare.verify", 1, "a verification", "a verify.json", VerificationError)
 STATUSES = ("pass", "fail", "cannot tell")
+# The note of a check of outputs, for example of a diffusion model whose last convolution starts with zeros.
+ALL_ZERO = "they are all zero, so nothing can be compared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

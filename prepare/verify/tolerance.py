@@ -168,6 +168,11 @@ def all_finite(tensors: NamedTensors) -> bool:
     return not first_non_finite(tensors)
 
 
+def all_zero(tensors: NamedTensors) -> bool:
+    """Return True if no tensor contains a number other than zero."""
+    return not any(_largest(tensor) for tensor in tensors.values())
+
+
 def is_too_noisy(differences: Iterable[Deviation]) -> bool:
     """Return True if the baseline itself is too far from exact for a comparison to mean anything.
 

@@ -8,7 +8,6 @@ from prepare.core.model.call_issues import CallIssues, describe
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.environment import environment
 from prepare.verify.advice import Fault, advise
-from prepare.verify.compare_case import RESULT_FIELDS
 from prepare.verify.compare_modules import MODULE_FIELDS
 from prepare.verify.fault_locator import FaultLocator, ModuleTrace
 from prepare.verify.records import Check, Lost, Verification
@@ -116,13 +115,13 @@ def _reason(check: Check) -> str:
 def _first_wrong_module(comparison: CaseComparison) -> tuple[str | None, torch.Size | None]:
     """Return the first module that is wrong, and the shape of its input.
 
-    If no module shows it, return the owner of the worst gradient or buffer.
+    A module that is wrong alone is the first, since each module got the inputs that it had. If no module
+    shows it, return the owner of the worst gradient or buffer.
     """
+    if alone := [item for kind in MODULE_FIELDS for item in comparison.exceeding(kind)]:
+        return alone[0].name, None
     wrong_parameters = comparison.exceeding("parameter gradients")
     owners = {item.name.rpartition(".")[0] for item in wrong_parameters}
-    if not any(map(comparison.exceeding, RESULT_FIELDS)):
-        alone = [item for kind in MODULE_FIELDS for item in comparison.exceeding(kind)]
-        return alone[0].name, None
     traces, name, locator = comparison.traced(ModuleTrace), None, None
     if traces:
         locator = FaultLocator(*traces, comparison.models.dtype, comparison.models.depth)

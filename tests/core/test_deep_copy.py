@@ -1,6 +1,7 @@
 """Test copies of models: modes, hooks, shared memory, computed weights, and networks of libraries."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -34,6 +35,43 @@ def diffusers(name, **options):
     return lambda: getattr(pytest.importorskip("diffusers"), name)(**options)
 
 
+class LayerScale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gamma = nn.Parameter(1e-6 * torch.ones(4))
+
+    def forward(self, x):
+        return x * self.gamma
+
+
+class TimmBlock(nn.Module):
+    """Has what timm's blocks have: partial classes, a tied bias, a buffer outside the state dict, a plain list."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm_layer = partial(nn.LayerNorm, eps=1e-6)
+        self.norm, self.scale = self.norm_layer(4), LayerScale()
+        self.qkv, self.proj = nn.Linear(4, 12), nn.Linear(4, 4)
+        self.proj.bias = self.norm.bias
+        self.register_buffer("index", torch.arange(9).view(3, 3), persistent=False)
+        self.grids = [torch.zeros(2), self.index]
+        self.drop_path = DropPath(0.1)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + self.drop_path(self.scale(self.proj(mixed)))
+
+
+class DropPath(nn.Module):
+    def __init__(self, drop_prob):
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x):
+        return x * x.new_empty(len(x), 1, 1).bernoulli_(1 - self.drop_prob) if self.training else x
+
+
 FLAT = {"spatial_dims": 2, "in_channels": 1}
 UNET = {
     "channels": (8, 16),
@@ -54,6 +92,7 @@ LIBRARIES = {
         einops.EinMix("b n c -> b n d", weight_shape="c d", bias_shape="d", c=3, d=4),
         einops.Reduce("b n d -> b d", "mean"),
     ),
+    "blocks as timm's": lambda: nn.Sequential(TimmBlock(), TimmBlock()),
     "monai ViTAutoEnc": monai(
         "ViTAutoEnc",
         in_channels=1,
@@ -114,6 +153,15 @@ def test_a_copy_of_a_library_network_keeps_all_but_identity(name):
     assert described(duplicate) == described(model)
     same(duplicate, model)
     assert not {id(t) for t in duplicate.parameters()} & {id(t) for t in model.parameters()}
+
+
+def test_ties_and_listed_tensors_of_a_block_are_those_of_the_copy():
+    model = TimmBlock()
+    duplicate = deep_copy(model)
+    assert duplicate.proj.bias is duplicate.norm.bias
+    assert duplicate.grids[1] is duplicate.index
+    assert duplicate.grids[0] is not model.grids[0]
+    assert duplicate._non_persistent_buffers_set == {"index"}
 
 
 def test_gradient_hooks_and_attributes_of_parameters_are_copied():

@@ -53,6 +53,13 @@ def test_two_models_that_differ_are_not_compared_and_said_once(tmp_path, capsys)
     assert "there is no second model, see above" in out
 
 
+def test_a_tuning_of_models_that_differ_says_what_to_change(tmp_path, capsys):
+    assert job("never_twice", tmp_path, "task=tune") == 2
+    assert "from torch's generator, after the same seed" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
 def test_verify_takes_a_function_that_builds_the_reference():
     model = Pipeline.from_config(RECIPE).apply(built().eval())
     assert verify(lambda: built().eval(), model, BATCH).status == "pass"

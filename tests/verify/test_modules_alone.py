@@ -8,7 +8,9 @@ from torch import nn
 
 from prepare.report.sentences import verify_sentence
 from prepare.verify import verify
+from prepare.verify.execution.budget import Budget
 from prepare.verify.execution.module_calls import CallInterceptor
+from prepare.verify.execution.runner import Runner
 from prepare.verify.module_checks import without_proof
 from prepare.verify.records import Check
 from verify_checks import FLAT, PIPELINES, check, checks_by_kind, prepared
@@ -134,6 +136,93 @@ def test_a_module_that_cannot_run_alone_is_named():
     assert module_check.sensitivity >= max(whole)
 
 
+class Multiply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, error):
+        ctx.save_for_backward(x, weight)
+        ctx.error = error
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient * weight, (x * gradient).sum() + ctx.error * gradient.abs().max(), None
+
+
+class Gain(nn.Module):
+    """Multiplies its input by a number; `error` is that of its gradient, in multiples of one summand."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.error = nn.Parameter(torch.ones(())), 0.0
+
+    def forward(self, x):
+        return Multiply.apply(x, self.weight, self.error)
+
+
+def with_gain(error):
+    """Verify a network with a gradient that cancels, and an error in it."""
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Conv2d(3, 4, 3), Gain(), nn.BatchNorm2d(4, eps=1e-12))
+    pipeline, model = prepared(reference, FLAT)
+    model[1].error = error
+    return verify(reference, model, BATCH, pipeline=pipeline, mode="train")
+
+
+AMPLIFIED = "1.weight amplifies rounding: each module alone is right"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "note"), [(2e-4, "pass", AMPLIFIED), (5e-3, "fail", "")]
+)
+def test_a_gradient_that_cancels_may_have_the_rounding_of_its_sum(error, status, note):
+    result = with_gain(error)
+    assert (result.status, result.culprit) == (status, "" if status == "pass" else "1")
+    assert checks_by_kind(result)["parameter gradients"].note == note
+
+
+def test_without_float64_modules_alone_come_before_a_second_look(monkeypatch):
+    def refuses(_self, _cost, dtype, **_options):
+        return "too much" if dtype == torch.float64 else ""
+
+    monkeypatch.setattr(Budget, "refuses", refuses)
+    monkeypatch.setattr(Budget, "refuses_modules", lambda *_, **__: "")
+    monkeypatch.setattr(Runner, "run_perturbed", lambda *_: pytest.fail("a second look"))
+    result = with_gain(2e-4)
+    assert (result.status, result.reference) == ("pass", "float32")
+    assert checks_by_kind(result)["parameter gradients"].note == AMPLIFIED
+
+
+class Saves(torch.autograd.Function):
+    """Multiplies by itself; keeps its input for the backward in `memory`."""
+
+    @staticmethod
+    def forward(ctx, x, memory):
+        ctx.memory = memory.copy_(x) if memory is not None else x.clone()
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * ctx.memory * gradient, None
+
+
+class Square(nn.Module):
+    memory = None
+
+    def forward(self, x):
+        return Saves.apply(x, self.memory)
+
+
+def test_memory_that_two_modules_share_is_a_failure():
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Conv2d(3, 4, 3), Square(), nn.Conv2d(4, 4, 1), Square())
+    pipeline, model = prepared(reference, FLAT)
+    model[1].memory = model[3].memory = torch.empty(2, 4, 22, 22)
+    result = verify(reference, model, BATCH, pipeline=pipeline, mode="train")
+    checks = checks_by_kind(result)
+    assert (result.status, checks["module gradients"].status) == ("fail", "pass")
+
+
 def test_calls_of_modules_are_intercepted_only_inside_the_block():
     original = nn.Module.__call__
     with CallInterceptor():
@@ -142,19 +231,25 @@ def test_calls_of_modules_are_intercepted_only_inside_the_block():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "alone", "garbage", "status"),
+    ("dtype", "alone", "garbage", "is_sum", "status"),
     [
-        (torch.float32, "pass", False, "cannot tell"),
-        (torch.float32, "fail", False, "fail"),
-        (torch.float32, "pass", True, "fail"),
-        (torch.float64, "pass", False, "fail"),
+        (torch.float32, "pass", False, True, "pass"),
+        (torch.float32, "pass", False, None, "cannot tell"),
+        (torch.float32, "pass", False, False, "cannot tell"),
+        (torch.float32, "fail", False, True, "fail"),
+        (torch.float32, "pass", True, True, "fail"),
+        (torch.float64, "pass", False, True, "pass"),
+        (torch.float64, "pass", False, None, "cannot tell"),
+        (torch.float64, "pass", False, False, "fail"),
+        (torch.float64, "pass", True, True, "fail"),
     ],
 )
-def test_a_failure_without_float64_is_never_a_pass(dtype, alone, garbage, status):
+def test_a_failure_is_a_pass_only_if_its_modules_prove_it(dtype, alone, garbage, is_sum, status):
     what = "parameter gradients"
     item = SimpleNamespace(exceeds=True, is_beyond_noise=garbage, note="")
     comparison = SimpleNamespace(
         exact_dtype=dtype,
+        is_sum=is_sum,
         runner=SimpleNamespace(exact_raised=False),
         differences={what: [item]},
         exceeding=lambda _: [item],

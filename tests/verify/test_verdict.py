@@ -8,6 +8,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prepare.pipeline import Pipeline
+from prepare.report.answers import error_text
+from prepare.report.sentences import verify_sentence
 from prepare.verify import verify
 from verify_checks import (
     FLAT,
@@ -32,6 +34,41 @@ def test_outputs_without_a_tensor_are_cannot_tell():
             return "nothing"
 
     assert check(Says(3, 4, 3), FLAT, torch.randn(1, 3, 8, 8)).status == "cannot tell"
+
+
+def zero_last():
+    """Return a network whose last convolution starts with zeros, as that of a diffusion model."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU(), nn.Conv2d(4, 2, 3))
+    for parameter in model[2].parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_outputs_that_are_all_zero_are_replaced_by_modules_alone(mode):
+    result = check(zero_last(), FLAT, torch.randn(1, 3, 8, 8), mode=mode)
+    checks = checks_by_kind(result)
+    assert (result.status, checks["outputs"].status) == ("pass", "skipped")
+    assert checks["module outputs"].compared == 4
+    for text in (verify_sentence(result), error_text(result)):
+        assert "outputs: they are all zero, so nothing can be compared; each module" in text
+
+
+def test_outputs_that_are_all_zero_in_each_module_are_cannot_tell():
+    model = nn.Conv2d(3, 4, 3)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    result = check(model, FLAT, torch.randn(1, 3, 8, 8))
+    assert result.status == "cannot tell"
+    assert result.reason.endswith("they are all zero, so nothing can be compared")
+
+
+def test_an_error_that_outputs_of_zero_hide_is_found():
+    reference = zero_last()
+    pipeline, model = prepared(reference, FLAT)
+    model[0].register_forward_hook(lambda _module, _args, output: output * 1.01)
+    result = verify(reference, model, torch.randn(1, 3, 8, 8), pipeline=pipeline)
+    assert (result.status, result.culprit) == ("fail", "0")
 
 
 def test_losses_of_a_cast_are_counted_and_an_overflow_fails():

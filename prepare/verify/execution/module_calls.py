@@ -172,6 +172,7 @@ class LoneRun:
     convert: Callable[[Tensor], Tensor]
     dtype: torch.dtype | None = None
     repair: bool = False
+    is_random: bool = field(default=False, init=False)
     _leaves: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
     _roots: list[tuple[str, Tensor, Tensor | None]] = field(default_factory=list, init=False)
     _seeds: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)
@@ -222,8 +223,11 @@ class LoneRun:
 
     def argument_gradients(self, call: RecordedCall) -> list[Tensor | None]:
         """Return the gradients of the argument tensors, in order."""
-        leaves = [self._leaves[id(tensor)][0] for tensor in call.arguments.tensors()]
-        return [leaf.grad for leaf in leaves]
+        return [self.gradient_of(tensor) for tensor in call.arguments.tensors()]
+
+    def gradient_of(self, tensor: Tensor) -> Tensor | None:
+        """Return the gradient of a recorded tensor: an argument, or the output of a child."""
+        return self._leaves[id(tensor)][0].grad if id(tensor) in self._leaves else None
 
     def _leaf(self, tensor: Tensor) -> Tensor:
         """Return a copy that can be changed in place; one tensor that is passed twice stays one."""
@@ -264,6 +268,7 @@ class LoneRun:
             if tensor.requires_grad:
                 roots.append(tensor)
                 if gradient is None or gradient.shape != tensor.shape or not gradient.any():
+                    self.is_random = True
                     gradients.append(random_gradient(tensor, seed))
                 else:
                     gradients.append(self.convert(gradient).to(tensor.dtype))
