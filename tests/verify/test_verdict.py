@@ -46,7 +46,7 @@ def zero_last():
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_outputs_that_are_all_zero_are_replaced_by_modules_alone(mode):
-    result = check(zero_last(), FLAT, torch.randn(1, 3, 8, 8), mode=mode)
+    result = check(zero_last(), FLAT, torch.randn(1, 3, 8, 8), mode=mode, seconds=600.0)
     checks = checks_by_kind(result)
     assert (result.status, checks["outputs"].status) == ("pass", "skipped")
     assert checks["module outputs"].compared == 4
