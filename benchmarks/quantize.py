@@ -80,7 +80,8 @@ def main() -> None:
         print(f"{rows} rows: ratio to float32, 95 % interval, error of the outputs, MiB of weights")
         for name, row in found[rows].items():
             low, high = row["interval"] or (float("nan"),) * 2
-            numbers = f"{row['ratio']:.2f}  {low:.2f} to {high:.2f}  {row['error']:.1e}"
+            ratio = float("nan") if row["ratio"] is None else row["ratio"]
+            numbers = f"{ratio:.2f}  {low:.2f} to {high:.2f}  {row['error']:.1e}"
             print(f"  {name:28} {numbers}  {row['bytes'] / 2**20:.1f}", flush=True)
     if options.json:
         run = {"width": options.width, "layers": options.layers, "torch": torch.__version__}

@@ -11,7 +11,7 @@ from typing import Any
 from prepare.core.utils.accelerator import accelerator
 from prepare.core.utils.waiting import waiting
 
-_PACKAGES = ("torch-prepare", "hydra-core", "omegaconf", "numpy")
+_PACKAGES = ("torch-prepare", "hydra-core", "omegaconf", "numpy", "torchao")
 # The fields of /proc/cpuinfo with the instruction sets that torch's kernels use, on x86 and on ARM.
 _INSTRUCTIONS = {
     "flags": ("avx", "amx", "f16c", "fma"),

@@ -93,7 +93,7 @@ class WeightChoice:
 
     def _left(self, place: NamedTensor) -> Storage | None:
         """Return why the tensor is not quantized because of this place, or None."""
-        if reason := self._shape_reason(place):
+        if reason := self._reason(place):
             return Storage(reason=reason)
         pattern = next((p for p in self.exclude if _matches(p, place)), None)
         if pattern is not None:
@@ -102,7 +102,8 @@ class WeightChoice:
             return Storage(reason="include: no pattern matches", is_excluded=True)
         return None
 
-    def _shape_reason(self, place: NamedTensor) -> str:
+    def _reason(self, place: NamedTensor) -> str:
+        """Return what in the module or its tensor is in the way; empty for nothing."""
         module, weight, kind = place.module, place.tensor, type(place.module).__name__
         if place.computes:
             return f"{kind} computes its {place.computes} from it"
