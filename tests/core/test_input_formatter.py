@@ -5,13 +5,14 @@ import copy
 import dataclasses
 import pickle
 import types
+import warnings
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
-from prepare.core.forward.input_formatter import FormatHook
+from prepare.core.forward.input_formatter import FormatHook, Formatter
 from prepare.core.model.memory_format import canonical_stride
 from prepare.pipeline import Pipeline
 from small_nets import small_2d
@@ -226,3 +227,15 @@ def test_calls_that_bypass_the_model_bypass_the_formatting_hook():
     assert model.forward(torch.ones(1), image=IMAGE)[1] is torch.float32
     args, kwargs = pipeline.format(((torch.ones(1),), {"image": IMAGE}))
     assert model.forward(*args, **kwargs)[1] is torch.bfloat16
+
+
+@pytest.mark.parametrize("memory_format", ["channels_last", "contiguous"])
+def test_a_traced_model_formats_its_inputs(memory_format):
+    model = nn.Sequential(nn.Conv2d(3, 2, 1)).double()
+    formatter = Formatter(None, torch.float64, ((4, memory_format),))
+    FormatHook(formatter).install(model)
+    x = torch.arange(2 * 3 * 4 * 4.0).view(2, 3, 4, 4).movedim(1, -1).contiguous().movedim(-1, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        traced = torch.jit.trace(model, x)
+    assert torch.equal(traced(2 * x), model(2 * x))

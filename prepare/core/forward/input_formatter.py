@@ -41,6 +41,9 @@ class Formatter:
         stride = canonical_stride(tensor.shape, memory_format)
         if same and tensor.stride() == stride:
             return tensor
+        if torch.jit.is_tracing():  # a trace loses the copy into new memory, and reads garbage
+            name = "contiguous_format" if memory_format == "contiguous" else memory_format
+            return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, name))
         # Not `.contiguous(memory_format=...)`: it keeps strides that satisfy the format, canonical or not.
         fresh = torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device)
         return fresh.copy_(tensor, non_blocking=True)
