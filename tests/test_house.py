@@ -106,6 +106,16 @@ def test_names_of_tests_have_at_most_60_letters():
     assert [name for name in names if len(name) > len("test_") + 60] == []
 
 
+def test_no_file_has_more_than_400_lines():
+    files = [
+        path
+        for name in ("tests", "benchmarks", "docs")
+        for path in (ROOT.parent / name).rglob("*.py")
+    ]
+    lines = {path: path.read_text().count("\n") for path in [*FILES, *files]}
+    assert [f"{path}: {count}" for path, count in lines.items() if count > 400] == []
+
+
 @pytest.mark.parametrize("part", FORBIDDEN)
 def test_a_part_imports_only_what_lies_below_it(part):
     files = files_of(part)
