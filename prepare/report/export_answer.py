@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import size
 from prepare.report.answer import Answer
+from prepare.report.sentences import layouts_text
 
 if TYPE_CHECKING:
     from prepare.export.records import Export
@@ -24,6 +25,8 @@ def export_answer(export: Export) -> Answer:
     }
     kind, answer = found[export.status]
     remark = export.reason or f"{export.artefact}, {size(export.bytes)}"
+    if "wrong" in export.contract.layouts.values():
+        remark = f"inputs {layouts_text(export)}"
     return Answer(question="Exported?", kind=kind, answer=answer, remark=remark, section=_SECTION)
 
 

@@ -66,6 +66,7 @@ def test_a_wrong_artefact_has_exit_code_3(go):
     assert "wrong: channels_last, transposed, gaps" in said.out
     page = (folder / "report.html").read_text()
     assert "Wrong as IgnoresStrides" in page
+    assert "inputs right: contiguous; wrong: channels_last, transposed, gaps" in page
     assert "Do not use the artefact" in page
 
 
