@@ -86,6 +86,8 @@ _WORDS = ("right", "wrong", "refused", "cannot tell")
 
 
 def _word(case: dict[str, Any]) -> str:
+    if case["layouts"].get("contiguous") == "refused":
+        return "refused"
     return {"pass": "right", "fail": "wrong"}.get(case["status"], case["status"])
 
 

@@ -116,16 +116,24 @@ def test_executorch_answers_channels_last_wrongly(tmp_path, backend):
 
 
 @slow
-@pytest.mark.parametrize("to", ["torch_export", "onnx", "openvino", "executorch"])
+@pytest.mark.parametrize("to", ["torch_export", "onnx", "openvino"])
 def test_rewritten_calls_are_exported_or_taken_out(tmp_path, to):
     pytest.importorskip({"torch_export": "torch", "onnx": "onnxruntime"}.get(to, to))
     steps = {"conv3d_memory_format": {}, "keep_layout": {}, "input_format": {}}
-    options = {"require_contiguous": True} if to == "executorch" else {}
     pipeline = Pipeline.from_config(steps)
-    done = export(chunked(), video(2), to=to, folder=tmp_path, pipeline=pipeline, **options)
+    done = export(chunked(), video(2), to=to, folder=tmp_path, pipeline=pipeline)
     assert (done.status, done.reason) == ("pass", "")
     taken = {item.step for item in done.taken_out}
     assert ("keep_layout" in taken) == (to != "torch_export")
+
+
+@slow
+def test_executorch_says_why_it_runs_no_volumes(tmp_path):
+    pytest.importorskip("executorch")
+    done = export(chunked(), video(2), to="executorch", folder=tmp_path, require_contiguous=True)
+    assert done.status == "fail"
+    assert "contiguous input of batch 2: refused" in done.reason
+    assert "Expect input tensor to be 3-D or 4-D" in done.reason
 
 
 @slow

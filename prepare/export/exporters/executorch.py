@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from prepare.core.utils.text import first_line
 from prepare.export.exporter import Exporter, Loaded, register
 
 if TYPE_CHECKING:
@@ -82,7 +86,13 @@ class ExecuTorch(Exporter):
         method = _program(path).load_method("forward")
 
         def call(args: tuple, kwargs: dict[str, Any]) -> Any:
-            return method.execute(tree_leaves((args, kwargs)))
+            inputs = tree_leaves((args, kwargs))
+            try:
+                return method.execute(inputs)
+            except RuntimeError as error:
+                if reason := _logged(lambda: method.execute(inputs)):
+                    raise RuntimeError(f"{error}: {reason}") from error
+                raise
 
         return call
 
@@ -98,6 +108,21 @@ def _silence() -> None:
     """Hide warnings of optional parts, which its libraries write on import."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _logged(function: Callable[[], Any]) -> str:
+    """Return the first line that the runtime writes to stderr when it fails; its errors say only a number."""
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            with suppress(RuntimeError):
+                function()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        file.seek(0)
+        return first_line(file.read().decode(errors="replace").strip())
 
 
 def _program(path: Path) -> Any:
