@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.machine import disturbance
 from prepare.core.utils.text import counts, plural, printable, size
-from prepare.core.utils.wording import step, words
+from prepare.core.utils.wording import argument, step, words
 from prepare.job.headline import CONVOLUTIONS
 from prepare.report.layout_causes import breaks_text, layout_causes
 from prepare.report.speed import noise_text, speed_text
@@ -120,8 +120,21 @@ def _sensitivity(verification: Verification) -> str:
     text = ", ".join(f"{100 * least:.2g} % in {kind}" for kind, (least, _) in kinds.items())
     least, place = max(kinds.values(), default=(0.0, ""))
     if least > _BLIND and place:
-        text += f" (errors below {100 * least:.2g} % in {place} cannot be told from noise)"
+        text += f" (errors below {100 * least:.2g} % in {place} cannot be told from noise"
+        text += (
+            f"; {argument('mode', 'train')} compares modules alone)"
+            if _has_more(verification)
+            else ")"
+        )
     return printable(text)
+
+
+def _has_more(verification: Verification) -> bool:
+    """Return True if gradients are the least sensitive, and mode train would compare modules alone."""
+    outputs, gradients = map(verification.sensitivity, ("outputs", "gradients"))
+    alone = any(check.what.startswith("module ") for check in verification.checks)
+    is_least = gradients is not None and (outputs is None or gradients > outputs)
+    return is_least and verification.mode == "eval" and verification.amp == "none" and not alone
 
 
 def convolutions_text(numbers: Mapping[str, int], steps: Mapping[str, Any]) -> str:

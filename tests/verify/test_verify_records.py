@@ -36,6 +36,31 @@ def test_a_file_that_is_not_a_verification_is_refused(tmp_path, change):
         Verification.load(path)
 
 
+@pytest.mark.parametrize(
+    ("mode", "ending"), [("eval", '; mode="train" compares modules alone)'), ("train", ")")]
+)
+def test_gradients_that_hide_errors_are_named_with_a_remedy(mode, ending):
+    kinds = {"outputs": 0.0001, "parameter gradients": 0.18}
+    found = Verification(
+        status="pass",
+        reason="",
+        level="short",
+        mode=mode,
+        reference="float64",
+        checks=tuple(
+            Check(what=kind, status="pass", sensitivity=size, least_sensitive="conv1")
+            for kind, size in kinds.items()
+        ),
+        lost=(),
+        culprit="",
+        advice="",
+        seconds=1.0,
+    )
+    assert verify_sentence(found).endswith(
+        "(errors below 18 % in conv1 cannot be told from noise" + ending
+    )
+
+
 def test_the_record_and_the_report_load_without_torch():
     code = "import sys, prepare.report.terminal.verify, prepare.verify.records; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
