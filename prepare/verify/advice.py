@@ -82,6 +82,7 @@ def _causes(fault: Fault) -> Iterable[str]:  # noqa: PLR0912  one branch for eac
         yield (
             "the metric is more sensitive to the errors of the dtype than the tolerance of outputs: allow a "
             "larger max_drop, or take a precision with more digits"
+            + (", or keep the modules that prepare.tune.keep_in_float32 finds" if half else "")
         )
     if fault.failed and fault.failed <= _STATIC:
         return
