@@ -61,13 +61,10 @@ def listed(page: str) -> set[str]:
     return {word.removesuffix("=") for word in re.findall(r"`([^`]+)`", first)}
 
 
-def constants(file: str, keyword: str) -> set[str]:
-    """Return the strings that the calls in a file pass for a keyword."""
-    calls = [
-        node
-        for node in ast.walk(ast.parse((ROOT / file).read_text()))
-        if isinstance(node, ast.Call)
-    ]
+def constants(folder: str, keyword: str) -> set[str]:
+    """Return the strings that the calls in a folder's files pass for a keyword."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / folder).glob("*.py")]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     values = [given.value for call in calls for given in call.keywords if given.arg == keyword]
     return {value.value for value in values if isinstance(value, ast.Constant)}
 
@@ -79,21 +76,20 @@ def test_every_status_and_verdict_is_explained_on_its_page():
 
 
 def test_every_check_of_a_verification_is_explained_on_its_page():
-    checks = {*RESULT_FIELDS, *MODULE_FIELDS, *constants("prepare/verify/metric.py", "what")}
-    checks |= constants("prepare/verify/static_checks.py", "what")
+    checks = {*RESULT_FIELDS, *MODULE_FIELDS, *constants("prepare/verify", "what")}
     assert len(checks) > 8
     assert sorted(checks - listed("output.md")) == []
 
 
 def test_every_answer_of_an_artefact_is_explained_on_its_page():
-    answers = constants("prepare/export/session.py", "answer") | {"right", "wrong"}
+    answers = constants("prepare/export", "answer") | {"right", "wrong"}
     assert len(answers) > 4
     text = (ROOT / "docs" / "output.md").read_text()
     assert [answer for answer in sorted(answers) if f"`{answer}`" not in text] == []
 
 
 def test_every_part_of_a_contract_is_explained_on_its_page():
-    parts = constants("prepare/contract/compare.py", "what")
+    parts = constants("prepare/contract", "what")
     rows = re.findall(
         r"^\| ([a-z ]+) \|", (ROOT / "docs" / "contract.md").read_text(), re.MULTILINE
     )
