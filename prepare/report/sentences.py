@@ -73,8 +73,8 @@ def patch_sentence(patch: Patch) -> str:
         f"{patch.before[1]:,} -> {plural(patch.after[1], 'break')}",
         f"verified: {patch.verified}" if patch.verified else "not verified",
     ]
-    if patch.verdict:
-        parts.append(speed_text(patch.verdict, patch.ratio, patch.interval))
+    speed = speed_text(patch.verdict, patch.ratio, patch.interval) if patch.verdict else "not timed"
+    parts.append(f"time: {speed}" if speed == "unclear" else speed)
     return ", ".join(parts)
 
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Context = dict[str, Any]
 T = TypeVar("T")
+# The first letters of a diff; `patch.diff` has all.
+_DIFF_SHOWN = 50_000
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def patched(run: SavedResults) -> Context | None:
         "sentence": patch_sentence(patch),
         "rows": rows,
         "left": patch.left[:LIMIT],
-        "diff": patch.diff,
+        "diff": patch.diff[:_DIFF_SHOWN],
     }
 
 
