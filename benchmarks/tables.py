@@ -89,17 +89,11 @@ def _layout_repair_exceptions(found: dict) -> list[str]:
 
 def breaks(found: dict) -> list[str]:
     """Return one line for each network that loses the layout, and a list of the others."""
-    lines = _head(
-        "network",
-        "lost",
-        "copied",
-        "because of",
-        "repaired: lost",
-        "copied",
-        "kept: lost",
-        "copied",
-    )
+    titles = ["network", "lost", "copied", "because of"]
+    titles += ["repaired: lost", "copied", "kept: lost", "copied"]
     rows = {name: row for name, row in found["networks"].items() if "reason" not in row}
+    with_contiguous = any("contiguous" in row for row in rows.values())
+    lines = _head(*titles, *(["contiguous: copied"] if with_contiguous else []))
     for name, row in rows.items():
         before = row["as it is"]
         if before["breaks"]:
@@ -107,6 +101,7 @@ def breaks(found: dict) -> list[str]:
             cells = [str(before["breaks"]), _mib(before), causes]
             for after in (row["repaired"], row["kept"]):
                 cells += [str(after["breaks"]), _mib(after)]
+            cells += [_mib(row["contiguous"])] if with_contiguous else []
             lines.append(_row(name, *cells))
     kept = [name for name, row in rows.items() if not row["as it is"]["breaks"]]
     lines += ["", f"Not lost in {len(kept)} of {len(rows)} networks: {', '.join(kept)}."]
