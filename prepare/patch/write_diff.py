@@ -12,7 +12,13 @@ from pathlib import Path
 
 from prepare.flow.call_sites import short_path
 from prepare.steps.keeping import operators
-from prepare.steps.keeping.find_calls import CodeCall, method_source, operator_of, value_of
+from prepare.steps.keeping.find_calls import (
+    CodeCall,
+    find_calls,
+    method_source,
+    operator_of,
+    value_of,
+)
 
 _PREFIX = "_keep_"
 # What the operators use of their own module, as any other module can write it.
@@ -29,7 +35,7 @@ def write_diff(calls: Iterable[CodeCall]) -> str:
     Each file gets the operators that it uses after its imports, so that it needs nothing but torch.
     """
     parts: list[str] = []
-    ordered = sorted(calls, key=lambda call: (call.file, call.lines, call.name))
+    ordered = sorted(_all_of(calls), key=lambda call: (call.file, call.lines, call.name))
     for file, of_file in groupby(ordered, key=lambda call: call.file):
         before = Path(file).read_text(encoding="utf-8")
         after = patched_source(before, list(of_file))
@@ -42,6 +48,12 @@ def write_diff(calls: Iterable[CodeCall]) -> str:
         )
     # A file whose last line has no newline cannot be written otherwise.
     return "".join(p if p.endswith("\n") else f"{p}\n\\ No newline at end of file\n" for p in parts)
+
+
+def _all_of(calls: Iterable[CodeCall]) -> Iterator[CodeCall]:
+    """Yield all calls with these names: the same code may be in a method more than once."""
+    for call in calls:
+        yield from (each for each in find_calls(call.owner) if each.name == call.name)
 
 
 def patched_source(source: str, calls: list[CodeCall]) -> str:

@@ -40,6 +40,14 @@ class Net(nn.Module):
 
 def untouched(x):
     return torch.cat([x])
+
+
+class Twice(nn.Module):
+    def forward(self, x):
+        x = x.clone()
+        return F.pad(
+            x.clone(), (1, 1)
+        )
 '''
 
 
@@ -90,7 +98,7 @@ def test_every_kind_of_call_is_replaced_in_the_text(network):
     assert "_keep_contiguous((_keep_mul(x , 2))" in body
     assert "_keep_repeat(z, \n            1, 1, (1), 1, 1\n        )" in body
     assert "_keep_cat([z, _keep_cat((x, y), -1)[..., :2]], dim=-1)" in body
-    assert text.endswith("def untouched(x):\n    return torch.cat([x])\n")
+    assert "def untouched(x):\n    return torch.cat([x])\n" in text
     space = {}
     exec(compile(text, "patched", "exec"), space)
     assert torch.equal(made_of(space)(example()), made(network)(example()))
@@ -109,6 +117,12 @@ def test_only_the_named_calls_are_in_the_diff(network):
     assert "F.pad" in removed[0]
     assert "def _keep_pad" in diff
     assert "def _keep_cat" not in diff
+
+
+def test_the_same_code_is_replaced_at_every_line(network):
+    call = next(call for call in find_calls(network.Twice) if call.operator == "clone")
+    added = [line for line in write_diff([call]).splitlines() if "_keep_clone(x)" in line]
+    assert len([line for line in added if line[:1] == "+" and "def " not in line]) == 2
 
 
 def test_a_file_without_torch_gets_an_import():
