@@ -211,7 +211,7 @@ class ExportSession:
         except PrepareError as error:
             given = Judgement("refused", note=str(error))
         except Exception as error:
-            given = Judgement("refused", note=f"{type(error).__name__}: {first_line(error)}")
+            given = Judgement("refused", note=_error_text(error))
         seconds = time.perf_counter() - begin
         self.stages.append(
             ExportStage(
@@ -266,6 +266,12 @@ class ExportSession:
             seconds=round(seconds, 3),
             environment=environment(),
         )
+
+
+def _error_text(error: BaseException) -> str:
+    """Return the first line of an error, and that of its cause."""
+    text = f"{type(error).__name__}: {first_line(error)}"
+    return f"{text}; {_error_text(error.__cause__)}" if error.__cause__ else text
 
 
 def _version(name: str) -> str:

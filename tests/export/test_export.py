@@ -157,6 +157,15 @@ def test_a_stage_that_cannot_be_done_ends_the_export(exported):
     assert (found.artefact, found.sha256, found.checks) == ("", "", ())
 
 
+def test_the_cause_of_an_error_is_named(exported, monkeypatch):
+    def lower(self, program, metadata):
+        raise RuntimeError("a pass failed") from ValueError("no volumes\nat all")
+
+    monkeypatch.setattr(EXPORTERS["Stub"], "lower", lower)
+    found = exported("Stub")
+    assert found.reason == "lower: RuntimeError: a pass failed; ValueError: no volumes"
+
+
 def test_an_artefact_that_cannot_be_loaded_is_refused(exported):
     found = exported("CannotLoad")
     assert found.status == "refused"
