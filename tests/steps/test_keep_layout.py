@@ -239,6 +239,7 @@ def test_dynamo_traces_it_without_a_graph_break(network):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("network", FOLDS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_inductor_compiles_it_in_eval_and_in_training(network, dynamic):
