@@ -84,7 +84,8 @@ def without_proof(
     if comparison.is_sum is False and not lacks_float64(comparison):
         return checks
     status = "pass" if comparison.is_sum else "cannot tell"
-    return [_without_proof(comparison, check, status) for check in checks]
+    seen = max(check.sensitivity or 0.0 for check in alone)
+    return [_without_proof(comparison, check, status, seen) for check in checks]
 
 
 def without_outputs(
@@ -105,8 +106,11 @@ def _is_right(check: Check) -> bool:
     return check.status == "pass" and not check.note
 
 
-def _without_proof(comparison: CaseComparison, check: Check, status: str) -> Check:
-    if not comparison.exceeding(check.what) or not may_be_rounding(comparison, check.what):
+def _without_proof(comparison: CaseComparison, check: Check, status: str, seen: float) -> Check:
+    exceeding = comparison.exceeding(check.what)
+    if not exceeding or not may_be_rounding(comparison, check.what):
+        return check
+    if all(item.error <= seen for item in exceeding):  # the modules alone would not show it
         return check
     # No longer a difference, so the search for the first wrong module does not stop here.
     kept = [item for item in comparison.differences[check.what] if not item.exceeds]

@@ -252,7 +252,7 @@ def test_calls_of_modules_are_intercepted_only_inside_the_block():
 )
 def test_a_failure_is_a_pass_only_if_its_modules_prove_it(dtype, alone, garbage, is_sum, status):
     what = "parameter gradients"
-    item = SimpleNamespace(exceeds=True, is_beyond_noise=garbage, note="")
+    item = SimpleNamespace(error=1.0, exceeds=True, is_beyond_noise=garbage, note="")
     comparison = SimpleNamespace(
         exact_dtype=dtype,
         is_sum=is_sum,
