@@ -53,6 +53,7 @@ def test_a_patched_file_of_diffusers_keeps_outputs_and_layout(name, tmp_path):
     patched.load_state_dict(model.state_dict())
     with torch.no_grad():
         expected, output = model(batch, return_dict=False)[0], patched(batch, return_dict=False)[0]
-    torch.testing.assert_close(output, expected)
+    # Convolutions round otherwise in another layout.
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
     assert observe(model, batch).summary["breaks"] == chosen.before.summary["breaks"] > 0
     assert observe(patched, batch).summary["breaks"] == chosen.after.summary["breaks"] == 0
