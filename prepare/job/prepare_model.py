@@ -199,7 +199,7 @@ def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:
     }
     if not ranks:
         return []
-    word = "channels_last" if ranks == {2} else "channels_last_3d" if ranks == {3} else "all"
+    word = "channels_last" if ranks == {2} else "channels_last_3d" if ranks == {3} else "by_rank"
     text = f"no memfmt chosen: nothing was asked of convolutions; choose memfmt={word}"
     return [text]
 

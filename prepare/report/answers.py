@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from prepare.core.utils.machine import disturbance
 from prepare.core.utils.text import first_line, size
+from prepare.report.advice import advice
 from prepare.report.answer import Answer
 from prepare.report.charts.flow_text import times
-from prepare.report.export_answer import export_advice, export_answer
+from prepare.report.export_answer import export_answer
 from prepare.report.failure import failure_answers
 from prepare.report.layout_causes import layout_causes, named
-from prepare.report.sentences import UNCHANGED, busy_sentence, layout_remedy, skipped_outputs
+from prepare.report.sentences import UNCHANGED, busy_sentence, skipped_outputs
 from prepare.report.speed import interval_text, speed_text
 from prepare.tune.records import UNPREPARED
 
@@ -99,7 +100,7 @@ def _busy(run: SavedResults) -> str:
 
 def _sentences(run: SavedResults) -> Iterator[str]:
     found = {answer.question: answer for answer in answers(run)}
-    advice = found.pop("What to do?", None)
+    advised = found.pop("What to do?", None)
     if not found:
         if run.plan is not None and run.audit is None:
             summary = run.plan["summary"]
@@ -117,8 +118,8 @@ def _sentences(run: SavedResults) -> Iterator[str]:
             text = f"Wrong: {answer.remark}"
         else:
             text = answer.answer
-        if question == "Layout?" and answer.kind == "bad" and advice is not None:
-            yield f"{text}: {advice.answer[0].lower()}{advice.answer[1:]}"
+        if question == "Layout?" and answer.kind == "bad" and advised is not None:
+            yield f"{text}: {advised.answer[0].lower()}{advised.answer[1:]}"
         else:
             yield f"{text}."
 
@@ -314,42 +315,9 @@ def _right_winner(tuning: Tuning) -> Answer:
 
 
 def _advice(run: SavedResults) -> Answer:
-    found = _advised(run)
-    kind, answer, remark, section = export_advice(run.export, found) if run.export else found
-    return Answer(question="What to do?", kind=kind, answer=answer, remark=remark, section=section)
-
-
-def _advised(run: SavedResults) -> tuple[str, str, str, str]:
-    """Return kind, answer, remark and section of the advice: the first that applies."""
-    verification, bench, flow = run.verification, run.bench, run.flow
-    row = bench.headline if bench else None
-    if run.contract is not None:
-        status, update = run.contract.status, "contract.update=true"
-        if status == "broken":
-            return "bad", "Undo what broke it", f"or, if intended, {update}", "contract"
-        if status == "better":
-            return "warn", "Tighten the contract", update, "contract"
-        return "good", "Nothing", "all is as recorded", "contract"
-    if verification and verification.status == "fail":
-        remark = "probable causes and their remedies are below" if verification.advice else ""
-        return "bad", "Do not use it", remark, "verify"
-    if flow and flow.status == "ok" and (remedy := layout_remedy(flow)):
-        return "warn", _as_order(remedy), "for the breaks of the layout", "flow"
-    if verification and verification.status == "cannot tell":
-        return "warn", "Verify it with verify=full", "", "verify"
-    if run.plan and run.plan["problems"]:
-        return "warn", "Read the warnings", "", "issues"
-    if row and row.verdict == "slower":
-        return "bad", "Leave the model unprepared", "it is slower", "bench"
-    tuned = run.tuning is not None and run.tuning.winner != UNPREPARED
-    if row and row.verdict == "unclear" and not tuned:
-        return "warn", "Time it longer with bench=full", "on an idle machine", "bench"
-    if run.tuning is not None and run.tuning.winner == UNPREPARED:
-        return "plain", "Leave the model as it is", "or tune longer with tune.budget", "tune"
-    if run.unchanged:
-        return "plain", "Choose a change", "memfmt=channels_last, precision=bfloat16, ...", ""
-    return "good", "Use the recipe", "in training code, or by the command", "reproduce"
-
-
-def _as_order(remedy: str) -> str:
-    return remedy[0].upper() + remedy[1:]
+    return advice(
+        run,
+        problems=bool(run.plan and run.plan["problems"]),
+        unchanged=run.unchanged,
+        example=run.job is None or bool(run.job.seen),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.text import plural
@@ -23,7 +23,8 @@ _REPAIRED = "Keeping"
 class Change:
     """One difference: the value of the first side and of the second, empty if it is absent.
 
-    `text` replaces the default line for the terminal; `note` is a remark.
+    `text` replaces the default line for the terminal; `note` is a remark; `same` says that the values are
+    the same for a reader, though their texts differ.
     """
 
     name: str
@@ -31,6 +32,12 @@ class Change:
     second: str
     text: str = ""
     note: str = ""
+    same: bool = field(default=False, kw_only=True)
+
+    @property
+    def is_same(self) -> bool:
+        """Return whether this is not a difference."""
+        return self.same or self.first == self.second
 
     def __str__(self) -> str:
         sides = f"{self.first or 'absent'} -> {self.second or 'absent'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,7 @@ def _compare_jobs(first: Path, second: Path) -> _Compared:
     parts = [
         _part("recipe", _recipe_changes(*recipes)),
         _part("command line", _changes(*map(_choices, records))),
-        _part("results", [change for change in figures if change.first != change.second]),
+        _part("results", [change for change in figures if not change.is_same]),
         _audit_part(*audits),
         _part("environment", _changes(*map(_environment, records))),
     ]
@@ -217,9 +218,19 @@ def _times(first: Headline, second: Headline) -> Iterator[Change]:
     timed = [{entry.what: entry for entry in side.timed} for side in (first, second)]
     for what in dict.fromkeys([*timed[0], *timed[1]]):
         before, after = timed[0].get(what), timed[1].get(what)
-        overlap = before is not None and after is not None and before.overlaps(after)
-        note = "unclear which is faster, the intervals overlap" if overlap else ""
-        yield Change(f"time of one {what}", _time(before), _time(after), note=note)
+        name = f"time of one {what}"
+        if before is None or after is None:
+            yield Change(name, _time(before), _time(after))
+            continue
+        note = "unclear which is faster, the intervals overlap" if before.overlaps(after) else ""
+        # The figures in the reason of a missing comparison are never the same twice.
+        same = (before.verdict, after.verdict) == ("not compared", "not compared")
+        same = same and _without_numbers(before.reason) == _without_numbers(after.reason)
+        yield Change(name, _time(before), _time(after), note=note, same=same)
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+(\.\d+)?", "", text)
 
 
 def _time(timed: BenchFigures | None) -> str:

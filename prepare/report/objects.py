@@ -104,7 +104,7 @@ def _show_plan(plan: Any) -> None:
 
 
 def _show_audit(audit: Any) -> None:
-    from prepare.report.terminal.run import _notes
+    from prepare.report.terminal.run_rows import missed_notes
 
     summary = audit.summary
     dtypes = ", ".join(f"{count} {name}" for name, count in summary["dtypes"].items())
@@ -113,7 +113,7 @@ def _show_audit(audit: Any) -> None:
     line(
         f"  memory        {size(summary['bytes_before'])} before, {size(summary['bytes_after'])} after"
     )
-    for note in _notes(audit.rows):
+    for note in missed_notes(audit.rows):
         line(f"  note: {printable(note)}")
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prepare.flow.records import Flow
     from prepare.job.headline import BenchFigures, Headline, VerifyFigures
     from prepare.patch.records import Patch
-    from prepare.tune.records import Tuning
+    from prepare.tune.records import CandidateResult, Tuning
     from prepare.verify.records import Check, Verification
 
 # A sentence names at most so many classes of modules.
@@ -30,12 +30,20 @@ _NAMED = 3
 _QUANTIZED = "int8 per "
 # A sensitivity of more than this names the module that has it.
 _BLIND = 0.001
+# What the statuses of recipes mean; others say it themselves.
+_RESULTS = {"slower": "slower than another recipe", "not faster": "not shown to be faster"}
 # Of a run whose pipeline changes neither the model nor its example.
 UNCHANGED = "nothing was changed, so there is nothing to verify or time"
 
 
 def flow_sentence(flow: Flow) -> str:
-    """Return one sentence: `13 breaks, all InstanceNorm3d, 4.3 MiB copied per forward: try ...`."""
+    """Return one sentence: `13 breaks, all InstanceNorm3d, 4.3 MiB copied per forward: add ...`."""
+    remedy = layout_remedy(flow) if flow.status == "ok" else ""
+    return breaks_sentence(flow) + (f": {remedy}" if remedy else "")
+
+
+def breaks_sentence(flow: Flow) -> str:
+    """Return one sentence without the remedy: `13 breaks, all InstanceNorm3d, 4.3 MiB copied per forward`."""
     if flow.status != "ok":
         return f"{flow.status}: {printable(flow.reason)}"
     summary = flow.summary
@@ -49,8 +57,7 @@ def flow_sentence(flow: Flow) -> str:
     if backward["breaks"] or backward["copied_bytes"]:
         parts.append(f"{breaks_text(layout_causes(flow, 'backward'))} in backward")
         parts.append(f"{size(backward['copied_bytes'])} copied per backward")
-    remedy = layout_remedy(flow)
-    return ", ".join(parts) + (f": {remedy}" if remedy else "")
+    return ", ".join(parts)
 
 
 def layout_remedy(flow: Flow) -> str:
@@ -79,6 +86,13 @@ def patch_sentence(patch: Patch) -> str:
 
 
 def verify_sentence(verification: Verification) -> str:
+    """Return the verdict, and of a pass the least error that it finds."""
+    finds = sensitivity_text(verification) if verification.status == "pass" else ""
+    text = verdict_sentence(verification)
+    return f"{text}; finds systematic errors from {finds}" if finds else text
+
+
+def verdict_sentence(verification: Verification) -> str:
     """Return one sentence: `pass: 4 checks against float64, ...`, `fail: outputs (eval mode): ...`."""
     if verification.status != "pass":
         return f"{verification.status}: {printable(verification.reason)}"
@@ -89,8 +103,6 @@ def verify_sentence(verification: Verification) -> str:
     text = f"pass: {plural(len(checks), 'check')}{reference}{_output_error(checks)}"
     if skipped := skipped_outputs(verification):
         text += f"; {skipped}"
-    if finds := _sensitivity(verification):
-        text += f"; finds systematic errors from {finds}"
     if verification.reason:
         wrong = f"wrong, but not a failure in mode {verification.mode}: {verification.reason}"
         text += printable(f"; {wrong}")
@@ -113,7 +125,7 @@ def _output_error(checks: list[Check]) -> str:
     return f", outputs at {_percent(max(shares))} of the limit" if shares else ""
 
 
-def _sensitivity(verification: Verification) -> str:
+def sensitivity_text(verification: Verification) -> str:
     """Return `0.0043 % in outputs, 3.5 % in gradients`, and where more hides; empty if not measured."""
     measured = [(kind, verification.sensitivity(kind)) for kind in ("outputs", "gradients")]
     kinds = {kind: found for kind, found in measured if found}
@@ -189,6 +201,13 @@ def tune_sentence(tuning: Tuning) -> str:
         why = disturbance(tuning.environment) or "give it more time (tune.budget)"
         text = f"unclear: no recipe was shown to be correct and faster; {counted}; {why}"
     return text
+
+
+def result_text(row: CandidateResult, tuning: Tuning) -> str:
+    """Return the result of one recipe in a few words: `winner`, `slower than another recipe`."""
+    if row.name == UNPREPARED == tuning.winner and not tuning.is_clear:
+        return "kept, as none is shown to be faster"
+    return _RESULTS.get(row.status, row.status)
 
 
 def export_sentence(export: Export) -> str:

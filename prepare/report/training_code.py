@@ -45,3 +45,13 @@ def training_code(plan: Mapping[str, Any] | None, amp: str = "none") -> str:
         indent = "    "
     lines.append(f"{indent}output = model(pipeline.format(batch))")
     return "\n".join(lines)
+
+
+def recipe_call(path: str, *, repairs: Mapping[str, Mapping[str, Any]] | None, errors: bool) -> str:
+    """Return one call that loads the recipe at `path` and applies it, also to a model in training mode.
+
+    `repairs` are the steps that training needs besides, `errors` says that training is an error without.
+    """
+    steps = f", steps={as_python(repairs)}" if repairs else ""
+    prepared = "model" if repairs or not errors else "model.eval()"
+    return f'Pipeline.load("{path}"{steps}).apply({prepared})'

@@ -3,12 +3,18 @@
 import json
 
 import pytest
+from torch import nn
 
+import sample_nets
+from paths import RUN
 from prepare.cli import main as cli
 from prepare.job import analyses
+from prepare.job.prepare_model import _memfmt_note
 from prepare.job.results import read_results
+from prepare.pipeline import Pipeline
 from prepare.report.answers import verdict
 
+CONF = RUN.parent / "conf"
 QUICK = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "flow=none")
 
 
@@ -70,6 +76,13 @@ def test_a_run_without_memfmt_says_so(go):
     assert "no memfmt" not in said.out
 
 
+@pytest.mark.parametrize("ranks", [(2,), (3,), (2, 3)])
+def test_the_memfmt_that_a_note_names_exists(ranks):
+    kinds = {2: nn.Conv2d, 3: nn.Conv3d}
+    (note,) = _memfmt_note(nn.Sequential(*(kinds[rank](1, 1, 1) for rank in ranks)), Pipeline([]))
+    assert (CONF / "memfmt" / f"{note.rpartition('=')[2]}.yaml").is_file()
+
+
 @pytest.mark.parametrize("words", [(), ("memfmt=contiguous",)])
 def test_a_run_that_changes_nothing_is_not_verified_or_timed(go, words):
     folder, said = go(*words)
@@ -78,6 +91,27 @@ def test_a_run_that_changes_nothing_is_not_verified_or_timed(go, words):
     assert json.loads((folder / "result.json").read_text())["reason"] == "nothing changed"
     assert not {"verify.json", "bench.json"} & {path.name for path in folder.iterdir()}
     assert verdict(read_results(folder)).startswith("Unchanged. Not timed.")
+
+
+def test_the_answers_stand_in_the_first_lines(go):
+    words = ("flow=predict", "verify=short", "bench=short", "bench.seconds=0.2")
+    _, said = go("memfmt=channels_last", *words)
+    labels = [line[2:14].strip() for line in said.out.splitlines()]
+    answers = ["layout flow", "verified", "timed", "what to do"]
+    places = [labels.index(label) for label in answers]
+    assert places == sorted(places)
+    assert places[-1] < 10
+    assert min(map(labels.index, ("tensors", "memory", "example", "files"))) > places[-1]
+
+
+def test_what_to_do_is_the_line_that_applies_the_recipe(go):
+    _, said = go("memfmt=channels_last", "bench=none", "verify=none")
+    (line,) = (line for line in said.out.splitlines() if "what to do" in line)
+    call = line.partition("recipe: ")[2]
+    assert call == 'Pipeline.load("run/recipe.yaml").apply(model)'
+    model = sample_nets.small()
+    assert eval(call, {"Pipeline": Pipeline, "model": model}) is model
+    assert model[0].weight.stride()[1] == 1
 
 
 def test_an_input_step_that_changes_the_example_is_verified(go):

@@ -8,14 +8,14 @@ import sweep_folders as made
 from prepare.audit import Audit
 from prepare.core.utils.wording import command_line_words
 from prepare.flow.records import Copy, Event, Remedy
-from prepare.job.record import Result
+from prepare.job.record import Job, Result
 from prepare.job.results import SavedResults
 from prepare.report.answers import answers, share_text, verdict
 from prepare.report.charts.chart import Axis, Bar, Bars, Plane, Point, laid_out
 from prepare.report.layout_causes import layout_causes, named, source_name
 from prepare.report.render import breakable
 
-RUN = SavedResults(name="run", audit=Audit([], {}))
+RUN = SavedResults(name="run", audit=Audit([], {"convolutions": {}}))
 
 
 def event(name, kind, cause, *, what="break", size=0) -> Event:
@@ -202,3 +202,17 @@ def test_a_busy_machine_is_said_beside_the_speed():
     run = replace(RUN, bench=replace(bench, cases=(case,)), flow=made.flow(0))
     said = "Speed: unclear. This machine is busy (load 3.9 on 2 cores): times mean little"
     assert said in verdict(run)
+
+
+def test_the_advice_names_what_is_missing_or_without_effect():
+    def advised(run):
+        return found(run)[-1][1:]
+
+    counted = {"convolutions": {"converted": 1, "ineffective": 2}}
+    no_effect = replace(RUN, audit=Audit([], counted), verification=made.verification())
+    assert advised(no_effect) == ("Read the warnings", "some weights have another layout")
+    job = Job(None, None, [], {})
+    assert advised(replace(RUN, job=job)) == ("Give an example input", "input.shape=[...]")
+    unclear = replace(RUN, bench=made.bench(1.0, verdict="unclear"))
+    assert advised(unclear) == ("Time it longer with bench=full", "best on an idle machine")
+    assert advised(RUN) == ("Use the recipe", "in training code, or by the command")

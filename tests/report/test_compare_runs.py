@@ -105,6 +105,18 @@ def test_times_with_overlapping_intervals_get_a_note(same):
     assert "overlap" not in changes(*same)["results"][0]
 
 
+def test_reasons_that_differ_only_in_figures_are_the_same(same):
+    row = "calls take about {} s (unprepared), and 3 rounds do not fit into {} s"
+    for folder, figures in zip(same, [(1.8, 17), (2.1, 9.5)], strict=True):
+        made.bench(error=row.format(*figures)).save(folder / "bench.json")
+    assert changes(*same) == {}
+    figures = {change.name: change for change in read_differences(*same).figures}
+    assert "1.8 s" in figures["time of one inference"].first
+    assert "2.1 s" in figures["time of one inference"].second
+    text = Reader(diff_page(read_differences(*same))).text
+    assert "differs" not in text
+
+
 def test_files_of_only_one_job_are_differences(same):
     for name in ("bench.json", "verify.json", "flow.json", "audit.json", "environment.json", "job.json"):  # fmt: skip
         (same[1] / name).unlink()

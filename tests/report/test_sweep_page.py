@@ -62,7 +62,7 @@ def test_the_page_recommends_the_best_row(swept):
         "in 4-row/recipe.yaml",
         "dtype: bfloat16",
         'Pipeline.load("recipe.yaml", steps={"input_format": {}})',
-        "Is it right? Right pass 0.004",
+        "Right? Right pass 0.004",
     ):
         assert phrase in found.text, phrase
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prepare.cli import main as cli
-from prepare.report.training_code import training_code
+from prepare.report.training_code import recipe_call, training_code
 from sample_nets import wrong_in_training
 
 WRONG = ("model._target_=sample_nets.wrong_in_training", "memfmt=channels_last")
@@ -42,3 +42,12 @@ def test_the_code_of_a_job_under_autocast_runs_its_forward_in_one():
     lines = [line for line in code.splitlines() if "Pipeline" not in line and "apply" not in line]
     exec("\n".join(lines).replace("pipeline.format(batch)", "batch"), names)
     assert names["output"].dtype is torch.bfloat16
+
+
+def test_one_call_trains_with_repairs_or_not_at_all():
+    repairs = {"repair_layout": {}}
+    assert recipe_call("r.yaml", repairs=repairs, errors=True) == (
+        'Pipeline.load("r.yaml", steps={"repair_layout": {}}).apply(model)'
+    )
+    only = recipe_call("r.yaml", repairs=None, errors=True)
+    assert only == 'Pipeline.load("r.yaml").apply(model.eval())'

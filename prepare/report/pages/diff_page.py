@@ -76,6 +76,6 @@ def _table(changes: Iterable[Change]) -> LongTable:
 
 
 def _comparison(change: Change) -> str:
-    if change.first == change.second:
+    if change.is_same:
         return "same"
     return "only in B" if not change.first else "only in A" if not change.second else "differs"

@@ -110,7 +110,7 @@ def _verified(verified: VerifyFigures | None) -> Answer:
     kinds = {"pass": ("good", "Right"), "fail": ("bad", "Wrong")}
     kind, answer = kinds.get(verified.status if verified else "", ("warn", "Not verified"))
     return Answer(
-        question="Is it right?",
+        question="Right?",
         kind=kind,
         answer=answer,
         remark=verified_text(verified),

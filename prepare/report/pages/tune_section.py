@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from prepare.core.utils.text import plural, size
 from prepare.report.charts.chart import Axis, Bar, Bars, Chart, Plane, Point, figure
 from prepare.report.kept_modules import kept_rows
-from prepare.report.sentences import seconds, tune_sentence
+from prepare.report.sentences import result_text, seconds, tune_sentence
 from prepare.report.speed import interval_text, noise_text, verdict_text
 from prepare.tune.records import UNPREPARED
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from prepare.job.results import SavedResults
     from prepare.tune.records import CandidateResult, Tuning
 
-_RESULTS = {"slower": "slower than the winner", "not faster": "not faster than the winner"}
 # More bars do not fit on the first screen; the section on recipes then has them all.
 FIRST_BARS = 9
 _MARKS = {"winner": "better", "wrong": "wrong"}
@@ -118,7 +117,7 @@ def _cells(row: CandidateResult, tuning: Tuning) -> dict[str, str]:
         "peak": "" if row.peak_bytes is None else size(row.peak_bytes),
         "verified": row.verified,
         **{key: "" if value is None else f"{value:.2g}" for key, value in numbers.items()},
-        "status": _RESULTS.get(row.status, row.status),
+        "status": result_text(row, tuning),
         "reason": row.reason,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,31 +13,16 @@ from rich.table import Table
 from prepare.contract.summary import check_lines
 from prepare.core.model.memory_format import satisfied
 from prepare.core.utils.text import line, plural, printable, size
-from prepare.report.sentences import (
-    UNCHANGED,
-    autocast_text,
-    busy_sentence,
-    case_sentence,
-    convolutions_text,
-    export_sentence,
-    flow_sentence,
-    layouts_text,
-    outputs_sentence,
-    quantized_text,
-    taken_out_text,
-    verify_sentence,
-)
+from prepare.report.sentences import autocast_text
 from prepare.report.terminal.console import show_table
 from prepare.report.terminal.flow import show_flow
 from prepare.report.terminal.patch import show_patch
+from prepare.report.terminal.run_rows import answer_rows, declared, detail_rows
 from prepare.report.terminal.tune import show_tune
 from prepare.report.terminal.verify import show_verify
 
 if TYPE_CHECKING:
-    from prepare.audit import Audit
-    from prepare.audit.rows import AuditRow
     from prepare.contract.records import ContractCheck
-    from prepare.core.forward.conv_layouts import LayoutCount
     from prepare.flow.records import Flow
     from prepare.job.outcome import Outcome
     from prepare.job.results import Results
@@ -59,11 +44,11 @@ class RunOutput:
         """Print what these results add to those that were shown."""
         if results.audit is None:
             return
-        rows = _rows(results, results.audit)
+        rows = answer_rows(results, results.audit)
         if not self._shown:
             if results.tuning is not None:
                 show_tune(results.tuning, _file(self._folder, "tune.json"))
-            line(f"{printable(results.model)} is prepared: {_declared(results)}")
+            line(f"{printable(results.model)} is prepared: {declared(results)}")
         _show_rows(rows[self._shown :])
         self._shown = len(rows)
         sys.stdout.flush()
@@ -82,7 +67,7 @@ class RunOutput:
     def _show_rest(self, results: Results) -> None:
         if results.audit is not None:
             self.show(results)
-            _show_rows([("note", text) for text in _all_notes(results, results.audit)])
+            _show_rows(detail_rows(results, results.audit, self._folder))
             _show_last("files", self._folder)
         elif results.flow is not None:
             show_unprepared(results, results.flow, self._folder)
@@ -138,46 +123,9 @@ def shown_folder(folder: Path) -> str:
     return printable(folder.absolute() if outside else relative)
 
 
-def _rows(results: Results, audit: Audit) -> list[tuple[str, str]]:
-    """Return the rows of a prepared model in the order in which they become known."""
-    summary = audit.summary
-    steps = results.pipeline.to_config()
-    rows = [("convolutions", convolutions_text(summary["convolutions"], steps))]
-    rows.append(("tensors", _tensors(summary)))
-    if text := quantized_text(audit.rows):
-        rows.append(("quantized", text))
-    before, after = summary["bytes_before"], summary["bytes_after"]
-    rows.append(("memory", f"{size(before)} before, {size(after)} after"))
-    if results.example is None:
-        rows.append(("example", "not run; give one with input.shape=[...]"))
-    else:
-        rows.append(("example", f"{results.example.inputs} -> {results.example.outputs}"))
-        ineffective = summary["convolutions"].get("ineffective", 0)
-        rows += [
-            ("outputs", _outputs(count, ineffective)) for count in results.example.convolutions
-        ]
-    if results.flow:
-        rows.append(("layout flow", flow_sentence(results.flow)))
-    if results.verification:
-        rows.append(("verified", verify_sentence(results.verification)))
-    rows += [("timed", sentence) for sentence in _timed(results)]
-    if results.export is not None:
-        rows.append(("exported", export_sentence(results.export)))
-        rows.append(("inputs", layouts_text(results.export)))
-        rows += [("taken out", taken_out_text(item)) for item in results.export.taken_out]
-    if results.unchanged:
-        rows.append(("verified", UNCHANGED))
-    return rows
-
-
-def _all_notes(results: Results, audit: Audit) -> list[str]:
-    busy = busy_sentence(results.bench)
-    return [*([busy] if busy else []), *results.notes, *_notes(audit.rows)]
-
-
 def show_plan(results: Results, folder: str) -> None:
     """Print the plan of a pipeline and the first tensors that it would change."""
-    plan, steps = results.plan.summary(), _declared(results)
+    plan, steps = results.plan.summary(), declared(results)
     rows = [("to change", f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')}")]
     rows += [("wanted by", f"{name}: {count}") for name, count in plan["by_step"].items()]
     rows.append(("memory", f"{size(plan['bytes_before'])} now, {size(plan['bytes_after'])} after"))
@@ -247,65 +195,6 @@ def _show_rows(rows: list[tuple[str, str]], *, width: int = _LABEL) -> None:
 def _show_last(label: str, text: str, *, width: int = _LABEL) -> None:
     # Users copy the folder, so do not wrap it.
     line(f"  {label.ljust(width)}  {printable(text)}")
-
-
-def _tensors(audit: Mapping[str, Any]) -> str:
-    dtypes = ", ".join(f"{count} {name}" for name, count in audit["dtypes"].items())
-    return f"{audit['tensors']:,} parameters and buffers: {dtypes}"
-
-
-def _timed(results: Results) -> list[str]:
-    cases = results.bench.cases if results.bench else ()
-    wrong = results.verification is not None and results.verification.status == "fail"
-    warning = "; but its outputs are wrong, see verified" if wrong else ""
-    return [case_sentence(case) + (warning if case.comparison else "") for case in cases]
-
-
-def _outputs(count: LayoutCount, ineffective: int) -> str:
-    text = outputs_sentence(
-        format=count.format, gave=count.gave, of=count.of, ambiguous=count.ambiguous
-    )
-    if ineffective and count.gave == count.of:
-        # Both lines are true: torch takes the layout of the input, and converts the weight in each call.
-        text += f"; their inputs decide that, also for the {ineffective} ineffective"
-    return text
-
-
-def _steps(steps: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return each step with the value of its first option."""
-    if not steps:
-        return "no step"
-    return ", ".join(f"{name} {_first(options)}".strip() for name, options in steps.items())
-
-
-def _declared(results: Results) -> str:
-    """Return the steps, and the autocast in which the model runs."""
-    return ", ".join(
-        filter(None, [_steps(results.pipeline.to_config()), autocast_text(results.amp)])
-    )
-
-
-def _first(options: Mapping[str, Any]) -> str:
-    value = next(iter(options.values()), "")
-    return value if isinstance(value, str) else ""
-
-
-def _notes(rows: Iterable[AuditRow]) -> list[str]:
-    """Return one line for each reason of unconverted tensors, `ineffective` first."""
-    by_reason: dict[tuple[str, str], list[str]] = {}
-    missed = [row for row in rows if row.status in ("ineffective", "skipped")]
-    for row in sorted(missed, key=lambda row: row.status):
-        path = f"{row.module}.{row.tensor}" if row.module else row.tensor
-        by_reason.setdefault((row.status, row.reason or ""), []).append(path)
-    lines = [
-        f"{status}: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {reason}"
-        for (status, reason), names in by_reason.items()
-    ]
-    hidden = len(lines) - 4
-    return [
-        *lines[:4],
-        *([f"{plural(hidden, 'more reason')}; see audit.csv"] if hidden > 0 else []),
-    ]
 
 
 def _side(side: str, old: Any, new: Any, *, shape: Any) -> str:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from prepare.core.utils.text import line, plural, printable
 from prepare.report.kept_modules import kept_rows
-from prepare.report.sentences import seconds, tune_sentence
+from prepare.report.sentences import result_text, seconds, tune_sentence
 from prepare.report.speed import change_text, interval_text, noise_text, verdict_text
 from prepare.report.terminal.console import show_table
 
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 _TITLES = ("recipe", "speed", "time", "interval", "error", "result")
 # Statuses that the figures in the table do not explain.
 _EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
-_RESULTS = {
-    "slower": "slower than the winner",
-    "not faster": "not faster than the winner",
-}
 
 
 def show_tune(tuning: Tuning, file: str = "") -> None:
@@ -71,5 +67,5 @@ def _cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
         "" if verdict == "baseline" else change_text(verdict, row.ratio),
         interval_text(row.ratio_interval),
         "" if row.error is None else f"{row.error:.2g}",
-        _RESULTS.get(row.status, row.status),
+        result_text(row, tuning),
     )
