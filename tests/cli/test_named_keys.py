@@ -37,10 +37,11 @@ def keys():
         f"steps.{name}.{key}" for name in STEPS for key in STEPS[name].from_options({}).to_options()
     }
     with composing() as composer:
-        config = composer.compose(
-            ["model=unet3d", "memfmt=channels_last", "task=export", "export=onnx"]
-        )
-        nested(config, "", found)
+        for exporter in (PACKAGE.parent / "conf" / "export").glob("*.yaml"):
+            config = composer.compose(
+                ["model=unet3d", "memfmt=channels_last", "task=export", f"export={exporter.stem}"]
+            )
+            nested(config, "", found)
         found |= {
             "memfmt",
             "precision",
