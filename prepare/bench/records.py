@@ -139,6 +139,14 @@ class Case:
         row = next((row for row in self.comparison.rows if row is not baseline), baseline)
         return replace(row, reason=row.reason or baseline.reason)
 
+    @property
+    def seconds(self) -> float | None:
+        """The time of the prepared model: its ratio times that of the unprepared, as a reader divides."""
+        row = self.row
+        if self.comparison is None or row.ratio is None:
+            return row.seconds
+        return row.ratio * (self.comparison.row(self.comparison.baseline).seconds or 0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Bench(Readable):

@@ -19,7 +19,7 @@ from hydra.types import RunMode
 
 from prepare.cli.answer import is_quiet, no_stage, print_problems, tell
 from prepare.cli.compose_config import BASE, CONFIG_NAME, Composer, store_launchers
-from prepare.cli.launcher_checks import launcher_problems
+from prepare.cli.launcher_checks import group_problems, launcher_problems
 from prepare.cli.resolve_config import (
     as_composed,
     as_mapping,
@@ -161,7 +161,11 @@ class Checks(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with code 2 if the configuration is wrong."""
         with _exit_on_errors():
-            problems = [*folder_problems(config), *Composer().problems(config)]
+            launching, sweeping = (
+                as_composed(config.hydra, key) for key in ("launcher", "sweeper")
+            )
+            groups = group_problems(launching=launching, sweeping=sweeping)
+            problems = [*groups, *folder_problems(config), *Composer().problems(config)]
             _exit_if_any([*problems, *resume_problems(config, [], sweep=False)])
             # Hydra writes its own files before the task begins.
             if (folder := run_folder(config)) is not None:

@@ -24,10 +24,9 @@ def launcher_problems(
     """Return what would stop Hydra before the first job, from its choices and its two configurations."""
     # Hydra records no choice for a group that is given a list.
     yield from (several_options(group) for group in HYDRAS if choices.get(group) is None)
-    for key, value in (("launcher", launching), ("sweeper", sweeping)):
-        if not isinstance(value, Mapping):
-            yield Problem(f"hydra.{key}", "is a group", f"did you mean hydra/{key}={value}?")
-            return
+    if groups := [*group_problems(launching=launching, sweeping=sweeping)]:
+        yield from groups
+        return
     launcher = str(choices.get("hydra/launcher"))
     extra, *modules = _NEEDS.get(launcher, ("", ""))
     missing = [name for name in (extra, *modules) if name and not _is_installed(name)]
@@ -44,6 +43,13 @@ def launcher_problems(
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
         remedy = "give a whole number of at least 1, or null for all at once"
         yield Problem("hydra.sweeper.max_batch_size", f"{size!r} is not a batch size", remedy)
+
+
+def group_problems(*, launching: Any, sweeping: Any) -> Iterator[Problem]:
+    """Return the problem of each group that is given a word as a key, `hydra.launcher=joblib`."""
+    for key, value in (("launcher", launching), ("sweeper", sweeping)):
+        if not isinstance(value, Mapping):
+            yield Problem(f"hydra.{key}", "is a group", f"did you mean hydra/{key}={value}?")
 
 
 def _is_installed(module: str) -> bool:

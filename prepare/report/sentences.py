@@ -238,10 +238,7 @@ def taken_out_text(item: TakenOut) -> str:
 
 
 def case_sentence(case: Case) -> str:
-    """Return one sentence: `inference: 1.2x faster (18 % less time, ...): 38 ms instead of 46 ms`.
-
-    The time of the prepared model is its ratio times that of the unprepared model, as a reader divides.
-    """
+    """Return one sentence: `inference: 1.2x faster (18 % less time, ...): 38 ms instead of 46 ms`."""
     row = case.row
     if case.comparison is None or row.ratio is None:
         name = "" if row.verdict == "not compared" else f"{row.name} "
@@ -253,7 +250,7 @@ def case_sentence(case: Case) -> str:
         return printable(f"{case.what}: {text}: {row.reason or 'the interval is too wide'}")
     times = seconds(baseline)
     if row.verdict != "no difference":
-        times = f"{seconds(row.ratio * baseline)} instead of {times}"
+        times = f"{seconds(case.seconds or 0.0)} instead of {times}"
     return printable(f"{case.what}: {text}: {times}")
 
 

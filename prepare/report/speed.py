@@ -11,14 +11,21 @@ if TYPE_CHECKING:
 _WIDEST = 4.0
 # From this ratio on, a time is given as a factor, not in percent.
 _MANIFOLD = 3.0
+# From this ratio on, a figure is printed only if its interval is narrower than this factor.
+_BEYOND, _NARROW = 10.0, 1.5
 # More noise than this, as a factor, is not printed.
 _LOUDEST = 1.5
 
 
-def verdict_text(verdict: str, ratio: float | None) -> str:
-    """Return `1.5x faster` or `1.2x slower`; the verdict itself if it is another one."""
+def verdict_text(verdict: str, ratio: float | None, interval: Interval = None) -> str:
+    """Return `1.5x faster` or `1.2x slower`; the verdict itself if it is another one.
+
+    A large ratio with a wide interval is not a figure: `over 10x slower`, or the verdict alone.
+    """
     if ratio is None or verdict not in ("faster", "slower"):
         return verdict
+    if verdict == "slower" and ratio >= _BEYOND and interval and not _is_shown(interval):
+        return f"over {_BEYOND:g}x slower" if interval[0] >= _BEYOND else verdict
     return f"{_times(1 / ratio if verdict == 'faster' else ratio)} {verdict}"
 
 
@@ -29,7 +36,7 @@ def speed_text(
 
     `unclear` has none but its interval, and that only if it is narrow enough to say something.
     """
-    words = verdict_text(verdict, ratio)
+    words = verdict_text(verdict, ratio, interval)
     if ratio is None or verdict not in ("faster", "slower", "no difference", "unclear"):
         return words
     parts = []
@@ -43,14 +50,19 @@ def speed_text(
 
 
 def change_text(verdict: str, ratio: float | None) -> str:
-    """Return the change of the time for a table: `-34 %`; empty if the verdict is `unclear`."""
-    return "" if ratio is None or verdict == "unclear" else _change(ratio)
+    """Return the change of the time for a table: `-34 %`; empty if `unclear`, or told by a factor."""
+    return "" if ratio is None or verdict == "unclear" or ratio >= _MANIFOLD else _change(ratio)
 
 
 def interval_text(interval: Interval) -> str:
-    """Return the interval of the change of the time: `-39 to -28 %`; empty if it says nothing."""
-    if interval is None or interval[1] > _WIDEST * interval[0]:
+    """Return the interval of the change of the time: `-39 to -28 %`; empty if it says nothing.
+
+    An interval that ends beyond a manifold of the time is one of factors: `2.8x to 3.4x`.
+    """
+    if interval is None or not _is_shown(interval):
         return ""
+    if interval[1] >= _MANIFOLD:
+        return " to ".join(map(_times, interval))
     low, high = (_change(end).removesuffix(" %") for end in interval)
     return f"{low} to {high} %"
 
@@ -70,11 +82,17 @@ def _between(verdict: str, ratio: float, interval: tuple[float, float]) -> str:
     if verdict == "faster":
         return f"{_digits(1 - high)} to {_percent(1 - low)}"
     if verdict == "slower" and ratio >= _MANIFOLD:
-        return f"{_times(low)} to {_times(high)}" if high <= _WIDEST * low else ""
-    if verdict == "slower" and high <= _WIDEST * low:
+        return f"{_times(low)} to {_times(high)}" if _is_shown(interval) else ""
+    if verdict == "slower" and _is_shown(interval):
         return f"{_digits(low - 1)} to {_percent(high - 1)}"
     shown = interval_text(interval) if verdict != "slower" else ""
     return f"{shown} time" if shown else ""
+
+
+def _is_shown(interval: tuple[float, float]) -> bool:
+    """Return whether an interval is narrow enough to say something."""
+    low, high = interval
+    return high <= low * (_NARROW if high >= _BEYOND else _WIDEST)
 
 
 def _times(factor: float) -> str:

@@ -159,7 +159,7 @@ def verdict_of(row: SweepRow) -> str:
     # A verdict is not reliable if other jobs used the same cores.
     if row.shared and comparison.ratio:
         return SHARED
-    return verdict_text(comparison.verdict, comparison.ratio)
+    return verdict_text(comparison.verdict, comparison.ratio, comparison.interval)
 
 
 def _change(row: SweepRow) -> str:

@@ -54,6 +54,8 @@ def test_the_headline_is_read_without_torch(tmp_path):
         (comparison(verdict="unclear", interval=None), "inference: unclear: the interval is too wide"),
         (comparison(1.2, verdict="slower", interval=(1.1, 1.3)), "inference: 1.2x slower (20 % more time, 95 % interval: 10 to 30 %): 48.0 ms instead of 40.0 ms"),
         (comparison(45.0, verdict="slower", interval=(44, 46)), "inference: 45x slower (95 % interval: 44x to 46x): 1.80 s instead of 40.0 ms"),
+        (comparison(17.0, verdict="slower", interval=(11, 35)), "inference: over 10x slower: 680 ms instead of 40.0 ms"),
+        (comparison(17.0, verdict="slower", interval=(2, 35)), "inference: slower: 680 ms instead of 40.0 ms"),
     ],
 )  # fmt: skip
 def test_a_case_is_described_in_one_sentence(found, said):

@@ -88,7 +88,7 @@ def _speed_against_error(case: Case, row: VariantResult, check: Check, *, wrong:
         x=ratio,
         y=error,
         x_interval=row.ratio_interval,
-        text=f"{verdict_text(row.verdict, ratio)}, error {error:.2g}",
+        text=f"{verdict_text(row.verdict, ratio, row.ratio_interval)}, error {error:.2g}",
         mark=_mark(row, wrong=wrong),
     )
     lines = ((allowed, "allowed"),) if allowed else ()
@@ -124,7 +124,7 @@ def _rows(case: Case) -> Iterator[tuple[str, ...]]:
             interval_text(row.ratio_interval),
             "" if row.throughput is None else digits(row.throughput),
             "" if row.peak_bytes is None else size(row.peak_bytes),
-            verdict_text(row.verdict, row.ratio),
+            verdict_text(row.verdict, row.ratio, row.ratio_interval),
         )
 
 

@@ -59,7 +59,7 @@ def _times(export: Export) -> list[tuple[str, str, str]]:
         (
             row.name,
             "" if row.seconds is None else seconds(row.seconds),
-            verdict_text(row.verdict, row.ratio),
+            verdict_text(row.verdict, row.ratio, row.ratio_interval),
         )
         for row in export.time.rows
     ]

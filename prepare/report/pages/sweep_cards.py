@@ -66,7 +66,7 @@ def _best_of(summary: Summary, ranking: Ranking) -> Answer:
         kind="good",
         answer=" and ".join(f"#{row.number}" for row in best[:_FEW]),
         remark="; ".join(
-            f"{group.about}: {verdict_text(timed.verdict, timed.ratio)}"
+            f"{group.about}: {verdict_text(timed.verdict, timed.ratio, timed.interval)}"
             for group, row in zip(groups[:_FEW], best, strict=False)
             if (timed := first_timing(row))
         ),

@@ -95,7 +95,7 @@ def _point(row: CandidateResult, tuning: Tuning) -> Point:
 
 def _speed(row: CandidateResult, tuning: Tuning) -> str:
     """Return the verdict on a recipe against the unprepared model."""
-    return verdict_text(tuning.verdict(row), row.ratio)
+    return verdict_text(tuning.verdict(row), row.ratio, row.ratio_interval)
 
 
 def _mark(row: CandidateResult, tuning: Tuning) -> str:

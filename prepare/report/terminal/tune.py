@@ -63,7 +63,7 @@ def _cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
     verdict = tuning.verdict(row)
     return (
         row.name,
-        "" if verdict == "baseline" else verdict_text(verdict, row.ratio),
+        "" if verdict == "baseline" else verdict_text(verdict, row.ratio, row.ratio_interval),
         "" if verdict == "baseline" else change_text(verdict, row.ratio),
         interval_text(row.ratio_interval),
         "" if row.error is None else f"{row.error:.2g}",
