@@ -251,6 +251,8 @@ def _missing(
     if parts[0] == "export" and len(parts) == 1:
         remedy = f"choose export=NAME first; {options_text('export', menu.groups['export'])}"
         return Problem(override.key, "no format is chosen", remedy)
+    if f"hydra/{where}" in HYDRAS:
+        return Problem(where, "no such key", f"did you mean hydra/{where}={_value(override)}?")
     if len(parts) == 1:
         return Problem(where, "no such key", _top_level(override, menu, siblings))
     if parts[0] == "model":

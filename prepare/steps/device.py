@@ -43,6 +43,9 @@ class Device(TensorStep):
     def settle(self) -> Self:
         import torch
 
+        if self.device == "cpu:0":
+            # A tensor that is moved there says `cpu`.
+            return dataclasses.replace(self, device="cpu")
         if self.device != "auto":
             return self
         if torch.cuda.is_available():

@@ -6,6 +6,7 @@ import yaml
 
 from keeping_nets import chunked
 from paths import CONF
+from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.testing import StepContract
 from small_nets import mixed, perceptron
@@ -41,6 +42,12 @@ class Test_device(StepContract):
     @pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
     def test_it_has_something_to_do_here(self):
         super().test_it_has_something_to_do_here()
+
+
+def test_the_device_cpu_0_is_the_cpu():
+    pipeline = Pipeline.from_config({"device": {"device": "cpu:0"}, "half": {}})
+    model = pipeline.apply(perceptron())
+    assert {tensor.device for tensor in model.parameters()} == {torch.device("cpu")}
 
 
 class Test_half_that_keeps_modules(StepContract):
