@@ -114,6 +114,13 @@ def test_what_to_do_is_the_line_that_applies_the_recipe(go):
     assert model[0].weight.stride()[1] == 1
 
 
+def test_a_call_to_copy_is_not_broken_in_a_pipe(go, monkeypatch):
+    monkeypatch.delenv("COLUMNS")
+    folder = "a" * 90
+    _, said = go("memfmt=channels_last", "bench=none", "verify=none", f"hydra.run.dir={folder}")
+    assert f'Pipeline.load("{folder}/recipe.yaml").apply(model)' in said.out
+
+
 def test_an_input_step_that_changes_the_example_is_verified(go):
     _, said = go("+steps.input_format={memory_format:channels_last}", "bench=none")
     assert "verified      pass" in said.out

@@ -13,7 +13,7 @@ from prepare.job.headline import VerifyFigures, headline
 from prepare.job.record import Result
 from prepare.report.sentences import memory_text, verified_text
 from prepare.report.sweep_table import columns
-from prepare.report.terminal.sweep import write_summary
+from prepare.report.terminal.sweep import show_summary, write_summary
 from prepare.sweep.ranking import command, rank
 from prepare.sweep.summary import read_summary
 
@@ -28,6 +28,14 @@ def test_the_terminal_table_has_every_figure_and_marks_the_best(swept, capsys):
     assert "#2: RuntimeError: \"slow_conv3d\" not implemented for 'Half'" in out
     assert "#5: it never started" in out
     assert "pass 2e-07 <1%, wrong in training" in out
+
+
+def test_a_pipe_gets_every_column(swept, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    show_summary(read_summary(swept))
+    out = capsys.readouterr().out
+    assert "columns left out" not in out
+    assert out.splitlines()[0].split()[-3:] == ["breaks", "copied", "seconds"]
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100, 140])

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 
@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 def console(*, errors: bool = False) -> Console:
     """Return a console that prints `[red]` in a name as text, not as a colour."""
     file = sys.stderr if errors else output()
-    width = None if file.isatty() or os.environ.get("COLUMNS") else 100
+    width = None if has_width(file) else 100
     return Console(file=file, markup=False, highlight=False, emoji=False, width=width)
+
+
+def has_width(file: TextIO) -> bool:
+    """Return whether lines have a limit: that of a terminal, or of the variable `COLUMNS`."""
+    return file.isatty() or bool(os.environ.get("COLUMNS"))
 
 
 @contextmanager
@@ -44,9 +49,10 @@ def stage(what: str, *, after: float = 1.0) -> Iterator[Callable[[str], None]]:
         timer.cancel()
 
 
-def show_table(table: Table) -> None:
-    """Print a table without trailing spaces."""
+def show_table(table: Table, *, width: int | None = None) -> None:
+    """Print a table without trailing spaces, in `width` letters if that is given."""
     terminal = console()
+    terminal.width = width or terminal.width
     with terminal.capture() as captured:
         terminal.print(table)
     line("\n".join(row.rstrip() for row in captured.get().splitlines()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,9 @@ from rich.table import Table
 
 from prepare.contract.summary import check_lines
 from prepare.core.model.memory_format import satisfied
-from prepare.core.utils.text import line, plural, printable, size
+from prepare.core.utils.text import line, output, plural, printable, size
 from prepare.report.sentences import autocast_text
-from prepare.report.terminal.console import show_table
+from prepare.report.terminal.console import console, has_width, show_table
 from prepare.report.terminal.flow import show_flow
 from prepare.report.terminal.patch import show_patch
 from prepare.report.terminal.run_rows import answer_rows, declared, detail_rows
@@ -181,15 +182,19 @@ def _show_changes(changing: list[TensorPlan]) -> None:
 
 
 def _show_rows(rows: list[tuple[str, str]], *, width: int = _LABEL) -> None:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(no_wrap=True, min_width=width + 2)
-    table.add_column(overflow="fold")
+    """Print rows of label and text; in a pipe a line ends at a space only, as calls are copied."""
+    width = max([width, *(len(label) for label, _ in rows)])
+    room = max(console().width - width - 4, 20)
     last = ""
     for label, text in rows:
-        table.add_row("  " + ("" if label == last else label), printable(text))
+        begin = "" if label == last else label
+        parts = textwrap.wrap(
+            printable(text), room, break_long_words=has_width(output()), break_on_hyphens=False
+        )
+        for part in parts or [""]:
+            line(f"  {begin.ljust(width)}  {part}".rstrip())
+            begin = ""
         last = label
-    if rows:
-        show_table(table)
 
 
 def _show_last(label: str, text: str, *, width: int = _LABEL) -> None:

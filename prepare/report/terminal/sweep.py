@@ -12,7 +12,7 @@ from rich.table import Table
 
 from prepare.core.utils import files, json_records
 from prepare.core.utils.csv_text import csv_text
-from prepare.core.utils.text import line, one_line, plural, printable
+from prepare.core.utils.text import line, one_line, output, plural, printable
 from prepare.job.headline import CONVOLUTIONS
 from prepare.report.sweep_table import (
     Column,
@@ -24,7 +24,7 @@ from prepare.report.sweep_table import (
     timing,
     timings,
 )
-from prepare.report.terminal.console import console, show_table
+from prepare.report.terminal.console import console, has_width, show_table
 from prepare.report.terminal.run import shown_folder
 from prepare.sweep.ranking import Ranking, rank
 
@@ -50,7 +50,8 @@ def write_summary(summary: Summary, folder: Path) -> None:
 def show_summary(summary: Summary) -> None:
     """Print the table, each reason and the conclusions."""
     ranking = rank(summary)
-    _show_table(columns(summary, ranking), ranking.rows, console().width)
+    width = console().width if has_width(output()) else None
+    _show_table(columns(summary, ranking), ranking.rows, width)
     for numbers, reason in reasons(summary.rows):
         line(f"{numbered(numbers)}: {one_line(reason)}")
     for conclusion in conclusions(summary, ranking):
@@ -66,11 +67,12 @@ def show_where(summary: Summary, folder: Path) -> None:
     line(f"the page is in {shown_folder(folder / 'report.html')}")
 
 
-def _show_table(available: Sequence[Column], rows: Sequence[SweepRow], width: int) -> None:
-    """Print the columns that fit into `width` letters, and the titles of the others."""
+def _show_table(available: Sequence[Column], rows: Sequence[SweepRow], width: int | None) -> None:
+    """Print the columns that fit into `width` letters (None for all), and the titles of the others."""
     texts = {column: [_cell(column.text(row)) for row in rows] for column in available}
     widths = {c: max(map(len, (c.title, *texts[c]))) + _GAP for c in available}
     shown = list(available)
+    width = width or sum(widths.values())
     while sum(widths[column] for column in shown) - _GAP > width:
         least = max(shown, key=lambda column: column.spare)
         if not least.spare:
@@ -83,7 +85,7 @@ def _show_table(available: Sequence[Column], rows: Sequence[SweepRow], width: in
         )
     for cells in zip(*(texts[column] for column in shown), strict=True):
         table.add_row(*cells)
-    show_table(table)
+    show_table(table, width=width)
     if len(shown) < len(available):
         hidden = ", ".join(column.title for column in available if column not in shown)
         line(f"columns left out, as the terminal is too narrow: {printable(hidden)}")
