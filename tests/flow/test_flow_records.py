@@ -15,7 +15,7 @@ from prepare.flow import Flow, observe, predict
 from prepare.flow.records import Copy, Remedy
 from prepare.report.sentences import flow_sentence
 from prepare.report.terminal.flow import show_flow
-from prepare.report.terminal.run import _outputs
+from prepare.report.terminal.run_rows import _outputs
 
 
 def test_a_flow_round_trips_through_its_file_byte_by_byte(tmp_path):
