@@ -99,6 +99,25 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
+USAGES = {
+    "steps": "steps\n  List the installed steps and what each does.",
+    "doctor": "doctor [share FILE] [--device DEVICE] [--seconds N] [--folder FOLDER] [--dry-run]\n"
+    "  Examine what torch computes wrongly or slowly on this machine.",
+    "diff": "diff A B [--all] [--page FILE.html]\n  Compare two runs' folders, audits or recipes.",
+    "summary": "summary FOLDER\n  Print and write the table of the sweep in this folder.",
+    CONTRACT: "contract [file=FILE] [update=true] OVERRIDES...\n"
+    "  Record a model's layouts and errors in a file, and check that they are kept.",
+}
+
+
+def show_usage(command: str) -> int:
+    """Print what follows a command, and what it does."""
+    from prepare.cli.help import as_called
+
+    line(as_called(f"usage: python run.py {USAGES[command]}"))
+    return DONE
+
+
 def _check_count(argv: list[str], count: int, usage: str, what: str = "") -> None:
     if len(argv) != count:
         wrong = f"takes {plural(count, 'argument') if count else 'no argument'}, got {len(argv)}"

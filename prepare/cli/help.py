@@ -28,7 +28,7 @@ def help_page(width: int, config_dir: str | None = None) -> str:
     groups.append(f"hydra/launcher: {', '.join(['basic', *_options('launcher', None)])}")
     folded = (textwrap.fill(group, width, subsequent_indent="    ") for group in groups)
     page = Template(template).safe_substitute(APP_CONFIG_GROUPS="\n".join(folded) + "\n")
-    return _as_called(page.rstrip())
+    return as_called(page.rstrip())
 
 
 def group_page(group: str, width: int, config_dir: str | None = None) -> str:
@@ -51,7 +51,7 @@ def group_page(group: str, width: int, config_dir: str | None = None) -> str:
         )
         for name, path in options.items()
     ]
-    return _as_called("\n".join([f"{group}: choose one with {group}=OPTION", *rows]))
+    return as_called("\n".join([f"{group}: choose one with {group}=OPTION", *rows]))
 
 
 def _options(group: str, config_dir: str | None) -> dict[str, Path]:
@@ -68,7 +68,7 @@ def _sentence(path: Path) -> str:
     return re.split(r"(?<=[.:])\s+(?=[A-Z]|python )", " ".join(comments), maxsplit=1)[0].rstrip(":")
 
 
-def _as_called(text: str) -> str:
+def as_called(text: str) -> str:
     """Return the text with the command by which this process was called."""
     if sys.argv[0].endswith(".py"):
         return text

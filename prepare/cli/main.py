@@ -18,9 +18,11 @@ from prepare.cli.answer import answered, print_problems
 from prepare.cli.commands import (
     COMMANDS,
     CONTRACT,
+    USAGES,
     require_packages,
     show_help,
     show_sweep,
+    show_usage,
     show_versions,
 )
 from prepare.core.utils.signals import stopped_by_sigterm
@@ -91,6 +93,8 @@ def _run(argv: list[str]) -> int:
 
 
 def _answer(argv: list[str]) -> int:
+    if argv and argv[0] in USAGES and {"--help", "-h"} & set(argv):
+        return show_usage(argv[0])
     if argv and argv[0] == CONTRACT:
         from prepare.cli.contract import contract_overrides
 

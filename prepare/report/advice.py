@@ -33,6 +33,8 @@ def advice(run: Analyses, *, problems: bool, unchanged: bool, example: bool) -> 
         advised = "warn", "Read the warnings", "", "issues"
     if advised is None:
         advised = _on_figures(run)
+    if advised is None and run.audit is None and run.flow is not None:
+        advised = "plain", "Prepare it", "memfmt=channels_last, without task=flow", ""
     if advised is None and unchanged:
         advised = "plain", "Choose a change", "memfmt=channels_last, precision=bfloat16, ...", ""
     if advised is None and not example:

@@ -216,3 +216,8 @@ def test_the_advice_names_what_is_missing_or_without_effect():
     unclear = replace(RUN, bench=made.bench(1.0, verdict="unclear"))
     assert advised(unclear) == ("Time it longer with bench=full", "best on an idle machine")
     assert advised(RUN) == ("Use the recipe", "in training code, or by the command")
+
+
+def test_the_flow_of_an_unprepared_model_says_how_to_prepare_it():
+    run = SavedResults(name="run", flow=made.flow(0))
+    assert found(run)[-1] == ("plain", "Prepare it", "memfmt=channels_last, without task=flow")
