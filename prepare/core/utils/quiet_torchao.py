@@ -2,8 +2,13 @@
 
 import logging
 
-# It logs each kernel that it has for other devices, and torch logs a deprecation in it.
-_LOGGERS = ("torchao", "torch.utils._pytree")
+# It logs each kernel that it has for other devices, torch logs a deprecation in it, and diffusers that a
+# class of an older torchao is missing.
+_LOGGERS = (
+    "torchao",
+    "torch.utils._pytree",
+    "diffusers.quantizers.torchao.torchao_quantizer",
+)
 
 
 def quiet_torchao() -> None:

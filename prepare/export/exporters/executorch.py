@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from prepare.core.utils.quiet_torchao import quiet_torchao
 from prepare.core.utils.text import first_line
 from prepare.export.exporter import Exporter, Loaded, register
 
@@ -61,7 +61,7 @@ class ExecuTorch(Exporter):
         return capture(model, call, self.dynamic, largest=bound)
 
     def lower(self, program: Any, metadata: Mapping[str, str]) -> Any:
-        _silence()
+        quiet_torchao()
         from executorch.exir import to_edge_transform_and_lower
 
         partitioners = []
@@ -102,12 +102,6 @@ class ExecuTorch(Exporter):
         program = _program(path)
         known = [key for key in METADATA if key in program.method_names]
         return {key: program.load_method(key).execute([])[0] for key in known}
-
-
-def _silence() -> None:
-    """Hide warnings of optional parts, which its libraries write on import."""
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _logged(function: Callable[[], Any]) -> str:
