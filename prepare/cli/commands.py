@@ -105,7 +105,7 @@ USAGES = {
     "  Examine what torch computes wrongly or slowly on this machine.",
     "diff": "diff A B [--all] [--page FILE.html]\n  Compare two runs' folders, audits or recipes.",
     "summary": "summary FOLDER\n  Print and write the table of the sweep in this folder.",
-    CONTRACT: "contract [file=FILE] [update=true] OVERRIDES...\n"
+    CONTRACT: "contract [contract.file=FILE] [contract.update=true] OVERRIDES...\n"
     "  Record a model's layouts and errors in a file, and check that they are kept.",
 }
 

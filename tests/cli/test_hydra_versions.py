@@ -78,6 +78,7 @@ def environment(*first: Path) -> dict[str, str]:
     more = {
         "PYTHONPATH": os.pathsep.join(map(str, [*first, PYTHONPATH])),
         "OMP_NUM_THREADS": "1",
+        "COLUMNS": "300",  # names of folders differ in length, and must not fold a line
     }
     return os.environ | more
 
