@@ -22,6 +22,15 @@ FORMATS = {"conv2d_memory_format": {}, "conv3d_memory_format": {}, "input_format
 PIPELINE = Pipeline.from_config({"repair_layout": {}, **FORMATS})
 
 
+@pytest.fixture(autouse=True)
+def two_threads():
+    """On one thread torch runs small 3-d convolutions in its reference kernel, which is contiguous."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 def loaded(module, file):
     """Return the module of a patched file, of the package and name of the original."""
     spec = importlib.util.spec_from_file_location(module.__name__, file)
