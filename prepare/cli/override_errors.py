@@ -270,7 +270,7 @@ def _top_level(override: Override, menu: Menu, siblings: Mapping[str, Any]) -> s
     choosing = [group for group, options in menu.groups.items() if override.value in options]
     name = override.key.partition(".")[0]
     word = _OTHER_KEYS.get(name, name)
-    if len(choosing) == 1 and override.kind != "delete":
+    if len(choosing) == 1 and override.kind != "delete" and "." not in override.key:
         word = choosing[0]
     elif paths := _deeper(override.key, siblings, word):
         meant = " or ".join(map(repr, paths))
