@@ -15,7 +15,7 @@ from prepare.job.settings import KEYS, NO_MODEL
 from prepare.registry import STEPS
 
 # The keys that the option of a group fills: if the option is wrong, a missing key there is no evidence.
-FILLS = {"model": ("model", "input"), "input": ("input",)}
+FILLS = {"model": ("model", "input"), "input": ("input",), "export": ("export",)}
 _STEP_GROUPS = ("steps",)
 # Other words for our keys.
 _OTHER_KEYS = {

@@ -16,7 +16,6 @@ import yaml
 
 from paths import CONF, PYTHONPATH
 from prepare.cli import main as cli
-from prepare.cli.compose_config import composing
 from prepare.core.forward.example_input import DTYPES
 from prepare.core.forward.example_input import KEYS as INPUT_KEYS
 from prepare.core.utils.suggest import nearest
@@ -89,24 +88,6 @@ def test_a_mistake_that_only_the_model_shows_leaves_its_page(
     names = {path.name for path in tmp_path.rglob("*.*") if path.parent.name != ".hydra"}
     written = {"job.json", "report.html", "result.json", "prepare.log", ".hydra"}
     assert names - {"environment.json"} == written
-
-
-@pytest.fixture(scope="module")
-def composer():
-    with composing() as composer:
-        yield composer
-
-
-@pytest.mark.parametrize(
-    ("group", "option"), [(group, option) for group in GROUPS for option in OPTIONS[group]]
-)
-def test_every_option_of_every_group_composes_without_a_mistake(composer, group, option):
-    overrides = [f"{group}={option}"] if group == "model" else ["model=unet3d", f"{group}={option}"]
-    if option == "custom":
-        overrides.append("model._target_=my_package.nets.build")
-    if group == "export":
-        overrides.append("task=export")
-    assert composer.examine([overrides]) == []
 
 
 def plain(depth):
