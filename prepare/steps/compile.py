@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from prepare.core.forward.compile_cache import CacheCounts, compile_cache
 from prepare.core.utils import wording
@@ -26,8 +26,8 @@ from prepare.core.utils.wording import in_training, inference_mode
 from prepare.errors import ConfigError, PatternError, Problem
 from prepare.patterns import Patterns, matches, near_misses
 from prepare.registry import register
-from prepare.step import ModelStep, Step
-from prepare.steps.device import Device
+from prepare.step import ModelStep
+from prepare.steps._for_device import ForDevice
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ def cache(folder: str | Path) -> AbstractContextManager[CacheCounts]:
 
 
 @register("compile")
-class Compile(ModelStep):
+class Compile(ForDevice, ModelStep):
     """Compiles the model in place: the object, its parameters and its `state_dict` stay the same.
 
     Compiles at the first call, and again for inputs of another layout or dtype, and once, with dynamic
@@ -102,9 +102,6 @@ class Compile(ModelStep):
     include: Patterns = ()
     """Patterns of modules to compile one by one, with code that equal ones share; by default the model."""
 
-    # The device of the pipeline, set by `bind`; not an option.
-    _device: ClassVar[str | None] = None
-
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
         step = super().from_options(options)
@@ -118,12 +115,6 @@ class Compile(ModelStep):
             )
             raise ConfigError(f"steps.{cls.name}.include", wrong, "drop one of the two")
         return step
-
-    def bind(self, steps: Iterable[Step]) -> Self:
-        bound = dataclasses.replace(self)
-        device = next((step.device for step in steps if isinstance(step, Device)), None)
-        object.__setattr__(bound, "_device", device)
-        return bound
 
     def in_training(self) -> Iterator[Problem]:
         for option, wrong in self._not_trainable():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from prepare.core.utils.packages import install_remedy
 from prepare.core.utils.suggest import choose
@@ -14,8 +13,8 @@ from prepare.core.utils.wording import dropped, in_training, inference_mode
 from prepare.errors import ConfigError, Problem, RefusedError
 from prepare.patterns import Patterns
 from prepare.registry import register
-from prepare.step import ModelStep, Step, Storage
-from prepare.steps.device import Device
+from prepare.step import ModelStep, Storage
+from prepare.steps._for_device import ForDevice
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +86,7 @@ def undo(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 @register("quantize")
-class Quantize(ModelStep):
+class Quantize(ForDevice, ModelStep):
     """Stores the weights of Linear modules in 8 bits, with torchao; for inference only.
 
     Runs after all tensors have their device, dtype and memory format, and before any of them is compiled.
@@ -111,9 +110,6 @@ class Quantize(ModelStep):
     include: Patterns = ()
     exclude: Patterns = ()
 
-    # The device of the pipeline, set by `bind`; not an option.
-    _device: ClassVar[str | None] = None
-
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
         step = super().from_options(options)
@@ -121,12 +117,6 @@ class Quantize(ModelStep):
             wrong = "is for int8_weight_only: integers are multiplied along whole rows"
             raise ConfigError(f"steps.{cls.name}.group_size", wrong, "drop one of the two")
         return step
-
-    def bind(self, steps: Iterable[Step]) -> Self:
-        bound = dataclasses.replace(self)
-        device = next((step.device for step in steps if isinstance(step, Device)), None)
-        object.__setattr__(bound, "_device", device)
-        return bound
 
     def in_training(self) -> Iterator[Problem]:
         wrong = f"is for inference: weights in 8 bits cannot be trained{in_training()}"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 from prepare.patterns import Patterns
 from prepare.registry import register
-from prepare.step import Step
 from prepare.steps import repairs
 from prepare.steps._channels_last import ForChannelsLast
-from prepare.steps.device import Device
+from prepare.steps._for_device import ForDevice
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +26,7 @@ def undo(model: torch.nn.Module) -> None:
 
 
 @register("repair_layout")
-class RepairLayout(ForChannelsLast):
+class RepairLayout(ForDevice, ForChannelsLast):
     """Makes norms, pooling, softmax and some convolutions keep a channels-last layout, correct and fast.
 
     Repairs the modules that are known to be wrong or slow on the pipeline's device (or else the model's)
@@ -50,17 +49,6 @@ class RepairLayout(ForChannelsLast):
     exclude: Patterns = ()
     force: bool = False
     """Apply every repair, whatever the device, and whatever the format of the convolutions."""
-
-    # The device of the pipeline, set by `bind`; not an option.
-    _device: ClassVar[str | None] = None
-
-    def bind(self, steps: Iterable[Step]) -> Self:
-        steps = list(steps)
-        bound = super().bind(steps)
-        for step in steps:
-            if isinstance(step, Device):
-                object.__setattr__(bound, "_device", step.device)
-        return bound
 
     def candidates(self, model: torch.nn.Module) -> Iterator[str]:
         for name, module in model.named_modules(remove_duplicate=False):

@@ -219,7 +219,7 @@ class Race:
     def _correct(self, contestant: Contestant, corrector: Corrector) -> None:
         """Enter the recipe that is right in place of one whose results are wrong, if there is one."""
         began = self._clock()
-        if contestant.kept:  # there is no other set
+        if contestant.kept:  # it is the corrected recipe itself
             return
         try:
             corrected = corrector(contestant.candidate, self._left() * _CORRECT_PART)

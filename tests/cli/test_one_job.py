@@ -13,23 +13,10 @@ from paths import RUN
 from prepare.audit import audit
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
+from run_faults import WRITTEN
 from sample_nets import Net
 
-FILES = {
-    "recipe.yaml",
-    "plan.json",
-    "audit.json",
-    "audit.csv",
-    "flow.json",
-    "flow.svg",
-    "verify.json",
-    "report.html",
-    "environment.json",
-    "job.json",
-    "result.json",
-    "prepare.log",
-    ".hydra",
-}
+FILES = {*WRITTEN, "prepare.log", ".hydra"}
 
 
 def run_py(*argv, cwd, **environment):
