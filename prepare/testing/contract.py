@@ -66,6 +66,10 @@ class StepContract:
         model = self.model()
         before = facts(model)
         first, second = (self._pipeline().plan(model).to_dict() for _ in range(2))
+        for plan in (first, second):  # what other programs do meanwhile is not the step's
+            plan["warnings"] = [
+                text for text in plan["warnings"] if not text.startswith("this machine: ")
+            ]
         assert first == second, "two plans of the same model differ"
         _unchanged(model, before, "planning")
 

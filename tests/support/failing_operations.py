@@ -45,6 +45,10 @@ def interrupt_at(line):
     def trace(frame, event, arg):
         return local if frame.f_code.co_filename.startswith(SOURCES) else None
 
+    # A shell that starts this in the background may have made it ignore the signal.
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     before, gradients = sys.gettrace(), torch.is_grad_enabled()
     overriding = torch._C._get_torch_function_state()
     sys.settrace(trace)
@@ -52,6 +56,7 @@ def interrupt_at(line):
         yield lambda: count
     finally:
         sys.settrace(before)
+        signal.signal(signal.SIGINT, handler)
         # An exception that the tracer raises at the end of a `with` skips its exit.
         torch.set_grad_enabled(gradients)
         torch._C._set_torch_function_state(overriding)
