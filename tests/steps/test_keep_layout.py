@@ -240,8 +240,21 @@ def test_dynamo_traces_it_without_a_graph_break(network):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("network", FOLDS)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("network", "dynamic"),
+    [
+        ("chunked", False),
+        ("chunked", True),
+        ("folding", False),
+        pytest.param(
+            "folding",
+            True,
+            marks=pytest.mark.xfail(
+                strict=True, reason="inductor does not compile the backward of the original either"
+            ),
+        ),
+    ],
+)
 def test_inductor_compiles_it_in_eval_and_in_training(network, dynamic):
     build, batch, calls = FOLDS[network]
     model = kept(build(), calls=calls or named(build()))
