@@ -23,7 +23,7 @@ from zoo_networks import Network
 
 from prepare.bench import Comparison, compare
 from prepare.core.utils.environment import environment
-from prepare.patch.choose_calls import choose_calls
+from prepare.steps.keeping.choose_calls import choose_calls
 from prepare.pipeline import Pipeline
 from prepare.verify import verify
 

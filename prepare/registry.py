@@ -3,18 +3,23 @@
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Generic, TypeVar, dataclass_transform
 
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, StepError, UnknownStepError
+from prepare.stage import Stage, Task
 from prepare.step import InputStep, ModelStep, ModuleStep, Step, TensorStep
 
 ENTRY_POINTS = "prepare.steps"
+STAGE_ENTRY_POINTS = "prepare.stages"
 _Registered = TypeVar("_Registered")
 _KINDS = (TensorStep, ModuleStep, ModelStep, InputStep)
 _Class = TypeVar("_Class", bound=type[Step])
+_StageClass = TypeVar("_StageClass", bound=type[Stage])
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -33,11 +38,49 @@ def register(name: str) -> Callable[[_Class], _Class]:
     return decorate
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def stage(name: str) -> Callable[[_StageClass], _StageClass]:
+    """Register a stage under `name`, in the same way."""
+
+    def decorate(cls: _StageClass) -> _StageClass:
+        STAGES.register(name, cls)
+        return cls
+
+    return decorate
+
+
+def tasks() -> dict[str, Task]:
+    """Return every word of `task=` with what it does, in the order in which they are shown."""
+    return {**_TASKS, **{word: task for cls in ordered_stages() for word, task in cls.tasks.items()}}
+
+
+def ordered_stages() -> list[type[Stage]]:
+    """Return the installed stages in the order in which a run has them.
+
+    A plugin that cannot be imported is left out: only who names it meets its error.
+    """
+    found = []
+    for name in STAGES:
+        with suppress(StepError):
+            found.append(STAGES[name])
+    return sorted(found, key=lambda cls: (cls.order, cls.name))
+
+
+def stages_of(word: str) -> list[str]:
+    """Return the names of the stages that `task=word` runs, in their order."""
+    task = tasks()[word]
+    return [
+        cls.name
+        for cls in ordered_stages()
+        if (cls.name in task.stages if task.stages is not None else cls.default or word in cls.tasks)
+    ]
+
+
 class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
     """A mapping from names to classes, sorted by name; third-party classes are imported on first use.
 
-    Built-in classes are in the modules of the package `builtin`, third-party ones behind the entry points
-    of `group`. `noun` is the word for one in messages, `place` the key of a configuration that names it.
+    `builtin` returns the names of the modules with the built-in classes; third-party ones are behind the
+    entry points of `group`. `noun` is the word for one in messages, `place` the key of a configuration that names it.
     """
 
     def __init__(
@@ -45,7 +88,7 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
         kinds: tuple[type, ...],
         *,
         group: str,
-        builtin: str,
+        builtin: Callable[[], Iterable[str]],
         noun: str,
         place: str,
         unknown: type[ConfigError],
@@ -97,10 +140,8 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
         if self._entry_points is None:
             entry_points: dict[str, metadata.EntryPoint] = {}
             self._entry_points = entry_points
-            package = importlib.import_module(self._builtin)
-            for module in pkgutil.iter_modules(package.__path__):
-                if not (module.ispkg or module.name.startswith("_")):
-                    importlib.import_module(f"{package.__name__}.{module.name}")
+            for module in self._builtin():
+                importlib.import_module(module)
             for point in metadata.entry_points(group=self._group):
                 self._declare(point, entry_points)
         return self._entry_points
@@ -139,6 +180,13 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
         return ConfigError(self._where(name), wrong, "rename one")
 
 
+def modules_of(package: str) -> Iterator[str]:
+    """Yield the names of the public modules of a package."""
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if not (module.ispkg or module.name.startswith("_")):
+            yield f"{package}.{module.name}"
+
+
 def owner(cls: type) -> str:
     """Return the qualified name of a class: `package.module.Class`."""
     return f"{cls.__module__}.{cls.__qualname__}"
@@ -151,8 +199,29 @@ def _a(noun: str) -> str:
 STEPS: Registry[Step] = Registry(
     _KINDS,
     group=ENTRY_POINTS,
-    builtin="prepare.steps",
+    builtin=lambda: modules_of("prepare.steps"),
     noun="step",
     place="steps.{}",
     unknown=UnknownStepError,
 )
+
+
+def _stage_modules() -> Iterator[str]:
+    """Yield the module of each built-in stage: `stage.py` in a folder of its own."""
+    for path in sorted(Path(__file__).parent.glob("*/stage.py")):
+        yield f"prepare.{path.parent.name}.stage"
+
+
+STAGES: Registry[Stage] = Registry(
+    (Stage,),
+    group=STAGE_ENTRY_POINTS,
+    builtin=_stage_modules,
+    noun="stage",
+    place="{}",
+    unknown=UnknownStepError,
+)
+# The words that belong to no stage.
+_TASKS = {
+    "prepare": Task("prepare the model, and audit the result"),
+    "plan": Task("show what would change, and change nothing", stages=(), prepares=False),
+}

@@ -91,6 +91,29 @@ class Step:
         """Return what this step leaves undone, and why; `model` is the result of the structure steps."""
         return ()
 
+    def for_example(
+        self, model: torch.nn.Module, example: Any, *, backward: bool, amp: str
+    ) -> tuple[Self, list[str]]:
+        """Return this step with the options that a run finds with its example, and notes on them.
+
+        `model` is a copy that the other steps have prepared, `example` is formatted for it. Only a step
+        whose `needs_example()` is true is asked.
+        """
+        return self, []
+
+    def needs_example(self) -> bool:
+        """Return whether `for_example` would replace an option."""
+        return False
+
+    @classmethod
+    def undo(cls, model: torch.nn.Module) -> None:
+        """Take every step of this kind back from `model`, in place; see `can_undo`."""
+
+    @classmethod
+    def can_undo(cls) -> bool:
+        """Return whether `undo` takes this step back."""
+        return cls.undo.__func__ is not Step.undo.__func__  # type: ignore[attr-defined]
+
     def chosen(self, field: str) -> tuple[str, ...]:
         """Return the patterns in the option `field`; an empty tuple if this step has no such option."""
         value = getattr(self, field, ())

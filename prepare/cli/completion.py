@@ -19,7 +19,7 @@ from prepare.cli.compose_config import CONFIG_NAME, ERRORS, composing
 from prepare.cli.flags import REFUSED, WITH_VALUE
 from prepare.cli.word_errors import COMMANDS
 from prepare.job.settings import Settings
-from prepare.registry import STEPS
+from prepare.registry import STAGES, STEPS, tasks
 
 # Folders of our configurations that Hydra takes for groups of options.
 _NO_GROUPS = ("launcher", "steps")
@@ -98,6 +98,11 @@ def _not_keys() -> Iterator[str]:
 def _values(key: str) -> list[str]:
     """Return the words that a key may have; empty if it takes any."""
     hint: Any = get_type_hints(Settings).get(key)
+    if key == "task":
+        return list(tasks())
+    name, _, option = key.partition(".")
+    if name in STAGES:
+        hint = get_type_hints(STAGES[name]).get(option or "level")
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     return ["true", "false"] if hint is bool else []

@@ -43,7 +43,8 @@ from prepare.cli.resolve_config import (
 from prepare.cli.word_errors import unreadable
 from prepare.core.utils.conf_folder import conf_dir
 from prepare.errors import ConfigError, Problem
-from prepare.job.settings import GROUPS, LEVELS, NO_MODEL, read_settings
+from prepare.job.settings import NO_MODEL, group_names, level_names, read_settings
+from prepare.registry import ordered_stages
 
 CONFIG_NAME = "config"
 # Hydra 1.4 emulates no older version, and warns if it is asked to.
@@ -65,8 +66,8 @@ _register("prepare_slug", folder_names.slug, replace=True)
 _register("prepare_pid", os.getpid, replace=True)
 
 
-def store_launchers() -> None:
-    """Store our values for the launchers of sweeps (`hydra/launcher`), installed or not."""
+def store_defaults() -> None:
+    """Store our values for the launchers of sweeps (`hydra/launcher`), installed or not, and of stages."""
     # Plugins store theirs once, when they are discovered. A file in a folder hydra/launcher would do as
     # well, but Hydra warns that it has the name of what a plugin stores.
     Plugins.instance()
@@ -74,6 +75,8 @@ def store_launchers() -> None:
         node = OmegaConf.to_container(OmegaConf.load(path))
         store = ConfigStore.instance()
         store.store(path.stem, node, group="hydra/launcher", provider="prepare", **REPLACE)
+    stages = {cls.name: cls.defaults() for cls in ordered_stages() if not cls.groups}
+    ConfigStore.instance().store("stages", stages, provider="prepare", **REPLACE)
 
 
 @contextmanager
@@ -83,7 +86,7 @@ def composing(config_dir: str | None = None) -> Iterator[Composer]:
     if config_dir and Path(config_dir).is_dir():
         folders = [Path(config_dir).resolve()]
         always = [f"hydra.searchpath=[file://{folders[0]}]"]
-    store_launchers()
+    store_defaults()
     with hydra.initialize_config_dir(config_dir=str(conf_dir()), **BASE):
         yield Composer(always=always, folders=folders)
 
@@ -112,7 +115,7 @@ class Composer:
         """Return the options of each of our groups."""
         # The loader's own method first copies every source of configurations.
         repository = cast("Any", self.loader).repository
-        groups = {group: repository.get_group_options(group) for group in (*GROUPS, *LEVELS)}
+        groups = {group: repository.get_group_options(group) for group in (*group_names(), *level_names())}
         for group, options in groups.items():
             own = {path.stem for folder in self._folders for path in folder.glob(f"{group}/*.yaml")}
             groups[group] = sorted({*options, *own})

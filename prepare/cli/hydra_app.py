@@ -18,7 +18,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 
 from prepare.cli.answer import is_quiet, no_stage, print_problems, tell
-from prepare.cli.compose_config import BASE, CONFIG_NAME, Composer, store_launchers
+from prepare.cli.compose_config import BASE, CONFIG_NAME, Composer, store_defaults
 from prepare.cli.launcher_checks import group_problems, launcher_problems
 from prepare.cli.resolve_config import (
     as_composed,
@@ -72,7 +72,7 @@ STATE: ContextVar[CommandState | None] = ContextVar("STATE", default=None)
 
 def launch() -> None:
     """Run the task under Hydra, with the arguments in `sys.argv`."""
-    store_launchers()
+    store_defaults()
     with _hydra_13_rules():
         hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, **BASE)(task)()
 

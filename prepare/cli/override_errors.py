@@ -11,7 +11,7 @@ from prepare.cli.word_errors import COMMAND_LATE, NO_OVERRIDE
 from prepare.core.utils.options import no_options
 from prepare.core.utils.suggest import choose, choose_option, nearest, options_text
 from prepare.errors import ConfigError, Problem
-from prepare.job.settings import KEYS, NO_MODEL
+from prepare.job.settings import NO_MODEL, key_names
 from prepare.registry import STEPS
 
 # The keys that the option of a group fills: if the option is wrong, a missing key there is no evidence.
@@ -274,8 +274,8 @@ def _top_level(override: Override, menu: Menu, siblings: Mapping[str, Any]) -> s
         word = choosing[0]
     elif paths := _deeper(override.key, siblings, word):
         meant = " or ".join(map(repr, paths))
-        return f"did you mean {meant}? keys and groups: {', '.join(KEYS)}"
-    return choose(word, KEYS, noun="keys and groups")
+        return f"did you mean {meant}? keys and groups: {', '.join(key_names())}"
+    return choose(word, key_names(), noun="keys and groups")
 
 
 def _deeper(key: str, config: Mapping[str, Any], word: str) -> list[str]:
@@ -286,7 +286,7 @@ def _deeper(key: str, config: Mapping[str, Any], word: str) -> list[str]:
             for path in _nested(config[top], top):
                 by_name.setdefault(path.rpartition(".")[2], []).append(path)
     near = nearest(key, by_name, cutoff=0.7)[:1]
-    nearest_of_all = nearest(word, [*nearest(word, KEYS)[:1], *near])[:1]
+    nearest_of_all = nearest(word, [*nearest(word, key_names())[:1], *near])[:1]
     names = [key] if key in by_name else near if near == nearest_of_all else []
     return [path for name in names for path in by_name[name]]
 

@@ -15,7 +15,7 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 
 from prepare.cli.override_errors import first_sentence
 from prepare.errors import Problem
-from prepare.job.settings import GROUPS
+from prepare.job.settings import group_names
 
 NO_VALUE = "has no value yet (???)"
 # The keys that name the folders that Hydra makes.
@@ -163,7 +163,7 @@ def overrides_in(about: DictConfig) -> list[str]:
 def choices_in(about: DictConfig) -> dict[str, Any]:
     """Return the option chosen in each of our groups, without the groups that were dropped."""
     chosen = about.runtime.choices
-    return {group: chosen[group] for group in GROUPS if group in chosen}
+    return {group: chosen[group] for group in group_names() if group in chosen}
 
 
 def with_a_decoder(problem: Problem, config: DictConfig) -> Problem:

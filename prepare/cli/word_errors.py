@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from prepare.core.utils.suggest import nearest
 from prepare.errors import Problem
-from prepare.job.settings import KEYS
+from prepare.job.settings import key_names
 
 # The commands; all but `contract` are answered before Hydra starts.
 COMMANDS = ("steps", "diff", "summary", "doctor", "contract")
@@ -48,7 +48,7 @@ def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
     if word.endswith((",", "]", "}")):
         remedy = "if it belongs to the value before it, leave the spaces out: key=[a,b]"
         return Problem(word, NO_OVERRIDE, remedy)
-    spelled = {key: f"{key}=VALUE" for key in KEYS} | {group: f"{group}=NAME" for group in groups}
+    spelled = {key: f"{key}=VALUE" for key in key_names()} | {group: f"{group}=NAME" for group in groups}
     spelled |= _OTHER_WORDS | {name: name for name in COMMANDS}
     spelled |= {option: f"{group}={option}" for group in groups for option in groups[group]}
     close = nearest(word.strip("+~-"), spelled, cutoff=0.6)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 from prepare.core.utils.options import plain, read_options
 from prepare.errors import ConfigError, Problem
-from prepare.registry import Registry
+from prepare.registry import Registry, modules_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,9 +25,14 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _Class = TypeVar("_Class", bound="type[Exporter]")
 
 
+def is_plain_name(file: str) -> bool:
+    """Return whether this is the name of a file, without a folder."""
+    return _NAME.fullmatch(file) is not None
+
+
 def check_file(file: str) -> None:
     """Raise ValueError unless `file` is a plain name, without a folder."""
-    if not _NAME.fullmatch(file):
+    if not is_plain_name(file):
         raise ValueError(f"{file!r} is not a plain name", "give letters, digits, _, - and dots")
 
 
@@ -42,7 +47,7 @@ def check_dynamic(dimensions: tuple[int, ...]) -> None:
 class Exporter:
     """One format of artefacts; its fields are its options. An author writes `lower`, `write` and `load`.
 
-    `keeps` names the steps that the artefact can hold; others are taken out of the model before the capture.
+    `suffix` ends the name of the artefact, `beside` those of files that belong to it. `keeps` names the steps that the artefact can hold; others are taken out of the model before the capture.
     `contiguous_weights`: the memory format of the weights is taken out as well.
     `environment` are the variables under which the artefact has to run. `layout_remedy` is the advice where
     a layout of inputs is answered wrongly. `extra` is the extra of this package that brings `packages`.
@@ -50,6 +55,7 @@ class Exporter:
 
     name: ClassVar[str] = ""
     suffix: ClassVar[str] = ""
+    beside: ClassVar[tuple[str, ...]] = ()
     packages: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str] = "export"
     keeps: ClassVar[tuple[str, ...]] = ()
@@ -132,7 +138,7 @@ def register(name: str) -> Callable[[_Class], _Class]:
 EXPORTERS: Registry[Exporter] = Registry(
     (Exporter,),
     group=ENTRY_POINTS,
-    builtin="prepare.export.exporters",
+    builtin=lambda: modules_of("prepare.export.exporters"),
     noun="exporter",
     place="export",
     unknown=ConfigError,

@@ -12,10 +12,9 @@ from torch import nn
 from prepare.core.model.tensors import named_tensors
 from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.text import first_line
-from prepare.core.utils.user_code import described
+from prepare.core.utils.user_code import described, is_out_of_memory
 from prepare.errors import ConfigError, ModelError
 from prepare.job.model_target import absent, check_targets
-from prepare.job.outcome import is_out_of_memory
 
 if TYPE_CHECKING:
     from prepare.job.settings import Settings

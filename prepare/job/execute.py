@@ -15,7 +15,6 @@ from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import CheckpointError, FileError
 from prepare.job.outcome import FAILED, Outcome, failure, finished, write_result
-from prepare.job.prepare_model import follow_unprepared, prepare_model
 from prepare.job.record import Record
 
 if TYPE_CHECKING:
@@ -79,8 +78,7 @@ def _run_job(spec: JobSpec, stage: Stage, show: Show, *, begun: bool) -> Outcome
             _write_failure(spec, record, outcome)
         return write_result(outcome, record)
     try:
-        if outcome.code != FAILED or outcome.result.reason == "export":
-            spec.pages(outcome, spec.folder)
+        spec.pages(outcome, spec.folder)
     except BaseException as error:
         failed = replace(failure(error).result, seconds=seconds)
         outcome = replace(outcome, result=failed, code=failure(error).code)
@@ -125,26 +123,15 @@ def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage, show: Show)
     # The import of torch swallows an interrupt, and then fails with an unrelated error.
     with stage("starting torch"), held_interrupts():
         from prepare.core.forward.torch_state import isolated
-        from prepare.job import analyses, artefacts
         from prepare.job.build_model import import_plugins
-        from prepare.job.load_weights import model_of, save
+        from prepare.job.carry_out import carry_out
+        from prepare.job.load_weights import save
     _log.debug("configuration: %s", settings)
     with isolated():
         import_plugins(settings.plugins)
-        analyses.metric_of(settings)  # a wrong name is an error before anything is built
-        if settings.task == "export":
-            artefacts.check_exporter(settings)
-        with stage(f"building {settings.model['_target_']}"):
-            model = model_of(settings, spec.build)
-        if settings.task == "flow":
-            results = follow_unprepared(settings, model, stage)
-        else:
-            build = lambda: model_of(settings, spec.build)  # noqa: E731
-            with analyses.kept_compilations(settings) as counts:
-                results = prepare_model(settings, model, stage, build, show, folder=spec.folder)
-            if counts is not None and "compile" in results.pipeline.steps:
-                note = f"compiled code in {settings.compile.save}: {counts}"
-                results = replace(results, notes=[*results.notes, note])
+        results, model = carry_out(
+            settings, spec.build, folder=spec.folder, progress=stage, show=show
+        )
         try:
             if results.audit is not None and not results.stopped:
                 notes = save(settings, model, results.pipeline, stage)

@@ -12,19 +12,25 @@ from prepare.checkpoint.init_empty import build_empty
 from prepare.checkpoint.load_checkpoint import fill_model
 from prepare.checkpoint.open_weights import open_weights
 from prepare.checkpoint.paths import beside
-from prepare.job import analyses
 from prepare.job.build_model import build_model
 from prepare.pipeline import Pipeline
+from prepare.registry import tasks
+from prepare.stage import Stage
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.core.utils.progress import Stage
+    from prepare.core.utils.progress import Stage as Progress
     from prepare.job.settings import Settings
     from prepare.plan import Plan, State
 
+# A larger model, in bytes, is not copied for a stage that does not insist.
+LARGEST = 1 << 30
 
-def model_of(settings: Settings, build: Callable[[Mapping[str, Any]], Any]) -> nn.Module:
+
+def model_of(
+    settings: Settings, build: Callable[[Mapping[str, Any]], Any], stages: list[Stage]
+) -> nn.Module:
     """Build the model of a job and load the file that `weights` names.
 
     If nothing needs the unprepared values, the parameters stay on meta until `read_into`.
@@ -32,14 +38,16 @@ def model_of(settings: Settings, build: Callable[[Mapping[str, Any]], Any]) -> n
     if settings.weights is None:
         return build_model(settings, build)
     model = build_empty(lambda: build_model(settings, build))
-    if not _is_left_empty(settings, model):
+    if not _is_left_empty(settings, model, stages):
         _read(settings, model, Pipeline([]))
     return model
 
 
-def read_into(settings: Settings, model: nn.Module, pipeline: Pipeline) -> None:
+def read_into(
+    settings: Settings, model: nn.Module, pipeline: Pipeline, stages: list[Stage]
+) -> None:
     """Load the weights that `model_of` has not loaded, each tensor as `pipeline` wants it."""
-    if settings.weights is not None and _is_left_empty(settings, model):
+    if settings.weights is not None and _is_left_empty(settings, model, stages):
         _read(settings, model, pipeline)
 
 
@@ -52,7 +60,7 @@ def plan_of(settings: Settings, model: nn.Module, pipeline: Pipeline) -> Plan:
     return replace(plan, tensors=tensors)
 
 
-def save(settings: Settings, model: nn.Module, pipeline: Pipeline, stage: Stage) -> list[str]:
+def save(settings: Settings, model: nn.Module, pipeline: Pipeline, stage: Progress) -> list[str]:
     """Save the prepared model if `save` names a file; return notes on the weights read and written."""
     notes = [f"weights: those of {settings.weights}"] if settings.weights else []
     if settings.save:
@@ -64,10 +72,23 @@ def save(settings: Settings, model: nn.Module, pipeline: Pipeline, stage: Stage)
     return notes
 
 
-def _is_left_empty(settings: Settings, model: nn.Module) -> bool:
+def is_copied(model: nn.Module, stages: list[Stage]) -> bool:
+    """Return whether the stages compare the prepared model with a copy of the unprepared one."""
+    wanted = {stage.copies() for stage in stages}
+    return "always" in wanted or ("small" in wanted and bytes_of(model) <= LARGEST)
+
+
+def bytes_of(model: nn.Module) -> int:
+    """Return the size of a model's parameters and buffers."""
+    return sum(t.nbytes for each in (model.parameters(), model.buffers()) for t in each)
+
+
+def _is_left_empty(settings: Settings, model: nn.Module, stages: list[Stage]) -> bool:
     """Return whether nothing needs the unprepared values, and the target device is known."""
+    chooses = any(type(stage).choose is not Stage.choose for stage in stages)
     named = settings.steps.get("device") is not None
-    return named and settings.task == "prepare" and not analyses.is_copied(settings, model)
+    prepares = tasks()[settings.task].prepares
+    return named and prepares and not chooses and not is_copied(model, stages)
 
 
 def _read(settings: Settings, model: nn.Module, pipeline: Pipeline) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import printable
-from prepare.core.utils.user_code import described, raised_at
+from prepare.core.utils.user_code import described, is_out_of_memory, raised_at
 from prepare.errors import (
     CheckpointError,
     ConfigError,
@@ -22,6 +22,7 @@ from prepare.errors import (
 )
 from prepare.job.figures import figures
 from prepare.job.record import NOTHING_CHANGED, Record, Result
+from prepare.registry import ordered_stages
 
 if TYPE_CHECKING:
     from prepare.job.results import Results
@@ -43,28 +44,16 @@ class Outcome:
 
 def finished(results: Results) -> Outcome:
     """Return the outcome of a job that came to its end, or prepared the model before it was stopped."""
-    found, amp = figures(results), results.amp
+    about = {"figures": figures(results), "amp": results.amp}
     if results.stopped:
-        stopped = Result("interrupted", "interrupted", results.stopped, figures=found, amp=amp)
+        stopped = Result("interrupted", "interrupted", results.stopped, **about)
         return Outcome(stopped, INTERRUPTED, results)
-    verification = results.verification
-    if verification is not None and verification.status == "fail":
-        reason = verification.reason.partition(":")[0]
-        result = Result("verification_failed", reason, verification.reason, figures=found, amp=amp)
-        return Outcome(result, NOT_VERIFIED, results)
-    if results.contract is not None and results.contract.status == "broken":
-        first = results.contract.changes[0]
-        wrong = f"{first.what}: {first.where}: {first.text}"
-        result = Result("verification_failed", "contract", wrong, figures=found)
-        return Outcome(result, NOT_VERIFIED, results)
-    export = results.export
-    if export is not None and export.status == "fail":
-        result = Result("verification_failed", "export", export.reason, figures=found, amp=amp)
-        return Outcome(result, NOT_VERIFIED, results)
-    if export is not None and export.status == "refused":
-        return Outcome(Result("failed", "export", export.reason, figures=found), FAILED, results)
+    for cls in ordered_stages():
+        if verdict := cls.verdict(results.found):
+            found = Result(verdict.status, verdict.reason, verdict.error, **about)
+            return Outcome(found, verdict.code, results)
     same = NOTHING_CHANGED if results.unchanged else None
-    return Outcome(Result("ok", same, figures=found, amp=amp), DONE, results)
+    return Outcome(Result("ok", same, **about), DONE, results)
 
 
 def failure(error: BaseException) -> Outcome:
@@ -118,11 +107,3 @@ def _message(error: BaseException) -> str:
     if isinstance(error, PrepareError):
         return "\n".join(map(printable, error.problems))
     return str(error).strip()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, on the CPU or a device; torch has several messages for it."""
-    if isinstance(error, MemoryError):
-        return True
-    words = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)

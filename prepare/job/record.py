@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils import files, json_records
 from prepare.errors import FileError, Problem
+from prepare.registry import ordered_stages
 
 if TYPE_CHECKING:
     from prepare.audit import Audit
@@ -26,15 +27,10 @@ STATUSES = (
 NOTHING_CHANGED = "nothing changed"
 # A resumed sweep does not repeat jobs of these statuses: the result would be the same.
 KEPT = ("ok", "no_effect", "verification_failed")
-# Every file of a record; a new job in the same folder first removes those of an earlier one.
-FILES = (
-    *("recipe.yaml", "plan.json", "audit.json", "audit.csv"),
-    *("flow.json", "flow_before.json", "flow.svg", "verify.json"),
-    *("bench.json", "bench.svg", "tune.json", "tune.svg", "reduced.py", "report.html"),
-    *("export.json", "model.pt2", "model.onnx", "model.onnx.data", "model.xml", "model.bin"),
-    "contract.json",
-    *("patch.json", "patch.diff"),
-    *("environment.json", "job.json", "log.txt", "traceback.txt", "result.json"),
+# The files of a record beside those of its stages.
+_FIRST = ("recipe.yaml", "plan.json", "audit.json", "audit.csv")
+_LAST = (
+    *("report.html", "environment.json", "job.json", "log.txt", "traceback.txt", "result.json"),
 )
 # What Hydra leaves beside a record.
 _OF_HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "prepare.log")
@@ -86,6 +82,18 @@ class Job:
     seen: dict[str, Any] | None = None
 
 
+def files_in(folder: Path) -> tuple[str, ...]:
+    """Return the names of all files that a job may have left in `folder`, the result last."""
+    found = (name for cls in ordered_stages() for name in cls.files_in(folder))
+    return (*_FIRST, *dict.fromkeys(found), *_LAST)
+
+
+def shown_files() -> tuple[str, ...]:
+    """Return the names of the files that a user may look for, in the order in which they are written."""
+    records = (name for cls in ordered_stages() for name in (*cls.records(), *cls.files))
+    return (*_FIRST, *records, "report.html", "environment.json", "result.json")
+
+
 class Record:
     """The folder of one job."""
 
@@ -97,7 +105,7 @@ class Record:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             # The result first: a record that has one is complete.
-            for name in reversed(FILES):
+            for name in reversed(files_in(self.folder)):
                 (self.folder / name).unlink(missing_ok=True)
             for left_by_a_kill in self.folder.glob(f".*{files.TEMPORARY}"):
                 left_by_a_kill.unlink(missing_ok=True)
@@ -166,7 +174,7 @@ class Record:
 def used_folder(folder: Path) -> list[Problem]:
     """Return the problem of a folder that holds files which a run would replace."""
     # Not `Path.exists`, which raises if the name is too long.
-    found = [name for name in FILES if os.path.lexists(folder / name)]
+    found = [name for name in files_in(folder) if os.path.lexists(folder / name)]
     if not found:
         return []
     wrong = f"the folder holds {found[0]} without the result of a run"
@@ -179,7 +187,7 @@ def used_folder(folder: Path) -> list[Problem]:
 def without_result(folder: Path) -> FileError | None:
     """Return the error of the folder of a single run that wrote no result; None for other folders."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {"missing"}
-    if "result.json" in names or not names <= set(FILES):
+    if "result.json" in names or not names <= set(files_in(folder)):
         return None
     wrong = "holds no result: its run was killed, or has not ended"
     remedy = "run it again; on Linux, dmesg says if memory ran out"

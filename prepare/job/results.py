@@ -9,57 +9,63 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prepare.audit import Audit
-from prepare.bench.records import Bench
-from prepare.contract.records import ContractCheck
 from prepare.core.utils import files
 from prepare.errors import FileError, PrepareError
-from prepare.export.records import Export
-from prepare.flow.records import Flow
 from prepare.job.record import NOTHING_CHANGED, Job, Record, Result
-from prepare.patch.records import Patch
-from prepare.tune.records import Tuning
-from prepare.verify.records import Verification
+from prepare.registry import ordered_stages
 
 if TYPE_CHECKING:
     from prepare.core.forward.conv_layouts import LayoutCount
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
-    from prepare.reduce.records import Reduction
 
 # More than a plan of a hundred thousand tensors needs.
 _LIMIT = 1 << 28
-# The script of task=reduce.
-REDUCED = "reduced.py"
-# The file of each analysis, by its field in `Analyses`, in the order in which they are written.
-_FILES: dict[str, tuple[str, Callable[[Path], Any]]] = {
-    "flow": ("flow.json", Flow.load),
-    "flow_before": ("flow_before.json", Flow.load),
-    "verification": ("verify.json", Verification.load),
-    "bench": ("bench.json", Bench.load),
-    "tuning": ("tune.json", Tuning.load),
-    "export": ("export.json", Export.load),
-    "contract": ("contract.json", ContractCheck.load),
-    "patch": ("patch.json", Patch.load),
-}
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analyses:
-    """The audit and the analyses of one model; None for each that did not run.
-
-    `flow_before` is the layout flow of the prepared model without repairs and rewritten calls.
-    """
+    """The audit of one model, and the records of the stages that ran, by name."""
 
     audit: Audit | None = None
-    flow: Flow | None = None
-    flow_before: Flow | None = None
-    verification: Verification | None = None
-    bench: Bench | None = None
-    tuning: Tuning | None = None
-    export: Export | None = None
-    contract: ContractCheck | None = None
-    patch: Patch | None = None
+    found: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def flow(self) -> Any:
+        return self.found.get("flow")
+
+    @property
+    def flow_before(self) -> Any:
+        return self.found.get("flow_before")
+
+    @property
+    def verification(self) -> Any:
+        return self.found.get("verify")
+
+    @property
+    def bench(self) -> Any:
+        return self.found.get("bench")
+
+    @property
+    def tuning(self) -> Any:
+        return self.found.get("tune")
+
+    @property
+    def export(self) -> Any:
+        return self.found.get("export")
+
+    @property
+    def contract(self) -> Any:
+        return self.found.get("contract")
+
+    @property
+    def patch(self) -> Any:
+        return self.found.get("patch")
+
+    @property
+    def reduction(self) -> Any:
+        return self.found.get("reduced")
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Results(Analyses):
     stopped: str = ""
     unchanged: bool = False
     amp: str = "none"
-    reduction: Reduction | None = None
+    task: str = "prepare"
 
     def write(self, record: Record, job: Job) -> None:
         """Write every file of the record, except its pages and its result. Raises FileError."""
@@ -99,11 +105,9 @@ class Results(Analyses):
         record.write_plan(self.plan)
         if self.audit is not None:
             record.write_prepared(self.pipeline, self.audit)
-        for key, (name, _) in _FILES.items():
-            if (analysis := getattr(self, key)) is not None:
-                analysis.save(record.folder / name)
-        if self.reduction is not None:
-            files.write_text(record.folder / REDUCED, self.reduction.script)
+        for file in record_classes():
+            if (found := self.found.get(_name(file))) is not None:
+                found.save(record.folder / file)
         record.write_environment(environment())
         record.write_job(job)
 
@@ -135,7 +139,6 @@ class SavedResults(Analyses):
     result: Result | None = None
     job: Job | None = None
     recipe: str | None = None
-    reduced: str | None = None
     plan: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
     problems: tuple[str, ...] = ()
@@ -170,19 +173,32 @@ def read_results(folder: str | Path) -> SavedResults:
         "result": ("result.json", lambda _: record.result()),
         "job": ("job.json", lambda _: record.job()),
         "recipe": ("recipe.yaml", lambda path: files.read_text(path, limit=_LIMIT)),
-        "reduced": (REDUCED, lambda path: files.read_text(path, limit=_LIMIT)),
         "plan": ("plan.json", lambda path: _json(path, "prepare.plan")),
         "audit": ("audit.json", Audit.load),
         "environment": ("environment.json", lambda path: _json(path, "prepare.environment")),
-        **_FILES,
     }
     parts = {key: _read(folder / name, reader, problems) for key, (name, reader) in readers.items()}
-    if not problems and not any(value is not None for value in parts.values()):
+    read = {
+        _name(file): _read(folder / file, cls.load, problems)
+        for file, cls in record_classes().items()
+    }
+    found = {name: record for name, record in read.items() if record is not None}
+    if not problems and not found and not any(value is not None for value in parts.values()):
         wrong = "is not the record of a job"
         raise FileError(
             files.printable_path(folder), wrong, "give the folder that a job has written"
         )
-    return SavedResults(name=folder.resolve().name, problems=tuple(problems), **parts)
+    return SavedResults(name=folder.resolve().name, problems=tuple(problems), found=found, **parts)
+
+
+def record_classes() -> dict[str, Any]:
+    """Return the class of the record in each file that a stage writes, in the order of the stages."""
+    return {file: cls for stage in ordered_stages() for file, cls in stage.records().items()}
+
+
+def _name(file: str) -> str:
+    """Return the name of a record: that of its file without the suffix."""
+    return file.rpartition(".")[0]
 
 
 def read_plan(folder: Path) -> dict[str, Any]:

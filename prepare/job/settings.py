@@ -8,44 +8,39 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_type_hints
 
 from prepare.checkpoint.paths import check_readable, check_writable
-from prepare.contract.options import ContractOptions, read_contract
 from prepare.core.forward.example_input import read_example
 from prepare.core.utils.options import as_written, convert, no_options, read_options
 from prepare.core.utils.suggest import choose, choose_option
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
-from prepare.export.options import export_problems
-from prepare.job.levels import VerifyLimits, read_levels
 from prepare.job.model_target import hydra_key_problems
-from prepare.registry import STEPS
-from prepare.tune.options import TuneOptions, read_tune
+from prepare.registry import STAGES, STEPS, ordered_stages, tasks
+from prepare.stage import Stage
 
 # The keys that hold one value each.
 _CONVERTED = (
-    *("task", "mode", "amp", "strict", "known_issues", "flow", "plugins", "seed"),
+    *("mode", "amp", "strict", "known_issues", "plugins", "seed"),
     *("isolate", "resume", "overwrite", "weights", "save", "optimize"),
 )
 NO_MODEL = "no model is chosen"
-# The groups that a configuration is composed of.
-GROUPS = ("model", "device", "precision", "amp", "memfmt", "input", "export")
-# Groups whose option is a level, and which may set limits as well: verify=short, verify.seconds=60.
-LEVELS = ("verify", "bench")
-# Every key at the top of a configuration.
-KEYS = (
-    *(*GROUPS, "steps", "task", "mode", "strict", "known_issues", "flow", "verify", "bench"),
-    *(
-        "tune",
-        "contract",
-        "compile",
-        "plugins",
-        "seed",
-        "isolate",
-        "resume",
-        "overwrite",
-        "weights",
-    ),
-    *("save", "optimize", "hydra"),
-)
+# The groups that a configuration is composed of, beside those of stages.
+GROUPS = ("model", "device", "precision", "amp", "memfmt", "input")
+
+
+def group_names() -> tuple[str, ...]:
+    """Return the groups of a configuration, without those whose option is a level."""
+    return (*GROUPS, *(cls.name for cls in ordered_stages() if cls.groups and not cls.has_level()))
+
+
+def level_names() -> tuple[str, ...]:
+    """Return the groups whose option is a level, and which may set limits as well."""
+    return tuple(cls.name for cls in ordered_stages() if cls.groups and cls.has_level())
+
+
+def key_names() -> tuple[str, ...]:
+    """Return every key at the top of a configuration."""
+    plain = ("steps", "task", "mode", "strict", "known_issues", "compile", *_CONVERTED[4:])
+    return tuple(dict.fromkeys((*GROUPS, *STAGES, *plain, "hydra")))
 
 
 def _check_seed(seed: int) -> None:
@@ -69,29 +64,23 @@ class CompileOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of a job; `choices` maps each group to the chosen option, or None."""
+    """The settings of a job; `choices` maps each group to the chosen option, or None.
+
+    `stages` are all installed stages by name, with their options.
+    """
 
     model: dict[str, Any]
     steps: dict[str, Any]
     input: dict[str, Any]
-    task: Literal["prepare", "plan", "flow", "tune", "patch", "contract", "reduce", "export"] = (
-        "prepare"
-    )
+    task: str = "prepare"
     mode: Literal["eval", "train"] = "eval"
     amp: Literal["none", "bfloat16", "float16"] = "none"
     strict: bool = True
     known_issues: Literal["error", "warn", "ignore"] = "error"
-    flow: Literal["none", "predict", "observe"] = "predict"
-    verify: Literal["none", "short", "full"] = "short"
-    bench: Literal["none", "short", "full"] = "short"
-    verify_limits: VerifyLimits = field(default_factory=VerifyLimits)
-    bench_seconds: float | None = None
+    stages: dict[str, Stage] = field(default_factory=dict)
     plugins: Annotated[tuple[str, ...], "a list of modules", _check_plugins] = ()
     seed: Annotated[int, _check_seed] = 0
-    tune: TuneOptions = field(default_factory=TuneOptions)
-    contract: ContractOptions = field(default_factory=ContractOptions)
     compile: CompileOptions = field(default_factory=CompileOptions)
-    export: dict[str, Any] = field(default_factory=dict)
     optimize: Literal["none", "time", "error", "memory"] = "none"
     isolate: bool = True
     resume: bool = False
@@ -115,43 +104,42 @@ def read_settings(
     problems: list[Problem] = []
     read: dict[str, Any] = {"choices": dict(choices)}
     hints = get_type_hints(Settings, include_extras=True)
-    known = {field.name for field in fields(Settings)} - {
-        "choices",
-        "verify_limits",
-        "bench_seconds",
-    }
+    known = {*(field.name for field in fields(Settings)), *STAGES} - {"choices", "stages"}
     for key in config:
         if key not in known:
-            remedy = choose(str(key), KEYS, noun="keys and groups")
-            problems.append(Problem(str(key), "no such key", remedy))
+            problems.append(Problem(str(key), "no such key", choose(str(key), key_names(), noun="keys and groups")))
     for key in _CONVERTED:
         if key in config:
             try:
                 read[key] = convert(config[key], hints[key])
             except ValueError as error:
                 problems.append(Problem(key, *error.args))
-    levels, level_problems = read_levels(config)
-    read |= levels
-    problems += level_problems
+    read["task"] = config.get("task", "prepare")
+    if read["task"] not in tasks():
+        wrong = f"{as_written(read['task'])} is not allowed"
+        problems.append(Problem("task", wrong, choose(str(read["task"]), tasks())))
+    read["stages"] = {}
+    for cls in ordered_stages():
+        try:
+            read["stages"][cls.name] = cls.from_options(config.get(cls.name, {}), config)
+        except ConfigError as error:
+            problems += error.problems
     problems += _check_choices(choices)
     checks: dict[str, Callable[[dict[str, Any]], Iterable[Problem]]] = {
         "model": lambda model: _check_model(model, list(models)),
         "input": _check_input,
         "steps": lambda steps: _check_steps(steps, plugins=bool(config.get("plugins"))),
-        "export": lambda options: _check_export(options, config),
     }
     for key, check in checks.items():
         read[key] = config.get(key, {})
-        if read[key] is None and key in ("steps", "export"):
+        if read[key] is None and key == "steps":
             read[key] = {}
         if isinstance(read[key], dict):
             problems += check(read[key])
         else:
             problems.append(_not_a_mapping(key, read[key]))
-    read["tune"], tune_problems = _read_tune(config)
-    read["contract"], contract_problems = _read_contract(config)
     read["compile"], compile_problems = _read_compile(config)
-    problems += [*tune_problems, *contract_problems, *compile_problems]
+    problems += compile_problems
     if not problems:
         problems += _check_task(read)
     if not problems and read.get("mode") == "train":
@@ -204,27 +192,6 @@ def _read_compile(config: Mapping[str, Any]) -> tuple[CompileOptions, tuple[Prob
         return CompileOptions(), error.problems
 
 
-def _read_tune(config: Mapping[str, Any]) -> tuple[TuneOptions, tuple[Problem, ...]]:
-    options = config.get("tune", {})
-    if not isinstance(options, dict):
-        return TuneOptions(), (_not_a_mapping("tune", options, "write task=tune to tune"),)
-    try:
-        return read_tune(options, mode=str(config.get("mode"))), ()
-    except ConfigError as error:
-        return TuneOptions(), error.problems
-
-
-def _read_contract(config: Mapping[str, Any]) -> tuple[ContractOptions, tuple[Problem, ...]]:
-    options = config.get("contract", {})
-    if not isinstance(options, dict):
-        remedy = "write task=contract, and contract.file=FILE"
-        return ContractOptions(), (_not_a_mapping("contract", options, remedy),)
-    try:
-        return read_contract(options, task=str(config.get("task"))), ()
-    except ConfigError as error:
-        return ContractOptions(), error.problems
-
-
 def _is_dotted(name: str) -> bool:
     return all(part.isidentifier() for part in name.split("."))
 
@@ -237,15 +204,12 @@ def _check_training(steps: dict[str, Any]) -> Iterable[Problem]:
 
 
 def _check_task(read: dict[str, Any]) -> Iterable[Problem]:
-    if read.get("task") == "flow" and read.get("flow") == "none":
-        yield Problem(
-            "flow", "task=flow cannot run without a flow", "choose flow=predict or observe"
-        )
     needs = {"time": "bench", "error": "verify"}.get(str(read.get("optimize")))
-    if needs and read.get(needs) == "none":
+    if needs and read["stages"][needs].level == "none":
         wrong = f"{read['optimize']} is not measured with {needs}=none"
         yield Problem("optimize", wrong, f"choose {needs}=short or full")
-    if read.get("save") and read.get("task") in ("plan", "flow"):
+    task = tasks()[read["task"]]
+    if read.get("save") and not task.prepares:
         wrong = f"task={read['task']} does not prepare weights to save"
         yield Problem("save", wrong, "drop save, or choose task=prepare")
 
@@ -256,11 +220,6 @@ def _check_input(config: dict[str, Any]) -> Iterable[Problem]:
     except ConfigError as error:
         return error.problems
     return ()
-
-
-def _check_export(options: dict[str, Any], config: Mapping[str, Any]) -> Iterable[Problem]:
-    words = {key: str(config.get(key)) for key in ("task", "mode", "amp")}
-    return export_problems(options, plugins=bool(config.get("plugins")), **words)
 
 
 def _check_steps(steps: dict[str, Any], *, plugins: bool) -> Iterable[Problem]:

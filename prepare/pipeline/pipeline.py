@@ -45,7 +45,7 @@ from prepare.pipeline.preconditions import (
 from prepare.pipeline.spinning import spinning_problems
 from prepare.plan import Plan
 from prepare.registry import STEPS
-from prepare.step import Step
+from prepare.step import PHASES, Step
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _log = logging.getLogger(__name__)
@@ -231,6 +231,12 @@ class Pipeline:
         took, name = time.perf_counter() - start, type(model).__name__
         _log.info("%s: %s: %s, %.3f s", name, ", ".join(self.steps) or "no step", done, took)
         return model
+
+    def undo(self, model: nn.Module, *, phases: Iterable[str] = PHASES) -> None:
+        """Take the steps of these phases back, in place, the last first, as far as steps can be undone."""
+        for step in reversed(self.steps.values()):
+            if step.phase in phases:
+                step.undo(model)
 
     def check(
         self, model: nn.Module, *, strict: bool = False, optimizer: Optimizer | None = None

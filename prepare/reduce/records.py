@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
+from prepare.core.utils import files
+
+# More than any script needs.
+_LIMIT = 1 << 24
 # The largest error that rounding explains, relative to the largest number of a tensor.
 ALLOWED = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 6e-2}
 WRONG, RAISES, CRASHES, HANGS, SLOW = FAULTS = ("wrong", "raises", "crashes", "hangs", "slow")
@@ -64,12 +69,21 @@ class Reduction:
     none.
     """
 
-    fault: str
-    module: str
-    call: ModuleCall
     script: str
-    text: str
-    known: str
-    trials: int
-    seconds: float
+    fault: str = ""
+    module: str = ""
+    call: ModuleCall | None = None
+    text: str = ""
+    known: str = ""
+    trials: int = 0
+    seconds: float = 0.0
     environment: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, path: str | Path) -> None:
+        """Write the script. Raises FileError."""
+        files.write_text(path, self.script)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read the script, which is all that a run's folder keeps of a reduction. Raises FileError."""
+        return cls(script=files.read_text(path, limit=_LIMIT))

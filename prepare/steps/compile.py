@@ -142,6 +142,10 @@ class Compile(ForDevice, ModelStep):
                 f"{where}.backend", f"inductor needs {tool}, which is not installed", remedy
             )
 
+    @classmethod
+    def undo(cls, model: torch.nn.Module) -> None:
+        undo(model)
+
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
         return [
             name

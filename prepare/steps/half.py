@@ -62,6 +62,10 @@ class Half(TensorStep):
                 f"choose {instead}",
             )
 
+    @classmethod
+    def undo(cls, model: torch.nn.Module) -> None:
+        undo(model)
+
     def want(self, tensor: NamedTensor) -> Want | None:
         return Want(dtype=self.dtype) if tensor.tensor.is_floating_point() else None
 

@@ -76,6 +76,12 @@ class InputFormat(InputStep):
 
         FormatHook(self._formatter).install(model)
 
+    @classmethod
+    def undo(cls, model: torch.nn.Module) -> None:
+        from prepare.core.forward.input_formatter import FormatHook
+
+        FormatHook.remove(model)
+
     @cached_property
     def _formatter(self) -> Formatter:
         import torch

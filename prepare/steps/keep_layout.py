@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from prepare.core.utils.suggest import nearest
 from prepare.errors import ConfigError, Problem
@@ -76,6 +77,33 @@ class KeepLayout(ForChannelsLast):
         names = {*self._names(module), *rewritten_calls(type(module))}
         module.__class__ = rewritten(_original(module), names)
         return {name: module}
+
+    def needs_example(self) -> bool:
+        return self.calls == "auto"
+
+    def for_example(
+        self, model: torch.nn.Module, example: Any, *, backward: bool, amp: Any
+    ) -> tuple[Self, list[str]]:
+        from prepare.core.utils.text import plural
+        from prepare.steps.keeping.choose_calls import choose_calls
+
+        choice = choose_calls(model, example, backward=backward, amp=amp)
+        where = f"steps.{self.name}.calls"
+        if choice.before.status != "ok":
+            reason = f"the flow cannot be predicted: {choice.before.reason}"
+            return self, [f"{where}: auto takes all calls of operators: {reason}"]
+        if choice.names:
+            return replace(self, calls=choice.names), []
+        breaks = choice.before.summary["breaks"]
+        why = "nothing loses the layout"
+        if breaks:
+            why = f"none of {plural(breaks, 'break')} can be removed"
+        text = f"{where}: no call of the model's own code is replaced: {why}"
+        return replace(self, calls=()), [text]
+
+    @classmethod
+    def undo(cls, model: torch.nn.Module) -> None:
+        undo(model)
 
     def _check_names(self, model: torch.nn.Module) -> None:
         known = {call.name for module in model.modules() for call in _calls(module)}

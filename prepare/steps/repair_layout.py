@@ -55,6 +55,10 @@ class RepairLayout(ForDevice, ForChannelsLast):
             if any(repair.fits(module) or repair.is_repaired(module) for repair in _all()):
                 yield name
 
+    @classmethod
+    def undo(cls, model: torch.nn.Module) -> None:
+        undo(model)
+
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
         formats, useful = self.formats(model, force=self.force), self._useful(model)
         for name, module in model.named_modules():

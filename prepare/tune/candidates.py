@@ -174,7 +174,7 @@ def _layouts(model: nn.Module, calls: tuple[str, ...]) -> Iterator[Choice]:
 
 def calls_to_keep(model: nn.Module, batch: Any, *, mode: str, amp: Amp = "none") -> tuple[str, ...]:
     """Return the calls of the model's own code that keep_layout can replace; changes the model."""
-    from prepare.patch.choose_calls import choose_calls
+    from prepare.steps.keeping.choose_calls import choose_calls
 
     formats = next((choice.steps for choice in _formats(model)), {})
     if not formats:

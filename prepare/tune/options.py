@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from prepare.core.utils.options import read_options, read_size
 from prepare.core.utils.wording import argument, words
 from prepare.errors import ConfigError, Problem
+from prepare.stage import key
 
 Allowed = Literal["bfloat16", "half", "compile", "openvino", "quantize"]
 _INFERENCE_ONLY = {
@@ -38,16 +39,21 @@ def _check_budget(budget: float) -> None:
 class TuneOptions:
     """The group `tune` of the command line, and the options of `tune()`."""
 
-    allow: tuple[Allowed, ...] = ()
-    """The precisions, compilers and 8-bit weights that may be tried besides float32 without a compiler."""
-    budget: Annotated[float, "seconds, as in 60", _check_budget] = 60.0
-    """Seconds for preparing, timing and verifying candidates."""
-    cache: Annotated[bool | str, "true, false, or a folder"] = True
-    """Return whether the result is cached, or the folder for it."""
-    max_memory: Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory] = None
-    """The peak memory of a call, without model and input, beyond which a recipe cannot win."""
-    calls: Annotated[int | None, "a whole number, as in 1000", _check_calls] = None
-    """The number of calls that the model will get: each takes its share of the first, which may compile."""
+    allow: tuple[Allowed, ...] = key(
+        (), "what to try beyond float32 without a compiler", "[bfloat16]"
+    )
+    budget: Annotated[float, "seconds, as in 60", _check_budget] = key(
+        60.0, "seconds for preparing, timing and verifying recipes"
+    )
+    cache: Annotated[bool | str, "true, false, or a folder"] = key(
+        True, "save the result: true, false or a folder"
+    )
+    max_memory: Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory] = key(
+        None, "peak memory of a call, without model and input, beyond which a recipe cannot win", "8GiB"
+    )
+    calls: Annotated[int | None, "a whole number, as in 1000", _check_calls] = key(
+        None, "calls that the model will get, to weigh the first, which may compile", "1000"
+    )
 
 
 def read_tune(options: Mapping[str, Any], *, mode: str) -> TuneOptions:
@@ -57,12 +63,12 @@ def read_tune(options: Mapping[str, Any], *, mode: str) -> TuneOptions:
         ConfigError: one problem for each mistake.
     """
     read = TuneOptions(**read_options(TuneOptions, options, where="tune"))
-    if problems := list(_mode_problems(read.allow, mode)):
+    if problems := list(mode_problems(read.allow, mode)):
         raise ConfigError.of(problems)
     return read
 
 
-def _mode_problems(allow: Iterable[str], mode: str) -> Iterable[Problem]:
+def mode_problems(allow: Iterable[str], mode: str) -> Iterable[Problem]:
     """Yield a problem for each allowed word that is for inference only."""
     if mode == "train":
         for word in allow:

@@ -5,7 +5,7 @@ from torch import nn
 
 from keeping_nets import Purposeful, chunked, video
 from prepare.flow import predict
-from prepare.patch.advise import find_remedy
+from prepare.flow.find_remedy import find_remedy
 from prepare.pipeline import Pipeline
 from small_nets import facts
 

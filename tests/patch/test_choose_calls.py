@@ -14,7 +14,7 @@ from keeping_nets import (
     image,
     video,
 )
-from prepare.patch.choose_calls import choose_calls, cost_of
+from prepare.steps.keeping.choose_calls import choose_calls, cost_of
 from prepare.pipeline import Pipeline
 from small_nets import facts
 

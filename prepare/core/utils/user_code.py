@@ -81,3 +81,11 @@ def _site_folders() -> tuple[Path, ...]:
             Path(name) for name in found if Path(name).name in ("site-packages", "dist-packages")
         )
     )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out, on the CPU or a device; torch has several messages for it."""
+    if isinstance(error, MemoryError):
+        return True
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)

@@ -20,6 +20,7 @@ class Onnx(Exporter):
     """An ONNX model (.onnx). ONNX has no memory formats, so repairs and rewritten calls stay behind."""
 
     suffix: ClassVar[str] = ".onnx"
+    beside: ClassVar[tuple[str, ...]] = (".onnx.data",)
     packages: ClassVar[tuple[str, ...]] = ("onnx", "onnxscript", "onnxruntime")
 
     opset: Annotated[int, "a whole number", _check_opset] | None = None

@@ -17,6 +17,7 @@ class OpenVino(Exporter):
     """A model of OpenVINO (.xml, with its weights in .bin). It chooses layouts itself, as ONNX does."""
 
     suffix: ClassVar[str] = ".xml"
+    beside: ClassVar[tuple[str, ...]] = (".bin",)
     packages: ClassVar[tuple[str, ...]] = ("openvino",)
 
     def lower(self, program: Any, metadata: Mapping[str, str]) -> Any:

@@ -11,7 +11,7 @@ from prepare.core.model.module_tree import copy_tree
 from prepare.errors import PrepareError
 from prepare.flow import predict
 from prepare.flow.records import Remedy
-from prepare.patch.choose_calls import choose_calls, cost_of, kept
+from prepare.steps.keeping.choose_calls import choose_calls, cost_of, kept
 from prepare.pipeline import Pipeline
 
 if TYPE_CHECKING:

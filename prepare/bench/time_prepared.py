@@ -9,11 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from prepare.bench import compare
+from prepare.bench.stage import BUDGET, Level
 from prepare.bench.records import PREPARED, UNPREPARED, Bench, Case, Progress
 from prepare.core.forward.call import Call, call_of
 from prepare.core.utils.text import plural
+from prepare.core.utils.user_code import is_out_of_memory
 from prepare.errors import PrepareError
-from prepare.job.outcome import is_out_of_memory
 from prepare.pipeline import Pipeline
 from prepare.verify.inputs import format_call, resized
 
@@ -23,13 +24,8 @@ if TYPE_CHECKING:
     from prepare.core.forward.autocast import Amp
     from prepare.core.forward.example_input import Example
 
-Level = Literal["short", "full"]
 Mode = Literal["eval", "train"]
 INFERENCE, ONE_SAMPLE, TRAINING = "inference", "inference of one sample", "training step"
-# Seconds for each case, and its precision: a `full` case stops there, a `short` one once its verdict is
-# settled. A `short` case ends within 10 s of its start: its last call may exceed the budget by what it
-# took longer than expected.
-BUDGET = {"short": 9.0, "full": 60.0}
 # The longest budget of a short case, for calls of more than `_SLOW` seconds. A case makes about `_CALLS`
 # calls at least: three of each variant, and three rounds of three, with a margin.
 LONGEST, _SLOW, _CALLS = 120.0, 0.5, 18

@@ -1,0 +1,97 @@
+"""The stage `bench`: is the prepared model faster than the unprepared one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from prepare.core.utils.options import as_written
+from prepare.registry import stage
+from prepare.stage import Copies, Stage, Work, key
+
+if TYPE_CHECKING:
+    from prepare.core.document import Document, Shown
+
+Level = Literal["none", "short", "full"]
+# Seconds for each case: a `full` case stops there, a `short` one once its verdict is settled. A `short` case
+# ends within 10 s of its start: its last call may exceed the budget by what it took longer than expected.
+BUDGET = {"short": 9.0, "full": 60.0}
+
+
+def _check_seconds(seconds: float | None) -> None:
+    if seconds is not None and not 0 < seconds < 1e9:
+        raise ValueError(f"{as_written(seconds)} is not a time", "give seconds, as in 60")
+
+
+@stage("bench")
+class BenchStage(Stage):
+    """The paired timing of the prepared model against the unprepared one."""
+
+    noun: ClassVar[str] = "timing"
+    order: ClassVar[int] = 50
+    default: ClassVar[bool] = True
+    groups: ClassVar[bool] = True
+    files: ClassVar[tuple[str, ...]] = ("bench.svg",)
+
+    level: Level = key("short", "time against the unprepared model (short: 10 s, 120 for slow calls)")
+    seconds: Annotated[float | None, "seconds, as in 60", _check_seconds] = key(
+        None, "seconds that a timing may use; null: those of its level", "60"
+    )
+
+    @classmethod
+    def records(cls) -> Mapping[str, Any]:
+        from prepare.bench.records import Bench
+
+        return {"bench.json": Bench}
+
+    @property
+    def budget(self) -> float:
+        """The seconds of one comparison; 0 if nothing is timed."""
+        return 0.0 if self.level == "none" else self.seconds or BUDGET[self.level]
+
+    def copies(self) -> Copies:
+        return {"none": "no", "short": "small", "full": "always"}[self.level]  # type: ignore[return-value]
+
+    def run(self, work: Work) -> Mapping[str, Any]:
+        if self.level == "none" or work.reference is None:
+            return {}
+        from prepare.bench.time_prepared import Models, time_models
+
+        reference = work.reference
+        if isinstance(reference, str) and "verify" in work.found:
+            reference = "there is no second model, see above"
+        with work.progress("timing it against the unprepared model") as tell:
+            found = time_models(
+                Models(unprepared=reference, prepared=work.model, pipeline=work.pipeline),
+                work.example,
+                level=self.level,
+                mode=work.settings.mode,
+                took=work.took,
+                seconds=self.seconds,
+                amp=work.amp,
+                tell=tell or (lambda _: None),
+            )
+        return {"bench": found}
+
+    @classmethod
+    def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:
+        bench = found.get("bench")
+        if bench is None:
+            return {}
+        case = bench.cases[0]
+        row = case.row
+        low, high = row.ratio_interval or (None, None)
+        values: dict[str, Any] = {"timed": case.what, "verdict": row.verdict}
+        values |= {"time_ratio": _finite(row.ratio), "time_ratio_low": low, "time_ratio_high": high}
+        values |= {"prepared_seconds": _finite(case.seconds), "prepared_peak_bytes": row.peak_bytes}
+        if case.comparison is not None:
+            baseline = case.comparison.row(case.comparison.baseline)
+            values |= {"unprepared_seconds": _finite(baseline.seconds)}
+            values |= {"unprepared_peak_bytes": baseline.peak_bytes}
+            values |= {"rounds": case.comparison.repeats}
+        return values
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None

@@ -1,0 +1,165 @@
+"""The stage `export`: write the prepared model in another format, and check that artefact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from prepare.core.forward.example_input import read_example
+from prepare.core.utils.options import as_written
+from prepare.core.utils.suggest import choose_option
+from prepare.errors import ConfigError, PrepareError, Problem, RefusedError
+from prepare.export.exporter import EXPORTERS, Exporter, is_plain_name
+from prepare.export.records import ARTEFACT, Export
+from prepare.registry import stage
+from prepare.stage import EXAMPLE_REMEDY, Copies, Stage, Task, Verdict, Work
+
+if TYPE_CHECKING:
+    from prepare.core.document import Document, Shown
+
+TASK = "export"
+FAILED, NOT_VERIFIED = 1, 3
+
+
+@stage(TASK)
+class ExportStage(Stage):
+    """The export of the prepared model, and the checks of the artefact in its own runtime."""
+
+    noun: ClassVar[str] = "the export"
+    order: ClassVar[int] = 60
+    groups: ClassVar[bool] = True
+    tasks: ClassVar[Mapping[str, Task]] = {
+        TASK: Task(
+            "write the prepared model in a format of the group export, and check that",
+            stages=("flow", "verify", TASK),
+        )
+    }
+
+    options: Mapping[str, Any]
+
+    @classmethod
+    def records(cls) -> Mapping[str, Any]:
+        return {"export.json": Export}
+
+    @classmethod
+    def from_options(cls, options: Any, config: Mapping[str, Any]) -> Self:
+        options = {} if options is None else options
+        if not isinstance(options, Mapping):
+            wrong = f"{as_written(options)} is not a mapping"
+            remedy = "choose an option of the group, or set its keys as export.KEY=value"
+            raise ConfigError(TASK, wrong, remedy)
+        if problems := list(_problems(options, config)):
+            raise ConfigError.of(problems)
+        return cls(options=options)
+
+    @classmethod
+    def files_in(cls, folder: Path) -> Iterable[str]:
+        yield from super().files_in(folder)
+        names = ["model"]
+        with suppress(PrepareError):
+            # The name that an earlier run chose; a file may hold any.
+            names.append(Path(Export.load(folder / "export.json").artefact).stem)
+        kinds = [EXPORTERS[name] for name in EXPORTERS]
+        for name in names:
+            if is_plain_name(name):
+                yield from (f"{name}{end}" for kind in kinds for end in (kind.suffix, *kind.beside))
+
+    def begin(self, settings: Any, locate: Callable[[str, str], Any]) -> None:
+        problem = exporter_of(self.options).missing()
+        if problem is not None:
+            raise ConfigError.of([problem])
+        if not read_example(settings.input):
+            raise ConfigError("input", f"task={TASK} needs an example input", EXAMPLE_REMEDY)
+
+    def copies(self) -> Copies:
+        return "always"
+
+    def run(self, work: Work) -> Mapping[str, Any]:
+        verification = work.found.get("verify")
+        if verification is not None and verification.status == "fail":
+            return {}
+        from prepare.core.model.deep_copy import deep_copy
+        from prepare.export import export
+
+        if isinstance(work.reference, str):
+            wrong = f"there is no model to compare with: {work.reference}"
+            raise RefusedError(TASK, wrong)
+        found = export(
+            deep_copy(work.model) if work.reference is None else work.reference,
+            work.example,
+            to=exporter_of(self.options),
+            folder=work.folder,
+            pipeline=work.pipeline,
+            prepared=work.model,
+            budget=work.stages["bench"].budget,
+            progress=work.progress,
+        )
+        return {TASK: found}
+
+    @classmethod
+    def verdict(cls, found: Mapping[str, Any]) -> Verdict | None:
+        export = found.get(TASK)
+        if export is None or export.status not in ("fail", "refused"):
+            return None
+        status, code = ("failed", FAILED)
+        if export.status == "fail":
+            status, code = ("verification_failed", NOT_VERIFIED)
+        return Verdict(status=status, reason=TASK, error=export.reason, code=code)
+
+    @classmethod
+    def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:
+        export = found.get(TASK)
+        if export is None:
+            return {}
+        values: dict[str, Any] = {"exporter": export.exporter, "exported": export.status}
+        values |= {"artefact": export.artefact, "artefact_bytes": export.bytes}
+        if (worst := export.worst) is not None:
+            values |= {"artefact_error": worst.error, "artefact_allowed": worst.allowed}
+        if export.time is not None:
+            ratio = export.time.row(ARTEFACT).ratio
+            known = ratio is not None and math.isfinite(ratio)
+            values["artefact_time_ratio"] = ratio if known else None
+        return values
+
+
+def exporter_of(options: Mapping[str, Any]) -> Exporter:
+    """Return the exporter that the options name.
+
+    Raises:
+        ConfigError: with one problem for every error in them.
+    """
+    rest = dict(options)
+    name = rest.pop("exporter", None)
+    if not isinstance(name, str):
+        wrong = f"{as_written(name)} is not an exporter"
+        remedy = choose_option("", TASK, list(EXPORTERS), noun="exporters")
+        raise ConfigError("export.exporter", wrong, remedy)
+    return EXPORTERS[name].from_options(rest)
+
+
+def _problems(options: Mapping[str, Any], config: Mapping[str, Any]) -> Iterable[Problem]:
+    """Yield the problems of the options, and of what they need of the rest of the configuration."""
+    task = config.get("task")
+    if task != TASK:
+        if options:
+            remedy = f"write task={TASK} to export, or drop it"
+            yield Problem(TASK, f"is for task={TASK}, and this is task={task}", remedy)
+        return
+    if not options:
+        names = ", ".join(EXPORTERS)
+        yield Problem(TASK, "no format is chosen", f"choose export=NAME; formats: {names}")
+        return
+    if config.get("mode") == "train":
+        yield Problem("mode", "an artefact is for inference", "drop mode=train")
+    if config.get("amp", "none") != "none":
+        remedy = "choose precision=bfloat16, or drop amp"
+        yield Problem("amp", "an artefact holds no autocast", remedy)
+    if config.get("plugins") and options.get("exporter") not in EXPORTERS:
+        return  # A plugin may register it; plugins are imported only in the job.
+    try:
+        exporter_of(options)
+    except ConfigError as error:
+        yield from error.problems

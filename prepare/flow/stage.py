@@ -1,0 +1,114 @@
+"""The stage `flow`: find where activations lose the layout, and which steps would keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from prepare.errors import Problem
+from prepare.registry import stage
+from prepare.stage import Stage, Task, Work, key
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from prepare.core.document import Document, Shown
+    from prepare.flow.records import Flow
+
+Level = Literal["none", "predict", "observe"]
+
+
+@stage("flow")
+class FlowStage(Stage):
+    """The layout flow of the prepared model; with repairs also the one without them."""
+
+    noun: ClassVar[str] = "the layout flow"
+    order: ClassVar[int] = 20
+    default: ClassVar[bool] = True
+    tasks: ClassVar[Mapping[str, Task]] = {
+        "flow": Task(
+            "prepare nothing, and show where the unprepared model loses its layout",
+            stages=("flow",),
+            prepares=False,
+        )
+    }
+    files: ClassVar[tuple[str, ...]] = ("flow.svg",)
+
+    level: Level = key("predict", "find where activations lose the layout")
+
+    @classmethod
+    def records(cls) -> Mapping[str, Any]:
+        from prepare.flow.records import Flow
+
+        return {"flow.json": Flow, "flow_before.json": Flow}
+
+    def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
+        if config.get("task") == "flow" and self.level == "none":
+            wrong = "task=flow cannot run without a flow"
+            yield Problem("flow", wrong, "choose flow=predict or observe")
+
+    def run(self, work: Work) -> Mapping[str, Any]:
+        if work.settings.task == "flow":
+            work.needed_example()
+            steps = ", ".join(name for name in work.settings.steps if name != "device")
+            if steps:
+                text = "not applied: task=flow analyses the unprepared model"
+                work.notes.append(f"{steps}: {text}")
+        if self.level == "none" or not work.formatted:
+            return {}
+        from prepare import flow
+
+        with work.progress("following the layout of activations"):
+            follow = flow.predict if self.level == "predict" else flow.observe
+            found = follow(work.model, work.formatted, backward=work.training, amp=work.amp)
+            if not work.pipeline.steps:
+                return {"flow": found}
+            records = {"flow": _with_remedy(work, found)}
+            if bare := _without_repairs(work):
+                backward = work.model.training
+                before = flow.predict(bare, work.formatted, backward=backward, amp=work.amp)
+                records["flow_before"] = before
+        return records
+
+    @classmethod
+    def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:
+        flow = found.get("flow")
+        if flow is None:
+            return {}
+        summary = flow.summary
+        return {
+            "flow": flow.status,
+            "layout_breaks": summary["breaks"],
+            "layout_regains": summary["regains"],
+            "copied_bytes": summary["copied_bytes"],
+            "convolutions_called": summary["convolutions"],
+            "convolutions_kept": summary["in_layout"],
+        }
+
+
+def _with_remedy(work: Work, flow: Flow) -> Flow:
+    """Return the flow with the steps that would remove breaks from it, if any would."""
+    if flow.status != "ok":
+        return flow
+    from prepare.core.model.module_tree import copy_tree
+    from prepare.flow.find_remedy import find_remedy
+
+    bare = copy_tree(work.model)
+    work.pipeline.undo(bare, phases=("runtime",))  # a compiled model calls the original
+    remedy = find_remedy(
+        bare, work.formatted, flow, work.pipeline.steps, backward=work.training, amp=work.amp
+    )
+    return replace(flow, remedy=remedy)
+
+
+def _without_repairs(work: Work) -> nn.Module | None:
+    """Return a copy of the model without repairs and rewritten calls; None if it has neither."""
+    from prepare.core.model.module_tree import copy_tree
+
+    structure = [step for step in work.pipeline.steps.values() if step.phase == "structure"]
+    if not any(step.can_undo() for step in structure):
+        return None
+    bare = copy_tree(work.model)  # shares the tensors, which `predict` does not change
+    work.pipeline.undo(bare, phases=("structure", "runtime"))
+    return bare

@@ -1,0 +1,53 @@
+"""The stage `reduce`: a short script, with torch alone, of the first module whose results are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from prepare.registry import stage
+from prepare.stage import Stage, Task, Work
+
+if TYPE_CHECKING:
+    from prepare.core.document import Document, Shown
+
+TASK, SCRIPT = "reduce", "reduced.py"
+
+
+@stage(TASK)
+class ReduceStage(Stage):
+    """The reduction of the first module that is wrong by itself."""
+
+    noun: ClassVar[str] = "the reduction"
+    order: ClassVar[int] = 80
+    tasks: ClassVar[Mapping[str, Task]] = {
+        TASK: Task("make a script of the first module that is wrong", stages=("flow", "verify", TASK))
+    }
+
+    @classmethod
+    def records(cls) -> Mapping[str, Any]:
+        from prepare.reduce.records import Reduction
+
+        return {SCRIPT: Reduction}
+
+    def run(self, work: Work) -> Mapping[str, Any]:
+        if work.unchanged:
+            return {}
+        example = work.needed_example()
+        from prepare.reduce import reduce
+
+        verification = work.found.get("verify")
+        with work.progress("reducing the first wrong module to a script"):
+            found = reduce(
+                work.model,
+                example,
+                pipeline=work.pipeline,
+                culprit=verification.culprit if verification else "",
+                training=work.training,
+                seconds=work.stages["verify"].seconds or 60.0,
+            )
+        if found is None:
+            text = "no module of torch is wrong by itself on inputs of this size, mean and deviation"
+            work.notes.append(text)
+            return {}
+        return {"reduced": found}

@@ -1,0 +1,140 @@
+"""The stage `verify`: are the outputs and the gradients of the prepared model still right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from prepare.core.utils.options import as_written, read_size
+from prepare.errors import Problem
+from prepare.registry import stage
+from prepare.stage import Copies, Stage, Verdict, Work, key
+
+if TYPE_CHECKING:
+    from prepare.core.document import Document, Shown
+
+Level = Literal["none", "short", "full"]
+NOT_VERIFIED = 3
+
+
+def _check_seconds(seconds: float | None) -> None:
+    if seconds is not None and not 0 < seconds < 1e9:
+        raise ValueError(f"{as_written(seconds)} is not a time", "give seconds, as in 60")
+
+
+def _check_memory(memory: int | str | None) -> None:
+    if memory is not None:
+        read_size(memory)
+
+
+def _check_metric(metric: str | None) -> None:
+    if metric is not None and not ("." in metric and all(p.isidentifier() for p in metric.split("."))):
+        remedy = "give the dotted name of a function, as in my_package.metrics.accuracy"
+        raise ValueError(f"{metric!r} is not a dotted name", remedy)
+
+
+def _check_drop(drop: float | None) -> None:
+    if drop is not None and not 0 <= drop < math.inf:
+        raise ValueError(f"{as_written(drop)} is not a drop", "give a number from 0 on, as in 0.001")
+
+
+@stage("verify")
+class VerifyStage(Stage):
+    """The verification of outputs and gradients against the unprepared model."""
+
+    noun: ClassVar[str] = "verification"
+    order: ClassVar[int] = 40
+    default: ClassVar[bool] = True
+    groups: ClassVar[bool] = True
+
+    level: Level = key("short", "check outputs and gradients")
+    seconds: Annotated[float | None, "seconds, as in 60", _check_seconds] = key(
+        None, "seconds that it may use; null: some", "60"
+    )
+    memory: Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory] = key(
+        None, "memory that it may use; null: half of what is free", "8GiB"
+    )
+    metric: Annotated[str | None, "a dotted name", _check_metric] = key(
+        None, "also compare this number of (model, batch) on both models", "package.function"
+    )
+    max_drop: Annotated[float | None, "a number from 0 on, as in 0.001", _check_drop] = key(
+        None, "how much lower the metric of the prepared model may be", "0.001"
+    )
+
+    @classmethod
+    def records(cls) -> Mapping[str, Any]:
+        from prepare.verify.records import Verification
+
+        return {"verify.json": Verification}
+
+    def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
+        if self.metric is not None and self.max_drop is None:
+            yield Problem("verify.max_drop", "is missing", "give one, as in verify.max_drop=0.001")
+        if self.metric is None and self.max_drop is not None:
+            remedy = "give verify.metric=package.function"
+            yield Problem("verify.max_drop", "limits a metric, and there is none", remedy)
+
+    def begin(self, settings: Any, locate: Callable[[str, str], Any]) -> None:
+        self.located(locate)
+
+    def located(self, locate: Callable[[str, str], Any]) -> Callable[[Any, Any], float] | None:
+        """Return the function that `metric` names. Raises ConfigError if it does not exist."""
+        return None if self.metric is None else locate(self.metric, "verify.metric")
+
+    def copies(self) -> Copies:
+        return {"none": "no", "short": "small", "full": "always"}[self.level]  # type: ignore[return-value]
+
+    def run(self, work: Work) -> Mapping[str, Any]:
+        if self.level == "none" or work.reference is None or not work.example:
+            return {}
+        if isinstance(work.reference, str):
+            from prepare.verify.records import unknown
+
+            mode = work.settings.mode
+            return {"verify": unknown(work.reference, level=self.level, mode=mode)}
+        from prepare.verify import verify
+
+        with work.progress("verifying outputs and gradients"):
+            found = verify(
+                work.reference,
+                work.model,
+                work.example,
+                level=self.level,
+                pipeline=work.pipeline,
+                mode=work.settings.mode,
+                seconds=self.seconds,
+                memory=None if self.memory is None else read_size(self.memory),
+                amp=work.amp,
+                metric=self.located(work.locate),
+                max_drop=self.max_drop,
+            )
+        return {"verify": found}
+
+    @classmethod
+    def verdict(cls, found: Mapping[str, Any]) -> Verdict | None:
+        verification = found.get("verify")
+        if verification is None or verification.status != "fail":
+            return None
+        reason = verification.reason.partition(":")[0]
+        return Verdict(
+            status="verification_failed", reason=reason, error=verification.reason, code=NOT_VERIFIED
+        )
+
+    @classmethod
+    def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:
+        verification = found.get("verify")
+        if verification is None:
+            return {}
+        values: dict[str, Any] = {"verified": verification.status}
+        for name in ("outputs", "input gradients", "parameter gradients"):
+            checks = [c for c in verification.checks if c.what == name and _finite(c.error) is not None]
+            if checks:
+                worst = max(checks, key=lambda check: check.error)
+                key = name.replace(" ", "_")
+                values |= {f"{key}_error": worst.error, f"{key}_allowed": _finite(worst.allowed)}
+        return values
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
