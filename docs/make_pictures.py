@@ -18,7 +18,7 @@ from draw_layouts import picture, rectangle, text, write_drawings
 
 from prepare.flow.records import Flow
 from prepare.report.charts.flow_picture import flow_svg
-from prepare.report.charts.layout_strip import layout_strip
+from prepare.flow.strip import layout_strip
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"

@@ -92,6 +92,12 @@ class BenchStage(Stage):
             values |= {"rounds": case.comparison.repeats}
         return values
 
+    @classmethod
+    def document(cls, shown: Shown) -> Document | None:
+        from prepare.bench.document import bench_document
+
+        return bench_document(shown)
+
 
 def _finite(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None

@@ -83,3 +83,9 @@ class ContractStage(Stage):
         first = check.changes[0]
         wrong = f"{first.what}: {first.where}: {first.text}"
         return Verdict(status="verification_failed", reason=TASK, error=wrong, code=NOT_VERIFIED)
+
+    @classmethod
+    def document(cls, shown: Shown) -> Document | None:
+        from prepare.contract.document import contract_document
+
+        return contract_document(shown)

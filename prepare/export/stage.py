@@ -124,6 +124,12 @@ class ExportStage(Stage):
             values["artefact_time_ratio"] = ratio if known else None
         return values
 
+    @classmethod
+    def document(cls, shown: Shown) -> Document | None:
+        from prepare.export.document import export_document
+
+        return export_document(shown)
+
 
 def exporter_of(options: Mapping[str, Any]) -> Exporter:
     """Return the exporter that the options name.

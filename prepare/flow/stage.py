@@ -86,6 +86,12 @@ class FlowStage(Stage):
             "convolutions_kept": summary["in_layout"],
         }
 
+    @classmethod
+    def document(cls, shown: Shown) -> Document | None:
+        from prepare.flow.document import flow_document
+
+        return flow_document(shown)
+
 
 def _with_remedy(work: Work, flow: Flow) -> Flow:
     """Return the flow with the steps that would remove breaks from it, if any would."""

@@ -78,3 +78,9 @@ class PatchStage(Stage):
         )
         row = timed.row("patched")
         return replace(patch, verdict=row.verdict, ratio=row.ratio, interval=row.ratio_interval)
+
+    @classmethod
+    def document(cls, shown: Shown) -> Document | None:
+        from prepare.patch.document import patch_document
+
+        return patch_document(shown)

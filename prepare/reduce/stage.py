@@ -51,3 +51,9 @@ class ReduceStage(Stage):
             work.notes.append(text)
             return {}
         return {"reduced": found}
+
+    @classmethod
+    def document(cls, shown: Shown) -> Document | None:
+        from prepare.reduce.document import reduce_document
+
+        return reduce_document(shown)

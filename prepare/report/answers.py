@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.machine import disturbance
+from prepare.core.utils.speed import interval_text, speed_text
 from prepare.core.utils.text import first_line, size
+from prepare.flow.causes import layout_causes, named
 from prepare.report.advice import advice
 from prepare.report.answer import Answer
 from prepare.report.charts.flow_text import times
 from prepare.report.export_answer import export_answer
 from prepare.report.failure import failure_answers
-from prepare.report.layout_causes import layout_causes, named
 from prepare.report.sentences import UNCHANGED, busy_sentence, skipped_outputs
-from prepare.report.speed import interval_text, speed_text
 from prepare.tune.records import UNPREPARED
 
 if TYPE_CHECKING:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.machine import disturbance
+from prepare.core.utils.numbers import seconds
+from prepare.core.utils.speed import noise_text, speed_text
 from prepare.core.utils.text import counts, plural, printable, size
 from prepare.core.utils.wording import argument, step, words
+from prepare.flow.causes import breaks_text, layout_causes
 from prepare.job.headline import CONVOLUTIONS
-from prepare.report.layout_causes import breaks_text, layout_causes
-from prepare.report.speed import noise_text, speed_text
 from prepare.tune.records import UNPREPARED
 
 if TYPE_CHECKING:
     from prepare.audit.rows import AuditRow
-    from prepare.bench.records import Bench, Case, Control, Interval
+    from prepare.bench.records import Bench, Case, Control
     from prepare.export.records import Export, TakenOut
     from prepare.flow.records import Flow
     from prepare.job.headline import BenchFigures, Headline, VerifyFigures
@@ -321,29 +322,3 @@ def _percent(share: float) -> str:
 def timing_text(timed: BenchFigures) -> str:
     """Return verdict, ratio and interval: `2.0x faster (49 % less time, 95 % interval: 47 to 51 %)`."""
     return speed_text(timed.verdict, timed.ratio, timed.interval)
-
-
-def seconds(value: float) -> str:
-    """Format a time with three digits: `1.23 s`, `45.6 ms`, `789 us`."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if value >= 0.9995 * scale:
-            return f"{digits(value / scale)} {unit}"
-    return f"{digits(value / 1e-6)} us"
-
-
-def factor(value: float) -> str:
-    """Format a ratio for reading: `0.82`, `12.3`, `0.0041`."""
-    if value < 0.095:
-        return f"{value:.2g}"
-    return f"{value:.2f}" if value < 9.995 else digits(value)
-
-
-def digits(value: float) -> str:
-    """Format a number with three digits, or with all before the point if these are more."""
-    places = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:,.{places}f}"
-
-
-def span(interval: Interval, form: Callable[[float], str]) -> str:
-    """Format an interval: `0.80 to 0.85`; empty for None."""
-    return "" if interval is None else " to ".join(map(form, interval))

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from prepare.core.utils.speed import change_text, interval_text, verdict_text
 from prepare.core.utils.text import size
 from prepare.job.headline import CONVOLUTIONS, BenchFigures
 from prepare.report.sentences import memory_text, timing_text, verified_text
-from prepare.report.speed import change_text, interval_text, verdict_text
 from prepare.sweep.ranking import RankedGroup, Ranking, first_timing
 
 if TYPE_CHECKING:

@@ -75,6 +75,12 @@ class TuneStage(TuneOptions, Stage):
             "winner_time_ratio": ratio if ratio is not None and math.isfinite(ratio) else None,
         }
 
+    @classmethod
+    def document(cls, shown: Shown) -> Document | None:
+        from prepare.tune.document import tune_document
+
+        return tune_document(shown)
+
 
 def _chosen_options(work: Work) -> dict[str, Any]:
     """Return the declared steps whose options were found with the example."""

@@ -135,6 +135,12 @@ class VerifyStage(Stage):
                 values |= {f"{key}_error": worst.error, f"{key}_allowed": _finite(worst.allowed)}
         return values
 
+    @classmethod
+    def document(cls, shown: Shown) -> Document | None:
+        from prepare.verify.document import verify_document
+
+        return verify_document(shown)
+
 
 def _finite(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None

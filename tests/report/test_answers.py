@@ -11,8 +11,9 @@ from prepare.flow.records import Copy, Event, Remedy
 from prepare.job.record import Job, Result
 from prepare.job.results import SavedResults
 from prepare.report.answers import answers, share_text, verdict
-from prepare.report.charts.chart import Axis, Bar, Bars, Plane, Point, laid_out
-from prepare.report.layout_causes import layout_causes, named, source_name
+from prepare.core.charts import Axis, Bar, Bars, Plane, Point
+from prepare.report.charts.chart import laid_out
+from prepare.flow.causes import layout_causes, named, source_name
 from prepare.report.render import breakable
 
 RUN = SavedResults(name="run", audit=Audit([], {"convolutions": {}}))

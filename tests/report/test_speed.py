@@ -2,7 +2,7 @@
 
 import pytest
 
-from prepare.report.speed import change_text, interval_text, verdict_text
+from prepare.core.utils.speed import change_text, interval_text, verdict_text
 
 
 @pytest.mark.parametrize(

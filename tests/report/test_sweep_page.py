@@ -18,7 +18,7 @@ from prepare.report.pages.long_table import LIMIT
 from prepare.report.pages.page import write_page
 from prepare.report.pages.sweep_matrix import matrix_of
 from prepare.report.pages.sweep_page import SECTIONS, sweep_page, write_sweep_page
-from prepare.report.speed import verdict_text
+from prepare.core.utils.speed import verdict_text
 from prepare.sweep.locks import Lock
 from prepare.sweep.manifest import SweepManifest, job_lock, write_sweep_manifest
 from prepare.sweep.ranking import rank

@@ -68,3 +68,8 @@ def counts(numbers: Mapping[str, int], words: Iterable[str]) -> str:
 def plural(count: int, word: str) -> str:
     """Return a count with its noun: `1 tensor`, `2 tensors`."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def times(count: int) -> str:
+    """Return `never`, `once` or `17 times`."""
+    return "never" if not count else "once" if count == 1 else f"{count:,} times"

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from prepare.core.charts import MARKS, Axis, Bar, Bars, Chart, Interval, Plane, Point
 from prepare.core.utils import files
 from prepare.report.charts.flow_text import cut, width_of
 from prepare.report.charts.scale import Scale, number, scale_over, sensible_end
 from prepare.report.render import render
 
-Interval = tuple[float, float] | None
 Box = tuple[float, float, float, float]  # left, top, right, bottom
-# The kinds of bars and points: the baseline, better (smaller), worse (larger), not different, and
-# invalid because its outputs are wrong. Each has a colour; points also have a shape.
-MARKS = ("baseline", "better", "worse", "same", "wrong")
-
 # In pixels. As wide as a phone, so that a text of 13 pixels is readable there.
 WIDTH, _LETTER = 400, 6.7
 _ROW, _BAR = 46, 14
@@ -28,67 +23,6 @@ _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 300, 46, 12, 40, 52
 _ZERO = 26
 # In a file of charts: the room above each one for its title, and around it.
 _TITLE, _GAP = 36, 28
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """One bar: a value of at least 0, or None if it is not known; `text` is the formatted value."""
-
-    label: str
-    value: float | None
-    interval: Interval = None
-    text: str = ""
-    mark: str = "same"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One point; `text` is the formatted position."""
-
-    label: str
-    x: float
-    y: float
-    x_interval: Interval = None
-    text: str = ""
-    mark: str = "same"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """One axis of a plane; `lines` are (value, label) of lines across it.
-
-    A logarithmic axis starts with a separate place for 0; a linear axis starts at 0.
-    """
-
-    label: str
-    log: bool = False
-    lines: tuple[tuple[float, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
-    """Horizontal bars from 0, one below the other."""
-
-    title: str
-    rows: tuple[Bar, ...]
-
-    @property
-    def baseline(self) -> float | None:
-        """Return the value of the first bar that is marked as the baseline."""
-        return next((bar.value for bar in self.rows if bar.mark == "baseline"), None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plane:
-    """Points in a plane."""
-
-    title: str
-    points: tuple[Point, ...]
-    x: Axis
-    y: Axis
-
-
-Chart = Bars | Plane
 
 
 def figure(chart: Chart, *, name: str) -> Markup:

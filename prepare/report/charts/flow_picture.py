@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from prepare.core.utils import files
 from prepare.core.utils.text import plural, size
+from prepare.flow.strip import LayoutStrip, layout_strip
 from prepare.report.charts.flow_text import cut, details, events_text, layouts, title, width_of
-from prepare.report.charts.layout_strip import LayoutStrip, layout_strip
 from prepare.report.charts.module_rows import ModuleRow, rows
 from prepare.report.render import render
 from prepare.report.sentences import flow_sentence

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import plural, printable, size
-from prepare.report.layout_causes import event_name
+from prepare.flow.causes import event_name
 
 if TYPE_CHECKING:
     from prepare.flow.records import Event, Flow

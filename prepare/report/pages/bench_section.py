@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from prepare.bench.records import PREPARED
+from prepare.core.charts import Axis, Bar, Bars, Chart, Plane, Point
+from prepare.core.utils.speed import change_text, interval_text, verdict_text
 from prepare.core.utils.text import plural, size
-from prepare.report.charts.chart import Axis, Bar, Bars, Chart, Plane, Point, figure
+from prepare.report.charts.chart import figure
 from prepare.report.sentences import case_sentence, control_text, digits, seconds, span
-from prepare.report.speed import change_text, interval_text, verdict_text
 
 if TYPE_CHECKING:
     from prepare.bench.records import Bench, Case, VariantResult

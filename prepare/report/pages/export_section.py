@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from prepare.core.utils.speed import verdict_text
 from prepare.core.utils.text import size
 from prepare.report.sentences import export_sentence, seconds, taken_out_text
-from prepare.report.speed import verdict_text
 
 if TYPE_CHECKING:
     from prepare.export.records import Export, InputContract

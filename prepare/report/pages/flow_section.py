@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.text import size
+from prepare.flow.causes import layout_causes
 from prepare.report.charts.flow_picture import flow_figure, flow_legend, flow_strip
 from prepare.report.charts.flow_text import times
-from prepare.report.layout_causes import layout_causes
 from prepare.report.pages.run_tables import convolution_table, copy_table, event_table
 from prepare.report.sentences import flow_sentence
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from prepare import recipe
+from prepare.core.charts import Bars, Chart
 from prepare.core.utils.text import size
 from prepare.errors import PrepareError
-from prepare.report.charts.chart import Bars, Chart, figure
+from prepare.report.charts.chart import figure
 from prepare.report.pages.tune_section import FIRST_BARS, tune_charts
 from prepare.report.render import render
 from prepare.report.sentences import convolutions_text

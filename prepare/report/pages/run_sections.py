@@ -96,7 +96,7 @@ def verified(run: SavedResults) -> Context | None:
             "" if (part := share(c)) is None else share_text(part) for c in verification.checks
         ],
         "culprit": verification.culprit,
-        "reduced": run.reduced,
+        "reduced": run.reduction.script if run.reduction else "",
         "reduce": _reduce_command(run) if verification.status == "fail" else "",
         "advice": verification.advice,
         "checks": verification.checks,

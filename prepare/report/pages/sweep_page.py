@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from prepare import recipe
+from prepare.core.charts import Axis, Bar, Bars, Plane, Point
 from prepare.core.utils import files
 from prepare.core.utils.text import plural, size
 from prepare.errors import PrepareError
 from prepare.job.results import read_plan
-from prepare.report.charts.chart import Axis, Bar, Bars, Plane, Point, figure
+from prepare.report.charts.chart import figure
 from prepare.report.charts.flow_text import times
 from prepare.report.pages.long_table import long_table
 from prepare.report.pages.page import NAME, page, rendered

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from prepare.core.charts import Axis, Bar, Bars, Chart, Plane, Point
+from prepare.core.utils.speed import interval_text, noise_text, verdict_text
 from prepare.core.utils.text import plural, size
-from prepare.report.charts.chart import Axis, Bar, Bars, Chart, Plane, Point, figure
+from prepare.report.charts.chart import figure
 from prepare.report.kept_modules import kept_rows
 from prepare.report.sentences import result_text, seconds, tune_sentence
-from prepare.report.speed import interval_text, noise_text, verdict_text
 from prepare.tune.records import UNPREPARED
 
 if TYPE_CHECKING:

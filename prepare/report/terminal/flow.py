@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from prepare.core.utils.text import line, plural, printable, size
-from prepare.report.layout_causes import event_name
+from prepare.flow.causes import event_name
 from prepare.report.sentences import flow_sentence
 from prepare.report.terminal.console import show_table
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from prepare.core.utils.speed import change_text, interval_text, noise_text, verdict_text
 from prepare.core.utils.text import line, plural, printable
 from prepare.report.kept_modules import kept_rows
 from prepare.report.sentences import result_text, seconds, tune_sentence
-from prepare.report.speed import change_text, interval_text, noise_text, verdict_text
 from prepare.report.terminal.console import show_table
 
 if TYPE_CHECKING:

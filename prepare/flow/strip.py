@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
@@ -50,3 +50,44 @@ def layout_strip(flow: Flow, *, width: int, style: Callable[[str], str]) -> Layo
 
 def _most_common(styles: list[str]) -> str:
     return Counter(styles).most_common(1)[0][0]
+
+
+# A letter besides the colour, as not everyone can distinguish the colours.
+_LETTERS = {
+    "channels_last": "L",
+    "channels_last_3d": "L",
+    "contiguous": "C",
+    "ambiguous": "A",
+    "other": "O",
+    "none": "",
+}
+_MEANINGS = {
+    "ambiguous": "ambiguous: satisfies several layouts",
+    "other": "other: no known layout",
+    "none": "not seen: not called, or returned no 4-d or 5-d tensor",
+}
+
+
+def style_of(layout: str) -> str:
+    """Return the style of a layout; both channels-last formats share one, as no tensor has both."""
+    if layout in ("channels_last", "channels_last_3d"):
+        return "last"
+    return layout if layout in _LETTERS else "odd"
+
+
+def letter_of(layout: str) -> str:
+    """Return the letter of a layout: `L`, `C`; `?` for an unknown one."""
+    return _LETTERS.get(layout, "?")
+
+
+def styles_of(flows: Iterable[Flow]) -> list[tuple[str, str, str]]:
+    """Return (style, letter, meaning) of each layout in the strips of these flows, and of a tick."""
+    flows = list(flows)
+    seen = {module.layout for flow in flows for module in flow.modules}
+    known = [layout for layout in _LETTERS if layout in seen]
+    entries = [(style_of(name), _LETTERS[name], _MEANINGS.get(name, name)) for name in known]
+    if not seen <= _LETTERS.keys():
+        entries.append(("odd", "?", "unknown layout"))
+    if any(event.kind == "break" for flow in flows for event in flow.events):
+        entries.append(("tick", "", "lost here"))
+    return list(dict.fromkeys(entries))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from prepare.bench.records import Interval
+from prepare.core.utils.numbers import Interval
 
 # A wider interval, as a factor between its ends, is not printed.
 _WIDEST = 4.0

@@ -1,0 +1,305 @@
+"""What is shown of a timing: whether the prepared model is faster, by how much, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prepare.bench.records import PREPARED, Bench, Comparison
+from prepare.core.charts import Axis, Bar, Bars, Chart, Plane, Point
+from prepare.core.document import (
+    UNCHANGED,
+    Advice,
+    Answer,
+    Charts,
+    Document,
+    Items,
+    Shown,
+    Table,
+    Text,
+)
+from prepare.core.utils.machine import disturbance
+from prepare.core.utils.numbers import digits, seconds, span
+from prepare.core.utils.speed import change_text, interval_text, noise_text, speed_text, verdict_text
+from prepare.core.utils.text import plural, printable, size
+
+if TYPE_CHECKING:
+    from prepare.bench.records import Case, Control, VariantResult
+    from prepare.core.document import Part
+    from prepare.verify.records import Check, Verification
+
+QUESTION, _SECTION = "Faster?", "bench"
+_MARKS = {"baseline": "baseline", "faster": "better", "slower": "worse"}
+_KINDS = {"faster": "good", "slower": "bad", "unclear": "warn"}
+
+
+def bench_document(shown: Shown) -> Document | None:
+    """Return what is shown of the timing of a run; None if it was to have none."""
+    bench, verification = shown.found.get("bench"), shown.found.get("verify")
+    if bench is None:
+        if not shown.had("bench"):
+            return None
+        remark = UNCHANGED if shown.unchanged else "stopped before" if shown.stopped else "bench=none"
+        missing = Answer(question=QUESTION, kind="plain", answer="Not timed", remark=remark)
+        return Document(name=_SECTION, place=50, answers=(missing,))
+    wrong = is_wrong(verification)
+    busy = busy_sentence(bench)
+    return Document(
+        name=_SECTION,
+        title=QUESTION,
+        place=50,
+        line="; ".join(map(case_sentence, bench.cases)),
+        head="timed",
+        answers=(_answer(bench, busy, wrong=wrong),),
+        advice=tuple(_advice(bench)),
+        rows=tuple(("timed", text) for text in _sentences(bench, wrong=wrong)),
+        notes=(busy,) if busy else (),
+        parts=(*_in_terminal(bench), *_on_page(bench, verification)),
+    )
+
+
+def comparison_document(comparison: Comparison) -> Document:
+    """Return what is shown of a comparison of variants."""
+    columns = [("variant", "name"), ("time", "text"), ("ratio", "text"), ("interval", "text")]
+    columns += [("verdict", "text")]
+    rows = [
+        (
+            row.name,
+            "" if row.seconds is None else seconds(row.seconds),
+            "" if row.ratio is None else f"{row.ratio:.3f}",
+            span(row.ratio_interval, "{:.3f}".format),
+            row.verdict,
+        )
+        for row in comparison.rows
+    ]
+    verdicts = ", ".join(f"{row.name} {row.verdict}" for row in comparison.rows)
+    from prepare.bench.records import Case
+
+    what = "training step" if comparison.settings["train"] else "inference"
+    case = Case(what=what, comparison=comparison)
+    bench = Bench(level="", mode="eval", seconds=comparison.seconds, cases=(case,))
+    table = Table(label="Times", columns=tuple(columns), rows=rows, most=len(rows), where="terminal")
+    return Document(
+        name=_SECTION,
+        title="Times",
+        line=f"{verdicts}; {plural(comparison.repeats, 'round')}",
+        head="compared",
+        parts=(
+            table,
+            *(Text(text=f"note: {note}", where="terminal") for note in comparison.notes),
+            *_on_page(bench, None),
+        ),
+    )
+
+
+def case_sentence(case: Case) -> str:
+    """Return one sentence: `inference: 1.2x faster (18 % less time, ...): 38 ms instead of 46 ms`."""
+    row = case.row
+    if case.comparison is None or row.ratio is None:
+        name = "" if row.verdict == "not compared" else f"{row.name} "
+        return printable(f"{case.what}: {name}{row.verdict}: {row.reason}")
+    baseline = case.comparison.row(case.comparison.baseline).seconds or 0.0
+    confidence = float(case.comparison.settings.get("confidence", 0.95))
+    text = speed_text(row.verdict, row.ratio, row.ratio_interval, confidence=confidence)
+    if row.verdict == "unclear":
+        return printable(f"{case.what}: {text}: {row.reason or 'the interval is too wide'}")
+    times = seconds(baseline)
+    if row.verdict != "no difference":
+        times = f"{seconds(case.seconds or 0.0)} instead of {times}"
+    return printable(f"{case.what}: {text}: {times}")
+
+
+def busy_sentence(bench: Bench | None) -> str:
+    """Return one line if the machine was busy while the job was timed; empty if not."""
+    cases = bench.cases if bench else ()
+    found = (disturbance(case.comparison.settings) for case in cases if case.comparison)
+    busy = next(filter(None, found), "")
+    return f"{busy}: times mean little; try again later" if busy else ""
+
+
+def is_wrong(verification: Verification | None) -> bool:
+    """Return true if verification found wrong outputs."""
+    return verification is not None and verification.status == "fail"
+
+
+def _sentences(bench: Bench, *, wrong: bool) -> Iterator[str]:
+    warning = "; but its outputs are wrong, see verified" if wrong else ""
+    for case in bench.cases:
+        yield case_sentence(case) + (warning if case.comparison else "")
+
+
+def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
+    """Return whether it is faster; that of a wrong model is not a success."""
+    row, comparison = bench.headline, bench.cases[0].comparison
+    if row.ratio is None or comparison is None:
+        kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", "Not timed")
+        return Answer(
+            question=QUESTION, kind=kind, answer=answer, remark=row.reason, section=_SECTION
+        )
+    text = speed_text(row.verdict, row.ratio, None)
+    answer = f"{text[0].upper()}{text[1:]}"
+    kind, remark = _KINDS.get(row.verdict, "plain"), f"{bench.cases[0].what}: {_remark(row)}"
+    if kind == "good" and wrong:
+        kind, remark = "plain", f"{remark}; but the outputs are wrong"
+    sentence = f"Speed: {text}" if row.verdict in ("unclear", "no difference") else answer
+    if busy:
+        sentence += f". {busy[0].upper()}{busy[1:]}"
+    return Answer(
+        question=QUESTION, kind=kind, answer=answer, remark=remark, section=_SECTION, sentence=sentence
+    )
+
+
+def _remark(row: VariantResult) -> str:
+    """Return the interval of the change of the time, or why the verdict is unclear."""
+    if row.verdict == "unclear":
+        return row.reason or "the interval is too wide"
+    shown = interval_text(row.ratio_interval)
+    return f"95 % interval: {shown} time" if shown else "the interval is wide"
+
+
+def _advice(bench: Bench) -> Iterator[Advice]:
+    verdict = bench.headline.verdict
+    if verdict == "slower":
+        answer, remark = "Leave the model unprepared", "it is slower"
+        yield Advice(rank=60, kind="bad", answer=answer, remark=remark, section=_SECTION)
+    elif verdict == "unclear":
+        answer, remark = "Time it longer with bench=full", "best on an idle machine"
+        yield Advice(rank=70, kind="warn", answer=answer, remark=remark, section=_SECTION)
+
+
+def _in_terminal(bench: Bench) -> Iterator[Part]:
+    for case in bench.cases[1:]:
+        yield Text(text=case_sentence(case), where="terminal")
+
+
+def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
+    for case in bench.cases:
+        text = case_sentence(case)
+        yield Text(text=f"{text[0].upper()}{text[1:]}", where="page")
+    if is_wrong(verification):
+        text = "The outputs of the prepared model are wrong, so its time is that of another computation."
+        yield Text(text=text, kind="error", where="page")
+    charts = bench_charts(bench, verification)
+    yield Charts(charts=tuple(charts), file="bench.svg")
+    if charts:
+        levels = (c.comparison.settings["confidence"] for c in bench.cases if c.comparison)
+        confidence = f"{100 * float(next(levels, 0.95)):g}% confidence"
+        text = f"A whisker is the interval of the median with {confidence}. The change is the median over "
+        text += "rounds in which both models ran, so it may differ from that of the two medians."
+        yield Text(text=text, kind="note", where="page")
+    columns = [("Case", "text"), ("Model", "name"), ("Time", "number"), ("Interval", "number")]
+    columns += [("Change", "number"), ("Interval", "number"), ("Items/s", "number")]
+    columns += [("Peak memory", "number"), ("Verdict", "prose")]
+    rows = [row for case in bench.cases for row in _rows(case)]
+    yield Table(label="Times", columns=tuple(columns), rows=rows, where="page")
+    yield Items(texts=tuple(_notes(bench)), kind="note", where="page")
+
+
+def bench_charts(bench: Bench, verification: Verification | None) -> list[Chart]:
+    """Return bars of times and peak memory, and a plane of time against error if both are known."""
+    wrong = is_wrong(verification)
+    cases = [case for case in bench.cases if case.comparison]
+    several = len(cases) > 1
+    charts: list[Chart] = [
+        Bars(title=f"Time of one {case.what}", rows=tuple(_times(case, wrong=wrong)))
+        for case in cases
+    ]
+    memory = [bar for case in cases for bar in _memory(case, several=several)]
+    if memory:
+        charts.append(Bars(title="Peak memory beyond the model", rows=tuple(memory)))
+    check = _largest(verification)
+    row = bench.headline
+    if check and check.error is not None and row.ratio is not None:
+        charts.append(_speed_against_error(bench.cases[0], row, check, wrong=wrong))
+    return charts
+
+
+def _times(case: Case, *, wrong: bool) -> Iterator[Bar]:
+    for row in case.comparison.rows if case.comparison else ():
+        yield Bar(
+            label=row.name,
+            value=row.seconds,
+            interval=row.seconds_interval,
+            text=row.verdict if row.seconds is None else seconds(row.seconds),
+            mark=_mark(row, wrong=wrong),
+        )
+
+
+def _memory(case: Case, *, several: bool) -> Iterator[Bar]:
+    for row in case.comparison.rows if case.comparison else ():
+        if row.peak_bytes is not None:
+            label = f"{row.name}, {case.what}" if several else row.name
+            mark = "baseline" if row.verdict == "baseline" and not several else "same"
+            yield Bar(label=label, value=row.peak_bytes, text=size(row.peak_bytes), mark=mark)
+
+
+def _speed_against_error(case: Case, row: VariantResult, check: Check, *, wrong: bool) -> Plane:
+    error, ratio = float(check.error or 0.0), float(row.ratio or 0.0)
+    baseline = Point(label="unprepared", x=1.0, y=0.0, text="the reference", mark="baseline")
+    prepared = Point(
+        label=row.name,
+        x=ratio,
+        y=error,
+        x_interval=row.ratio_interval,
+        text=f"{verdict_text(row.verdict, ratio, row.ratio_interval)}, error {error:.2g}",
+        mark=_mark(row, wrong=wrong),
+    )
+    lines = ((check.allowed, "allowed"),) if check.allowed else ()
+    return Plane(
+        title="Speed against error",
+        points=(baseline, prepared),
+        x=Axis(label=f"time of one {case.what}, unprepared = 1"),
+        y=Axis(label="largest error of the outputs", log=True, lines=lines),
+    )
+
+
+def _largest(verification: Verification | None) -> Check | None:
+    """Return the check of outputs with the largest error."""
+    checks = verification.checks if verification else ()
+    outputs = [c for c in checks if c.what == "outputs" and c.error is not None]
+    return max(outputs, key=lambda check: check.error or 0.0, default=None)
+
+
+def _mark(row: VariantResult, *, wrong: bool) -> str:
+    if wrong and row.name == PREPARED:
+        return "wrong"
+    return _MARKS.get(row.verdict, "same")
+
+
+def _rows(case: Case) -> Iterator[tuple[str, ...]]:
+    for row in case.comparison.rows if case.comparison else ():
+        yield (
+            case.what,
+            row.name,
+            "" if row.seconds is None else seconds(row.seconds),
+            span(row.seconds_interval, seconds),
+            "" if row.verdict == "baseline" else change_text(row.verdict, row.ratio),
+            interval_text(row.ratio_interval),
+            "" if row.throughput is None else digits(row.throughput),
+            "" if row.peak_bytes is None else size(row.peak_bytes),
+            verdict_text(row.verdict, row.ratio, row.ratio_interval),
+        )
+
+
+def _notes(bench: Bench) -> Iterable[str]:
+    for case in bench.cases:
+        comparison = case.comparison
+        if comparison is None:
+            continue
+        settings = comparison.settings
+        threads = plural(int(settings["threads"]), "thread")
+        rounds = f"{plural(comparison.repeats, 'round')} in {seconds(comparison.seconds)}"
+        batch = plural(int(settings["batch_size"] or 0), "sample")
+        yield f"{case.what}: {rounds}, {batch} a call, {threads}{_control(comparison.aa)}"
+        for row in comparison.rows:
+            if row.reason:
+                yield f"{case.what}: {row.name}: {row.reason}"
+        yield from (f"{case.what}: {note}" for note in comparison.notes)
+
+
+def _control(control: Control | None) -> str:
+    """Return the clause on the baseline against itself, which follows the number of rounds."""
+    if control is None:
+        return "; the baseline failed, so nothing was compared"
+    noise = noise_text(control.noise)
+    return f"; the baseline against itself: {noise or 'too few rounds for an interval'}"

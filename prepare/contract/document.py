@@ -1,0 +1,58 @@
+"""What is shown of the check of a layout contract: whether it is kept, and what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prepare.contract.summary import change_lines, verdict_text
+from prepare.core.document import Advice, Answer, Document, Items, Shown, Text
+from prepare.core.utils.text import plural
+
+if TYPE_CHECKING:
+    from prepare.contract.records import ContractCheck
+    from prepare.core.document import Part
+
+_SECTION, _UPDATE = "contract", "contract.update=true"
+_ADVICE = {
+    "broken": ("bad", "Undo what broke it", f"or, if intended, {_UPDATE}"),
+    "better": ("warn", "Tighten the contract", _UPDATE),
+    "kept": ("good", "Nothing", "all is as recorded"),
+}
+
+
+def contract_document(shown: Shown) -> Document | None:
+    """Return what is shown of the check of a run; None if it had none."""
+    check = shown.found.get("contract")
+    if check is None:
+        return None
+    kind, advised, remark = _ADVICE[check.status]
+    answer = Answer(
+        question="Contract?",
+        kind=kind,
+        answer=f"Contract {check.status}",
+        remark=f"{plural(len(check.changes), 'change')}, see below" if check.changes else "",
+        section=_SECTION,
+    )
+    return Document(
+        name=_SECTION,
+        title="Contract",
+        place=30,
+        line=f"{check.status}: {check.file}",
+        head="contract",
+        answers=(answer,),
+        advice=(Advice(rank=0, kind=kind, answer=advised, remark=remark, section=_SECTION),),
+        rows=(("contract", f"{check.status}: {check.file}"),),
+        parts=tuple(_parts(check)),
+        is_whole=True,
+    )
+
+
+def _parts(check: ContractCheck) -> Iterator[Part]:
+    yield Items(texts=tuple(change_lines(check)))
+    yield Text(text=f"{verdict_text(check)}: {check.file}", where="terminal")
+    text = f"The layout contract {check.file} is {check.status}."
+    yield Text(text=text, where="page")
+    if check.status != "kept":
+        text = f"to record the model of today, add {_UPDATE} to the command"
+        yield Text(text=text, kind="remedy")

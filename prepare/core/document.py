@@ -1,0 +1,230 @@
+"""What is shown of a record, as plain data: answers, rows, tables, charts. Three renderers draw it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from prepare.core.charts import Bars, Plane
+
+# The kinds of answers; a page gives each a colour and an icon.
+KINDS = ("good", "bad", "warn", "plain")
+# Where a part is shown: everywhere, on pages (and in notebooks), or in the terminal.
+Where = Literal["", "page", "terminal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A question, its answer in a few words, and a remark; `section` is the anchor with the details.
+
+    `kind` is `good`, `bad`, `warn` or `plain` (nothing to judge). `sentence` is the answer in a line of
+    text; by default the answer alone.
+    """
+
+    question: str
+    kind: str
+    answer: str
+    remark: str = ""
+    section: str = ""
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What to do; of all advice on a run the one with the lowest `rank` is shown."""
+
+    rank: int
+    kind: str
+    answer: str
+    remark: str = ""
+    section: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A paragraph. `kind` is empty, `note` for small print, `remedy` or `error`."""
+
+    text: str
+    kind: str = ""
+    where: Where = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    """A list of sentences; `kind` as for a text."""
+
+    texts: tuple[str, ...]
+    title: str = ""
+    kind: str = ""
+    where: Where = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Names and values."""
+
+    rows: tuple[tuple[str, str], ...]
+    title: str = ""
+    where: Where = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table. Each column is a title and a kind: `name`, `word`, `code`, `number`, `prose` or `text`.
+
+    `label` names it for screen readers, `title` heads it. A `fold` is the line behind which a page hides it.
+    `file` has all rows, if there are too many. `most` is the number of rows that a terminal prints, `noun`
+    what a row is.
+    """
+
+    label: str
+    columns: tuple[tuple[str, str], ...]
+    rows: Sequence[Sequence[Any]]
+    title: str = ""
+    fold: str = ""
+    file: str = ""
+    most: int = 10
+    noun: str = "row"
+    narrow: bool = False
+    where: Where = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charts:
+    """Bars and planes; `file` is the picture of them in the folder of the run."""
+
+    charts: tuple[Bars | Plane, ...]
+    file: str = ""
+    where: Where = "page"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """Text to copy: `title` heads it."""
+
+    text: str
+    title: str = ""
+    fold: str = ""
+    where: Where = "page"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """Coloured parts side by side, over a width of 1000: (style, start, width), and ticks at places.
+
+    `legend` explains styles: (style, letter, meaning). `file` is the picture in the folder of the run.
+    """
+
+    title: str
+    label: str
+    parts: tuple[tuple[str, float, float], ...]
+    ticks: tuple[int, ...]
+    legend: tuple[tuple[str, str, str], ...] = ()
+    file: str = ""
+    where: Where = "page"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node of a tree: name, type, the style and letter of its colour, remarks, and the nodes in it.
+
+    A node with `is_open` shows its children at first.
+    """
+
+    name: str
+    about: str = ""
+    style: str = ""
+    letter: str = ""
+    remark: str = ""
+    mark: str = ""
+    figure: str = ""
+    children: tuple[Node, ...] = ()
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """Nested nodes; a page hides them behind the line `fold`."""
+
+    fold: str
+    nodes: tuple[Node, ...]
+    where: Where = "page"
+
+
+Part = Text | Items | Facts | Table | Charts | Code | Strip | Tree
+Row = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """What is shown of one stage of a run, or of one record.
+
+    Attributes:
+        name: the anchor of its section.
+        title: the heading of its section; empty if it has none.
+        place: sections are in this order on a page.
+        line: the record in one sentence.
+        head: what stands before the sentence in the terminal: `verify (short)`.
+        answers: answers to questions, for the first screen. Of two answers to the same question that of the
+            document with the lower `place` is shown.
+        advice: what to do.
+        rows: labels and texts for the summary in the terminal, the answers of a run.
+        details: labels and texts that follow what to do.
+        notes: sentences that end the summary.
+        parts: the section; also shown in the terminal if `is_whole`.
+        is_whole: whether the summary of a run in the terminal shows the parts too.
+    """
+
+    name: str
+    title: str = ""
+    place: int = 100
+    line: str = ""
+    head: str = ""
+    answers: tuple[Answer, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    rows: tuple[Row, ...] = ()
+    details: tuple[Row, ...] = ()
+    notes: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    is_whole: bool = False
+
+    def shown(self, where: Where) -> Iterable[Part]:
+        """Return the parts for `page` or `terminal`."""
+        return (part for part in self.parts if part.where in ("", where))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What documents are made from: the records of a run, or a single record.
+
+    Attributes:
+        found: the records by name.
+        ran: the names of the stages that the run had, whether or not they left a record; None for records
+            without a run.
+        audit: the audit of the model; None if it was not prepared.
+        unchanged: whether the pipeline changed nothing, so that nothing was verified or timed.
+        stopped: whether the run was stopped before its end.
+        overrides: the words of its command line.
+        folder: the folder of the run, as a user writes it; empty if there is none.
+    """
+
+    found: Mapping[str, Any]
+    ran: tuple[str, ...] | None = None
+    audit: Any = None
+    unchanged: bool = False
+    stopped: bool = False
+    overrides: tuple[str, ...] = field(default=())
+    folder: str = ""
+
+    def had(self, stage: str) -> bool:
+        """Return whether a prepared model was to go through `stage`."""
+        return self.ran is not None and stage in self.ran and self.audit is not None
+
+    def file(self, name: str) -> str:
+        """Return the path of a file in the folder, as a user writes it."""
+        return f"{self.folder}/{name}" if self.folder else name
+
+
+# Of a run whose pipeline changes neither the model nor its example.
+UNCHANGED = "nothing was changed, so there is nothing to verify or time"

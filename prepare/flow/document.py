@@ -1,0 +1,261 @@
+"""What is shown of a layout flow: whether the layout is kept, what loses it, and where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prepare.core.document import Advice, Answer, Document, Items, Shown, Strip, Table, Text
+from prepare.core.utils.text import plural, printable, size, times
+from prepare.core.utils.wording import step, words
+from prepare.flow.causes import breaks_text, event_name, layout_causes, named
+from prepare.flow.module_tree import module_tree
+from prepare.flow.strip import layout_strip, style_of, styles_of
+
+if TYPE_CHECKING:
+    from prepare.core.document import Part
+    from prepare.flow.records import Event, Flow
+
+QUESTION, _SECTION = "Layout?", "flow"
+# A sentence names at most so many classes of modules, a page so many notes.
+_NAMED, _NOTES = 3, 50
+# Named for operators outside all submodules.
+_ROOT = "the model itself"
+
+
+def flow_document(shown: Shown) -> Document | None:
+    """Return what is shown of the flow of a run; None if it has none."""
+    flow, before = shown.found.get("flow"), shown.found.get("flow_before")
+    if flow is None:
+        if not shown.had("flow"):
+            return None
+        missing = Answer(
+            question=QUESTION, kind="plain", answer="Not followed", remark="flow=none",
+            sentence="Layout not followed",
+        )  # fmt: skip
+        return Document(name=_SECTION, place=60, answers=(missing,))
+    return Document(
+        name=_SECTION,
+        title=QUESTION,
+        place=60,
+        line=f"{flow.mode}: {flow_sentence(flow)}",
+        head="layout flow",
+        answers=(_answer(flow, before),),
+        advice=tuple(_advice(flow)),
+        rows=(("layout flow", breaks_sentence(flow)),),
+        parts=(*_in_terminal(flow), *_on_page(flow, before)),
+    )
+
+
+def flow_sentence(flow: Flow) -> str:
+    """Return one sentence: `13 breaks, all InstanceNorm3d, 4.3 MiB copied per forward: add ...`."""
+    remedy = layout_remedy(flow) if flow.status == "ok" else ""
+    return breaks_sentence(flow) + (f": {remedy}" if remedy else "")
+
+
+def breaks_sentence(flow: Flow) -> str:
+    """Return one sentence without the remedy: `13 breaks, all InstanceNorm3d, 4.3 MiB copied per forward`."""
+    if flow.status != "ok":
+        return f"{flow.status}: {printable(flow.reason)}"
+    summary = flow.summary
+    copied = f"{size(summary['copied_bytes'])} copied per forward"
+    causes = layout_causes(flow)
+    if summary["copied_bytes"] and not summary["breaks"]:
+        # A copy without a break: the layout is the same before and after the operation.
+        copied += f" inside {', '.join(cause.name for cause in causes[:_NAMED] if cause.copied)}"
+    parts = [breaks_text(causes), copied]
+    backward = summary["backward"]
+    if backward["breaks"] or backward["copied_bytes"]:
+        parts.append(f"{breaks_text(layout_causes(flow, 'backward'))} in backward")
+        parts.append(f"{size(backward['copied_bytes'])} copied per backward")
+    return ", ".join(parts)
+
+
+def layout_remedy(flow: Flow) -> str:
+    """Return `add +steps.repair_layout={} to remove 12 of 13 breaks`; empty if nothing was found."""
+    if flow.remedy is None:
+        return ""
+    total = flow.summary["breaks"] + flow.summary["backward"]["breaks"]
+    steps = words(cli=" ", python=", ").join(map(step, flow.remedy.steps))
+    return f"add {steps} to remove {total - flow.remedy.breaks:,} of {plural(total, 'break')}"
+
+
+def _answer(flow: Flow, before: Flow | None) -> Answer:
+    kind, answer, remark = _verdict(flow, before)
+    sentence = f"Layout {answer[0].lower()}{answer[1:]}"
+    if kind == "bad" and (remedy := layout_remedy(flow)):
+        sentence += f": {remedy}"
+    return Answer(
+        question=QUESTION, kind=kind, answer=answer, remark=remark, section=_SECTION, sentence=sentence
+    )
+
+
+def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
+    """Return the kind, the answer and the remark."""
+    summary = flow.summary
+    if flow.status != "ok":
+        return "warn", "Cannot tell if kept", flow.reason
+    formats = " and ".join(dict.fromkeys(flow.wanted.values()))
+    outputs = (
+        f"{summary['in_layout']:,} of {summary['convolutions']:,} convolutions returned {formats}"
+    )
+    if summary["breaks"]:
+        return "bad", f"Lost {times(summary['breaks'])}", f"{named(layout_causes(flow))}; {outputs}"
+    if summary["backward"]["breaks"]:
+        remark = named(layout_causes(flow, "backward"))
+        return "bad", f"Lost {times(summary['backward']['breaks'])} in backward", remark
+    if set(flow.wanted.values()) <= {"contiguous"}:
+        return "plain", "Contiguous", "channels-last was not requested"
+    if before is not None and before.summary["breaks"]:
+        outputs += f"; lost {times(before.summary['breaks'])} without the repairs"
+    return "good", "Kept", outputs
+
+
+def _advice(flow: Flow) -> Iterator[Advice]:
+    if flow.status == "ok" and (remedy := layout_remedy(flow)):
+        answer = f"{remedy[0].upper()}{remedy[1:]}"
+        remark = "for the breaks of the layout"
+        yield Advice(rank=20, kind="warn", answer=answer, remark=remark, section=_SECTION)
+
+
+def _in_terminal(flow: Flow) -> Iterator[Part]:
+    summary = flow.summary
+    wanted = ", ".join(f"{name} for {rank}-d tensors" for rank, name in flow.wanted.items())
+    yield Text(text=f"wanted: {wanted}", where="terminal")
+    if summary["convolutions"]:
+        kinds = Counter(row.backend for row in flow.convolutions if row.backend)
+        backends = ", ".join(f"{name} {count}" for name, count in sorted(kinds.items()))
+        called = plural(summary["convolutions"], "convolution")
+        text = f"{summary['in_layout']} of {called} returned it ({backends})"
+        yield Text(text=text, where="terminal")
+    breaks = sorted((e for e in flow.events if e.kind == "break"), key=lambda e: -e.bytes)
+    titles = (("lost in", "name"), ("by", "text"), ("at", "text"), ("times", "number"), ("size", "text"))
+    yield Table(
+        label="Breaks", columns=titles, rows=list(map(_break, breaks)), noun="place", where="terminal"
+    )
+
+
+def _break(event: Event) -> tuple[str, str, str, int, str]:
+    cause = event_name(event) + ("" if event.phase == "forward" else ", backward")
+    operand = event.operand.rpartition("; ")[2] if "; " in event.operand else ""
+    place = ", ".join(filter(None, (event.source, operand)))
+    return event.module or _ROOT, cause, place, event.count, size(event.bytes)
+
+
+def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
+    figures = [("After the repairs" if before else "", flow)]
+    if before:
+        figures.insert(0, ("Before the repairs", before))
+    legend = styles_of([each for _, each in figures])
+    for label, each in figures:
+        text, file = flow_sentence(each), "flow.svg" if each is flow else ""
+        title = f"{label}: {text}" if label else f"{text[0].upper()}{text[1:]}"
+        strip = layout_strip(each, width=1000, style=style_of)
+        yield Strip(
+            title=title,
+            label=text,
+            parts=tuple(strip.parts),
+            ticks=tuple(strip.ticks),
+            legend=tuple(legend) if each is flow else (),
+            file=file,
+        )
+    causes = [("Lost by", "name"), ("Lost", "text"), ("Copied there", "number")]
+    causes += [("To bring it back", "number"), ("First in", "code")]
+    rows = [row for label, each in figures for row in _causes(each, label)]
+    yield Table(label="Causes", columns=tuple(causes), rows=rows, where="page")
+    if before:
+        compared = (("Per forward", "name"), ("Before", "number"), ("After", "number"))
+        yield Table(
+            label="Before and after", columns=compared, rows=_compared(before, flow), narrow=True, where="page"
+        )
+    wanted = ", ".join(f"{name} for {rank}-d tensors" for rank, name in flow.wanted.items())
+    how = "predicted without computing" if flow.mode == "predict" else "observed in a forward"
+    text = f"Requested: {wanted}; {how}. Bytes are those of one forward."
+    yield Text(text=text, kind="note", where="page")
+    notes = flow.notes
+    if len(notes) > _NOTES:
+        more = plural(len(notes) - _NOTES, "more note")
+        notes = (*notes[:_NOTES], f"{more}; flow.json has them all.")
+    yield Items(texts=tuple(notes), kind="note")
+    yield module_tree(flow)
+    yield _events(flow)
+    yield _copies(flow)
+    yield _convolutions(flow)
+
+
+def _causes(flow: Flow, label: str) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield cause, how often, bytes at the breaks, bytes to bring the layout back, and first module."""
+    for phase in ("forward", "backward"):
+        for cause in layout_causes(flow, phase):
+            when = ", ".join(filter(None, (label.lower(), phase if phase != "forward" else "")))
+            copied, regained = (
+                size(count) if count else "" for count in (cause.copied, cause.regained)
+            )
+            name = f"{cause.name}, {when}" if when else cause.name
+            lost = times(cause.count) if cause.count else "copied only"
+            yield name, lost, copied, regained, cause.first or _ROOT
+
+
+def _compared(before: Flow, after: Flow) -> list[tuple[str, str, str]]:
+    def figures(flow: Flow) -> list[str]:
+        summary = flow.summary
+        convolutions = f"{summary['in_layout']:,} of {summary['convolutions']:,}"
+        events = [f"{summary['breaks']:,}", f"{summary['regains']:,}"]
+        return [*events, size(summary["copied_bytes"]), convolutions]
+
+    titles = ["Layout lost", "Regained", "Copied per forward", "Convolutions in the layout"]
+    return list(zip(titles, figures(before), figures(after), strict=True))
+
+
+def _events(flow: Flow) -> Table:
+    columns = [("Event", "word"), ("Phase", "text"), ("Module", "name"), ("Type", "text")]
+    columns += [("Operation", "code"), ("Cause", "text"), ("Times", "number"), ("Output", "number")]
+    columns += [("Shape", "number"), ("Operands", "prose"), ("Called at", "text")]
+    kinds = {"break": "lost", "regain": "regained"}
+    rows = [
+        (
+            *(kinds.get(e.kind, e.kind), e.phase, e.module or _ROOT, e.type, e.operation, e.cause),
+            *(f"{e.count:,}", size(e.bytes), e.shape, e.operand, e.source),
+        )
+        for e in flow.events
+    ]
+    return _folded("Layout lost or regained", columns, rows)
+
+
+def _copies(flow: Flow) -> Table:
+    columns = [("Module", "name"), ("Type", "text"), ("Operation", "code"), ("Times", "number")]
+    columns += [("Bytes", "number"), ("Cause", "prose"), ("Phase", "text")]
+    rows = [
+        (c.module or _ROOT, c.type, c.operation, f"{c.count:,}", size(c.bytes), c.why, c.phase)
+        for c in sorted(flow.copies, key=lambda copy: -copy.bytes)
+    ]
+    return _folded("Copied because of layouts", columns, rows)
+
+
+def _convolutions(flow: Flow) -> Table:
+    columns = [("Module", "name"), ("Type", "text"), ("Input", "text"), ("Weight", "text")]
+    columns += [("Output", "text"), ("Kernel", "text"), ("Calls", "number")]
+    rows = [
+        (c.module or _ROOT, c.type, c.input, c.weight, c.output, c.backend, f"{c.calls:,}")
+        for c in flow.convolutions
+    ]
+    modules: dict[str, set[str]] = {}
+    for row in flow.convolutions:
+        modules.setdefault(row.backend or "an unknown kernel", set()).add(row.module)
+    ranked = sorted(modules, key=lambda name: -len(modules[name]))
+    by = ", ".join(f"{len(modules[name]):,} by {name}" for name in ranked[:4])
+    return _folded("Layouts and kernel of each convolution", columns, rows, f"Convolutions: {by}")
+
+
+def _folded(
+    label: str, columns: list[tuple[str, str]], rows: list[tuple], fold: str = ""
+) -> Table:
+    return Table(
+        label=label,
+        columns=tuple(columns),
+        rows=rows,
+        fold=fold or f"{label}: {plural(len(rows), 'place')}",
+        file="flow.json",
+        where="page",
+    )

@@ -1,0 +1,65 @@
+"""What is shown of a patch: the changed calls, what they save, and the breaks that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prepare.core.document import Code, Document, Shown, Table, Text
+from prepare.core.utils.speed import speed_text
+from prepare.core.utils.text import plural, size
+
+if TYPE_CHECKING:
+    from prepare.core.document import Part
+    from prepare.patch.records import Patch
+
+_SECTION, _DIFF = "patch", "patch.diff"
+# The first letters of a diff; the file has all.
+_SHOWN = 50_000
+
+
+def patch_document(shown: Shown) -> Document | None:
+    """Return what is shown of the patch of a run; None if it had none."""
+    patch = shown.found.get("patch")
+    if patch is None:
+        return None
+    return Document(
+        name=_SECTION,
+        title="Patch",
+        place=70,
+        line=patch_sentence(patch),
+        head="patch",
+        parts=tuple(_parts(patch, shown)),
+        is_whole=True,
+    )
+
+
+def patch_sentence(patch: Patch) -> str:
+    """Return `4 calls changed: 1.1 MiB -> 0 bytes copied per forward, 16 -> 0 breaks, verified: pass`."""
+    breaks = plural(patch.before[1], "break")
+    if not patch.calls:
+        return f"nothing to change: none of {breaks} can be removed"
+    sizes = f"{size(patch.before[0])} -> {size(patch.after[0])} copied per forward"
+    parts = [
+        f"{plural(len(patch.calls), 'call')} changed: {sizes}",
+        f"{patch.before[1]:,} -> {plural(patch.after[1], 'break')}",
+        f"verified: {patch.verified}" if patch.verified else "not verified",
+    ]
+    speed = speed_text(patch.verdict, patch.ratio, patch.interval) if patch.verdict else "not timed"
+    parts.append(f"time: {speed}" if speed == "unclear" else speed)
+    return ", ".join(parts)
+
+
+def _parts(patch: Patch, shown: Shown) -> Iterator[Part]:
+    text = patch_sentence(patch)
+    yield Text(text=f"{text[0].upper()}{text[1:]}", where="page")
+    columns = (("changed at", "text"), ("saves", "text"), ("breaks", "number"), ("call", "name"))
+    rows = [(call.source, size(call.copied_bytes), call.breaks, call.name) for call in patch.calls]
+    yield Table(label="Changed calls", columns=columns, rows=rows, noun="place")
+    left = (("stays at", "name"), ("by", "text"), ("breaks", "number"), ("because", "prose"))
+    rows = [(each.source, each.cause, each.breaks, each.reason) for each in patch.left]
+    yield Table(label="Breaks that stay", columns=left, rows=rows, noun="place")
+    if patch.diff:
+        text = f"git apply {shown.file(_DIFF)}, in the folder that holds the package"
+        yield Text(text=text, where="terminal")
+        yield Code(text=patch.diff[:_SHOWN], fold=_DIFF)

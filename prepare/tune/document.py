@@ -1,0 +1,308 @@
+"""What is shown of a tuning: the fastest correct recipe, and why each other one lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from prepare.core.charts import Axis, Bar, Bars, Chart, Plane, Point
+from prepare.core.document import Advice, Answer, Charts, Document, Items, Shown, Table, Text
+from prepare.core.utils.machine import disturbance
+from prepare.core.utils.numbers import seconds, small
+from prepare.core.utils.speed import change_text, interval_text, noise_text, speed_text, verdict_text
+from prepare.core.utils.text import plural, printable, size
+from prepare.tune.records import UNPREPARED
+from prepare.verify.document import share_text
+
+if TYPE_CHECKING:
+    from prepare.core.document import Part
+    from prepare.tune.records import CandidateResult, Tuning
+
+_SECTION = "tune"
+_MARKS = {"winner": "better", "wrong": "wrong"}
+# What the statuses of recipes mean; others say it themselves.
+_RESULTS = {"slower": "slower than another recipe", "not faster": "not shown to be faster"}
+# Statuses that the figures in the table do not explain.
+_EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
+_TITLES = ("recipe", "speed", "time", "interval", "error", "result")
+_USE = "in training code, or by the command"
+
+
+class KeptRow(NamedTuple):
+    """A module, the 16-bit dtype, its errors in that and kept, and by how much it changes the time."""
+
+    module: str
+    dtype: str
+    low: str
+    kept: str
+    time: str
+
+    @property
+    def sentence(self) -> str:
+        """Return `head stays in float32: its error is 0.5 in bfloat16, 0.002 kept; +3 % time of a call`."""
+        text = f"{self.module} stays in float32: its error is {self.low} in {self.dtype}, {self.kept} kept"
+        return f"{text}; {self.time} time of a call" if self.time else text
+
+
+def tune_document(shown: Shown) -> Document | None:
+    """Return what is shown of the tuning of a run; None if it had none."""
+    tuning = shown.found.get("tune")
+    if tuning is None:
+        return None
+    step = "training step" if tuning.mode == "train" else "inference"
+    return Document(
+        name=_SECTION,
+        title="Recipes",
+        place=10,
+        line=tune_sentence(tuning),
+        head=f"tune ({step})",
+        answers=(_faster(tuning), _right(tuning)),
+        advice=tuple(_advice(tuning)),
+        parts=(*_in_terminal(tuning, shown), *_on_page(tuning)),
+        is_whole=True,
+    )
+
+
+def tune_sentence(tuning: Tuning) -> str:
+    """Return one sentence: `channels_last: 1.3x faster (...); 3 of 6 recipes timed`."""
+    winner = tuning.row(tuning.winner)
+    timed = sum(row.rounds > 0 for row in tuning.rows)
+    counted = f"{timed} of {plural(len(tuning.rows), 'recipe')} timed"
+    if winner.name != UNPREPARED:
+        speed = speed_text(tuning.verdict(winner), winner.ratio, winner.ratio_interval)
+        text = f"{winner.name}: {speed}; {counted}"
+    elif tuning.is_clear:
+        text = f"{winner.name}: no correct recipe is faster; {counted}"
+    else:
+        why = disturbance(tuning.environment) or "give it more time (tune.budget)"
+        text = f"unclear: no recipe was shown to be correct and faster; {counted}; {why}"
+    return text
+
+
+def kept_rows(tuning: Tuning) -> list[KeptRow]:
+    """Return a row for each module that stays in float32; recipes of one dtype keep the same modules."""
+    found: dict[tuple[str, str], KeptRow] = {}
+    for row in tuning.rows:
+        dtype = str(next((o["dtype"] for o in row.steps.values() if "keep" in o), ""))
+        for each in row.kept:
+            low = "infinite" if each.error is None else f"{each.error:.2g}"
+            ratio = each.time_ratio
+            cost = "" if ratio is None else f"{100 * (ratio - 1):+.0f} %"
+            kept = KeptRow(each.module, dtype, low, f"{each.kept_error:.2g}", cost)
+            found.setdefault((dtype, each.module), kept)
+    return list(found.values())
+
+
+def _faster(tuning: Tuning) -> Answer:
+    row, question = tuning.row(tuning.winner), "Faster?"
+    if row.name == UNPREPARED and not tuning.is_clear:
+        kind, answer, remark = "warn", "Unclear", "no recipe was shown to be correct and faster"
+        sentence = "Speed: unclear"
+    elif row.name == UNPREPARED or row.ratio is None:
+        kind, answer, remark = "plain", "No recipe is faster", row.reason
+        sentence = answer
+    else:
+        answer = f"{row.name} is {speed_text(tuning.verdict(row), row.ratio, None)}"
+        between = interval_text(row.ratio_interval)
+        kind, remark = "good", f"95 % interval: {between} time" if between else ""
+        sentence = answer
+    if busy := disturbance(tuning.environment):
+        sentence += f". {busy[0].upper()}{busy[1:]}: times mean little; try again later"
+    return Answer(
+        question=question, kind=kind, answer=answer, remark=remark, section=_SECTION, sentence=sentence
+    )
+
+
+def _right(tuning: Tuning) -> Answer:
+    row = tuning.row(tuning.winner)
+    if row.name == UNPREPARED:
+        kind, answer, remark = "plain", "Unchanged", "the model as it is"
+    elif row.verified == "pass":
+        kind, answer, remark = "good", "Right", ""
+        if row.error is not None and row.allowed:
+            share = share_text(row.error / row.allowed)
+            remark = f"output error {row.error:.2g}, {share} of what is allowed"
+    else:
+        kind, answer, remark = "warn", "Cannot tell if right", row.verified or "not verified"
+    return Answer(question="Right?", kind=kind, answer=answer, remark=remark, section=_SECTION)
+
+
+def _advice(tuning: Tuning) -> Iterator[Advice]:
+    if tuning.winner != UNPREPARED:
+        # A timing after the tuning is a second look at the same question.
+        yield Advice(rank=65, kind="good", answer="Use the recipe", remark=_USE, section="reproduce")
+    elif not tuning.is_clear:
+        answer, remark = "Tune it longer with tune.budget", "best on an idle machine"
+        yield Advice(rank=80, kind="warn", answer=answer, remark=remark, section=_SECTION)
+    else:
+        answer, remark = "Leave the model as it is", "no correct recipe is faster"
+        yield Advice(rank=90, kind="plain", answer=answer, remark=remark, section=_SECTION)
+
+
+def _in_terminal(tuning: Tuning, shown: Shown) -> Iterator[Part]:
+    ranked = [row for row in _ranked(tuning) if row.ratio is not None]
+    compiled = any(row.first_seconds is not None for row in ranked)
+    titles = [*_TITLES, *(["first call"] if compiled else [])]
+    rows = [
+        [*_short_cells(row, tuning), *([_first(row)] if compiled else [])] for row in ranked
+    ]
+    numbers = ("time", "error", "first call")
+    yield Table(
+        label="Timed recipes",
+        columns=tuple((title, "number" if title in numbers else "text") for title in titles),
+        rows=rows,
+        most=len(rows),
+        where="terminal",
+    )
+    reasons: dict[str, list[str]] = {}
+    for row in tuning.rows:
+        if row.status in _EXPLAINED:
+            reasons.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
+    for reason, names in reasons.items():
+        yield Text(text=f"{', '.join(names)}: {reason}", where="terminal")
+    for kept in kept_rows(tuning):
+        yield Text(text=kept.sentence, where="terminal")
+    yield Text(text=_measured(tuning), where="terminal")
+    for note in tuning.notes:
+        yield Text(text=f"note: {note}", where="terminal")
+    if shown.folder:
+        yield Text(text=f"details are in {shown.file('tune.json')}", where="terminal")
+
+
+def _on_page(tuning: Tuning) -> Iterator[Part]:
+    yield Text(text=f"{tune_sentence(tuning)}.", where="page")
+    yield Charts(charts=tuple(tune_charts(tuning)), file="tune.svg")
+    text = "A whisker in a picture is the interval of the ratio; together they have 95 % confidence. Recipes "
+    yield Text(text=text + "that were eliminated early ran fewer rounds.", kind="note", where="page")
+    columns = [("Recipe", "name"), ("Result", "text"), ("Time", "number")]
+    columns += [(title, "number") for title in ("Against unprepared", "Change", "First call")]
+    columns += [("Rounds", "number"), ("Peak memory", "number"), ("Verified", "text")]
+    columns += [("Error", "number"), ("Allowed", "number")]
+    rows = [_cells(row, tuning) for row in _ranked(tuning)]
+    yield Table(label="All recipes", columns=tuple(columns), rows=rows, where="page")
+    kept = [("Module", "name"), ("Error in 16 bits", "number"), ("Error kept", "number")]
+    kept.append(("Time", "number"))
+    title = "Modules that have to stay in float32, with the largest error of their results alone and the "
+    yield Table(
+        label="Modules in float32",
+        title=f"{title}time of a call",
+        columns=tuple(kept),
+        rows=[(k.module, f"{k.low} in {k.dtype}", k.kept, k.time) for k in kept_rows(tuning)],
+        where="page",
+    )
+    lost = [row for row in _ranked(tuning) if row.status != "winner" and row.reason]
+    texts = tuple(f"{row.name}: {row.reason}" for row in lost)
+    yield Items(texts=texts, title="Why the other recipes lost", kind="note", where="page")
+    notes = (_measured(tuning), *tuning.notes)
+    yield Items(texts=notes, title="Notes", kind="note", where="page")
+
+
+def tune_charts(tuning: Tuning) -> list[Chart]:
+    """Return bars of the time ratios, and a plane of time against error for verified recipes."""
+    timed = [row for row in _ranked(tuning) if row.ratio is not None]
+    step = "training step" if tuning.mode == "train" else "inference"
+    if not timed:
+        return []
+    charts: list[Chart] = [
+        Bars(
+            title=f"Time of one {step}, unprepared = 1",
+            rows=tuple(_bar(row, tuning) for row in timed),
+        )
+    ]
+    verified = [row for row in timed if row.error is not None]
+    if len(verified) > 1:
+        allowed = {row.allowed for row in verified if row.allowed is not None}
+        lines = tuple((value, "allowed") for value in allowed) if len(allowed) == 1 else ()
+        plane = Plane(
+            title="Speed against error of verified recipes",
+            points=tuple(_point(row, tuning) for row in verified),
+            x=Axis(label=f"time of one {step}, unprepared = 1"),
+            y=Axis(label="largest error of the outputs", log=True, lines=lines),
+        )
+        charts.append(plane)
+    return charts
+
+
+def _ranked(tuning: Tuning) -> list[CandidateResult]:
+    """Return the winner, then the others from the fastest to the slowest, then those without a time."""
+    return sorted(
+        tuning.rows, key=lambda row: (row.name != tuning.winner, row.ratio is None, row.ratio or 0)
+    )
+
+
+def _bar(row: CandidateResult, tuning: Tuning) -> Bar:
+    return Bar(
+        label=row.name,
+        value=row.ratio,
+        interval=row.ratio_interval,
+        text=_speed(row, tuning),
+        mark=_mark(row, tuning),
+    )
+
+
+def _point(row: CandidateResult, tuning: Tuning) -> Point:
+    return Point(
+        label=row.name,
+        x=float(row.ratio or 0.0),
+        y=float(row.error or 0.0),
+        x_interval=row.ratio_interval,
+        text=f"{_speed(row, tuning)}, error {row.error:.2g}",
+        mark=_mark(row, tuning),
+    )
+
+
+def _speed(row: CandidateResult, tuning: Tuning) -> str:
+    """Return the verdict on a recipe against the unprepared model."""
+    return verdict_text(tuning.verdict(row), row.ratio, row.ratio_interval)
+
+
+def _mark(row: CandidateResult, tuning: Tuning) -> str:
+    """Return the colour: as on other pages, slower is than the unprepared model, not than the winner."""
+    if row.name == UNPREPARED:
+        return "baseline"
+    return _MARKS.get(row.status, "worse" if tuning.verdict(row) == "slower" else "same")
+
+
+def _short_cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
+    verdict = tuning.verdict(row)
+    is_baseline = verdict == "baseline"
+    return (
+        row.name,
+        "" if is_baseline else verdict_text(verdict, row.ratio, row.ratio_interval),
+        "" if is_baseline else change_text(verdict, row.ratio),
+        interval_text(row.ratio_interval),
+        small(row.error),
+        _result(row, tuning),
+    )
+
+
+def _cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
+    return (
+        row.name,
+        _result(row, tuning),
+        "" if row.seconds is None else seconds(row.seconds),
+        "" if row.name == UNPREPARED else _speed(row, tuning),
+        interval_text(row.ratio_interval),
+        _first(row),
+        str(row.rounds or ""),
+        "" if row.peak_bytes is None else size(row.peak_bytes),
+        row.verified,
+        small(row.error),
+        small(row.allowed),
+    )
+
+
+def _first(row: CandidateResult) -> str:
+    return "" if row.first_seconds is None else seconds(row.first_seconds)
+
+
+def _result(row: CandidateResult, tuning: Tuning) -> str:
+    """Return the result of one recipe in a few words: `winner`, `slower than another recipe`."""
+    if row.name == UNPREPARED == tuning.winner and not tuning.is_clear:
+        return "kept, as none is shown to be faster"
+    return printable(_RESULTS.get(row.status, row.status))
+
+
+def _measured(tuning: Tuning) -> str:
+    rounds = f"{plural(tuning.rounds, 'round')} in {seconds(tuning.seconds)}"
+    return "; ".join(filter(None, (rounds, noise_text(tuning.noise))))

@@ -1,0 +1,261 @@
+"""What is shown of a verification: whether it is right, by which checks, and what would find more."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prepare.core.document import UNCHANGED, Advice, Answer, Code, Document, Shown, Table, Text
+from prepare.core.utils.numbers import small
+from prepare.core.utils.text import plural, printable
+from prepare.core.utils.wording import argument
+
+if TYPE_CHECKING:
+    from prepare.core.document import Part
+    from prepare.verify.records import Check, Lost, Verification
+
+QUESTION, _SECTION = "Right?", "verify"
+# An error of more times what is allowed is not given in figures.
+_BEYOND = 1000
+# A sensitivity of more than this names the module that has it.
+_BLIND = 0.001
+_SERIOUS = ("fail", "wrong", "cannot tell")
+# Most losses of casts say the same.
+_LOSSES = 2000
+_ABOUT_ERRORS = (
+    "An error is the largest difference from the exact result, relative to the size of the tensor. What is "
+    "allowed follows from the error of the unprepared model with the same types; a gradient may differ more, "
+    "because a tie in a maximum or a ReLU sends it another way."
+)
+
+
+def verify_document(shown: Shown) -> Document | None:
+    """Return what is shown of the verification of a run; None if it was to have none."""
+    verification = shown.found.get("verify")
+    if verification is None:
+        return _without(shown)
+    finds = sensitivity_text(verification)
+    return Document(
+        name=_SECTION,
+        title=QUESTION,
+        place=40,
+        line=verify_sentence(verification),
+        head=f"verify ({verification.level})",
+        answers=(_answer(verification),),
+        advice=tuple(_advice(verification)),
+        rows=(("verified", verdict_sentence(verification)),),
+        details=(("sensitivity", f"finds systematic errors from {finds}"),) if finds else (),
+        parts=(*_in_terminal(verification, shown), *_on_page(verification, shown)),
+        is_whole=verification.status == "fail",
+    )
+
+
+def _without(shown: Shown) -> Document | None:
+    """Return the document of a run that was to be verified, and was not."""
+    if not shown.had("verify"):
+        return None
+    answer, remark = "Not checked", "stopped before" if shown.stopped else "verify=none"
+    rows: tuple[tuple[str, str], ...] = ()
+    if shown.unchanged:
+        answer, remark, rows = "Unchanged", UNCHANGED, (("verified", UNCHANGED),)
+    missing = Answer(question=QUESTION, kind="plain", answer=answer, remark=remark)
+    return Document(name=_SECTION, place=40, answers=(missing,), rows=rows)
+
+
+def verify_sentence(verification: Verification) -> str:
+    """Return the verdict, and of a pass the least error that it finds."""
+    finds = sensitivity_text(verification) if verification.status == "pass" else ""
+    text = verdict_sentence(verification)
+    return f"{text}; finds systematic errors from {finds}" if finds else text
+
+
+def verdict_sentence(verification: Verification) -> str:
+    """Return one sentence: `pass: 4 checks against float64, ...`, `fail: outputs (eval mode): ...`."""
+    if verification.status != "pass":
+        return f"{verification.status}: {printable(verification.reason)}"
+    checks = [check for check in verification.checks if check.status != "skipped"]
+    reference = f" against {verification.reference}" if verification.reference else ""
+    if alone := max((c.compared for c in checks if c.what.startswith("module ")), default=0):
+        reference += f", {plural(alone, 'module')} alone against float64"
+    text = f"pass: {plural(len(checks), 'check')}{reference}{_output_error(checks)}"
+    if skipped := skipped_outputs(verification):
+        text += f"; {skipped}"
+    if verification.reason:
+        wrong = f"wrong, but not a failure in mode {verification.mode}: {verification.reason}"
+        text += printable(f"; {wrong}")
+    return text
+
+
+def skipped_outputs(verification: Verification) -> str:
+    """Return `outputs: they are all zero, ...` if those of the user's batch were skipped; else empty."""
+    first = next((check for check in verification.checks if check.what == "outputs"), None)
+    return f"outputs: {printable(first.note)}" if first and first.status == "skipped" else ""
+
+
+def sensitivity_text(verification: Verification) -> str:
+    """Return `0.0043 % in outputs, 3.5 % in gradients`, and where more hides; empty if not measured."""
+    measured = [(kind, verification.sensitivity(kind)) for kind in ("outputs", "gradients")]
+    kinds = {kind: found for kind, found in measured if found}
+    text = ", ".join(f"{100 * least:.2g} % in {kind}" for kind, (least, _) in kinds.items())
+    least, place = max(kinds.values(), default=(0.0, ""))
+    if least > _BLIND and place:
+        text += f" (errors below {100 * least:.2g} % in {place} cannot be told from noise"
+        more = f"; {argument('mode', 'train')} compares modules alone"
+        text += f"{more})" if _has_more(verification) else ")"
+    return printable(text)
+
+
+def error_text(verification: Verification) -> str:
+    """Return `output error 1.7e-06, 4 % of what is allowed; gradients right`."""
+    checks = [check for check in verification.checks if check.status == "pass"]
+    outputs = [check for check in checks if check.what == "outputs" and check.error is not None]
+    if not outputs:
+        return skipped_outputs(verification)
+    worst = max(outputs, key=lambda check: _share(check) or 0.0)
+    part = _share(worst)
+    text = f"output error {worst.error:.2g}"
+    text += "" if part is None else f", {share_text(part)} of what is allowed"
+    gradients = any("gradients" in check.what for check in checks)
+    return f"{text}; gradients right" if gradients else text
+
+
+def share_text(part: float) -> str:
+    """Return a share of what is allowed: `4 %`, `less than 1 %`, `46 times`, `more than 1,000 times`."""
+    if part < 0.01:
+        return "less than 1 %"
+    if part > _BEYOND:
+        return f"more than {_BEYOND:,} times"
+    return f"{part:,.0f} times" if part >= 10 else f"{100 * part:,.0f} %"
+
+
+def _answer(verification: Verification) -> Answer:
+    kind, answer, remark = "good", "Right", error_text(verification)
+    if verification.status == "fail":
+        remark = verification.reason
+        sentence = f"Wrong: {remark}"
+        remark += f"; first in {verification.culprit}" if verification.culprit else ""
+        if verification.culprit:
+            sentence = f"Wrong: {remark}"
+        return Answer(
+            question=QUESTION, kind="bad", answer="Wrong", remark=remark, section=_SECTION, sentence=sentence
+        )
+    if verification.status != "pass":
+        kind, answer, remark = "warn", "Cannot tell if right", verification.reason
+    elif any(check.status == "wrong" for check in verification.checks):
+        kind, remark = "warn", verification.reason
+        answer = f"Right in mode {verification.mode} only"
+    return Answer(question=QUESTION, kind=kind, answer=answer, remark=remark, section=_SECTION)
+
+
+def _advice(verification: Verification) -> Iterator[Advice]:
+    if verification.status == "fail":
+        remark = "probable causes and their remedies are below" if verification.advice else ""
+        yield Advice(rank=10, kind="bad", answer="Do not use it", remark=remark, section=_SECTION)
+    elif verification.status == "cannot tell":
+        yield Advice(rank=30, kind="warn", answer="Verify it with verify=full", section=_SECTION)
+
+
+def _in_terminal(verification: Verification, shown: Shown) -> Iterator[Part]:
+    serious = [check for check in verification.checks if check.status in _SERIOUS]
+    serious.sort(key=lambda check: _SERIOUS.index(check.status))
+    titles = ("status", "what", "case", "worst", "error", "allowed")
+    yield Table(
+        label="Checks that did not pass",
+        columns=tuple((title, "text") for title in titles),
+        rows=list(map(_serious, serious)),
+        noun="check",
+        where="terminal",
+    )
+    if verification.culprit:
+        text = f"the first difference is in {verification.culprit}"
+        yield Text(text=text, where="terminal")
+    if verification.advice:
+        yield Text(text=verification.advice, where="terminal")
+    if verification.lost:
+        yield Text(text=_lost(verification.lost), where="terminal")
+    if shown.folder:
+        yield Text(text=f"details are in {shown.file('verify.json')}", where="terminal")
+
+
+def _on_page(verification: Verification, shown: Shown) -> Iterator[Part]:
+    sentences = filter(None, (verify_sentence(verification), error_text(verification)))
+    text = " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
+    yield Text(text=text, where="page")
+    if verification.culprit:
+        yield Text(text=f"The first difference is in {verification.culprit}.", where="page")
+    if verification.advice:
+        yield Text(text=verification.advice, where="page")
+    if verification.status == "fail" and shown.overrides and "reduced" not in shown.found:
+        words = [w for w in shown.overrides if not w.startswith(("task=", "hydra.run.dir="))]
+        title = "This command makes a short script of the first module that is wrong, with torch alone:"
+        yield Code(text=shlex.join(["python", "run.py", *words, "task=reduce"]), title=title)
+    columns = [("Status", "text"), ("Compared", "text"), ("Mode", "text"), ("Batch", "number")]
+    columns += [("Inputs", "text"), ("Worst", "code"), ("Error", "number"), ("Allowed", "number")]
+    columns += [("Of the allowed", "number")]
+    rows = list(map(_check, verification.checks))
+    yield Table(label="Checks", columns=tuple(columns), rows=rows, where="page")
+    if rows:
+        yield Text(text=_ABOUT_ERRORS, kind="note", where="page")
+    losses = [("Tensor", "code"), ("Before", "text"), ("After", "text"), ("Overflowed", "number")]
+    losses += [("Flushed to zero", "number"), ("Rounded", "number")]
+    yield Table(
+        label="Losses of casts",
+        title="Losses of casts, the worst tensor first",
+        columns=tuple(losses),
+        rows=[
+            (loss.tensor, loss.before, loss.after, loss.overflowed, loss.flushed, loss.rounded)
+            for loss in verification.lost[:_LOSSES]
+        ],
+        where="page",
+    )
+
+
+def _check(check: Check) -> tuple[object, ...]:
+    part = _share(check)
+    of_allowed = "" if part is None else share_text(part)
+    figures = (small(check.error), small(check.allowed), of_allowed)
+    return check.status, check.what, check.mode, check.batch or "", check.inputs, check.worst, *figures
+
+
+def _serious(check: Check) -> tuple[str, ...]:
+    batch = f"batch {check.batch}" if check.batch else ""
+    case = ", ".join(filter(None, (check.mode, batch, check.inputs)))
+    return check.status, check.what, case, check.worst, small(check.error), small(check.allowed)
+
+
+def _share(check: Check) -> float | None:
+    """Return the error of a check as a fraction of what is allowed; None if one is not known."""
+    return check.error / check.allowed if check.error is not None and check.allowed else None
+
+
+def _output_error(checks: list[Check]) -> str:
+    """Return the error of the outputs, and its share of what is allowed; empty if it was not measured."""
+    shares = [part for c in checks if c.what == "outputs" and (part := _share(c)) is not None]
+    if not shares:
+        return ""
+    worst = max(shares)
+    return f", outputs at {'<1 %' if worst < 0.01 else f'{100 * worst:.0f} %'} of the limit"
+
+
+def _has_more(verification: Verification) -> bool:
+    """Return True if gradients are the least sensitive, and mode train would compare modules alone."""
+    outputs, gradients = map(verification.sensitivity, ("outputs", "gradients"))
+    alone = any(check.what.startswith("module ") for check in verification.checks)
+    is_least = gradients is not None and (outputs is None or gradients > outputs)
+    return is_least and verification.mode == "eval" and verification.amp == "none" and not alone
+
+
+def _lost(losses: tuple[Lost, ...]) -> str:
+    total: Counter[str] = Counter()
+    for loss in losses:
+        total.update(overflowed=loss.overflowed, flushed=loss.flushed, rounded=loss.rounded)
+    effects = {
+        "overflowed": "became infinite",
+        "flushed": "became zero",
+        "rounded": "whole numbers were rounded",
+    }
+    counts = ", ".join(f"{total[key]:,} {text}" for key, text in effects.items() if total[key])
+    worst = printable(losses[0].tensor)
+    return f"casts: {counts}, in {plural(len(losses), 'tensor')}, most in {worst}"
