@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     import torch
     from torch.optim import Optimizer
 
+    from prepare.bench.records import Bench
+    from prepare.flow.records import Flow
     from prepare.pipeline.known_issue_checks import KnownIssues
+    from prepare.verify.records import Verification
 
 _Model = TypeVar("_Model", bound=nn.Module)
 Level = Literal["short", "full"]
@@ -97,6 +100,21 @@ def prepare(
 class Report(Readable, Analyses):
     """The audit and the layout flow of a model; with a reference also verification and timing."""
 
+    @property
+    def flow(self) -> Flow:
+        """The layout flow."""
+        return self.found["flow"]
+
+    @property
+    def verification(self) -> Verification | None:
+        """The verification against the reference; None if it was not asked for."""
+        return self.found.get("verify")
+
+    @property
+    def bench(self) -> Bench | None:
+        """The timing against the reference; None if it was not asked for."""
+        return self.found.get("bench")
+
     def summary(self) -> dict[str, Any]:
         """Return the figures as one flat mapping, for `wandb.log` and the like."""
         return figures(self)
@@ -115,10 +133,10 @@ class Report(Readable, Analyses):
     def _write(self, folder: Path) -> str:
         from prepare.report.pages.page import run_page
 
-        names = {"audit": "audit.json", "flow": "flow.json", "verification": "verify.json"}
-        for part, name in (names | {"bench": "bench.json"}).items():
-            if (record := getattr(self, part)) is not None:
-                record.save(folder / name)
+        if self.audit is not None:
+            self.audit.save(folder / "audit.json")
+        for name, record in self.found.items():
+            record.save(folder / f"{name}.json")
         return run_page(folder)
 
 
@@ -157,12 +175,13 @@ def report(
     follow = flows.observe if flow == "observe" else flows.predict
     models = (reference, model)
     formatted = batch if pipeline is None else pipeline.format(batch)
-    return Report(
-        audit=audit(model),
-        flow=follow(model, formatted, backward=mode == "train"),
-        verification=_verified(models, batch, verify, pipeline, mode),
-        bench=_timed(models, batch, bench, pipeline, mode),
-    )
+    found = {
+        "flow": follow(model, formatted, backward=mode == "train"),
+        "verify": _verified(models, batch, verify, pipeline, mode),
+        "bench": _timed(models, batch, bench, pipeline, mode),
+    }
+    found = {name: record for name, record in found.items() if record is not None}
+    return Report(audit=audit(model), found=found)
 
 
 def _verified(models: Any, batch: Any, level: Any, pipeline: Any, mode: Any) -> Any:

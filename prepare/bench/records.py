@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare.bench import statistics
 from prepare.core.utils import json_records
 from prepare.core.utils.display import Readable
 from prepare.errors import BenchError
+
+if TYPE_CHECKING:
+    from prepare.core.document import Document
 
 _KIND = json_records.Kind("prepare.bench", 1, "a bench", "a bench.json", BenchError)
 # The names of the two variants that a job times.
@@ -94,6 +97,12 @@ class Comparison(Readable):
     settings: dict[str, Any]
     environment: dict[str, Any]
     notes: tuple[str, ...] = ()
+
+    def document(self) -> Document:
+        """Return what is shown of it."""
+        from prepare.bench.document import comparison_document
+
+        return comparison_document(self)
 
     def row(self, name: str) -> VariantResult:
         """Return the row of a variant; raise KeyError if there is no such variant."""

@@ -13,23 +13,28 @@ _SHOWN = 8
 
 def check_lines(check: ContractCheck, *, file: str, update: str) -> Iterator[str]:
     """Yield the lines of a check; `update` is the command or option that records the model of today."""
-    for kind in KINDS:
-        changes = check.of(kind)
-        yield from (f"{kind}: {printable(_text(change))}" for change in changes[:_SHOWN])
-        if len(changes) > _SHOWN:
-            yield f"{kind}: {plural(len(changes) - _SHOWN, 'more change')}"
-    yield f"{_verdict(check)}: {file}"
+    yield from change_lines(check)
+    yield f"{verdict_text(check)}: {file}"
     if check.status == BROKEN:
         yield f"if that is intended, record it again: {update}"
     elif check.status == BETTER:
         yield f"to hold the model to what it keeps now, record it again: {update}"
 
 
+def change_lines(check: ContractCheck) -> Iterator[str]:
+    """Yield a line for each change, a few of each kind."""
+    for kind in KINDS:
+        changes = check.of(kind)
+        yield from (f"{kind}: {printable(_text(change))}" for change in changes[:_SHOWN])
+        if len(changes) > _SHOWN:
+            yield f"{kind}: {plural(len(changes) - _SHOWN, 'more change')}"
+
+
 def markdown(name: str, check: ContractCheck) -> str:
     """Return one check as an item of a list in Markdown."""
     changes = [f"    - {change.kind}: {_escaped(_text(change))}" for change in check.changes]
     code = printable(name).replace("`", "'")
-    return "\n".join([f"- `{code}`: {_verdict(check)}", *changes])
+    return "\n".join([f"- `{code}`: {verdict_text(check)}", *changes])
 
 
 def page(results: Iterable[dict[str, str]]) -> str:
@@ -41,7 +46,8 @@ def page(results: Iterable[dict[str, str]]) -> str:
     return "\n".join([f"### Layout contracts: {head}", "", *(each["text"] for each in ranked), ""])
 
 
-def _verdict(check: ContractCheck) -> str:
+def verdict_text(check: ContractCheck) -> str:
+    """Return `the contract is broken (2 broken, 1 note)`."""
     counts = {kind: len(check.of(kind)) for kind in KINDS[:3]}
     parts = [f"{count} {kind}" for kind, count in counts.items() if count]
     return f"the contract is {check.status}" + (f" ({', '.join(parts)})" if parts else "")

@@ -173,6 +173,7 @@ class Document:
         details: labels and texts that follow what to do.
         notes: sentences that end the summary.
         parts: the section; also shown in the terminal if `is_whole`.
+        lead: what a page shows of it below the answers.
         is_whole: whether the summary of a run in the terminal shows the parts too.
     """
 
@@ -187,6 +188,7 @@ class Document:
     details: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
+    lead: tuple[Part, ...] = ()
     is_whole: bool = False
 
     def shown(self, where: Where) -> Iterable[Part]:

@@ -31,42 +31,6 @@ class Analyses:
     audit: Audit | None = None
     found: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def flow(self) -> Any:
-        return self.found.get("flow")
-
-    @property
-    def flow_before(self) -> Any:
-        return self.found.get("flow_before")
-
-    @property
-    def verification(self) -> Any:
-        return self.found.get("verify")
-
-    @property
-    def bench(self) -> Any:
-        return self.found.get("bench")
-
-    @property
-    def tuning(self) -> Any:
-        return self.found.get("tune")
-
-    @property
-    def export(self) -> Any:
-        return self.found.get("export")
-
-    @property
-    def contract(self) -> Any:
-        return self.found.get("contract")
-
-    @property
-    def patch(self) -> Any:
-        return self.found.get("patch")
-
-    @property
-    def reduction(self) -> Any:
-        return self.found.get("reduced")
-
 
 @dataclass(frozen=True)
 class ExampleRun:
@@ -97,6 +61,22 @@ class Results(Analyses):
     unchanged: bool = False
     amp: str = "none"
     task: str = "prepare"
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether the run was stopped after the model was prepared."""
+        return bool(self.stopped)
+
+    @property
+    def has_problems(self) -> bool:
+        """Return whether the plan has errors."""
+        return bool(self.plan.errors)
+
+    @property
+    def has_example(self) -> bool:
+        """Return whether the model was called."""
+        return self.example is not None
 
     def write(self, record: Record, job: Job) -> None:
         """Write every file of the record, except its pages and its result. Raises FileError."""
@@ -142,6 +122,27 @@ class SavedResults(Analyses):
     plan: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
     problems: tuple[str, ...] = ()
+    task: str = ""
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The words of the command line."""
+        return tuple(self.job.overrides) if self.job else ()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether the run was stopped."""
+        return self.result is not None and self.result.status == "interrupted"
+
+    @property
+    def has_problems(self) -> bool:
+        """Return whether the plan has errors."""
+        return bool(self.plan and self.plan["problems"])
+
+    @property
+    def has_example(self) -> bool:
+        """Return whether the model was called, as far as that is known."""
+        return self.job is None or bool(self.job.seen)
 
     @property
     def unchanged(self) -> bool:
@@ -156,8 +157,7 @@ class SavedResults(Analyses):
         if option and option != "custom":
             return str(option)
         targets = (text.partition("=")[2] for text in job.overrides if "model._target_=" in text)
-        in_flow = self.flow.modules[0].type if self.flow and self.flow.modules else ""
-        return next(targets, "") or in_flow or "a model"
+        return next(targets, "") or "a model"
 
 
 def read_results(folder: str | Path) -> SavedResults:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import first_line, plural
-from prepare.report.answer import Answer
+from prepare.core.document import Answer
 
 if TYPE_CHECKING:
     from prepare.job.record import Result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from prepare.core.charts import Axis, Bar, Bars, Chart, Plane, Point
@@ -25,6 +26,8 @@ _RESULTS = {"slower": "slower than another recipe", "not faster": "not shown to 
 # Statuses that the figures in the table do not explain.
 _EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
 _TITLES = ("recipe", "speed", "time", "interval", "error", "result")
+# More bars do not fit on the first screen.
+_BARS = 9
 _USE = "in training code, or by the command"
 
 
@@ -59,6 +62,7 @@ def tune_document(shown: Shown) -> Document | None:
         answers=(_faster(tuning), _right(tuning)),
         advice=tuple(_advice(tuning)),
         parts=(*_in_terminal(tuning, shown), *_on_page(tuning)),
+        lead=(Charts(charts=tuple(map(_first_bars, tune_charts(tuning)[:1]))),),
         is_whole=True,
     )
 
@@ -221,6 +225,11 @@ def tune_charts(tuning: Tuning) -> list[Chart]:
         )
         charts.append(plane)
     return charts
+
+
+def _first_bars(chart: Chart) -> Chart:
+    """Return the chart with as many bars as fit on the first screen; the section has them all."""
+    return replace(chart, rows=chart.rows[:_BARS]) if isinstance(chart, Bars) else chart
 
 
 def _ranked(tuning: Tuning) -> list[CandidateResult]:

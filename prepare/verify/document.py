@@ -36,7 +36,7 @@ def verify_document(shown: Shown) -> Document | None:
     verification = shown.found.get("verify")
     if verification is None:
         return _without(shown)
-    finds = sensitivity_text(verification)
+    finds, wrong = sensitivity_text(verification), verification.status == "fail"
     return Document(
         name=_SECTION,
         title=QUESTION,
@@ -48,7 +48,8 @@ def verify_document(shown: Shown) -> Document | None:
         rows=(("verified", verdict_sentence(verification)),),
         details=(("sensitivity", f"finds systematic errors from {finds}"),) if finds else (),
         parts=(*_in_terminal(verification, shown), *_on_page(verification, shown)),
-        is_whole=verification.status == "fail",
+        lead=(Text(text=verification.advice),) if wrong and verification.advice else (),
+        is_whole=wrong,
     )
 
 

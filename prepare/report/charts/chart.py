@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from prepare.core.charts import MARKS, Axis, Bar, Bars, Chart, Interval, Plane, Point
 from prepare.core.utils import files
-from prepare.report.charts.flow_text import cut, width_of
+from prepare.report.charts.cut import cut, width_of
 from prepare.report.charts.scale import Scale, number, scale_over, sensible_end
 from prepare.report.render import render
 

@@ -10,7 +10,8 @@ from markupsafe import Markup
 from prepare.core.utils import files
 from prepare.core.utils.text import plural
 from prepare.report.pages.long_table import LongTable, long_table
-from prepare.report.pages.page import PageSection, page
+from prepare.report.pages.page import page
+from prepare.report.pages.section import PageSection
 from prepare.report.render import render
 
 if TYPE_CHECKING:

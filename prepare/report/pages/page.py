@@ -1,53 +1,43 @@
-"""Write HTML pages as single files without network access; make the page of a job from its record."""
+"""Write HTML pages as single files without network access; make the page of a run from its record."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
 from markupsafe import Markup
 
 from prepare.core.utils import files
 from prepare.core.utils.wording import command_line_words
 from prepare.job.results import read_results
-from prepare.report.answers import answers, verdict
+from prepare.registry import ordered_stages
+from prepare.report.documents import answers, shown_of, verdict
 from prepare.report.pages.run_lead import day, run_lead
-from prepare.report.pages.run_sections import SECTIONS, Section, command
+from prepare.report.pages.section import MALFORMED, PageSection, sections
 from prepare.report.render import render, template_text
+from prepare.report.run_documents import command, own_documents
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterator
 
+    from prepare.core.document import Answer, Document
     from prepare.job.record import Result
     from prepare.job.results import SavedResults
-    from prepare.report.answer import Answer
 
 NAME = "report.html"
-T = TypeVar("T")
 # The attribute that starts the template of a long table.
-_LONG = 'class="frame grid"'
-# Errors that a file of another version or of another program can raise in a section.
-_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError)
-
-
-@dataclass(frozen=True)
-class PageSection:
-    """A rendered section: its anchor, title and HTML."""
-
-    name: str
-    title: str
-    body: Markup
+_LONG = 'class="frame grid'
 
 
 def write_page(folder: str | Path, *, result: Result | None = None) -> Path:
-    """Write `report.html` into the folder of a job, from the files in it; return its path.
+    """Write `report.html` into the folder of a run, from the files in it; return its path.
 
-    The same files give the same bytes. `result` is used if the job has not written its result yet.
+    The same files give the same bytes. `result` is used if the run has not written its result yet.
     Raises FileError.
     """
     path = Path(folder) / NAME
@@ -56,30 +46,49 @@ def write_page(folder: str | Path, *, result: Result | None = None) -> Path:
 
 
 def run_page(folder: str | Path, *, result: Result | None = None) -> str:
-    """Return the page of the job in `folder`.
+    """Return the page of the run in `folder`.
 
     Raises:
-        FileError: The folder does not exist, or holds no file of a job.
+        FileError: The folder does not exist, or holds no file of a run.
     """
     with command_line_words():
-        return _run_page(folder, result)
+        run = read_results(folder)
+        run = replace(run, result=run.result or result)
+        problems = list(run.problems)
+        documents = list(run_documents(run, problems))
+        found = list(sections(documents, problems))
+        return page(
+            run.model,
+            found,
+            cards=answers(run, documents),
+            verdict=verdict(run, documents),
+            lead=run_lead(run, documents),
+            problems=problems,
+            about=("report of a run", day(run)),
+            command=command(run),
+        )
 
 
-def _run_page(folder: str | Path, result: Result | None) -> str:
-    run = read_results(folder)
-    run = replace(run, result=run.result or result)
-    problems = list(run.problems)
-    sections = list(rendered(run, SECTIONS, problems))
-    return page(
-        run.model,
-        sections,
-        cards=_known(answers, run) or (),
-        verdict=_known(verdict, run) or "",
-        lead=_known(run_lead, run) or "",
-        problems=problems,
-        about=("report of a job", _known(day, run) or ""),
-        command=_known(command, run) or "",
-    )
+def run_documents(run: SavedResults, problems: list[str]) -> Iterator[Document]:
+    """Yield the documents of the stages, and those that every run has.
+
+    Leave out one whose file is malformed, and add a sentence to `problems`.
+    """
+    shown = shown_of(run)
+    for cls in ordered_stages():
+        try:
+            if document := cls.document(shown):
+                yield document
+        except MALFORMED as error:
+            problems.append(_malformed(cls.name, error))
+    try:
+        yield from own_documents(run)
+    except MALFORMED as error:
+        problems.append(_malformed("run", error))
+
+
+def _malformed(name: str, error: BaseException) -> str:
+    return f"{name}: a file has unexpected content ({type(error).__name__}: {error})"
 
 
 def page(
@@ -114,34 +123,6 @@ def page(
         command=command,
         script=_script() if long else None,
     )
-
-
-def _known(part: Callable[[SavedResults], T], run: SavedResults) -> T | None:
-    """Return a part of the header; None if its file is malformed, which its section reports."""
-    try:
-        return part(run)
-    except _MALFORMED:
-        return None
-
-
-def rendered(
-    record: T, sections: Iterable[Section[T]], problems: list[str], *, folder: str = "sections"
-) -> Iterable[PageSection]:
-    """Yield the sections that are not empty, rendered by their templates in `folder`.
-
-    Leave out a section whose file is malformed, and add a sentence to `problems`.
-    """
-    for section in sections:
-        try:
-            context = section.context(record)
-            if context is None:
-                continue
-            text = render(f"{folder}/{section.name}.html", **context)
-        except _MALFORMED as error:
-            reason = f"{type(error).__name__}: {error}"
-            problems.append(f"{section.title}: a file has unexpected content ({reason})")
-            continue
-        yield PageSection(section.name, section.title, Markup(text))  # noqa: S704  rendered with escaping
 
 
 @cache

@@ -11,14 +11,13 @@ from urllib.parse import quote
 from prepare import recipe
 from prepare.core.charts import Axis, Bar, Bars, Plane, Point
 from prepare.core.utils import files
-from prepare.core.utils.text import plural, size
+from prepare.core.utils.text import plural, size, times
 from prepare.errors import PrepareError
 from prepare.job.results import read_plan
 from prepare.report.charts.chart import figure
-from prepare.report.charts.flow_text import times
 from prepare.report.pages.long_table import long_table
-from prepare.report.pages.page import NAME, page, rendered
-from prepare.report.pages.run_sections import Context, Section
+from prepare.report.pages.page import NAME, page
+from prepare.report.pages.section import Context, Section, rendered
 from prepare.report.pages.sweep_cards import sweep_cards
 from prepare.report.pages.sweep_matrix import matrix_of
 from prepare.report.sentences import timing_text, verified_text

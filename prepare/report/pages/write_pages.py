@@ -1,4 +1,4 @@
-"""Write the page and the pictures of a job that has ended."""
+"""Write the page and the pictures of a run that has ended."""
 
 from __future__ import annotations
 
@@ -12,34 +12,31 @@ if TYPE_CHECKING:
 def get_ready() -> None:
     """Import what `write_pages` needs, in a process that is forked for every job of a sweep."""
     from prepare.report import render
-    from prepare.report.charts import flow_picture  # noqa: F401
-    from prepare.report.pages import bench_section, page, tune_section  # noqa: F401
+    from prepare.report.pages import page  # noqa: F401
 
     render.load_templates()
 
 
 def write_pages(outcome: Outcome, folder: Path) -> None:
-    """Write `flow.svg`, `bench.svg`, `tune.svg` and `report.html` of a job.
+    """Write the pictures and the page of a run; of one that failed, the page only.
 
-    Of a job that failed, write only `report.html`. Call it
-    before the job writes its result. Raises FileError.
+    Call it before the run writes its result. Raises FileError.
     """
     # Jinja is slow to import.
     from prepare.report.pages.page import write_page
 
-    if outcome.results is None:
-        write_page(folder, result=outcome.result)
-        return
-    from prepare.report.charts.chart import write_charts
-    from prepare.report.charts.flow_picture import write_flow_svg
-    from prepare.report.pages.bench_section import bench_charts
-    from prepare.report.pages.tune_section import tune_charts
+    if outcome.results is not None:
+        from prepare.core.document import Charts, Strip
+        from prepare.core.utils import files
+        from prepare.report.charts.chart import write_charts
+        from prepare.report.documents import shown_of, stage_documents
+        from prepare.report.render import render
 
-    if outcome.results.flow is not None:
-        write_flow_svg(outcome.results.flow, folder / "flow.svg")
-    if outcome.results.bench is not None:
-        charts = bench_charts(outcome.results.bench, outcome.results.verification)
-        write_charts(charts, folder / "bench.svg")
-    if outcome.results.tuning is not None:
-        write_charts(tune_charts(outcome.results.tuning), folder / "tune.svg")
+        for document in stage_documents(shown_of(outcome.results)):
+            for part in document.parts:
+                if isinstance(part, Charts) and part.file:
+                    write_charts(part.charts, folder / part.file)
+                elif isinstance(part, Strip) and part.file:
+                    text = render("strip.svg", strip=part, picture=document.name)
+                    files.write_text(folder / part.file, text)
     write_page(folder, result=outcome.result)

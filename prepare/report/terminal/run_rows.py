@@ -3,60 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.text import plural, size
-from prepare.report.advice import advice
+from prepare.report.documents import advice
 from prepare.report.sentences import (
-    UNCHANGED,
     autocast_text,
-    breaks_sentence,
-    busy_sentence,
-    case_sentence,
     convolutions_text,
-    export_sentence,
-    layouts_text,
     outputs_sentence,
     quantized_text,
-    sensitivity_text,
-    taken_out_text,
-    verdict_sentence,
 )
 from prepare.report.training_code import recipe_call
 
 if TYPE_CHECKING:
     from prepare.audit import Audit
     from prepare.audit.rows import AuditRow
+    from prepare.core.document import Document
     from prepare.core.forward.conv_layouts import LayoutCount
     from prepare.job.results import Results
 
 Rows = list[tuple[str, str]]
 
 
-def answer_rows(results: Results, audit: Audit) -> Rows:
+def answer_rows(results: Results, audit: Audit, documents: Iterable[Document]) -> Rows:
     """Return the answers, in the order in which they become known."""
     counted = convolutions_text(audit.summary["convolutions"], results.pipeline.to_config())
-    rows = [("convolutions", counted)]
-    if results.flow:
-        rows.append(("layout flow", breaks_sentence(results.flow)))
-    if results.verification:
-        rows.append(("verified", verdict_sentence(results.verification)))
-    rows += [("timed", sentence) for sentence in _timed(results)]
-    if results.export is not None:
-        rows.append(("exported", export_sentence(results.export)))
-    if results.contract is not None:
-        rows.append(("contract", f"{results.contract.status}: {results.contract.file}"))
-    if results.unchanged:
-        rows.append(("verified", UNCHANGED))
-    return rows
+    return [("convolutions", counted), *(row for document in documents for row in document.rows)]
 
 
-def detail_rows(results: Results, audit: Audit, folder: str) -> Rows:
+def detail_rows(
+    results: Results, audit: Audit, documents: Sequence[Document], folder: str
+) -> Rows:
     """Return what follows the answers: what to do, what was prepared, and the notes."""
     summary = audit.summary
     before, after = summary["bytes_before"], summary["bytes_after"]
-    rows = [] if results.stopped else [("what to do", _advice_text(results, folder))]
+    rows = [] if results.stopped else [("what to do", _advice_text(results, documents, folder))]
     rows.append(("tensors", _tensors(summary)))
     if text := quantized_text(audit.rows):
         rows.append(("quantized", text))
@@ -69,13 +51,9 @@ def detail_rows(results: Results, audit: Audit, folder: str) -> Rows:
         rows += [
             ("outputs", _outputs(count, ineffective)) for count in results.example.convolutions
         ]
-    if results.verification and (finds := sensitivity_text(results.verification)):
-        rows.append(("sensitivity", f"finds systematic errors from {finds}"))
-    if results.export is not None:
-        rows.append(("inputs", layouts_text(results.export)))
-        rows += [("taken out", taken_out_text(item)) for item in results.export.taken_out]
-    busy = busy_sentence(results.bench)
-    notes = [*([busy] if busy else []), *results.notes, *missed_notes(audit.rows)]
+    rows += [row for document in documents for row in document.details]
+    said = [note for document in documents for note in document.notes]
+    notes = [*said, *results.notes, *missed_notes(audit.rows)]
     return [*rows, *(("note", text) for text in notes)]
 
 
@@ -104,23 +82,16 @@ def missed_notes(rows: Iterable[AuditRow]) -> list[str]:
     ]
 
 
-def _advice_text(results: Results, folder: str) -> str:
+def _advice_text(results: Results, documents: Iterable[Document], folder: str) -> str:
     """Return what to do as one sentence; for a recipe to use, the call that applies it."""
-    plan = results.plan
-    found = advice(
-        results,
-        problems=bool(plan.errors),
-        unchanged=results.unchanged,
-        example=results.example is not None,
-    )
+    plan, found = results.plan, advice(results, documents)
     text = f"{found.answer[0].lower()}{found.answer[1:]}"
     if found.section == "reproduce":
         path = os.path.join(folder, "recipe.yaml")  # noqa: PTH118  a path for reading, not for use
         call = recipe_call(path, repairs=plan.training_steps, errors=bool(plan.training_errors))
         return f"{text}: {call}"
-    if (
-        not found.remark or found.section == "flow"
-    ):  # the row on the layout says what the breaks are
+    said = [text for document in documents for _, text in document.rows]
+    if not found.remark or any(found.answer[1:] in each for each in said):
         return text
     return f"{text}{', ' if found.remark.startswith('or') else ': '}{found.remark}"
 
@@ -128,13 +99,6 @@ def _advice_text(results: Results, folder: str) -> str:
 def _tensors(audit: Mapping[str, Any]) -> str:
     dtypes = ", ".join(f"{count} {name}" for name, count in audit["dtypes"].items())
     return f"{audit['tensors']:,} parameters and buffers: {dtypes}"
-
-
-def _timed(results: Results) -> list[str]:
-    cases = results.bench.cases if results.bench else ()
-    wrong = results.verification is not None and results.verification.status == "fail"
-    warning = "; but its outputs are wrong, see verified" if wrong else ""
-    return [case_sentence(case) + (warning if case.comparison else "") for case in cases]
 
 
 def _outputs(count: LayoutCount, ineffective: int) -> str:

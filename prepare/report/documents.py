@@ -1,0 +1,134 @@
+"""The documents of a run: those of its stages, and those of what every run has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from prepare.core.document import Advice, Answer, Document, Shown
+from prepare.core.utils.text import first_line
+from prepare.registry import ordered_stages, stages_of, tasks
+from prepare.report.failure import failure_answers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from prepare.job.results import Results, SavedResults
+
+_QUESTION = "What to do?"
+# What applies if no stage says otherwise.
+_DEFAULTS = {
+    "problems": Advice(rank=40, kind="warn", answer="Read the warnings", section="issues"),
+    "ineffective": Advice(
+        rank=50,
+        kind="warn",
+        answer="Read the warnings",
+        remark="some weights have another layout",
+        section="result",
+    ),
+    "unprepared": Advice(
+        rank=92, kind="plain", answer="Prepare it", remark="memfmt=channels_last, without task=flow"
+    ),
+    "unchanged": Advice(
+        rank=93,
+        kind="plain",
+        answer="Choose a change",
+        remark="memfmt=channels_last, precision=bfloat16, ...",
+    ),
+    "example": Advice(
+        rank=94, kind="warn", answer="Give an example input", remark="input.shape=[...]"
+    ),
+    "use": Advice(
+        rank=100,
+        kind="good",
+        answer="Use the recipe",
+        remark="in training code, or by the command",
+        section="reproduce",
+    ),
+}
+
+
+def task_of(found: Mapping[str, Any]) -> str:
+    """Return the word of `task=` that leaves these records; `prepare` if only a plain run does."""
+    for cls in reversed(ordered_stages()):
+        names = {file.rpartition(".")[0] for file in cls.records()}
+        if not cls.default and names & found.keys():
+            return next(iter(cls.tasks), "prepare")
+    return "prepare"
+
+
+def shown_of(run: Results | SavedResults, folder: str = "") -> Shown:
+    """Return what the documents of a run are made from."""
+    task = run.task or task_of(run.found)
+    return Shown(
+        found=run.found,
+        ran=tuple(stages_of(task)),
+        audit=run.audit,
+        unchanged=run.unchanged,
+        stopped=run.is_stopped,
+        overrides=run.overrides,
+        folder=folder,
+    )
+
+
+def stage_documents(shown: Shown) -> list[Document]:
+    """Return the documents of the stages in the order of a run."""
+    found = (cls.document(shown) for cls in ordered_stages())
+    return [document for document in found if document is not None]
+
+
+def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
+    """Return the answers that the record of a run gives, what to do last."""
+    if run.result is not None and run.result.error and run.audit is None:
+        return failure_answers(run.result)
+    found: dict[str, Answer] = {}
+    for document in sorted(documents, key=lambda each: each.place):
+        for answer in document.answers:
+            found.setdefault(answer.question, answer)
+    if not found:
+        return []
+    advised = advice(run, documents)
+    last = Answer(
+        question=_QUESTION,
+        kind=advised.kind,
+        answer=advised.answer,
+        remark=advised.remark,
+        section=advised.section,
+    )
+    return [*found.values(), last]
+
+
+def verdict(run: SavedResults, documents: Iterable[Document]) -> str:
+    """Return the answers as sentences: `Right. 1.3x faster. Layout lost 24 times: add ...`."""
+    result = run.result
+    if result is not None and result.error and run.audit is None:
+        return f"{result.status.replace('_', ' ').capitalize()}: {first_line(result.error)}"
+    stopped = ""
+    if run.is_stopped and result is not None and result.error:
+        stopped = f"Interrupted: {first_line(result.error)}. "
+    found = [answer for answer in answers(run, documents) if answer.question != _QUESTION]
+    if not found and run.plan is not None and run.audit is None:
+        summary = run.plan["summary"]
+        return f"Planned only: {summary['to_change']:,} of {summary['tensors']:,} tensors would change."
+    return stopped + " ".join(f"{answer.sentence or answer.answer}." for answer in found)
+
+
+def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice:
+    """Return what to do: of all advice the one with the lowest rank."""
+    found = [each for document in documents for each in document.advice]
+    holds = {
+        "problems": run.has_problems,
+        "ineffective": run.audit and run.audit.summary["convolutions"].get("ineffective"),
+        "unprepared": run.audit is None and run.found,
+        "unchanged": run.unchanged,
+        "example": not run.has_example,
+        "use": True,
+    }
+    found += [each for key, each in _DEFAULTS.items() if holds[key]]
+    return min(found, key=lambda each: each.rank)
+
+
+def prepares(run: Results | SavedResults) -> bool:
+    """Return whether the run was to prepare its model."""
+    return tasks()[run.task or task_of(run.found)].prepares

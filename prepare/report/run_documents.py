@@ -1,0 +1,211 @@
+"""The documents that every run has: what went wrong, warnings, tensors, the declaration, how to repeat it."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from prepare.audit.rows import STATUSES, AuditRow
+from prepare.core.document import Code, Document, Facts, Items, Table, Text
+from prepare.core.utils.accelerator import NAMES
+from prepare.core.utils.text import counts, plural, size
+from prepare.report.failure import failure_word
+from prepare.report.sentences import outputs_sentence, quantized_text
+from prepare.report.training_code import training_code as code_for_recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from prepare.audit import Audit
+    from prepare.core.document import Part
+    from prepare.job.results import SavedResults
+
+# More reasons are not read.
+_LIMIT = 2000
+
+
+def own_documents(run: SavedResults) -> Iterator[Document]:
+    """Yield the documents of a run that belong to no stage."""
+    parts: Iterable[tuple[str, str, int, Iterable[Part]]] = (
+        ("failure", "What went wrong", 0, _failure(run)),
+        ("issues", "Warnings", 35, issues(run.plan or {})),
+        ("result", "Tensors", 80, _result(run)),
+        ("declaration", "Declaration", 85, _declaration(run)),
+        ("reproduce", "Reproduce", 90, _reproduce(run)),
+        ("environment", "Environment", 95, environment(run.environment)),
+    )
+    for name, title, place, found in parts:
+        if shown := tuple(found):
+            yield Document(name=name, title=title, place=place, parts=shown)
+
+
+def audit_parts(audit: Audit, facts: Iterable[tuple[str, str]] = ()) -> Iterator[Part]:
+    """Yield the counts of an audit, the reasons of tensors that were not converted, and every tensor."""
+    yield Facts(rows=(*audit_facts(audit), *facts))
+    found = audit.summary["status"]
+    by_status = ", ".join(f"{found.get(status, 0):,} {status}" for status in STATUSES)
+    text = f"{plural(len(audit.rows), 'row')} in the audit, one for each use of a tensor: {by_status}"
+    yield Text(text=text, kind="note")
+    columns = (("Status", "word"), ("Reason", "prose"), ("Tensors", "number"), ("First tensor", "code"))
+    title = "Not converted, or only in part"
+    yield Table(label="Not converted", title=title, columns=columns, rows=_reasons(audit.rows))
+    tensors = [("Tensor", "name"), ("Module", "text"), ("Status", "word"), ("Shape", "number")]
+    tensors += [("Strides", "number"), ("Type", "text"), ("Device", "text")]
+    tensors += [("Strides before", "number"), ("Before", "text"), ("Reason", "prose")]
+    yield Table(
+        label="All tensors with their status",
+        columns=tuple(tensors),
+        rows=list(map(_tensor, sorted(audit.rows, key=_worst_first))),
+        fold=f"All tensors: {plural(len(audit.rows), 'row')}, the worst first",
+        file="audit.csv",
+        where="page",
+    )
+
+
+def plan_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield what a plan would change."""
+    memory = f"{size(summary['bytes_before'])} now, {size(summary['bytes_after'])} after"
+    changes = f"{summary['to_change']:,} of {plural(summary['tensors'], 'tensor')} would change"
+    yield Facts(rows=(("Planned only", changes), ("Memory", memory)))
+
+
+def issues(plan: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the known problems of a model on a device, grouped by their remedy."""
+    for kind, key in (("wrong", "problems"), ("issues", "warnings")):
+        for remedy, texts in _by_remedy(plan.get(key, [])).items():
+            yield Items(texts=tuple(texts), title=remedy, kind=kind)
+
+
+def environment(values: Mapping[str, Any] | None) -> Iterator[Part]:
+    """Yield versions and machine."""
+    if not values:
+        return
+    packages = {"Python": values["python"], "torch": values["torch"], **values["packages"]}
+    cores = f"{values['cores']} cores, {plural(values['threads'], 'thread')} for torch"
+    machine = {
+        "Date": values["date"],
+        "Platform": values["platform"],
+        "Processor": f"{values['cpu'] or 'not known'}; {cores}",
+        "Devices": ", ".join(values["devices"]) or "only the processor",
+        "Accelerator": _accelerator(values.get("accelerator") or {}),
+        "Commit": values["git_commit"] or "not in a git repository",
+        "Versions": ", ".join(f"{name} {version}" for name, version in packages.items() if version),
+    }
+    yield Facts(rows=tuple((key, str(text)) for key, text in machine.items() if text))
+
+
+def command(run: SavedResults) -> str:
+    """Return the command line of the run; empty if the record has none."""
+    return shlex.join(["python", "run.py", *run.overrides]) if run.job else ""
+
+
+def training_code(run: SavedResults) -> str:
+    """Return the lines that apply the recipe in training code; empty without a recipe."""
+    amp = run.result.amp if run.result is not None else "none"
+    return code_for_recipe(run.plan, amp) if run.recipe is not None else ""
+
+
+def _failure(run: SavedResults) -> Iterator[Part]:
+    result = run.result
+    if result is None or not result.error or result.status == "verification_failed":
+        return  # the stage that failed has a section of its own
+    yield Text(text=failure_word(result), kind="error")
+    yield Code(text=result.error)
+    if result.traceback:
+        yield Code(text=result.traceback, fold="Traceback")
+    rows = [("Done until then", ", ".join(map(str, result.done or ())))]
+    rows.append(("Failed while", result.during))
+    yield Facts(rows=tuple((name, text) for name, text in rows if text))
+
+
+def _result(run: SavedResults) -> Iterator[Part]:
+    if run.audit:
+        seen = run.job.seen if run.job else None
+        facts: list[tuple[str, str]] = []
+        if seen:
+            facts.append(("Example", f"{seen['given']} -> {seen['gave']}"))
+            facts += [("Outputs", outputs_sentence(**counted)) for counted in seen["convolutions"]]
+        yield from audit_parts(run.audit, facts)
+    elif run.plan:
+        yield from plan_parts(run.plan["summary"])
+
+
+def _declaration(run: SavedResults) -> Iterator[Part]:
+    choices = {key: value for key, value in (run.job.choices if run.job else {}).items() if value}
+    if choices:
+        yield Facts(rows=tuple((key, str(value)) for key, value in choices.items()))
+    if run.recipe is not None:
+        yield Code(text=run.recipe, title="The recipe, with every option:")
+    elif run.plan and run.plan["steps"]:
+        texts = (
+            f"{step}: {', '.join(f'{key}: {value}' for key, value in options.items())}"
+            for step, options in run.plan["steps"].items()
+        )
+        yield Items(texts=tuple(texts), title="The steps")
+
+
+def _reproduce(run: SavedResults) -> Iterator[Part]:
+    if text := command(run):
+        yield Code(text=text, title="On the command line, in a checkout:")
+    if text := training_code(run):
+        yield Code(text=text, title="In training code, with the recipe.yaml of this folder, shown above:")
+
+
+def _by_remedy(texts: Iterable[str]) -> dict[str, list[str]]:
+    """Return the texts by their remedy, which is what follows the last semicolon; empty for none."""
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        wrong, _, remedy = text.rpartition("; ")
+        groups.setdefault(remedy if wrong else "", []).append(wrong or text)
+    return groups
+
+
+def _accelerator(identity: Mapping[str, Any]) -> str:
+    """Return the known versions of an accelerator's libraries: `backend cuda, cuDNN 9.10.2`."""
+    known = {name: identity.get(key) for key, name in NAMES.items()}
+    texts = {name: ", ".join(v) if isinstance(v, list) else v for name, v in known.items() if v}
+    return ", ".join(f"{name} {value}" for name, value in texts.items())
+
+
+def audit_facts(audit: Audit) -> list[tuple[str, str]]:
+    """Return the counts of an audit as names and values."""
+    summary = audit.summary
+    dtypes = ", ".join(f"{count:,} {name}" for name, count in summary["dtypes"].items())
+    devices = ", ".join(f"{count:,} on {name}" for name, count in summary["devices"].items())
+    facts = [
+        ("Convolutions", counts(summary["convolutions"], STATUSES)),
+        ("Tensors", f"{plural(summary['tensors'], 'tensor')}: {dtypes}; {devices}"),
+        ("Memory", f"{size(summary['bytes_before'])} before, {size(summary['bytes_after'])} after"),
+    ]
+    if text := quantized_text(audit.rows):
+        facts.insert(2, ("Quantized", text))
+    if summary["unregistered"]:
+        facts.append(("Not registered", ", ".join(map(str, summary["unregistered"]))))
+    return facts
+
+
+def _reasons(rows: Iterable[AuditRow]) -> list[tuple[str, str, str, str]]:
+    """Return (status, reason, number of tensors, first tensor), the worst status first."""
+    first: dict[tuple[str, str], str] = {}
+    tensors: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        if row.reason:
+            # For tied tensors the reason ends with a place, which the table of all tensors shows.
+            key = row.status, row.reason.partition(" (as ")[0]
+            first.setdefault(key, row.path)
+            tensors[key] += 1
+    ranked = sorted(first, key=lambda key: STATUSES.index(key[0]))
+    return [(*key, f"{tensors[key]:,}", first[key]) for key in ranked[:_LIMIT]]
+
+
+def _tensor(row: AuditRow) -> tuple[Any, ...]:
+    before = row.before or {}
+    types = ", ".join(str(before[key]) for key in ("dtype", "device") if key in before)
+    after = (row.path, row.type, row.status, row.shape, row.stride, row.dtype, row.device)
+    return (*after, before.get("stride"), types, row.reason)
+
+
+def _worst_first(row: AuditRow) -> int:
+    return STATUSES.index(row.status)
