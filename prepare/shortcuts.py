@@ -196,19 +196,15 @@ def _verified(models: Any, batch: Any, level: Any, pipeline: Any, mode: Any) -> 
 def _timed(models: Any, batch: Any, level: Any, pipeline: Any, mode: Any) -> Any:
     if not level:
         return None
-    from prepare.bench import compare
-    from prepare.bench.records import PREPARED, UNPREPARED, Bench, Case
+    from prepare.bench.time_prepared import Models, time_models
+    from prepare.core.forward.call import call_of
 
-    comparison = compare(
-        dict(zip((UNPREPARED, PREPARED), models, strict=True)),
-        batch,
-        train=mode == "train",
-        budget={"short": 9.0, "full": 60.0}[level],
-        settle=level == "short",
-        format={} if pipeline is None else {PREPARED: pipeline.format},
-    )
-    case = Case(what="training step" if mode == "train" else "inference", comparison=comparison)
-    return Bench(level=level, mode=mode, seconds=comparison.seconds, cases=(case,))
+    reference, model = models
+    # The other steps would change the reference.
+    steps = pipeline.steps.values() if pipeline else ()
+    formats = Pipeline([step for step in steps if step.phase == "inputs"])
+    given = Models(unprepared=reference, prepared=model, pipeline=formats)
+    return time_models(given, call_of(batch), level=level, mode=mode)
 
 
 def _chosen(key: str, value: Any, allowed: Mapping[str, Any]) -> Any:

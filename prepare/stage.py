@@ -142,6 +142,8 @@ class Stage:
     """The words of `task=` that this stage brings."""
     files: ClassVar[tuple[str, ...]] = ()
     """The files that it may leave in the folder of a run, beside its records."""
+    imports: ClassVar[tuple[str, ...]] = ()
+    """Modules that `run` imports: a sweep loads those of a plain run once for all of its jobs."""
     groups: ClassVar[bool] = False
     """Whether a config group of its name has the options, one file each."""
 

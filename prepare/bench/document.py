@@ -187,7 +187,7 @@ def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
         text = f"A whisker is the interval of the median with {confidence}. The change is the median over "
         text += "rounds in which both models ran, so it may differ from that of the two medians."
         yield Text(text=text, kind="note", where="page")
-    columns = [("Case", "text"), ("Model", "name"), ("Time", "number"), ("Interval", "number")]
+    columns = [("Case", "text"), ("Model", "head"), ("Time", "number"), ("Interval", "number")]
     columns += [("Change", "number"), ("Interval", "number"), ("Items/s", "number")]
     columns += [("Peak memory", "number"), ("Verdict", "prose")]
     rows = [row for case in bench.cases for row in _rows(case)]

@@ -31,6 +31,7 @@ class BenchStage(Stage):
     noun: ClassVar[str] = "timing"
     order: ClassVar[int] = 50
     default: ClassVar[bool] = True
+    imports: ClassVar[tuple[str, ...]] = ("prepare.bench.model_state", "prepare.bench.session")
     groups: ClassVar[bool] = True
     files: ClassVar[tuple[str, ...]] = ("bench.svg",)
 

@@ -6,12 +6,12 @@ from typing import TypeVar
 
 from torch import nn
 
-from prepare.core.forward.input_formatter import FormatHook
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.tensors import NamedTensor, is_plain
 from prepare.pipeline import Pipeline
+from prepare.registry import STEPS
 from prepare.step import TensorStep, Want
-from prepare.steps import compile, repair_layout  # noqa: A004
+from prepare.steps import compile  # noqa: A004
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -27,8 +27,8 @@ def export_model(model: _Model) -> _Model:
         for module, call in compiled.items():
             module._compiled_call_impl = call
         raise
-    repair_layout.undo(model)
-    FormatHook.remove(model)
+    for name in STEPS:
+        STEPS[name].undo(model)
     return model
 
 

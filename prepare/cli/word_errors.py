@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from prepare.core.utils.suggest import nearest
 from prepare.errors import Problem
 from prepare.job.settings import key_names
+from prepare.registry import tasks
 
 # The commands; all but `contract` are answered before Hydra starts.
 COMMANDS = ("steps", "diff", "summary", "doctor", "contract")
@@ -20,7 +21,6 @@ _OTHER_WORDS = {
     "version": "--version",
     "multirun": "--multirun",
     "list": "steps",
-    **{word: f"task={word}" for word in ("prepare", "plan")},
     **{word: f"mode={word}" for word in ("eval", "train")},
 }
 _KEY = re.compile(r"[+~]{0,2}[\w$-]+([./][\w$-]+)*(@[\w.:$-]*)?", re.ASCII)
@@ -49,7 +49,8 @@ def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
         remedy = "if it belongs to the value before it, leave the spaces out: key=[a,b]"
         return Problem(word, NO_OVERRIDE, remedy)
     spelled = {key: f"{key}=VALUE" for key in key_names()} | {group: f"{group}=NAME" for group in groups}
-    spelled |= _OTHER_WORDS | {name: name for name in COMMANDS}
+    spelled |= _OTHER_WORDS | {word: f"task={word}" for word in tasks()}
+    spelled |= {name: name for name in COMMANDS}
     spelled |= {option: f"{group}={option}" for group in groups for option in groups[group]}
     close = nearest(word.strip("+~-"), spelled, cutoff=0.6)
     remedy = f"did you mean {spelled[close[0]]}? " if close else ""

@@ -71,7 +71,8 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table. Each column is a title and a kind: `name`, `word`, `code`, `number`, `prose` or `text`.
+    """A table. Each column is a title and a kind: `head` or `name` (in the font of code) for what a row is about,
+    `word` for a status, `code`, `number`, `prose` or `text`.
 
     `label` names it for screen readers, `title` heads it. A `fold` is the line behind which a page hides it.
     `file` has all rows, if there are too many. `most` is the number of rows that a terminal prints, `noun`

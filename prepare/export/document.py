@@ -110,7 +110,7 @@ def _table(title: str, columns: str, rows: list[tuple]) -> Table:
     """Return a table; `#` before a column says that it holds numbers, `~` that it holds sentences."""
     kinds = {"#": "number", "~": "prose"}
     named = [(text.lstrip("#~"), kinds.get(text[0], "text")) for text in columns.split()]
-    named[0] = (named[0][0], "name")
+    named[0] = (named[0][0], "head")
     return Table(label=title, title=title, columns=tuple(named), rows=rows, where="page")
 
 

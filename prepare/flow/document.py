@@ -160,12 +160,12 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
             legend=tuple(legend) if each is flow else (),
             file=file,
         )
-    causes = [("Lost by", "name"), ("Lost", "text"), ("Copied there", "number")]
+    causes = [("Lost by", "head"), ("Lost", "text"), ("Copied there", "number")]
     causes += [("To bring it back", "number"), ("First in", "code")]
     rows = [row for label, each in figures for row in _causes(each, label)]
     yield Table(label="Causes", columns=tuple(causes), rows=rows, where="page")
     if before:
-        compared = (("Per forward", "name"), ("Before", "number"), ("After", "number"))
+        compared = (("Per forward", "head"), ("Before", "number"), ("After", "number"))
         yield Table(
             label="Before and after", columns=compared, rows=_compared(before, flow), narrow=True, where="page"
         )

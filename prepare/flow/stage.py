@@ -26,6 +26,7 @@ class FlowStage(Stage):
     noun: ClassVar[str] = "the layout flow"
     order: ClassVar[int] = 20
     default: ClassVar[bool] = True
+    imports: ClassVar[tuple[str, ...]] = ("prepare.flow.follow",)
     tasks: ClassVar[Mapping[str, Task]] = {
         "flow": Task(
             "prepare nothing, and show where the unprepared model loses its layout",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from prepare.job.execute import run_job
+from prepare.registry import ordered_stages
 
 if TYPE_CHECKING:
     from prepare.job.spec import JobSpec
@@ -27,19 +28,14 @@ _PRELOADED = (
     "torch.utils._device",
     "prepare.audit",
     "prepare.audit.read_model",
-    "prepare.bench.model_state",
-    "prepare.bench.session",
     "prepare.core.forward.conv_layouts",
     "prepare.core.forward.input_formatter",
     "prepare.core.forward.run_example",
     "prepare.core.forward.torch_state",
     "prepare.core.utils.environment",
-    "prepare.flow.follow",
-    "prepare.job.analyses",
+    "prepare.job.carry_out",
     "prepare.job.build_model",
-    "prepare.job.load_weights",
     "prepare.pipeline",
-    "prepare.verify.check_model",
 )
 # Bytes of a job's output that are kept from its beginning, and as many from its end.
 _HALF = 1 << 19
@@ -52,7 +48,8 @@ def serve(handle: int, preload: list[str]) -> None:
     that executes it, and its exit status. If the requesting process ends, its end of the socket closes,
     and the running job is killed with all processes that it started.
     """
-    for name in (*_PRELOADED, *preload):
+    of_stages = (name for cls in ordered_stages() if cls.default for name in cls.imports)
+    for name in (*_PRELOADED, *of_stages, *preload):
         module = importlib.import_module(name)
         # Some modules load more than their imports.
         getattr(module, "get_ready", lambda: None)()

@@ -178,7 +178,7 @@ def _on_page(tuning: Tuning) -> Iterator[Part]:
     yield Charts(charts=tuple(tune_charts(tuning)), file="tune.svg")
     text = "A whisker in a picture is the interval of the ratio; together they have 95 % confidence. Recipes "
     yield Text(text=text + "that were eliminated early ran fewer rounds.", kind="note", where="page")
-    columns = [("Recipe", "name"), ("Result", "text"), ("Time", "number")]
+    columns = [("Recipe", "head"), ("Result", "text"), ("Time", "number")]
     columns += [(title, "number") for title in ("Against unprepared", "Change", "First call")]
     columns += [("Rounds", "number"), ("Peak memory", "number"), ("Verified", "text")]
     columns += [("Error", "number"), ("Allowed", "number")]

@@ -46,6 +46,7 @@ class VerifyStage(Stage):
     noun: ClassVar[str] = "verification"
     order: ClassVar[int] = 40
     default: ClassVar[bool] = True
+    imports: ClassVar[tuple[str, ...]] = ("prepare.verify.check_model",)
     groups: ClassVar[bool] = True
 
     level: Level = key("short", "check outputs and gradients")
