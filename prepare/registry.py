@@ -51,7 +51,10 @@ def stage(name: str) -> Callable[[_StageClass], _StageClass]:
 
 def tasks() -> dict[str, Task]:
     """Return every word of `task=` with what it does, in the order in which they are shown."""
-    return {**_TASKS, **{word: task for cls in ordered_stages() for word, task in cls.tasks.items()}}
+    return {
+        **_TASKS,
+        **{word: task for cls in ordered_stages() for word, task in cls.tasks.items()},
+    }
 
 
 def ordered_stages() -> list[type[Stage]]:
@@ -72,7 +75,9 @@ def stages_of(word: str) -> list[str]:
     return [
         cls.name
         for cls in ordered_stages()
-        if (cls.name in task.stages if task.stages is not None else cls.default or word in cls.tasks)
+        if (
+            cls.name in task.stages if task.stages is not None else cls.default or word in cls.tasks
+        )
     ]
 
 
@@ -80,7 +85,8 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
     """A mapping from names to classes, sorted by name; third-party classes are imported on first use.
 
     `builtin` returns the names of the modules with the built-in classes; third-party ones are behind the
-    entry points of `group`. `noun` is the word for one in messages, `place` the key of a configuration that names it.
+    entry points of `group`. `noun` is the word for one in messages, `place` the key of a configuration that
+    names it.
     """
 
     def __init__(

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from prepare.core.utils.options import as_written, plain, read_options
-from prepare.core.utils.progress import Stage as Progress
 from prepare.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from prepare.core.document import Document, Shown
     from prepare.core.forward.autocast import Amp
     from prepare.core.forward.example_input import Example
+    from prepare.core.utils.progress import Stage as Progress
     from prepare.errors import Problem
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
@@ -76,7 +76,7 @@ class Work:
         formatted: the example as the pipeline formats it.
         pipeline: the pipeline that is applied, or was.
         plan: its plan, made before.
-        reference: a copy of the unprepared model, the reason why there is none, or None if no stage needs one.
+        reference: a copy of the unprepared model, the reason why there is none, or None if none is needed.
         unchanged: whether the pipeline changes neither the model nor the example.
         took: the seconds of a first forward of the prepared model.
         folder: the folder of the run.
@@ -89,7 +89,7 @@ class Work:
 
     model: torch.nn.Module
     settings: Any
-    stages: Mapping[str, Stage]
+    stages: Mapping[str, Any]
     example: Example | None
     pipeline: Pipeline
     plan: Plan
@@ -175,17 +175,18 @@ class Stage:
                 wrong = f"{as_written(options)} is not a mapping"
                 word = next(iter(cls.tasks), "")
                 remedy = f"write task={word} to {word}" if word else "give its keys"
-                raise ConfigError(cls.name, wrong, f"{remedy}, or set its keys as {cls.name}.KEY=value")
+                raise ConfigError(
+                    cls.name, wrong, f"{remedy}, or set its keys as {cls.name}.KEY=value"
+                )
             options = {"level": options}
         try:
             read = cls(**read_options(cls, options, where=cls.name, noun="key"))
         except ConfigError as error:
             level = f"{cls.name}.level"
-            problems = (
+            raise ConfigError.of(
                 dataclasses.replace(p, where=cls.name) if p.where == level else p
                 for p in error.problems
-            )
-            raise ConfigError.of(problems) from None
+            ) from None
         if problems := list(read.problems(config)):
             raise ConfigError.of(problems)
         return read

@@ -20,7 +20,13 @@ from prepare.core.document import (
 )
 from prepare.core.utils.machine import disturbance
 from prepare.core.utils.numbers import digits, seconds, span
-from prepare.core.utils.speed import change_text, interval_text, noise_text, speed_text, verdict_text
+from prepare.core.utils.speed import (
+    change_text,
+    interval_text,
+    noise_text,
+    speed_text,
+    verdict_text,
+)
 from prepare.core.utils.text import plural, printable, size
 
 if TYPE_CHECKING:
@@ -39,7 +45,9 @@ def bench_document(shown: Shown) -> Document | None:
     if bench is None:
         if not shown.had("bench"):
             return None
-        remark = UNCHANGED if shown.unchanged else "stopped before" if shown.stopped else "bench=none"
+        remark = (
+            UNCHANGED if shown.unchanged else "stopped before" if shown.stopped else "bench=none"
+        )
         missing = Answer(question=QUESTION, kind="plain", answer="Not timed", remark=remark)
         return Document(name=_SECTION, place=50, answers=(missing,))
     wrong = is_wrong(verification)
@@ -78,7 +86,9 @@ def comparison_document(comparison: Comparison) -> Document:
     what = "training step" if comparison.settings["train"] else "inference"
     case = Case(what=what, comparison=comparison)
     bench = Bench(level="", mode="eval", seconds=comparison.seconds, cases=(case,))
-    table = Table(label="Times", columns=tuple(columns), rows=rows, most=len(rows), where="terminal")
+    table = Table(
+        label="Times", columns=tuple(columns), rows=rows, most=len(rows), where="terminal"
+    )
     return Document(
         name=_SECTION,
         title="Times",
@@ -145,7 +155,12 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
     if busy:
         sentence += f". {busy[0].upper()}{busy[1:]}"
     return Answer(
-        question=QUESTION, kind=kind, answer=answer, remark=remark, section=_SECTION, sentence=sentence
+        question=QUESTION,
+        kind=kind,
+        answer=answer,
+        remark=remark,
+        section=_SECTION,
+        sentence=sentence,
     )
 
 

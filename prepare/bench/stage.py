@@ -35,7 +35,9 @@ class BenchStage(Stage):
     groups: ClassVar[bool] = True
     files: ClassVar[tuple[str, ...]] = ("bench.svg",)
 
-    level: Level = key("short", "time against the unprepared model (short: 10 s, 120 for slow calls)")
+    level: Level = key(
+        "short", "time against the unprepared model (short: 10 s, 120 for slow calls)"
+    )
     seconds: Annotated[float | None, "seconds, as in 60", _check_seconds] = key(
         None, "seconds that a timing may use; null: those of its level", "60"
     )

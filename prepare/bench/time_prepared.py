@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from prepare.bench import compare
-from prepare.bench.stage import BUDGET, Level
 from prepare.bench.records import PREPARED, UNPREPARED, Bench, Case, Progress
+from prepare.bench.stage import BUDGET, Level
 from prepare.core.forward.call import Call, call_of
 from prepare.core.utils.text import plural
 from prepare.core.utils.user_code import is_out_of_memory
@@ -45,7 +45,7 @@ class Models:
 
 def time_models(
     models: Models,
-    example: Example | None,
+    example: Example | Call | None,
     *,
     level: Level,
     mode: Mode,
@@ -88,7 +88,7 @@ def time_models(
     return Bench(level=level, mode=mode, seconds=time.perf_counter() - start, cases=cases)
 
 
-def _reason(models: Models, example: Example | None) -> str:
+def _reason(models: Models, example: Example | Call | None) -> str:
     """Return why nothing can be compared; empty if it can."""
     if not example:
         return "there is no example input; give one with input.shape=[...]"

@@ -115,7 +115,9 @@ class Composer:
         """Return the options of each of our groups."""
         # The loader's own method first copies every source of configurations.
         repository = cast("Any", self.loader).repository
-        groups = {group: repository.get_group_options(group) for group in (*group_names(), *level_names())}
+        groups = {
+            group: repository.get_group_options(group) for group in (*group_names(), *level_names())
+        }
         for group, options in groups.items():
             own = {path.stem for folder in self._folders for path in folder.glob(f"{group}/*.yaml")}
             groups[group] = sorted({*options, *own})

@@ -101,7 +101,11 @@ def _key_rows(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
     for key, text in rows:
         start = f"  {key.ljust(_KEY)}  "
         yield textwrap.fill(
-            text, width, initial_indent=start, subsequent_indent=" " * (_KEY + 4), break_on_hyphens=False
+            text,
+            width,
+            initial_indent=start,
+            subsequent_indent=" " * (_KEY + 4),
+            break_on_hyphens=False,
         )
 
 

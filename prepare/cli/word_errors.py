@@ -48,7 +48,9 @@ def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
     if word.endswith((",", "]", "}")):
         remedy = "if it belongs to the value before it, leave the spaces out: key=[a,b]"
         return Problem(word, NO_OVERRIDE, remedy)
-    spelled = {key: f"{key}=VALUE" for key in key_names()} | {group: f"{group}=NAME" for group in groups}
+    spelled = {key: f"{key}=VALUE" for key in key_names()} | {
+        group: f"{group}=NAME" for group in groups
+    }
     spelled |= _OTHER_WORDS | {word: f"task={word}" for word in tasks()}
     spelled |= {name: name for name in COMMANDS}
     spelled |= {option: f"{group}={option}" for group in groups for option in groups[group]}

@@ -10,7 +10,6 @@ Interval = tuple[float, float] | None
 MARKS = ("baseline", "better", "worse", "same", "wrong")
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
     """One bar: a value of at least 0, or None if it is not known; `text` is the formatted value."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from prepare.core.charts import Bars, Plane
+if TYPE_CHECKING:
+    from prepare.core.charts import Bars, Plane
 
 # The kinds of answers; a page gives each a colour and an icon.
 KINDS = ("good", "bad", "warn", "plain")
@@ -71,8 +72,8 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table. Each column is a title and a kind: `head` or `name` (in the font of code) for what a row is about,
-    `word` for a status, `code`, `number`, `prose` or `text`.
+    """A table. Each column is a title and a kind: `head` or `name` (as code) for what a row is about, `word`
+    for a status, `code`, `number`, `prose` or `text`.
 
     `label` names it for screen readers, `title` heads it. A `fold` is the line behind which a page hides it.
     `file` has all rows, if there are too many. `most` is the number of rows that a terminal prints, `noun`

@@ -47,7 +47,8 @@ def check_dynamic(dimensions: tuple[int, ...]) -> None:
 class Exporter:
     """One format of artefacts; its fields are its options. An author writes `lower`, `write` and `load`.
 
-    `suffix` ends the name of the artefact, `beside` those of files that belong to it. `keeps` names the steps that the artefact can hold; others are taken out of the model before the capture.
+    `suffix` ends the name of the artefact, `beside` those of files that belong to it. `keeps` names the steps
+    that the artefact can hold; others are taken out of the model before the capture.
     `contiguous_weights`: the memory format of the weights is taken out as well.
     `environment` are the variables under which the artefact has to run. `layout_remedy` is the advice where
     a layout of inputs is answered wrongly. `extra` is the extra of this package that brings `packages`.

@@ -87,7 +87,12 @@ def _answer(flow: Flow, before: Flow | None) -> Answer:
     if kind == "bad" and (remedy := layout_remedy(flow)):
         sentence += f": {remedy}"
     return Answer(
-        question=QUESTION, kind=kind, answer=answer, remark=remark, section=_SECTION, sentence=sentence
+        question=QUESTION,
+        kind=kind,
+        answer=answer,
+        remark=remark,
+        section=_SECTION,
+        sentence=sentence,
     )
 
 
@@ -130,9 +135,19 @@ def _in_terminal(flow: Flow) -> Iterator[Part]:
         text = f"{summary['in_layout']} of {called} returned it ({backends})"
         yield Text(text=text, where="terminal")
     breaks = sorted((e for e in flow.events if e.kind == "break"), key=lambda e: -e.bytes)
-    titles = (("lost in", "name"), ("by", "text"), ("at", "text"), ("times", "number"), ("size", "text"))
+    titles = (
+        ("lost in", "name"),
+        ("by", "text"),
+        ("at", "text"),
+        ("times", "number"),
+        ("size", "text"),
+    )
     yield Table(
-        label="Breaks", columns=titles, rows=list(map(_break, breaks)), noun="place", where="terminal"
+        label="Breaks",
+        columns=titles,
+        rows=list(map(_break, breaks)),
+        noun="place",
+        where="terminal",
     )
 
 
@@ -167,7 +182,11 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
     if before:
         compared = (("Per forward", "head"), ("Before", "number"), ("After", "number"))
         yield Table(
-            label="Before and after", columns=compared, rows=_compared(before, flow), narrow=True, where="page"
+            label="Before and after",
+            columns=compared,
+            rows=_compared(before, flow),
+            narrow=True,
+            where="page",
         )
     wanted = ", ".join(f"{name} for {rank}-d tensors" for rank, name in flow.wanted.items())
     how = "predicted without computing" if flow.mode == "predict" else "observed in a forward"
@@ -248,9 +267,7 @@ def _convolutions(flow: Flow) -> Table:
     return _folded("Layouts and kernel of each convolution", columns, rows, f"Convolutions: {by}")
 
 
-def _folded(
-    label: str, columns: list[tuple[str, str]], rows: list[tuple], fold: str = ""
-) -> Table:
+def _folded(label: str, columns: list[tuple[str, str]], rows: list[tuple], fold: str = "") -> Table:
     return Table(
         label=label,
         columns=tuple(columns),

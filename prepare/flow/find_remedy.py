@@ -11,8 +11,8 @@ from prepare.core.model.module_tree import copy_tree
 from prepare.errors import PrepareError
 from prepare.flow import predict
 from prepare.flow.records import Remedy
-from prepare.steps.keeping.choose_calls import choose_calls, cost_of, kept
 from prepare.pipeline import Pipeline
+from prepare.steps.keeping.choose_calls import choose_calls, cost_of, kept
 
 if TYPE_CHECKING:
     from prepare.core.forward.autocast import Amp

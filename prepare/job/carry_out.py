@@ -55,7 +55,7 @@ def carry_out(
         stage.begin(settings, locate_named)
     with progress(f"building {settings.model['_target_']}"):
         model = load_weights.model_of(settings, build, stages)
-    work = _begun(settings, model, build, stages, folder, progress)
+    work = _begun(settings, model, build, stages, folder=folder, progress=progress)
     with kept_compilations(settings) as counts:
         results = _prepared(work, stages, show)
         results = _worked(work, stages, results, show)
@@ -80,6 +80,7 @@ def _begun(
     model: nn.Module,
     build: Build,
     stages: list[Stage],
+    *,
     folder: Path,
     progress: Progress,
 ) -> Work:
@@ -148,9 +149,7 @@ def _for_example(work: Work) -> Pipeline:
                 continue
             others.apply(copied, strict=False, known_issues="ignore")
             example = formatted(work.example, others)
-            found, notes = step.for_example(
-                copied, example, backward=work.training, amp=work.amp
-            )
+            found, notes = step.for_example(copied, example, backward=work.training, amp=work.amp)
             config[step.name] = found.to_options()
             work.notes += notes
     if config == work.pipeline.to_config():

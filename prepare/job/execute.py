@@ -14,7 +14,7 @@ from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import CheckpointError, FileError
-from prepare.job.outcome import FAILED, Outcome, failure, finished, write_result
+from prepare.job.outcome import Outcome, failure, finished, write_result
 from prepare.job.record import Record
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.text import printable
 from prepare.core.utils.user_code import described, is_out_of_memory, raised_at
@@ -44,7 +44,7 @@ class Outcome:
 
 def finished(results: Results) -> Outcome:
     """Return the outcome of a job that came to its end, or prepared the model before it was stopped."""
-    about = {"figures": figures(results), "amp": results.amp}
+    about: dict[str, Any] = {"figures": figures(results), "amp": results.amp}
     if results.stopped:
         stopped = Result("interrupted", "interrupted", results.stopped, **about)
         return Outcome(stopped, INTERRUPTED, results)

@@ -177,7 +177,9 @@ def read_results(folder: str | Path) -> SavedResults:
         "audit": ("audit.json", Audit.load),
         "environment": ("environment.json", lambda path: _json(path, "prepare.environment")),
     }
-    parts = {key: _read(folder / name, reader, problems) for key, (name, reader) in readers.items()}
+    parts: dict[str, Any] = {
+        key: _read(folder / name, reader, problems) for key, (name, reader) in readers.items()
+    }
     read = {
         _name(file): _read(folder / file, cls.load, problems)
         for file, cls in record_classes().items()

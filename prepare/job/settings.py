@@ -15,7 +15,7 @@ from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.job.model_target import hydra_key_problems
 from prepare.registry import STAGES, STEPS, ordered_stages, tasks
-from prepare.stage import Stage
+from prepare.stage import Stage  # noqa: TC001  read at run time
 
 # The keys that hold one value each.
 _CONVERTED = (
@@ -101,13 +101,9 @@ def read_settings(
     Raises:
         ConfigError: with one problem for every error in it.
     """
-    problems: list[Problem] = []
     read: dict[str, Any] = {"choices": dict(choices)}
     hints = get_type_hints(Settings, include_extras=True)
-    known = {*(field.name for field in fields(Settings)), *STAGES} - {"choices", "stages"}
-    for key in config:
-        if key not in known:
-            problems.append(Problem(str(key), "no such key", choose(str(key), key_names(), noun="keys and groups")))
+    problems = [*_unknown_keys(config)]
     for key in _CONVERTED:
         if key in config:
             try:
@@ -118,12 +114,8 @@ def read_settings(
     if read["task"] not in tasks():
         wrong = f"{as_written(read['task'])} is not allowed"
         problems.append(Problem("task", wrong, choose(str(read["task"]), tasks())))
-    read["stages"] = {}
-    for cls in ordered_stages():
-        try:
-            read["stages"][cls.name] = cls.from_options(config.get(cls.name, {}), config)
-        except ConfigError as error:
-            problems += error.problems
+    read["stages"], stage_problems = _read_stages(config)
+    problems += stage_problems
     problems += _check_choices(choices)
     checks: dict[str, Callable[[dict[str, Any]], Iterable[Problem]]] = {
         "model": lambda model: _check_model(model, list(models)),
@@ -147,6 +139,26 @@ def read_settings(
     if problems:
         raise ConfigError.of(problems)
     return Settings(**read)
+
+
+def _unknown_keys(config: Mapping[str, Any]) -> Iterable[Problem]:
+    known = {*(field.name for field in fields(Settings)), *STAGES} - {"choices", "stages"}
+    for key in config:
+        if key not in known:
+            remedy = choose(str(key), key_names(), noun="keys and groups")
+            yield Problem(str(key), "no such key", remedy)
+
+
+def _read_stages(config: Mapping[str, Any]) -> tuple[dict[str, Stage], list[Problem]]:
+    """Return every installed stage with its options, and the problems of these."""
+    read: dict[str, Stage] = {}
+    problems: list[Problem] = []
+    for cls in ordered_stages():
+        try:
+            read[cls.name] = cls.from_options(config.get(cls.name, {}), config)
+        except ConfigError as error:
+            problems += error.problems
+    return read, problems
 
 
 def _check_choices(choices: Mapping[str, Any]) -> Iterable[Problem]:

@@ -21,7 +21,9 @@ class ReduceStage(Stage):
     noun: ClassVar[str] = "the reduction"
     order: ClassVar[int] = 80
     tasks: ClassVar[Mapping[str, Task]] = {
-        TASK: Task("make a script of the first module that is wrong", stages=("flow", "verify", TASK))
+        TASK: Task(
+            "make a script of the first module that is wrong", stages=("flow", "verify", TASK)
+        )
     }
 
     @classmethod
@@ -47,7 +49,9 @@ class ReduceStage(Stage):
                 seconds=work.stages["verify"].seconds or 60.0,
             )
         if found is None:
-            text = "no module of torch is wrong by itself on inputs of this size, mean and deviation"
+            text = (
+                "no module of torch is wrong by itself on inputs of this size, mean and deviation"
+            )
             work.notes.append(text)
             return {}
         return {"reduced": found}

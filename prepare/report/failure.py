@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from prepare.core.utils.text import first_line, plural
 from prepare.core.document import Answer
+from prepare.core.utils.text import first_line, plural
 
 if TYPE_CHECKING:
     from prepare.job.record import Result

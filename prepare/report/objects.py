@@ -90,7 +90,9 @@ def _audit_document(audit: Any) -> Document:
         head="audit",
         parts=(
             *audit_parts(audit),
-            Items(texts=tuple(f"note: {note}" for note in missed_notes(audit.rows)), where="terminal"),
+            Items(
+                texts=tuple(f"note: {note}" for note in missed_notes(audit.rows)), where="terminal"
+            ),
         ),
     )
 

@@ -46,9 +46,16 @@ def audit_parts(audit: Audit, facts: Iterable[tuple[str, str]] = ()) -> Iterator
     yield Facts(rows=(*audit_facts(audit), *facts))
     found = audit.summary["status"]
     by_status = ", ".join(f"{found.get(status, 0):,} {status}" for status in STATUSES)
-    text = f"{plural(len(audit.rows), 'row')} in the audit, one for each use of a tensor: {by_status}"
+    text = (
+        f"{plural(len(audit.rows), 'row')} in the audit, one for each use of a tensor: {by_status}"
+    )
     yield Text(text=text, kind="note")
-    columns = (("Status", "word"), ("Reason", "prose"), ("Tensors", "number"), ("First tensor", "code"))
+    columns = (
+        ("Status", "word"),
+        ("Reason", "prose"),
+        ("Tensors", "number"),
+        ("First tensor", "code"),
+    )
     title = "Not converted, or only in part"
     yield Table(label="Not converted", title=title, columns=columns, rows=_reasons(audit.rows))
     tensors = [("Tensor", "name"), ("Module", "text"), ("Status", "word"), ("Shape", "number")]
@@ -150,7 +157,9 @@ def _reproduce(run: SavedResults) -> Iterator[Part]:
     if text := command(run):
         yield Code(text=text, title="On the command line, in a checkout:")
     if text := training_code(run):
-        yield Code(text=text, title="In training code, with the recipe.yaml of this folder, shown above:")
+        yield Code(
+            text=text, title="In training code, with the recipe.yaml of this folder, shown above:"
+        )
 
 
 def _by_remedy(texts: Iterable[str]) -> dict[str, list[str]]:

@@ -10,7 +10,13 @@ from prepare.core.charts import Axis, Bar, Bars, Chart, Plane, Point
 from prepare.core.document import Advice, Answer, Charts, Document, Items, Shown, Table, Text
 from prepare.core.utils.machine import disturbance
 from prepare.core.utils.numbers import seconds, small
-from prepare.core.utils.speed import change_text, interval_text, noise_text, speed_text, verdict_text
+from prepare.core.utils.speed import (
+    change_text,
+    interval_text,
+    noise_text,
+    speed_text,
+    verdict_text,
+)
 from prepare.core.utils.text import plural, printable, size
 from prepare.tune.records import UNPREPARED
 from prepare.verify.document import share_text
@@ -113,7 +119,12 @@ def _faster(tuning: Tuning) -> Answer:
     if busy := disturbance(tuning.environment):
         sentence += f". {busy[0].upper()}{busy[1:]}: times mean little; try again later"
     return Answer(
-        question=question, kind=kind, answer=answer, remark=remark, section=_SECTION, sentence=sentence
+        question=question,
+        kind=kind,
+        answer=answer,
+        remark=remark,
+        section=_SECTION,
+        sentence=sentence,
     )
 
 
@@ -134,7 +145,9 @@ def _right(tuning: Tuning) -> Answer:
 def _advice(tuning: Tuning) -> Iterator[Advice]:
     if tuning.winner != UNPREPARED:
         # A timing after the tuning is a second look at the same question.
-        yield Advice(rank=65, kind="good", answer="Use the recipe", remark=_USE, section="reproduce")
+        yield Advice(
+            rank=65, kind="good", answer="Use the recipe", remark=_USE, section="reproduce"
+        )
     elif not tuning.is_clear:
         answer, remark = "Tune it longer with tune.budget", "best on an idle machine"
         yield Advice(rank=80, kind="warn", answer=answer, remark=remark, section=_SECTION)
@@ -147,9 +160,7 @@ def _in_terminal(tuning: Tuning, shown: Shown) -> Iterator[Part]:
     ranked = [row for row in _ranked(tuning) if row.ratio is not None]
     compiled = any(row.first_seconds is not None for row in ranked)
     titles = [*_TITLES, *(["first call"] if compiled else [])]
-    rows = [
-        [*_short_cells(row, tuning), *([_first(row)] if compiled else [])] for row in ranked
-    ]
+    rows = [[*_short_cells(row, tuning), *([_first(row)] if compiled else [])] for row in ranked]
     numbers = ("time", "error", "first call")
     yield Table(
         label="Timed recipes",
@@ -177,7 +188,9 @@ def _on_page(tuning: Tuning) -> Iterator[Part]:
     yield Text(text=f"{tune_sentence(tuning)}.", where="page")
     yield Charts(charts=tuple(tune_charts(tuning)), file="tune.svg")
     text = "A whisker in a picture is the interval of the ratio; together they have 95 % confidence. Recipes "
-    yield Text(text=text + "that were eliminated early ran fewer rounds.", kind="note", where="page")
+    yield Text(
+        text=text + "that were eliminated early ran fewer rounds.", kind="note", where="page"
+    )
     columns = [("Recipe", "head"), ("Result", "text"), ("Time", "number")]
     columns += [(title, "number") for title in ("Against unprepared", "Change", "First call")]
     columns += [("Rounds", "number"), ("Peak memory", "number"), ("Verified", "text")]

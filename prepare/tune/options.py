@@ -49,7 +49,9 @@ class TuneOptions:
         True, "save the result: true, false or a folder"
     )
     max_memory: Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory] = key(
-        None, "peak memory of a call, without model and input, beyond which a recipe cannot win", "8GiB"
+        None,
+        "peak memory of a call, without model and input, beyond which a recipe cannot win",
+        "8GiB",
     )
     calls: Annotated[int | None, "a whole number, as in 1000", _check_calls] = key(
         None, "calls that the model will get, to weigh the first, which may compile", "1000"

@@ -140,7 +140,12 @@ def _answer(verification: Verification) -> Answer:
         if verification.culprit:
             sentence = f"Wrong: {remark}"
         return Answer(
-            question=QUESTION, kind="bad", answer="Wrong", remark=remark, section=_SECTION, sentence=sentence
+            question=QUESTION,
+            kind="bad",
+            answer="Wrong",
+            remark=remark,
+            section=_SECTION,
+            sentence=sentence,
         )
     if verification.status != "pass":
         kind, answer, remark = "warn", "Cannot tell if right", verification.reason
@@ -190,7 +195,9 @@ def _on_page(verification: Verification, shown: Shown) -> Iterator[Part]:
         yield Text(text=verification.advice, where="page")
     if verification.status == "fail" and shown.overrides and "reduced" not in shown.found:
         words = [w for w in shown.overrides if not w.startswith(("task=", "hydra.run.dir="))]
-        title = "This command makes a short script of the first module that is wrong, with torch alone:"
+        title = (
+            "This command makes a short script of the first module that is wrong, with torch alone:"
+        )
         yield Code(text=shlex.join(["python", "run.py", *words, "task=reduce"]), title=title)
     columns = [("Status", "text"), ("Compared", "text"), ("Mode", "text"), ("Batch", "number")]
     columns += [("Inputs", "text"), ("Worst", "code"), ("Error", "number"), ("Allowed", "number")]
@@ -217,7 +224,15 @@ def _check(check: Check) -> tuple[object, ...]:
     part = _share(check)
     of_allowed = "" if part is None else share_text(part)
     figures = (small(check.error), small(check.allowed), of_allowed)
-    return check.status, check.what, check.mode, check.batch or "", check.inputs, check.worst, *figures
+    return (
+        check.status,
+        check.what,
+        check.mode,
+        check.batch or "",
+        check.inputs,
+        check.worst,
+        *figures,
+    )
 
 
 def _serious(check: Check) -> tuple[str, ...]:

@@ -29,14 +29,18 @@ def _check_memory(memory: int | str | None) -> None:
 
 
 def _check_metric(metric: str | None) -> None:
-    if metric is not None and not ("." in metric and all(p.isidentifier() for p in metric.split("."))):
+    if metric is not None and not (
+        "." in metric and all(p.isidentifier() for p in metric.split("."))
+    ):
         remedy = "give the dotted name of a function, as in my_package.metrics.accuracy"
         raise ValueError(f"{metric!r} is not a dotted name", remedy)
 
 
 def _check_drop(drop: float | None) -> None:
     if drop is not None and not 0 <= drop < math.inf:
-        raise ValueError(f"{as_written(drop)} is not a drop", "give a number from 0 on, as in 0.001")
+        raise ValueError(
+            f"{as_written(drop)} is not a drop", "give a number from 0 on, as in 0.001"
+        )
 
 
 @stage("verify")
@@ -119,7 +123,10 @@ class VerifyStage(Stage):
             return None
         reason = verification.reason.partition(":")[0]
         return Verdict(
-            status="verification_failed", reason=reason, error=verification.reason, code=NOT_VERIFIED
+            status="verification_failed",
+            reason=reason,
+            error=verification.reason,
+            code=NOT_VERIFIED,
         )
 
     @classmethod
@@ -129,7 +136,9 @@ class VerifyStage(Stage):
             return {}
         values: dict[str, Any] = {"verified": verification.status}
         for name in ("outputs", "input gradients", "parameter gradients"):
-            checks = [c for c in verification.checks if c.what == name and _finite(c.error) is not None]
+            checks = [
+                c for c in verification.checks if c.what == name and _finite(c.error) is not None
+            ]
             if checks:
                 worst = max(checks, key=lambda check: check.error)
                 key = name.replace(" ", "_")

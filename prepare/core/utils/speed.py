@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from prepare.core.utils.numbers import Interval
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prepare.core.utils.numbers import Interval
 
 # A wider interval, as a factor between its ends, is not printed.
 _WIDEST = 4.0

@@ -35,7 +35,9 @@ def doctor_page(diagnosis: Diagnosis) -> str:
     table = Table(label=title, columns=_COLUMNS, rows=rows, file="doctor.json")
     documents = [
         Document(name="findings", title=title, place=1, parts=(table,)),
-        Document(name="machine", title="Machine", place=2, parts=(Facts(rows=_machine(diagnosis)),)),
+        Document(
+            name="machine", title="Machine", place=2, parts=(Facts(rows=_machine(diagnosis)),)
+        ),
     ]
     wrong, slow = (len(diagnosis.of(verdict)) for verdict in VERDICTS[:2])
     verdict = f"{wrong} wrong and {slow} slow on {diagnosis.device}"

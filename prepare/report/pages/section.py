@@ -58,7 +58,12 @@ def section_body(document: Document) -> Markup:
 def _drawn(part: Part, name: str, at: int) -> dict[str, Any]:
     """Return a part for the template: its kind, and its charts and tables as they are drawn."""
     kind = type(part).__name__
-    drawn: dict[str, Any] = {"kind": kind, "part": part, "has_content": True, "name": f"{name}-{at}"}
+    drawn: dict[str, Any] = {
+        "kind": kind,
+        "part": part,
+        "has_content": True,
+        "name": f"{name}-{at}",
+    }
     if isinstance(part, Charts):
         drawn["figures"] = [_figure(chart, f"{name}-{n}") for n, chart in enumerate(part.charts)]
         drawn["has_content"] = bool(part.charts)
@@ -84,7 +89,7 @@ def _table(part: Table) -> LongTable:
 
 @dataclass(frozen=True)
 class Section(Generic[T]):
-    """A part of a page with a template of its own: `context` takes the record, and returns None for nothing."""
+    """A part of a page with a template of its own; `context` returns None if there is nothing to show."""
 
     name: str
     title: str

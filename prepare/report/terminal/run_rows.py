@@ -32,9 +32,7 @@ def answer_rows(results: Results, audit: Audit, documents: Iterable[Document]) -
     return [("convolutions", counted), *(row for document in documents for row in document.rows)]
 
 
-def detail_rows(
-    results: Results, audit: Audit, documents: Sequence[Document], folder: str
-) -> Rows:
+def detail_rows(results: Results, audit: Audit, documents: Sequence[Document], folder: str) -> Rows:
     """Return what follows the answers: what to do, what was prepared, and the notes."""
     summary = audit.summary
     before, after = summary["bytes_before"], summary["bytes_after"]

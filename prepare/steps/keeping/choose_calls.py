@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from prepare.core.model.module_tree import copy_tree
 from prepare.flow import predict
 from prepare.flow.operator_watcher import KERNEL_NOTE
-from prepare.steps.keeping.find_places import calls_at_places, calls_in_methods, group_of
 from prepare.steps import keep_layout
 from prepare.steps.keep_layout import KeepLayout
+from prepare.steps.keeping.find_places import calls_at_places, calls_in_methods, group_of
 
 if TYPE_CHECKING:
     from torch import nn
