@@ -23,8 +23,8 @@ from zoo_networks import Network
 
 from prepare.bench import Comparison, compare
 from prepare.core.utils.environment import environment
-from prepare.steps.keeping.choose_calls import choose_calls
 from prepare.pipeline import Pipeline
+from prepare.steps.keeping.choose_calls import choose_calls
 from prepare.verify import verify
 
 # Of 32 channels, where the other benchmark has 8: enough that time is not that of the calls alone.

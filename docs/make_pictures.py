@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 
 from draw_layouts import picture, rectangle, text, write_drawings
+from prepare.report.charts.flow_picture import flow_svg
 
 from prepare.flow.records import Flow
-from prepare.report.charts.flow_picture import flow_svg
 from prepare.flow.strip import layout_strip
 
 ROOT = Path(__file__).parent.parent

@@ -17,8 +17,8 @@ from hydra.core.config_store import ConfigStore
 from doc_pages import PAGES
 from paths import ROOT, TESTS
 from prepare import recipe
+from prepare.bench import time_prepared
 from prepare.cli import main as cli
-from prepare.job import time_prepared
 from prepare.pipeline import Pipeline
 from prepare.steps.device import Device
 from small_nets import OPTIONAL

@@ -3,8 +3,8 @@
 import pytest
 
 from prepare.bench import looks
+from prepare.bench import time_prepared as levels
 from prepare.bench.samples import SampleSet
-from prepare.job import time_prepared as levels
 
 
 @pytest.fixture

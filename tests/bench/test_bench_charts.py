@@ -9,6 +9,7 @@ import pytest
 
 from made_benches import SVG, bench, comparison, verified
 from page_reader import HOSTILE, TEMPLATES, contrast
+from prepare.bench.document import bench_charts
 from prepare.report.charts.chart import (
     MARKS,
     WIDTH,
@@ -22,7 +23,6 @@ from prepare.report.charts.chart import (
     write_charts,
 )
 from prepare.report.charts.scale import number, scale_over
-from prepare.report.pages.bench_section import bench_charts
 
 
 def bars(*values, **more):

@@ -15,16 +15,16 @@ from clocks import Clock
 from made_benches import ran, settings
 from page_reader import Reader
 from prepare.bench import compare
+from prepare.bench import time_prepared as levels
+from prepare.bench.document import case_sentence
 from prepare.bench.records import Bench
+from prepare.bench.time_prepared import INFERENCE, ONE_SAMPLE, TRAINING, Models, time_models
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
 from prepare.job import analyses
-from prepare.job import time_prepared as levels
 from prepare.job.settings import Settings
-from prepare.job.time_prepared import INFERENCE, ONE_SAMPLE, TRAINING, Models, time_models
 from prepare.pipeline import Pipeline
 from prepare.report.pages.page import run_page
-from prepare.report.sentences import case_sentence
 from prepare.report.terminal.console import stage
 from prepare.step import ModelStep
 from prepare.verify.records import unknown

@@ -11,11 +11,11 @@ import pytest
 
 from made_benches import SVG, bench, comparison, ran, verified
 from page_reader import HOSTILE, Reader
+from prepare.bench.document import busy_sentence, case_sentence
 from prepare.bench.records import Bench, Case, Comparison
+from prepare.bench.time_prepared import INFERENCE, TRAINING
 from prepare.errors import BenchError
-from prepare.job.time_prepared import INFERENCE, TRAINING
 from prepare.report.pages.page import run_page
-from prepare.report.sentences import busy_sentence, case_sentence
 
 pytestmark = pytest.mark.usefixtures("quick")
 

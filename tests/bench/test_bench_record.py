@@ -11,8 +11,9 @@ import torch
 
 from clocks import Clock, noisy
 from prepare.bench import Comparison, compare
+from prepare.core.utils.numbers import seconds
 from prepare.errors import BenchError
-from prepare.report.sentences import control_text, seconds
+from prepare.report.sentences import control_text
 
 BATCH = torch.ones(4, 3)
 

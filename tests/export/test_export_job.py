@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from prepare.report.export_answer import export_advice
 
 from prepare.cli.main import run as command
 from prepare.export import Export, load_again
-from prepare.report.export_answer import export_advice
 from prepare.report.objects import html
 
 WORDS = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "flow=none")

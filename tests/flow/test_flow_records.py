@@ -6,15 +6,15 @@ import sys
 from dataclasses import replace
 
 import pytest
+from prepare.report.terminal.flow import show_flow
 from torch import nn
 
 from flow_checks import Net, cl
 from prepare.core.forward.conv_layouts import LayoutCount
 from prepare.errors import FlowError
 from prepare.flow import Flow, observe, predict
+from prepare.flow.document import flow_sentence
 from prepare.flow.records import Copy, Remedy
-from prepare.report.sentences import flow_sentence
-from prepare.report.terminal.flow import show_flow
 from prepare.report.terminal.run_rows import _outputs
 
 

@@ -9,7 +9,7 @@ from flow_checks import BOTH, Net, cl
 from flow_nets import converted
 from prepare.errors import ModelError, RefusedError
 from prepare.flow import observe, predict
-from prepare.report.sentences import flow_sentence
+from prepare.flow.document import flow_sentence
 from small_nets import bits, facts
 
 

@@ -3,16 +3,16 @@
 import json
 
 import pytest
+from prepare.job.prepare_model import _memfmt_note
+from prepare.report.answers import verdict
 from torch import nn
 
 import sample_nets
 from paths import RUN
 from prepare.cli import main as cli
 from prepare.job import analyses
-from prepare.job.prepare_model import _memfmt_note
 from prepare.job.results import read_results
 from prepare.pipeline import Pipeline
-from prepare.report.answers import verdict
 
 CONF = RUN.parent / "conf"
 QUICK = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "flow=none")

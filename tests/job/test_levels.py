@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from prepare.job.levels import VerifyLimits, read_levels
 from torch import nn
 
-from prepare.job.levels import VerifyLimits, read_levels
 from prepare.job.settings import read_settings
 from prepare.verify import check_model as checks
 from prepare.verify import verify

@@ -14,8 +14,8 @@ from keeping_nets import (
     image,
     video,
 )
-from prepare.steps.keeping.choose_calls import choose_calls, cost_of
 from prepare.pipeline import Pipeline
+from prepare.steps.keeping.choose_calls import choose_calls, cost_of
 from small_nets import facts
 
 

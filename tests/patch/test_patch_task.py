@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from prepare.cli import main as cli
+from prepare.patch.document import patch_sentence
 from prepare.patch.records import Patch, PatchedCall, UnpatchedBreak
-from prepare.report.sentences import patch_sentence
 
 NETWORK = ("model._target_=keeping_nets.chunked", "input.shape=[2,3,2,6,7]", "task=patch")
 

@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 
 from paths import CONF
 from prepare.flow import observe
-from prepare.steps.keeping.choose_calls import choose_calls
 from prepare.patch.write_diff import write_diff
 from prepare.pipeline import Pipeline
+from prepare.steps.keeping.choose_calls import choose_calls
 
 pytestmark = pytest.mark.slow
 FORMATS = {"conv2d_memory_format": {}, "conv3d_memory_format": {}, "input_format": {}}

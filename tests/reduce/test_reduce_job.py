@@ -1,13 +1,13 @@
 """The command task=reduce, and the page of a failed verification."""
 
 import pytest
+from prepare.report.pages.run_sections import verified
 
 from prepare.cli.main import run
 from prepare.job.record import Job
 from prepare.job.results import SavedResults
 from prepare.reduce import ModuleCall, Reduction
 from prepare.report.pages.page import run_page
-from prepare.report.pages.run_sections import verified
 from prepare.verify.records import Verification
 
 NET = ("model=unet2d", "model.width=4", "model.depth=2", "device=cpu", "input.shape=[1,1,16,16]")

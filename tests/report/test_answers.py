@@ -3,18 +3,19 @@
 from dataclasses import replace
 
 import pytest
+from prepare.report.answers import answers, verdict
 
 import sweep_folders as made
 from prepare.audit import Audit
+from prepare.core.charts import Axis, Bar, Bars, Plane, Point
 from prepare.core.utils.wording import command_line_words
+from prepare.flow.causes import layout_causes, named, source_name
 from prepare.flow.records import Copy, Event, Remedy
 from prepare.job.record import Job, Result
 from prepare.job.results import SavedResults
-from prepare.report.answers import answers, share_text, verdict
-from prepare.core.charts import Axis, Bar, Bars, Plane, Point
 from prepare.report.charts.chart import laid_out
-from prepare.flow.causes import layout_causes, named, source_name
 from prepare.report.render import breakable
+from prepare.verify.document import share_text
 
 RUN = SavedResults(name="run", audit=Audit([], {"convolutions": {}}))
 

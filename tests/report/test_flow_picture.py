@@ -5,13 +5,13 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
+from prepare.report.charts.flow_picture import LIMIT, flow_svg, write_flow_svg
+from prepare.report.charts.module_rows import SMALL, rows
 
 from made_runs import blocks, copied, event, flow_of, hostile_flow, module
 from page_reader import READABLE, READABLE_PICTURE, TEMPLATES, contrast
 from prepare.flow.records import Flow
-from prepare.report.charts.flow_picture import LIMIT, flow_svg, write_flow_svg
-from prepare.report.charts.flow_text import cut, width_of
-from prepare.report.charts.module_rows import SMALL, rows
+from prepare.report.charts.cut import cut, width_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -10,6 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prepare.report.charts.flow_picture import LIMIT
+from prepare.report.charts.module_rows import rows
+from prepare.report.pages.run_sections import SECTIONS
 
 from made_runs import blocks, event, hostile_flow, write_record
 from page_reader import HOSTILE, TEMPLATES, Reader
@@ -18,12 +21,9 @@ from prepare.audit.rows import AuditRow
 from prepare.errors import FileError
 from prepare.flow.records import Flow
 from prepare.job.record import Job, Record, Result
-from prepare.report.charts.flow_picture import LIMIT
-from prepare.report.charts.module_rows import rows
 from prepare.report.pages.long_table import LIMIT as ROWS_SHOWN
 from prepare.report.pages.long_table import long_table
 from prepare.report.pages.page import PageSection, page, run_page, write_page
-from prepare.report.pages.run_sections import SECTIONS
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ import pytest
 import sweep_folders as made
 from browser import acted, browser, opened
 from page_reader import HOSTILE, READABLE, TEMPLATES, Reader, contrast
+from prepare.core.utils.speed import verdict_text
 from prepare.job.record import Job, Record, Result
 from prepare.report.pages.long_table import LIMIT
 from prepare.report.pages.page import write_page
 from prepare.report.pages.sweep_matrix import matrix_of
 from prepare.report.pages.sweep_page import SECTIONS, sweep_page, write_sweep_page
-from prepare.core.utils.speed import verdict_text
 from prepare.sweep.locks import Lock
 from prepare.sweep.manifest import SweepManifest, job_lock, write_sweep_manifest
 from prepare.sweep.ranking import rank

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from prepare.job.analyses import flow_without_repairs
 from torch import nn
 
 from compile_checks import Net, pipeline
 from prepare.core.forward import compiled, conv_layouts
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
-from prepare.job.analyses import flow_without_repairs
 from prepare.models.unet import UNet2d
 from prepare.pipeline import Pipeline
 from prepare.steps import compile as compiling

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from prepare.bench.records import Bench, Case, Comparison, Control, VariantResult
+from prepare.bench.time_prepared import INFERENCE
 from prepare.cli import main as cli
 from prepare.job.settings import Settings
-from prepare.job.time_prepared import INFERENCE
 from prepare.verify.records import Check, unknown
 
 NET = ("model._target_=sample_nets.Net", "input.shape=[2,3,16,16]", "memfmt=channels_last", "device=cpu", "verify=none")  # fmt: skip

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from prepare.report.pages.tune_section import tuned
+from prepare.report.terminal.tune import show_tune
 from test_tune_record import record
 from torch import nn
 
@@ -13,11 +15,9 @@ from keep_checks import LOUD, Energy, Net, Offset, seeded
 from prepare import recipe
 from prepare.cli import main as cli
 from prepare.errors import ModelError, PrepareError
-from prepare.report.kept_modules import kept_rows
-from prepare.report.pages.tune_section import tuned
-from prepare.report.terminal.tune import show_tune
 from prepare.tune import Tuning, keep_in_float32, session, tune
 from prepare.tune.candidate_run import PreparedCandidate
+from prepare.tune.document import kept_rows
 from prepare.tune.records import KeptModule
 
 

@@ -3,11 +3,11 @@
 import json
 
 import pytest
+from prepare.report.terminal.tune import show_tune
 
 from prepare.errors import TuneError
-from prepare.report.sentences import tune_sentence
-from prepare.report.terminal.tune import show_tune
 from prepare.tune import CandidateResult, Tuning
+from prepare.tune.document import tune_sentence
 from prepare.tune.records import UNPREPARED
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.report.sentences import verify_sentence
 from prepare.verify import verify
+from prepare.verify.document import verify_sentence
 from prepare.verify.execution.budget import Budget
 from prepare.verify.execution.module_calls import CallInterceptor
 from prepare.verify.execution.runner import Runner

@@ -8,9 +8,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prepare.pipeline import Pipeline
-from prepare.report.answers import error_text
-from prepare.report.sentences import verify_sentence
 from prepare.verify import verify
+from prepare.verify.document import error_text, verify_sentence
 from verify_checks import (
     FLAT,
     PIPELINES,

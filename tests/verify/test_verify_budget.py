@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from prepare.core.forward.call import call_of
-from prepare.report.sentences import verify_sentence
 from prepare.verify import verify
+from prepare.verify.document import verify_sentence
 from prepare.verify.execution import free_cores
 from prepare.verify.execution.budget import Budget, Cost, estimate
 from prepare.verify.execution.determinism import training_flags

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import torch
+from prepare.report.terminal.verify import show_verify
 from torch import nn
 
 from prepare.errors import VerificationError
-from prepare.report.sentences import verify_sentence
-from prepare.report.terminal.verify import show_verify
 from prepare.verify import Check, Lost, Verification
+from prepare.verify.document import verify_sentence
 from verify_checks import FLAT, PIPELINES, check, flat_norm
 
 
