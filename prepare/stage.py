@@ -53,6 +53,19 @@ class Verdict:
     code: int
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table of a sweep: its title, and the text of a row by its figures, empty if not known.
+
+    A narrow terminal leaves out the columns with the highest `spare` first, and never one with 0.
+    """
+
+    title: str
+    text: Callable[[Mapping[str, Any]], str]
+    spare: int = 0
+    number: bool = False
+
+
 def key(default: Any, text: str, example: str = "") -> Any:
     """Return a field that is a key of the configuration.
 
@@ -142,6 +155,8 @@ class Stage:
     """The words of `task=` that this stage brings."""
     files: ClassVar[tuple[str, ...]] = ()
     """The files that it may leave in the folder of a run, beside its records."""
+    columns: ClassVar[tuple[Column, ...]] = ()
+    """Columns of the table of a sweep."""
     imports: ClassVar[tuple[str, ...]] = ()
     """Modules that `run` imports: a sweep loads those of a plain run once for all of its jobs."""
     groups: ClassVar[bool] = False

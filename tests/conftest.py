@@ -35,7 +35,7 @@ sys.path.append(NO_NETWORK)
 import sitecustomize  # noqa: E402, F401
 
 # A package with tests of its own, which test_testing.py runs where it is installed.
-collect_ignore = ["example_plugin"]
+collect_ignore = ["example_plugin", "example_stage"]
 
 
 def pytest_xdist_auto_num_workers():

@@ -1,0 +1,87 @@
+"""A stage that another package brings: nothing in this one names it, and all of it works."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODEL = ("model=unet2d", "model.width=2", "model.depth=2", "input.shape=[1,1,8,8]")
+QUICK = ("memfmt=channels_last", "bench=none", "verify=none")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The package, installed by pip into a folder of its own."""
+    source, target = tmp_path_factory.mktemp("source") / "stage", tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "tests" / "example_stage", source)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(target), str(source)], check=True)
+    return target
+
+
+@pytest.fixture
+def run(site, tmp_path):
+    def call(*words, code=0, **variables):
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "run.py"), *words],
+            capture_output=True, text=True, check=False, cwd=tmp_path,
+            env={"PYTHONPATH": f"{site}:{ROOT}", "PATH": "/usr/bin:/bin", **variables},
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return call
+
+
+def test_a_run_has_its_row_file_section_picture_and_figure(run, tmp_path):
+    out = run(*MODEL, *QUICK, "task=depths", "hydra.run.dir=out")
+    assert "  depth         the module tree is 3 deep" in out
+    folder = tmp_path / "out"
+    assert json.loads((folder / "depths.json").read_text()) == {"depth": 3, "most": 9}
+    assert "<svg" in (folder / "depths.svg").read_text()
+    assert json.loads((folder / "result.json").read_text())["figures"]["tree_depth"] == 3
+    page = (folder / "report.html").read_text()
+    assert '<section id="depths"' in page
+    assert "3 deep" in page
+    # The record is read back, and replaced by the next run.
+    run(*MODEL, *QUICK, "hydra.run.dir=out", "overwrite=true")
+    assert not (folder / "depths.json").exists()
+    assert not (folder / "depths.svg").exists()
+
+
+def test_its_option_decides_the_status_and_the_exit_code(run, tmp_path):
+    out = run(*MODEL, *QUICK, "task=depths", "depths.most=2", "hydra.run.dir=out", code=3)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (result["status"], result["reason"]) == ("verification_failed", "depths")
+    assert "the depth is 3, more than 2" in result["error"]
+    assert "Traceback" not in out
+
+
+def test_wrong_words_are_answered_like_our_own(run):
+    assert "depths.most: 'x' is not allowed; give a whole number" in run(
+        *MODEL, "depths.most=x", code=2
+    )
+    assert "did you mean 'depths'" in run(*MODEL, "task=depth", code=2)
+    assert "did you mean task=depths?" in run("depths", code=2)
+    assert "depths.mots: no such key; did you mean 'most'" in run(*MODEL, "depths.mots=1", code=2)
+
+
+def test_help_and_completion_know_its_word_and_its_option(run):
+    out = run("--help")
+    assert "task=depths" in out
+    assert "depths.most=4" in out
+    assert "the largest depth that is right (9)" in out
+    assert "depths.json, depths.svg" in out
+    words = run("-sc", "query=bash", COMP_LINE="prepare task=dep")
+    assert "task=depths" in words
+
+
+def test_a_sweep_has_its_column(run, tmp_path):
+    words = ("memfmt=contiguous,channels_last", "bench=none", "verify=none", "task=depths")
+    out = run("-m", *MODEL, *words, "hydra.sweep.dir=sweep")
+    assert "depth" in out
+    assert "depth" in (tmp_path / "sweep" / "summary.csv").read_text().splitlines()[0]
