@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from prepare.core.utils.machine import disturbance
 from prepare.core.utils.options import as_written
 from prepare.registry import stage
 from prepare.stage import Copies, Stage, Work, key
 
 if TYPE_CHECKING:
+    from prepare.bench.records import Case, Comparison
     from prepare.core.document import Document, Shown
 
 Level = Literal["none", "short", "full"]
@@ -82,24 +84,44 @@ class BenchStage(Stage):
         bench = found.get("bench")
         if bench is None:
             return {}
-        case = bench.cases[0]
-        row = case.row
-        low, high = row.ratio_interval or (None, None)
-        values: dict[str, Any] = {"timed": case.what, "verdict": row.verdict}
-        values |= {"time_ratio": _finite(row.ratio), "time_ratio_low": low, "time_ratio_high": high}
-        values |= {"prepared_seconds": _finite(case.seconds), "prepared_peak_bytes": row.peak_bytes}
-        if case.comparison is not None:
-            baseline = case.comparison.row(case.comparison.baseline)
-            values |= {"unprepared_seconds": _finite(baseline.seconds)}
-            values |= {"unprepared_peak_bytes": baseline.peak_bytes}
-            values |= {"rounds": case.comparison.repeats}
-        return values
+        found = {"timed": bench.cases[0].what} | _figures(bench.cases[0], "")
+        for case in bench.cases[1:]:
+            found |= _figures(case, f"{case.what.replace(' ', '_')}_")
+        return found
 
     @classmethod
     def document(cls, shown: Shown) -> Document | None:
         from prepare.bench.document import bench_document
 
         return bench_document(shown)
+
+
+def _figures(case: Case, prefix: str) -> dict[str, Any]:
+    """Return the figures of one case; the first has no prefix."""
+    row = case.row
+    low, high = row.ratio_interval or (None, None)
+    values: dict[str, Any] = {"verdict": row.verdict, "time_ratio": _finite(row.ratio)}
+    values |= {"time_ratio_low": _finite(low), "time_ratio_high": _finite(high)}
+    values |= {"prepared_seconds": _finite(case.seconds), "prepared_peak_bytes": row.peak_bytes}
+    values |= {"timed_reason": row.reason, "timed_where": "", "busy": ""}
+    if (comparison := case.comparison) is not None:
+        baseline = comparison.row(comparison.baseline)
+        values |= {"timed_where": _where(comparison), "busy": disturbance(comparison.settings)}
+        values |= {"unprepared_seconds": _finite(baseline.seconds)}
+        values |= {"unprepared_peak_bytes": baseline.peak_bytes, "rounds": comparison.repeats}
+    return {f"{prefix}{key}": value for key, value in values.items()}
+
+
+def _where(comparison: Comparison) -> str:
+    """Describe the machine, what torch uses of it, and the device of the baseline."""
+    env, settings = comparison.environment, comparison.settings
+    device = comparison.row(comparison.baseline).device
+    parts = [env.get("cpu"), env.get("platform"), *(env.get("devices") or [])]
+    parts += [f"torch {env.get('torch')}", f"{settings.get('threads')} threads"]
+    # Each row is compared with the unprepared model under the same autocast.
+    amp = settings.get("amp", "none")
+    parts.append("" if amp == "none" else f"autocast to {amp}")
+    return "; ".join(str(part) for part in [*parts, f"baseline on {device}"] if part)
 
 
 def _finite(value: Any) -> float | None:

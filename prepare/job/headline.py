@@ -1,32 +1,14 @@
-"""Read the key figures of a job from its record, without torch and without its long tables.
-
-`results.read_results` reads whole files. A sweep of a thousand rows needs a few figures of each, so
-this module decodes only the head of a file that holds a row for every tensor or place.
-"""
+"""The key figures of a run, from those in its result: what tables and comparisons of runs show."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
-
-from prepare.audit import Audit
-from prepare.bench.records import Bench, Case, Comparison
-from prepare.core.utils import files
-from prepare.core.utils.machine import disturbance
-from prepare.errors import FileError
-from prepare.flow.records import Flow
-from prepare.verify.records import Check, Verification
+from functools import partial
+from typing import Any
 
 # The statuses of convolutions that tables count.
 CONVOLUTIONS = ("converted", "already", "skipped", "ineffective")
-# A head is a few hundred bytes; a file without a head in this many bytes is read as a whole.
-_HEAD = 1 << 16
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,120 +84,65 @@ class Headline:
     timed: tuple[BenchFigures, ...] = ()
 
 
-def headline(folder: Path) -> Headline:
-    """Read the key figures of the record in `folder`. Raises PrepareError for a wrong file."""
-    audit = audit_summary(folder)
-    counts = audit and {word: audit["convolutions"].get(word, 0) for word in CONVOLUTIONS}
+def headline(figures: Mapping[str, Any] | None) -> Headline:
+    """Return the key figures among those of a result; None for a run that did not come to its end."""
+    found = figures or {}
+    counts = {word: found.get(f"convolutions_{word}", 0) for word in CONVOLUTIONS}
     return Headline(
-        convolutions=counts,
-        bytes_before=audit["bytes_before"] if audit else None,
-        bytes_after=audit["bytes_after"] if audit else None,
-        lost=_read(folder / "flow.json", _flow_figures),
-        verified=_read(folder / "verify.json", _verify_figures),
-        timed=_read(folder / "bench.json", _bench_figures) or (),
+        convolutions=counts if "convolutions_converted" in found else None,
+        bytes_before=found.get("bytes_before"),
+        bytes_after=found.get("bytes_after"),
+        lost=_lost(found),
+        verified=_verified(found),
+        timed=tuple(_timed(found)),
     )
 
 
-def audit_summary(folder: Path) -> dict[str, Any] | None:
-    """Read the counts of the audit in `folder`; None if it is missing. Raises PrepareError."""
-    return _read(folder / "audit.json", _audited)
-
-
-def _read(path: Path, read: Callable[[Path], _T]) -> _T | None:
-    """Call `read` with the file; return None if it is missing."""
-    if not path.is_file():
+def _lost(found: Mapping[str, Any]) -> FlowFigures | None:
+    if "flow" not in found:
         return None
-    try:
-        return read(path)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # A file of another program, or of another version.
-        wrong = f"does not hold what it should: {type(error).__name__}: {error}"
-        raise FileError(files.printable_path(path), wrong) from error
-
-
-def _head(path: Path, kind: str, table: str) -> dict[str, Any] | None:
-    """Decode the part of a file before its first table; None if it is not written as our files are."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        with path.open("rb") as file:
-            head, separator, _ = file.read(_HEAD).partition(table.encode())
-        data = json.loads(head + table.encode() + b"]}") if separator else {}
-        if data.get("format") == kind and data.get("version") == 1:
-            return data
-    return None
-
-
-def _audited(path: Path) -> dict[str, Any]:
-    data = _head(path, "prepare.audit", '"rows":[')
-    summary = data["summary"] if data else Audit.load(path).summary
-    counts = {str(word): int(count) for word, count in summary["convolutions"].items()}
-    sizes = {key: int(summary[key]) for key in ("bytes_before", "bytes_after")}
-    return {**summary, "convolutions": counts, **sizes}
-
-
-def _flow_figures(path: Path) -> FlowFigures:
-    data = _head(path, "prepare.flow", '"events": [')
-    if data is None:
-        flow = Flow.load(path)
-        data = {"status": flow.status, "summary": flow.summary}
-    keys = ("breaks", "copied_bytes", "convolutions", "in_layout")
     return FlowFigures(
-        status=str(data["status"]), **{key: int(data["summary"][key]) for key in keys}
+        status=found["flow"],
+        breaks=found.get("layout_breaks", 0),
+        copied_bytes=found.get("copied_bytes", 0),
+        convolutions=found.get("convolutions_called", 0),
+        in_layout=found.get("convolutions_kept", 0),
     )
 
 
-def _verify_figures(path: Path) -> VerifyFigures:
-    verification = Verification.load(path)
-    judged = [check for check in verification.checks if check.status not in ("wrong", "skipped")]
-    measured = [check for check in judged if _finite(check.error) is not None]
-    outputs = [check for check in measured if check.what == "outputs"]
-    worst = max(outputs or measured, key=_excess, default=None)
+def _verified(found: Mapping[str, Any]) -> VerifyFigures | None:
+    if "verified" not in found:
+        return None
+    # Records of older versions have the errors of outputs only.
     return VerifyFigures(
-        status=verification.status,
-        error=_finite(worst.error) if worst else None,
-        allowed=_finite(worst.allowed) if worst else None,
-        what=str(worst.what) if worst else "",
-        wrong=sum(check.status == "wrong" for check in verification.checks),
-        reason="" if verification.status == "pass" else str(verification.reason),
+        status=found["verified"],
+        error=found.get("verified_error", found.get("outputs_error")),
+        allowed=found.get("verified_allowed", found.get("outputs_allowed")),
+        what=found.get("verified_what", ""),
+        wrong=found.get("verified_wrong", 0),
+        reason=found.get("verified_reason", ""),
     )
 
 
-def _excess(check: Check) -> float:
-    error, allowed = float(check.error or 0.0), _finite(check.allowed)
-    return error / allowed if allowed else math.inf * bool(error)
+def _timed(found: Mapping[str, Any]) -> Iterator[BenchFigures]:
+    """Yield the timings; the keys of all but the first begin with what was timed."""
+    if "timed" not in found:
+        return
+    others = [key.removesuffix("_verdict") for key in found if key.endswith("_verdict")]
+    for prefix in ("", *others):
+        get = partial(_with_prefix, found, f"{prefix}_" if prefix else "")
+        low, high = get("time_ratio_low"), get("time_ratio_high")
+        yield BenchFigures(
+            what=prefix.replace("_", " ") or found["timed"],
+            verdict=get("verdict"),
+            ratio=get("time_ratio"),
+            interval=None if low is None or high is None else (low, high),
+            seconds=get("prepared_seconds"),
+            where=get("timed_where") or "",
+            reason=get("timed_reason") or "",
+            busy=get("busy") or "",
+        )
 
 
-def _bench_figures(path: Path) -> tuple[BenchFigures, ...]:
-    return tuple(map(_case_figures, Bench.load(path).cases))
-
-
-def _case_figures(case: Case) -> BenchFigures:
-    row = case.row
-    low, high = map(_finite, row.ratio_interval or (None, None))
-    return BenchFigures(
-        what=str(case.what),
-        verdict=row.verdict,
-        ratio=_finite(row.ratio),
-        interval=None if low is None or high is None else (low, high),
-        seconds=_finite(row.seconds),
-        where=_where(case.comparison) if case.comparison else "",
-        reason=str(row.reason),
-        busy=disturbance(case.comparison.settings) if case.comparison else "",
-    )
-
-
-def _where(comparison: Comparison) -> str:
-    """Describe the machine, what torch uses of it, and the device of the baseline."""
-    env, settings = comparison.environment, comparison.settings
-    rows = (row for row in comparison.rows if row.name == comparison.baseline)
-    baseline = next((row.device for row in rows), "")
-    parts = [env.get("cpu"), env.get("platform"), *(env.get("devices") or [])]
-    parts += [f"torch {env.get('torch')}", f"{settings.get('threads')} threads"]
-    # Each row is compared with the unprepared model under the same autocast.
-    amp = settings.get("amp", "none")
-    parts.append("" if amp == "none" else f"autocast to {amp}")
-    return "; ".join(str(part) for part in [*parts, f"baseline on {baseline}"] if part)
-
-
-def _finite(value: Any) -> float | None:
-    """Return a number that JSON can hold, or None."""
-    return float(value) if value is not None and math.isfinite(value) else None
+def _with_prefix(found: Mapping[str, Any], prefix: str, key: str) -> Any:
+    return found.get(f"{prefix}{key}")

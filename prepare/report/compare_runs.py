@@ -102,7 +102,7 @@ def _compare_recipes(first: Path, second: Path) -> _Compared:
 
 def _compare_jobs(first: Path, second: Path) -> _Compared:
     records = [_read_record(path) for path in (first, second)]
-    headlines = [headline(path) for path in (first, second)]
+    headlines = [headline(r.result.figures if r.result else None) for r in records]
     results = [_results(*pair) for pair in zip(records, headlines, strict=True)]
     figures = [*_side_by_side(*results), *_times(*headlines)]
     recipes = [

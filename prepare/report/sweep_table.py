@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.speed import change_text, interval_text, verdict_text
 from prepare.core.utils.text import size
 from prepare.job.headline import CONVOLUTIONS, BenchFigures
+from prepare.registry import ordered_stages
 from prepare.report.sentences import memory_text, timing_text, verified_text
 from prepare.sweep.ranking import RankedGroup, Ranking, first_timing
 
 if TYPE_CHECKING:
+    from prepare.stage import Column as StageColumn
     from prepare.sweep.summary import Summary, SweepRow
 
 # Replaces a verdict if other jobs ran on the same cores.
@@ -49,12 +52,21 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
         Column("memory", lambda row: memory_text(row.headline), 5),
         Column("breaks", _lost("breaks"), 4, number=True),
         Column("copied", _lost("copied_bytes", size), 6, number=True),
+        *(
+            Column(c.title, partial(_of_stage, c), c.spare, c.number)
+            for cls in ordered_stages()
+            for c in cls.columns
+        ),
         Column("seconds", _seconds, 4, number=True),
     ]
     unneeded = {
         s for s in CONVOLUTIONS[2:] if {_count(s)(row) for row in summary.rows} <= {"", "0"}
     }
     return [c for c in available if c.title not in unneeded and any(map(c.text, summary.rows))]
+
+
+def _of_stage(column: StageColumn, row: SweepRow) -> str:
+    return column.text(row.figures)
 
 
 def timings(summary: Summary) -> list[str]:

@@ -19,11 +19,12 @@ def objective(optimize: str, folder: Path) -> float | None:
     if optimize == "none":
         return None
     try:
-        result, figures = Record(folder).result(), headline(folder)
+        result = Record(folder).result()
     except PrepareError:
         return inf
     if result is None or result.status != "ok":
         return inf
+    figures = headline(result.figures)
     values = {
         "time": figures.timed[0].ratio if figures.timed else None,
         "error": figures.verified.error if figures.verified else None,

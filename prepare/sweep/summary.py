@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from prepare.core.utils import files
 from prepare.errors import FileError, PrepareError
@@ -35,6 +36,7 @@ class SweepRow:
     overrides: tuple[str, ...] = ()
     shared: bool = False
     headline: Headline = field(default_factory=Headline)
+    figures: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def _row(
     if record is None:
         status, reason = ("waiting", None) if live else ("interrupted", "it never started")
         return SweepRow(number, _choices(planned), status, reason=reason, overrides=(*planned,))
-    figures = Headline()
+    figures: dict[str, Any] = {}
     status, reason, seconds = "crashed", "it ended without a result: killed", None
     job = record.job()
     if job and is_running(folder, job.identity):
@@ -104,7 +106,7 @@ def _row(
     try:
         if result := record.result():
             status, reason, seconds = result.status, result.error, result.seconds
-        figures = headline(record.folder)
+            figures = result.figures or {}
     except PrepareError as error:
         status, reason = "crashed", str(error)
     overrides = planned or (job.overrides if job else [])
@@ -117,7 +119,8 @@ def _row(
         record.folder.relative_to(folder).as_posix(),
         overrides=(*overrides,),
         shared=bool(job and job.shared),
-        headline=figures,
+        headline=headline(figures),
+        figures=figures,
     )
 
 

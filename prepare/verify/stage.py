@@ -13,6 +13,7 @@ from prepare.stage import Copies, Stage, Verdict, Work, key
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, Shown
+    from prepare.verify.records import Check
 
 Level = Literal["none", "short", "full"]
 NOT_VERIFIED = 3
@@ -134,15 +135,25 @@ class VerifyStage(Stage):
         verification = found.get("verify")
         if verification is None:
             return {}
-        values: dict[str, Any] = {"verified": verification.status}
+        judged = [c for c in verification.checks if c.status not in ("wrong", "skipped")]
+        measured = [check for check in judged if _finite(check.error) is not None]
+        outputs = [check for check in measured if check.what == "outputs"]
+        worst = max(outputs or measured, key=_excess, default=None)
+        values: dict[str, Any] = {
+            "verified": verification.status,
+            "verified_reason": "" if verification.status == "pass" else verification.reason,
+            "verified_wrong": sum(check.status == "wrong" for check in verification.checks),
+            "verified_what": worst.what if worst else "",
+            "verified_error": _finite(worst.error) if worst else None,
+            "verified_allowed": _finite(worst.allowed) if worst else None,
+        }
         for name in ("outputs", "input gradients", "parameter gradients"):
-            checks = [
-                c for c in verification.checks if c.what == name and _finite(c.error) is not None
-            ]
+            checks = [check for check in measured if check.what == name]
             if checks:
-                worst = max(checks, key=lambda check: check.error)
+                largest = max(checks, key=lambda check: check.error or 0.0)
                 key = name.replace(" ", "_")
-                values |= {f"{key}_error": worst.error, f"{key}_allowed": _finite(worst.allowed)}
+                values |= {f"{key}_error": largest.error}
+                values |= {f"{key}_allowed": _finite(largest.allowed)}
         return values
 
     @classmethod
@@ -154,3 +165,8 @@ class VerifyStage(Stage):
 
 def _finite(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _excess(check: Check) -> float:
+    error, allowed = float(check.error or 0.0), _finite(check.allowed)
+    return error / allowed if allowed else math.inf * bool(error)

@@ -104,11 +104,12 @@ def _data(row: SweepRow, ranking: Ranking) -> dict[str, Any]:
 def _csv(summary: Summary, ranking: Ranking) -> Iterator[list[Any]]:
     timed = timings(summary)
     parts = ("ratio", "low", "high", "verdict")
+    others = _other_figures(summary)
     yield [
         *("number", *summary.varying, "status", "best", *CONVOLUTIONS, "bytes_before"),
         *("bytes_after", "verified", "error", "allowed", "error_of", "layout_lost", "copied_bytes"),
         *(f"{what.replace(' ', '_')}_{part}" for what in timed for part in parts),
-        *("shared", "seconds", "reason", "folder"),
+        *("shared", "seconds", "reason", "folder", *others),
     ]
     for row in summary.rows:
         figures, counted = row.headline, row.headline.convolutions or {}
@@ -121,7 +122,13 @@ def _csv(summary: Summary, ranking: Ranking) -> Iterator[list[Any]]:
             *((lost.breaks, lost.copied_bytes) if lost else (None,) * 2),
             *(cell for what in timed for cell in _timed(row, what)),
             *(row.shared, row.seconds, row.reason, row.folder),
+            *map(row.figures.get, others),
         ]
+
+
+def _other_figures(summary: Summary) -> list[str]:
+    """Return the names of the figures of all rows, for the columns after those with names of their own."""
+    return list(dict.fromkeys(key for row in summary.rows for key in row.figures))
 
 
 def _checked(verified: VerifyFigures | None) -> tuple[Any, ...]:
