@@ -5,13 +5,17 @@ A recipe is `{format: prepare.recipe, version: 1, steps: {name: {option: value}}
 """
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils import files, plain_yaml
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.yaml_scalars import dotted, kind_of, short_repr
 from prepare.errors import FileError, Problem, RecipeError
+
+if TYPE_CHECKING:
+    from prepare.step import Step
 
 FORMAT = "prepare.recipe"
 VERSION = 1
@@ -54,6 +58,29 @@ def dumps(steps: _Steps) -> str:
     if problems := _step_problems(steps, dotted):
         raise RecipeError.of(problems[:MAX_PROBLEMS])
     return _text(steps, "steps")
+
+
+def options_of(step: "Step") -> dict[str, Any]:
+    """Return the options of `step` that a recipe may hold, in their order."""
+    allowed = step.recipe_options()
+    return {name: allowed[name] for name in step.to_options() if name in allowed}
+
+
+def not_for_recipes(step: "Step") -> Iterator[str]:
+    """Yield the options of `step` that a recipe may not set: `steps.compile.options.cpp.cxx`."""
+    allowed = step.recipe_options()
+    for name, value in step.to_options().items():
+        if name in allowed and isinstance(value, dict):
+            names = [(name, key) for key in value if key not in allowed[name]]
+        else:
+            names = [] if name in allowed else [(name,)]
+        yield from (dotted(("steps", step.name, *each)) for each in names)
+
+
+def is_left_out(step: "Step") -> bool:
+    """Return whether no recipe can hold `step`: an option without a default is not for recipes."""
+    needed = {f.name for f in fields(step) if f.default is f.default_factory is MISSING}
+    return not needed <= step.recipe_options().keys()
 
 
 def _text(steps: _Steps, where: str) -> str:

@@ -57,7 +57,11 @@ def prepare_model(
         model=type(model).__name__,
         pipeline=pipeline,
         plan=plan,
-        notes=[*(str(problem) for error in plan.errors for problem in error.problems), *chosen],
+        notes=[
+            *(str(problem) for error in plan.errors for problem in error.problems),
+            *map(str, pipeline.left_out()),
+            *chosen,
+        ],
         warnings=[str(warning) for warning in plan.warnings],
         tuning=tuning,
         amp=settings.amp,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Self
 
+from prepare.core.utils.options import ForRecipes
 from prepare.core.utils.suggest import choose
 from prepare.errors import Problem
 from prepare.registry import register
@@ -37,7 +38,7 @@ class Device(TensorStep):
     Source: `torch.nn.Module.to(device)`.
     """
 
-    device: Annotated[str, DEVICE, readable_device] = "auto"
+    device: Annotated[str, DEVICE, readable_device, ForRecipes()] = "auto"
     """`auto` is the first of cuda, mps and cpu that this machine has."""
 
     def settle(self) -> Self:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from prepare.core.utils.options import ForRecipes
 from prepare.core.utils.suggest import nearest
 from prepare.errors import ConfigError, Problem
 from prepare.patterns import Patterns
@@ -49,7 +50,7 @@ class KeepLayout(ForChannelsLast):
     """
 
     keeps_tensors: ClassVar[bool] = True
-    calls: Literal["auto"] | tuple[str, ...] = "auto"
+    calls: Literal["auto"] | Annotated[tuple[str, ...], "a list of texts", ForRecipes()] = "auto"
     """The calls to replace; `auto` finds them."""
     include: Patterns = ()
     exclude: Patterns = ()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
+from prepare.core.utils.options import ForRecipes
 from prepare.core.utils.packages import install_remedy
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import dropped, in_training, inference_mode
@@ -103,7 +104,9 @@ class Quantize(ForDevice, ModelStep):
     Source: torchao, `quantize_`; measured, `docs/quantize.md`; torchao issue 1467 for what it skips.
     """
 
-    scheme: Annotated[str, "int8_weight_only or int8_dynamic", readable_scheme] = "int8_weight_only"
+    scheme: Annotated[str, "int8_weight_only or int8_dynamic", readable_scheme, ForRecipes()] = (
+        "int8_weight_only"
+    )
     """`int8_weight_only`, or `int8_dynamic`, which rounds the inputs as well."""
     group_size: Annotated[int | None, "a number of values, as in 32", readable_group] = None
     """The number of values in a row of a weight that share a scale; null for all. For weights only."""
