@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils import files, plain_yaml
 from prepare.core.utils.suggest import choose, nearest
+from prepare.core.utils.wording import words
 from prepare.core.utils.yaml_scalars import dotted, kind_of, short_repr
 from prepare.errors import FileError, Problem, RecipeError
 
@@ -66,21 +67,39 @@ def options_of(step: "Step") -> dict[str, Any]:
     return {name: allowed[name] for name in step.to_options() if name in allowed}
 
 
-def not_for_recipes(step: "Step") -> Iterator[str]:
-    """Yield the options of `step` that a recipe may not set: `steps.compile.options.cpp.cxx`."""
-    allowed = step.recipe_options()
-    for name, value in step.to_options().items():
-        if name in allowed and isinstance(value, dict):
-            names = [(name, key) for key in value if key not in allowed[name]]
-        else:
-            names = [] if name in allowed else [(name,)]
-        yield from (dotted(("steps", step.name, *each)) for each in names)
-
-
-def is_left_out(step: "Step") -> bool:
-    """Return whether no recipe can hold `step`: an option without a default is not for recipes."""
+def can_hold(step: "Step") -> bool:
+    """Return whether every option of `step` without a default may stand in a recipe."""
     needed = {f.name for f in fields(step) if f.default is f.default_factory is MISSING}
-    return not needed <= step.recipe_options().keys()
+    return needed <= options_of(step).keys()
+
+
+def refused(step: "Step") -> list[Problem]:
+    """Return a problem for each option of `step`, which a recipe declares, that a recipe may not set."""
+    wrong = "a recipe may set only what is known to be harmless, and this is not"
+    remedy = "remove it there; Python and the command line may set it"
+    return [Problem(where, wrong, remedy) for where in _not_allowed(step)]
+
+
+def left_out(step: "Step") -> list[Problem]:
+    """Return a problem for each option of `step` that is left out of a recipe, or one for the step."""
+    wrong = "is left out of recipes, which hold only what is known to be harmless"
+    remedy = words(
+        cli="give it on the command line again",
+        python="give the step again to Pipeline.load(path, steps=...)",
+    )
+    places = _not_allowed(step) if can_hold(step) else (f"steps.{step.name}",)
+    return [Problem(where, wrong, remedy) for where in places]
+
+
+def _not_allowed(step: "Step") -> Iterator[str]:
+    """Yield the options that a recipe may not set: `steps.compile.options.cpp.cxx`."""
+    allowed = options_of(step)
+    for name, value in step.to_options().items():
+        if name not in allowed:
+            yield dotted(("steps", step.name, name))
+        elif isinstance(value, dict):
+            rest = (key for key in value if key not in allowed[name])
+            yield from (dotted(("steps", step.name, name, key)) for key in rest)
 
 
 def _text(steps: _Steps, where: str) -> str:

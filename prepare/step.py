@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from prepare.core.utils.options import is_for_recipes, plain, read_options
+from prepare.core.utils.options import ForRecipes, is_for_recipes, plain, read_options
 from prepare.errors import Problem
 
 if TYPE_CHECKING:
@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 
     from prepare.core.model.tensors import NamedTensor
 
+__all__ = [
+    "PHASES",
+    "ForRecipes",
+    "InputStep",
+    "ModelStep",
+    "ModuleStep",
+    "Step",
+    "Storage",
+    "TensorStep",
+    "Want",
+]
 _NAMED = (str, type(None))
 _CONTIGUOUS = {"contiguous_format": "contiguous"}
 PHASES = ("structure", "tensors", "runtime", "inputs")
@@ -217,5 +228,6 @@ class InputStep(Step):
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    made = field.default_factory is not dataclasses.MISSING
-    return field.default_factory() if made else field.default  # type: ignore[misc]
+    """Return the default of an option; MISSING, which equals no value, without one."""
+    make = field.default_factory
+    return field.default if make is dataclasses.MISSING else make()

@@ -17,7 +17,6 @@ from prepare.core.forward.autocast import Amp, check_amp
 from prepare.core.utils.gc_pause import paused_collector
 from prepare.core.utils.options import no_options, plain
 from prepare.core.utils.text import first_line, plural
-from prepare.core.utils.wording import words
 from prepare.errors import (
     ConfigError,
     KnownIssueError,
@@ -108,24 +107,12 @@ class Pipeline:
 
     def to_recipe(self) -> dict[str, dict[str, Any]]:
         """Return `to_config()` without what a recipe may not set, and `left_out` lists."""
-        return {
-            name: recipe.options_of(step)
-            for name, step in self.steps.items()
-            if not recipe.is_left_out(step)
-        }
+        steps = self.steps.items()
+        return {name: recipe.options_of(step) for name, step in steps if recipe.can_hold(step)}
 
     def left_out(self) -> list[Problem]:
         """Return a problem for each option, and each step that needs one, which a recipe cannot hold."""
-        wrong = "is left out of recipes, which hold only what is known to be harmless"
-        remedy = words(
-            cli="give it on the command line again",
-            python="give the step again to Pipeline.load(path, steps=...)",
-        )
-        places = []
-        for name, step in self.steps.items():
-            whole = recipe.is_left_out(step)
-            places += [f"steps.{name}"] if whole else recipe.not_for_recipes(step)
-        return [Problem(where, wrong, remedy) for where in places]
+        return [problem for step in self.steps.values() for problem in recipe.left_out(step)]
 
     def warn_of_left_out(self) -> None:
         """Warn of each option in `left_out`, with a RecipeWarning."""
@@ -352,17 +339,12 @@ def _build(steps: Mapping[str, Any], of_recipe: Collection[str] = ()) -> list[St
             if (options := _options(name, steps)) is not None:
                 built.append(step := STEPS[name].from_options(options))
                 if name in of_recipe:
-                    problems += [_not_harmless(where) for where in recipe.not_for_recipes(step)]
+                    problems += recipe.refused(step)
         except ConfigError as error:
             problems += error.problems
     if problems:
         raise ConfigError.of(problems)
     return built
-
-
-def _not_harmless(where: str) -> Problem:
-    wrong = "a recipe may set only what is known to be harmless, and this is not"
-    return Problem(where, wrong, "remove it there; Python and the command line may set it")
 
 
 def _check_mapping(steps: object) -> None:

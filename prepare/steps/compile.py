@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from prepare.core.forward.compile_cache import CacheCounts, compile_cache
 from prepare.core.utils import wording
-from prepare.core.utils.options import ForRecipes
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.text import first_line
@@ -27,7 +26,7 @@ from prepare.core.utils.wording import in_training, inference_mode
 from prepare.errors import ConfigError, PatternError, Problem
 from prepare.patterns import Patterns, matches, near_misses
 from prepare.registry import register
-from prepare.step import ModelStep
+from prepare.step import ForRecipes, ModelStep
 from prepare.steps._for_device import ForDevice
 
 if TYPE_CHECKING:

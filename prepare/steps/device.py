@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Self
 
-from prepare.core.utils.options import ForRecipes
 from prepare.core.utils.suggest import choose
 from prepare.errors import Problem
 from prepare.registry import register
-from prepare.step import TensorStep, Want
+from prepare.step import ForRecipes, TensorStep, Want
 
 if TYPE_CHECKING:
     import torch

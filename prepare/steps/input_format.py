@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from prepare.core.utils.options import ForRecipes
 from prepare.registry import register
-from prepare.step import InputStep, Step
+from prepare.step import ForRecipes, InputStep, Step
 from prepare.steps.device import DEVICE, readable_device
 
 if TYPE_CHECKING:

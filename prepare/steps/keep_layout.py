@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from prepare.core.utils.options import ForRecipes
 from prepare.core.utils.suggest import nearest
 from prepare.errors import ConfigError, Problem
 from prepare.patterns import Patterns
 from prepare.registry import register
+from prepare.step import ForRecipes
 from prepare.steps._channels_last import ForChannelsLast
 
 if TYPE_CHECKING:

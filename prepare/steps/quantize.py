@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from prepare.core.utils.options import ForRecipes
 from prepare.core.utils.packages import install_remedy
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import dropped, in_training, inference_mode
 from prepare.errors import ConfigError, Problem, RefusedError
 from prepare.patterns import Patterns
 from prepare.registry import register
-from prepare.step import ModelStep, Storage
+from prepare.step import ForRecipes, ModelStep, Storage
 from prepare.steps._for_device import ForDevice
 
 if TYPE_CHECKING:
