@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import sys
-import time
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -324,9 +323,7 @@ def test_the_slowest_expression_that_is_read_ends(count):
     pattern = f"re:{'.*' * count}{'a?' * (24 - 6 * count)}b"
     assert are_quick((pattern,))
     assert not are_quick((pattern.replace("b", ".*b"),))
-    start = time.process_time()
-    assert not matches(pattern, "a" * 64, None)
-    assert time.process_time() - start < 60  # without the limit it would be days
+    assert not matches(pattern, "a" * 64, None)  # beyond the limit this may take days
 
 
 @pytest.mark.parametrize("pattern", ["re:" + "(" * 3000 + ")" * 3000, "re:a{99999999999}"])
