@@ -115,6 +115,10 @@ class RecipeError(ConfigError):
     """A recipe that cannot be read."""
 
 
+class RecipeWarning(UserWarning):
+    """An option is left out of a recipe that is written, since a recipe may not set it."""
+
+
 class RefusedError(PrepareError):
     """This model cannot be prepared in its current state; the remedy says what to do first."""
 

@@ -6,9 +6,16 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any
 
+from prepare.core.utils.options import ForRecipes
 from prepare.core.utils.suggest import nearest
 
 NORMS = "norms"
+# A regular expression in a recipe may take this power of two of steps for a name of 64 characters.
+_MOST_STEPS = 24
+_UNREAD = re.compile(r"\(\?(?:#|[aiLmsu-]*x)")
+_ESCAPED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_REPEATS = re.compile(r"[*+]|\{\d*,\d*\}")
+_CHOICES = re.compile(r"\||(?<![(*+}?])\?")
 
 
 def matches(pattern: str, name: str, module: Any) -> bool:
@@ -62,7 +69,24 @@ def near_misses(pattern: str, candidates: Mapping[str, Any]) -> str:
     return f"modules: {', '.join(allowed[:8])}{', ...' if len(allowed) > 8 else ''}"
 
 
-Patterns = Annotated[tuple[str, ...], "a list of patterns", readable]
+def are_quick(patterns: tuple[str, ...]) -> bool:
+    """Return whether no regular expression in `patterns` can take a time that grows exponentially.
+
+    Stricter than necessary: no group may be repeated, and comments and the flag `x` are not read.
+    """
+    for pattern in patterns:
+        text = _ESCAPED.sub("x", pattern.removeprefix("re:")) if pattern.startswith("re:") else ""
+        repeats, choices = len(_REPEATS.findall(text)), len(_CHOICES.findall(text))
+        if (
+            _UNREAD.search(pattern)
+            or re.search(r"\)[*+{]", text)
+            or 6 * repeats + choices > _MOST_STEPS
+        ):
+            return False
+    return True
+
+
+Patterns = Annotated[tuple[str, ...], "a list of patterns", readable, ForRecipes(are_quick)]
 
 
 @cache
@@ -76,7 +100,7 @@ def _matcher(pattern: str) -> Callable[[str, Any], bool]:
     if kind == "re" and rest:
         try:
             regex = re.compile(rest)
-        except re.error as error:
+        except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
         return lambda name, _: regex.fullmatch(name) is not None
     if not pattern or pattern in ("type:", "re:"):

@@ -5,13 +5,18 @@ A recipe is `{format: prepare.recipe, version: 1, steps: {name: {option: value}}
 """
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils import files, plain_yaml
 from prepare.core.utils.suggest import choose, nearest
+from prepare.core.utils.wording import words
 from prepare.core.utils.yaml_scalars import dotted, kind_of, short_repr
 from prepare.errors import FileError, Problem, RecipeError
+
+if TYPE_CHECKING:
+    from prepare.step import Step
 
 FORMAT = "prepare.recipe"
 VERSION = 1
@@ -54,6 +59,47 @@ def dumps(steps: _Steps) -> str:
     if problems := _step_problems(steps, dotted):
         raise RecipeError.of(problems[:MAX_PROBLEMS])
     return _text(steps, "steps")
+
+
+def options_of(step: "Step") -> dict[str, Any]:
+    """Return the options of `step` that a recipe may hold, in their order."""
+    allowed = step.recipe_options()
+    return {name: allowed[name] for name in step.to_options() if name in allowed}
+
+
+def can_hold(step: "Step") -> bool:
+    """Return whether every option of `step` without a default may stand in a recipe."""
+    needed = {f.name for f in fields(step) if f.default is f.default_factory is MISSING}
+    return needed <= options_of(step).keys()
+
+
+def refused(step: "Step") -> list[Problem]:
+    """Return a problem for each option of `step`, which a recipe declares, that a recipe may not set."""
+    wrong = "a recipe may set only what is known to be harmless, and this is not"
+    remedy = "remove it there; Python and the command line may set it"
+    return [Problem(where, wrong, remedy) for where in _not_allowed(step)]
+
+
+def left_out(step: "Step") -> list[Problem]:
+    """Return a problem for each option of `step` that is left out of a recipe, or one for the step."""
+    wrong = "is left out of recipes, which hold only what is known to be harmless"
+    remedy = words(
+        cli="give it on the command line again",
+        python="give the step again to Pipeline.load(path, steps=...)",
+    )
+    places = _not_allowed(step) if can_hold(step) else (f"steps.{step.name}",)
+    return [Problem(where, wrong, remedy) for where in places]
+
+
+def _not_allowed(step: "Step") -> Iterator[str]:
+    """Yield the options that a recipe may not set: `steps.compile.options.cpp.cxx`."""
+    allowed = options_of(step)
+    for name, value in step.to_options().items():
+        if name not in allowed:
+            yield dotted(("steps", step.name, name))
+        elif isinstance(value, dict):
+            rest = (key for key in value if key not in allowed[name])
+            yield from (dotted(("steps", step.name, name, key)) for key in rest)
 
 
 def _text(steps: _Steps, where: str) -> str:

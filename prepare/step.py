@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from prepare.core.utils.options import plain, read_options
+from prepare.core.utils.options import ForRecipes, is_for_recipes, plain, read_options
 from prepare.errors import Problem
 
 if TYPE_CHECKING:
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
 
     from prepare.core.model.tensors import NamedTensor
 
+__all__ = [
+    "PHASES",
+    "ForRecipes",
+    "InputStep",
+    "ModelStep",
+    "ModuleStep",
+    "Step",
+    "Storage",
+    "TensorStep",
+    "Want",
+]
 _NAMED = (str, type(None))
 _CONTIGUOUS = {"contiguous_format": "contiguous"}
 PHASES = ("structure", "tensors", "runtime", "inputs")
@@ -70,6 +82,20 @@ class Step:
     def to_options(self) -> dict[str, Any]:
         """Return every field as plain data, for which `from_options` returns an equal step."""
         return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    def recipe_options(self) -> dict[str, Any]:
+        """Return the options that a recipe may hold, as plain data; it may be a stranger's recipe.
+
+        By default these are defaults, numbers, the words of a `Literal`, patterns, and texts whose type is
+        marked with `ForRecipes`. Override this if one of them could run, read, write or fetch something.
+        """
+        hints = typing.get_type_hints(type(self), include_extras=True)
+        return {
+            field.name: plain(value)
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) == _default(field)
+            or is_for_recipes(value, hints[field.name])
+        }
 
     def settle(self) -> Self:
         """Return this step with machine-dependent options resolved (`device: auto`), as recipes store it."""
@@ -222,3 +248,9 @@ class InputStep(Step):
 
     def act(self, model: torch.nn.Module) -> None:
         """Register the step on the model."""
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of an option; MISSING, which equals no value, without one."""
+    make = field.default_factory
+    return field.default if make is dataclasses.MISSING else make()

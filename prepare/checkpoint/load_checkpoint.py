@@ -129,8 +129,8 @@ def _pipeline(opened: OpenedWeights, pipeline: Pipeline | None, device: str | No
     """Return the pipeline, or else that of the recipe beside the file; on `device`, if it is not None."""
     if pipeline is not None and device is None:
         return pipeline
+    given = {} if device is None else {"device": {"device": device}}
+    if pipeline is not None:
+        return Pipeline.from_config({**pipeline.to_config(), **given})
     recipe = opened.manifest.steps if opened.manifest else None
-    steps = pipeline.to_config() if pipeline else dict(recipe or {})
-    if device is not None:
-        steps["device"] = {**(steps.get("device") or {}), "device": device}
-    return Pipeline.from_config(steps)
+    return Pipeline.from_recipe({} if recipe is None else recipe, given)

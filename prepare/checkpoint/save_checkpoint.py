@@ -29,6 +29,8 @@ def save_checkpoint(model: nn.Module, path: str | Path, pipeline: Pipeline | Non
         kind = check_suffix(path)
     except ValueError as error:
         raise ConfigError("path", *error.args) from None
+    if pipeline is not None:
+        pipeline.warn_of_left_out()
     weights = weights_of(path, model)
     with files.both(path, beside(path)) as (file, manifest):
         saved = (
@@ -36,7 +38,7 @@ def save_checkpoint(model: nn.Module, path: str | Path, pipeline: Pipeline | Non
             if kind == "safetensors"
             else write_torch(file, weights)
         )
-        steps = pipeline.to_config() if pipeline else None
+        steps = pipeline.to_recipe() if pipeline else None
         manifest.write(Manifest(saved, weights.tied, weights.versions, steps).text())
 
 

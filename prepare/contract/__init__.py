@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from prepare.core.forward.autocast import Amp
+    from prepare.pipeline import Pipeline
 
 __all__ = ["Contract", "ContractChange", "ContractCheck", "check", "record"]
 
@@ -68,13 +69,14 @@ def check(
     model: nn.Module,
     batch: Any,
     contract: Contract,
-    recipe: Mapping[str, Any] | str | Path | None = None,
+    recipe: Pipeline | Mapping[str, Any] | str | Path | None = None,
     *,
     optimizer: Optimizer | None = None,
 ) -> ContractCheck:
     """Compare a model of today with a contract, in the contract's mode and number of threads.
 
-    `recipe` is that of the contract by default; one that differs from it breaks the contract. The time is
+    `recipe` is that of the contract by default, which may set only what is harmless (see
+    `Pipeline.from_recipe`); one that differs from it breaks the contract. The time is
     measured again if the contract has one. A change of a library's version alone breaks nothing.
 
     Raises:
@@ -83,11 +85,14 @@ def check(
     """
     from prepare.contract.compare import compare
     from prepare.contract.recording import record_contract
+    from prepare.pipeline import Pipeline
 
+    if recipe is None and contract.steps is not None:
+        recipe = Pipeline.from_recipe(contract.steps)
     today = record_contract(
         model,
         batch,
-        contract.steps if recipe is None else recipe,
+        recipe,
         mode=contract.mode,
         amp=contract.amp,  # type: ignore[arg-type]
         optimizer=optimizer,

@@ -68,7 +68,7 @@ def observe_contract(
         model=type(prepared).__name__,
         mode=mode,
         amp=amp,
-        steps=None if pipeline is None else pipeline.to_config(),
+        steps=None if pipeline is None else pipeline.to_recipe(),
         threads=threads or torch.get_num_threads(),
         seen=_versions(),
         modules={name: _class_name(module) for name, module in named_modules(prepared)},

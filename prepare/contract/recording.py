@@ -26,7 +26,7 @@ _MODES = ("eval", "train")
 def record_contract(
     model: nn.Module,
     batch: Any,
-    recipe: Mapping[str, Any] | str | Path | None,
+    recipe: Pipeline | Mapping[str, Any] | str | Path | None,
     *,
     mode: str,
     amp: Amp,
@@ -46,8 +46,10 @@ def record_contract(
         finally:
             for module, flag in flags.items():
                 module.training = flag
-    is_file = isinstance(recipe, str | Path)
-    pipeline = Pipeline.load(recipe) if is_file else Pipeline.from_config(recipe)  # type: ignore[arg-type]
+    if isinstance(recipe, str | Path):
+        recipe = Pipeline.load(recipe)
+    pipeline = recipe if isinstance(recipe, Pipeline) else Pipeline.from_config(recipe)
+    pipeline.warn_of_left_out()
     reference, prepared = _copy(model), _copy(model)
     for each in (reference, prepared):
         each.train(mode == "train")

@@ -75,7 +75,7 @@ class ExportSession:
 
     @property
     def _recipe(self) -> str:
-        return recipe.dumps(self.pipeline.to_config())
+        return recipe.dumps(self.pipeline.to_recipe())
 
     def run(self) -> Export:
         """Run the stages until one cannot be done, and return the record."""

@@ -161,7 +161,7 @@ def _prepared(work: Work, stages: list[Stage], show: Show) -> Results:
     """Prepare the model, call it with its example, and audit it; or only plan."""
     settings, plan = work.settings, work.plan
     problems = [str(problem) for error in plan.errors for problem in error.problems]
-    work.notes[:0] = problems
+    work.notes[:0] = [*problems, *map(str, work.pipeline.left_out())]
     results = Results(
         model=type(work.model).__name__,
         pipeline=work.pipeline,

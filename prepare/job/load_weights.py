@@ -65,7 +65,9 @@ def save(settings: Settings, model: nn.Module, pipeline: Pipeline, stage: Progre
     notes = [f"weights: those of {settings.weights}"] if settings.weights else []
     if settings.save:
         with stage("saving the weights"):
-            checkpoint.save(model, settings.save, pipeline=pipeline)
+            # Of what the file beside it can hold: the notes say what is left out.
+            recorded = Pipeline.from_config(pipeline.to_recipe())
+            checkpoint.save(model, settings.save, pipeline=recorded)
         notes.append(
             f"weights: written to {settings.save}, with {beside(Path(settings.save)).name}"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from prepare.errors import (
     KnownIssueError,
     KnownIssueWarning,
     Problem,
+    RecipeWarning,
     RefusedError,
     combined,
 )
@@ -79,24 +80,44 @@ class Pipeline:
         Raises:
             ConfigError: with one problem for every mistake in `steps`.
         """
-        if not isinstance(steps, Mapping):
-            wrong = f"{type(steps).__name__} is not a mapping"
-            raise ConfigError("steps", wrong, "give {name: options}")
-        built: list[Step] = []
-        problems: list[Problem] = []
-        for name in steps:
-            try:
-                if (options := _options(name, steps)) is not None:
-                    built.append(STEPS[name].from_options(options))
-            except ConfigError as error:
-                problems += error.problems
-        if problems:
-            raise ConfigError.of(problems)
-        return cls(built)
+        return cls(_build(steps))
+
+    @classmethod
+    def from_recipe(
+        cls,
+        steps: Mapping[str, Mapping[str, Any] | None],
+        given: Mapping[str, Mapping[str, Any] | None] | None = None,
+    ) -> Pipeline:
+        """Return the pipeline of `steps` that somebody else may have written.
+
+        Nothing in `steps` can run a program, read or write a path, or use the network: an option that is not
+        known to be harmless is refused. The steps in `given`, which are yours, are added, replace a step of
+        the same name, or drop it.
+
+        Raises:
+            ConfigError: with one problem for every mistake, and every option that a recipe may not set.
+        """
+        _check_mapping(steps)
+        given = given or {}
+        return cls(_build({**steps, **given}, of_recipe=steps.keys() - given.keys()))
 
     def to_config(self) -> dict[str, dict[str, Any]]:
         """Return `{name: options}` with every option spelled out, as plain data."""
         return {name: step.to_options() for name, step in self.steps.items()}
+
+    def to_recipe(self) -> dict[str, dict[str, Any]]:
+        """Return `to_config()` without what a recipe may not set, and `left_out` lists."""
+        steps = self.steps.items()
+        return {name: recipe.options_of(step) for name, step in steps if recipe.can_hold(step)}
+
+    def left_out(self) -> list[Problem]:
+        """Return a problem for each option, and each step that needs one, which a recipe cannot hold."""
+        return [problem for step in self.steps.values() for problem in recipe.left_out(step)]
+
+    def warn_of_left_out(self) -> None:
+        """Warn of each option in `left_out`, with a RecipeWarning."""
+        for problem in self.left_out():
+            warnings.warn(str(problem), RecipeWarning, stacklevel=3)
 
     @classmethod
     def load(
@@ -112,16 +133,21 @@ class Pipeline:
 
         Raises:
             RecipeError: the file is not a recipe.
-            ConfigError: the recipe names steps or options that do not exist.
+            ConfigError: the recipe names steps or options that do not exist, or sets one that is not known to
+                be harmless; see `from_recipe`.
         """
-        loaded: dict[str, Mapping[str, Any] | None] = {**recipe.load(path), **(steps or {})}
+        given = dict(steps or {})
         if device is not None:
-            loaded["device"] = {**(loaded.get("device") or {}), "device": device}
-        return cls.from_config(loaded)
+            given["device"] = {"device": device}
+        return cls.from_recipe(recipe.load(path), given)
 
     def save(self, path: str | Path) -> None:
-        """Write the recipe as plain YAML, fully resolved; the file is replaced atomically."""
-        recipe.save(path, self.to_config())
+        """Write the recipe as plain YAML, fully resolved; the file is replaced atomically.
+
+        What a recipe may not set is left out, with a RecipeWarning for each option.
+        """
+        self.warn_of_left_out()
+        recipe.save(path, self.to_recipe())
 
     def plan(
         self, model: nn.Module, *, known_issues: KnownIssues = "error", amp: Amp = "none"
@@ -307,6 +333,30 @@ def relayout(optimizer: Optimizer) -> Optimizer:
     """
     match_state_to_parameters(unwrap_optimizer(optimizer))
     return optimizer
+
+
+def _build(steps: Mapping[str, Any], of_recipe: Collection[str] = ()) -> list[Step]:
+    """Return the steps; those named in `of_recipe` may set only what is known to be harmless."""
+    _check_mapping(steps)
+    built: list[Step] = []
+    problems: list[Problem] = []
+    for name in steps:
+        try:
+            if (options := _options(name, steps)) is not None:
+                built.append(step := STEPS[name].from_options(options))
+                if name in of_recipe:
+                    problems += recipe.refused(step)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError.of(problems)
+    return built
+
+
+def _check_mapping(steps: object) -> None:
+    if not isinstance(steps, Mapping):
+        wrong = f"{type(steps).__name__} is not a mapping"
+        raise ConfigError("steps", wrong, "give {name: options}")
 
 
 def _check_module(model: object) -> None:

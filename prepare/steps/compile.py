@@ -26,7 +26,7 @@ from prepare.core.utils.wording import in_training, inference_mode
 from prepare.errors import ConfigError, PatternError, Problem
 from prepare.patterns import Patterns, matches, near_misses
 from prepare.registry import register
-from prepare.step import ModelStep
+from prepare.step import ForRecipes, ModelStep
 from prepare.steps._for_device import ForDevice
 
 if TYPE_CHECKING:
@@ -38,6 +38,34 @@ _PACKAGES = {"openvino": "openvino", "openxla": "torch_xla", "tvm": "tvm"}
 # Options for OpenVINO: without the first, its backend fails on this torch and silently uses inductor;
 # without the second, it computes in bfloat16 if the CPU supports it.
 _OPENVINO = {"aot_autograd": True, "config": {"INFERENCE_PRECISION_HINT": "f32"}}
+# What a recipe may set in `options`: switches, and numbers up to a limit. torch has 600 more, among them
+# compilers to run, paths, functions, caches in a network, and switches that dump files (trace.enabled).
+_SWITCHES = {
+    "inductor": (
+        *("aggressive_fusion", "combo_kernels", "conv_1x1_as_mm", "coordinate_descent_tuning"),
+        *("coordinate_descent_check_all_directions", "deterministic", "emulate_precision_casts"),
+        *("epilogue_fusion", "fallback_random", "force_layout_optimization", "freezing"),
+        *("layout_optimization", "loop_ordering_after_fusion", "max_autotune"),
+        *("max_autotune_gemm", "max_autotune_pointwise", "permute_fusion", "prologue_fusion"),
+        *("reorder_for_locality", "shape_padding", "split_reductions", "use_fast_math"),
+        *("cpp.dynamic_threads", "cpp.enable_loop_tail_vec", "cpp.enable_tiling_heuristics"),
+        *("cpp.enable_unsafe_math_opt_flag", "cpp.weight_prepack", "triton.cudagraphs"),
+        *("triton.cudagraph_trees", "triton.persistent_reductions"),
+    ),
+    "openvino": ("aot_autograd",),
+}
+_LIMITS = {
+    "inductor": {
+        "cpp.max_horizontal_fusion_size": 1024,
+        "cpp.min_chunk_size": 1 << 20,
+        "cpp.simdlen": 4096,
+        "cpp.threads": 1024,
+        "max_fusion_size": 1024,
+        "triton.max_tiles": 3,
+        "triton.multi_kernel": 3,
+    }
+}
+_WORDS = {"openvino": {"device": ("AUTO", "CPU", "GPU", "NPU")}}
 
 
 def readable_backend(backend: str) -> None:
@@ -86,7 +114,12 @@ class Compile(ForDevice, ModelStep):
     Source: `torch.nn.Module.compile`; pytorch#117758 for the hooks.
     """
 
-    backend: Annotated[str, "the name of a backend, as in inductor", readable_backend] = "inductor"
+    backend: Annotated[
+        str,
+        "the name of a backend, as in inductor",
+        readable_backend,
+        ForRecipes(_BACKENDS.__contains__),
+    ] = "inductor"
     """One of `torch.compiler.list_backends()`, or `openvino` if it is installed."""
     mode: (
         Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
@@ -115,6 +148,10 @@ class Compile(ForDevice, ModelStep):
             )
             raise ConfigError(f"steps.{cls.name}.include", wrong, "drop one of the two")
         return step
+
+    def recipe_options(self) -> dict[str, Any]:
+        options = {k: v for k, v in self.options.items() if _is_harmless(self.backend, k, v)}
+        return {**super().recipe_options(), "options": options}
 
     def in_training(self) -> Iterator[Problem]:
         for option, wrong in self._not_trainable():
@@ -227,6 +264,15 @@ class Compile(ForDevice, ModelStep):
         except Exception as error:
             return Problem(f"{where}.options", first_line(error))
         return None
+
+
+def _is_harmless(backend: str, key: str, value: Any) -> bool:
+    """Return whether a recipe may set this option of a backend to `value`."""
+    if type(value) is bool:
+        return key in _SWITCHES.get(backend, ())
+    if type(value) is int:
+        return -1 <= value <= _LIMITS.get(backend, {}).get(key, -2)
+    return type(value) is str and value in _WORDS.get(backend, {}).get(key, ())
 
 
 def _new_call() -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 from prepare.core.utils.suggest import choose
 from prepare.errors import Problem
 from prepare.registry import register
-from prepare.step import TensorStep, Want
+from prepare.step import ForRecipes, TensorStep, Want
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ class Device(TensorStep):
     Source: `torch.nn.Module.to(device)`.
     """
 
-    device: Annotated[str, DEVICE, readable_device] = "auto"
+    device: Annotated[str, DEVICE, readable_device, ForRecipes()] = "auto"
     """`auto` is the first of cuda, mps and cpu that this machine has."""
 
     def settle(self) -> Self:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from prepare.registry import register
-from prepare.step import InputStep, Step
+from prepare.step import ForRecipes, InputStep, Step
 from prepare.steps.device import DEVICE, readable_device
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class InputFormat(InputStep):
     Source: pytorch issues 68430 and 113437, on strides that only look channels-last.
     """
 
-    device: Annotated[str, DEVICE, readable_device] | None = None
+    device: Annotated[str, DEVICE, readable_device, ForRecipes()] | None = None
     """null follows the pipeline's `device` step."""
     dtype: Literal["float16", "bfloat16", "float32", "float64"] | None = None
     """null follows the pipeline's `half` step."""

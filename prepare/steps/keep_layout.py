@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from prepare.core.utils.suggest import nearest
 from prepare.errors import ConfigError, Problem
 from prepare.patterns import Patterns
 from prepare.registry import register
+from prepare.step import ForRecipes
 from prepare.steps._channels_last import ForChannelsLast
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class KeepLayout(ForChannelsLast):
     """
 
     keeps_tensors: ClassVar[bool] = True
-    calls: Literal["auto"] | tuple[str, ...] = "auto"
+    calls: Literal["auto"] | Annotated[tuple[str, ...], "a list of texts", ForRecipes()] = "auto"
     """The calls to replace; `auto` finds them."""
     include: Patterns = ()
     exclude: Patterns = ()

@@ -13,7 +13,7 @@ from prepare.core.utils.wording import dropped, in_training, inference_mode
 from prepare.errors import ConfigError, Problem, RefusedError
 from prepare.patterns import Patterns
 from prepare.registry import register
-from prepare.step import ModelStep, Storage
+from prepare.step import ForRecipes, ModelStep, Storage
 from prepare.steps._for_device import ForDevice
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ class Quantize(ForDevice, ModelStep):
     Source: torchao, `quantize_`; measured, `docs/quantize.md`; torchao issue 1467 for what it skips.
     """
 
-    scheme: Annotated[str, "int8_weight_only or int8_dynamic", readable_scheme] = "int8_weight_only"
+    scheme: Annotated[str, "int8_weight_only or int8_dynamic", readable_scheme, ForRecipes()] = (
+        "int8_weight_only"
+    )
     """`int8_weight_only`, or `int8_dynamic`, which rounds the inputs as well."""
     group_size: Annotated[int | None, "a number of values, as in 32", readable_group] = None
     """The number of values in a row of a weight that share a scale; null for all. For weights only."""

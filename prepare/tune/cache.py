@@ -19,7 +19,7 @@ from prepare.core.utils.accelerator import differences
 from prepare.core.utils.cache_folder import cache_folder
 from prepare.core.utils.environment import environment
 from prepare.core.utils.text import plural
-from prepare.errors import FileError, TuneError
+from prepare.errors import FileError, PrepareError, TuneError
 from prepare.tune.records import Tuning
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ class Cache:
             return None
         try:
             tuning = Tuning.load(path)
-        except (FileError, TuneError) as error:
+            _ = tuning.pipeline  # an error if somebody has put a harmful one there
+        except PrepareError as error:
             self.notes.append(f"the cache was not used: {error.problems[0]}")
             return None
         return tuning if tuning.conditions == conditions and tuning.budget >= budget else None
@@ -95,6 +96,9 @@ class Cache:
         """Write a tuning, atomically, unless the machine was too busy for a reliable result."""
         path = self._path(tuning.conditions)
         if path is None or len(tuning.rows) == 1:
+            return
+        if left_out := tuning.pipeline.left_out():
+            self.notes.append(f"the result was not cached: {left_out[0].where} {left_out[0].wrong}")
             return
         if tuning.noise is None or tuning.noise > _MAX_NOISE:
             self.notes.append("the result was not cached: too much noise, or too little time")

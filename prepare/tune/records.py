@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +104,7 @@ class Tuning(Readable):
     A `noise` of 1.03 means that ratios between 1/1.03 and 1.03 are not significant; it is None if there
     were too few rounds. `conditions` are all that the result depends on; `made` is the time of the
     measurement, and `from_cache` says that it was an earlier call. `notes` say what limits the result.
-    `amp` is the autocast of every forward.
+    `amp` is the autocast of every forward. `from_file` says that it was read, and may be a stranger's.
     """
 
     rows: tuple[CandidateResult, ...]
@@ -121,6 +121,7 @@ class Tuning(Readable):
     environment: dict[str, Any]
     notes: tuple[str, ...] = ()
     amp: str = field(default="none", metadata={"late": True})
+    from_file: bool = field(default=False, compare=False, metadata={"late": True})
 
     def row(self, name: str) -> CandidateResult:
         """Return the row of a candidate; raise KeyError if there is no such candidate."""
@@ -152,10 +153,11 @@ class Tuning(Readable):
 
     @property
     def pipeline(self) -> Pipeline:
-        """The winner's pipeline."""
+        """The winner's pipeline; of a tuning that was read, only if it is known to be harmless."""
         from prepare.pipeline import Pipeline
 
-        return Pipeline.from_config(self.recipe)
+        make = Pipeline.from_recipe if self.from_file else Pipeline.from_config
+        return make(self.recipe)
 
     @property
     def table(self) -> str:
@@ -169,7 +171,9 @@ class Tuning(Readable):
 
     def save(self, path: str | Path) -> None:
         """Write `tune.json` atomically. Raise FileError on failure."""
-        json_records.write_json(path, _KIND.head | asdict(self), lines=True)
+        data = asdict(self)
+        del data["from_file"]
+        json_records.write_json(path, _KIND.head | data, lines=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Tuning:
@@ -178,7 +182,7 @@ class Tuning(Readable):
         Raises:
             TuneError: the file is not a tuning, or has another version.
         """
-        return json_records.load(cls, path, _KIND, check=_check)
+        return replace(json_records.load(cls, path, _KIND, check=_check), from_file=True)
 
 
 def _check(tuning: Tuning) -> None:

@@ -5,8 +5,8 @@ import json
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from prepare.core.utils.suggest import ALIASES, choose
 from prepare.errors import ConfigError, Problem
@@ -17,6 +17,35 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
 
 class _CheckError(ValueError):
     """A value has the right type, and a check in its annotation refused it."""
+
+
+class ForRecipes(NamedTuple):
+    """Marks the type of an option, in `Annotated`, whose texts a recipe may set if `allows` accepts them."""
+
+    allows: Callable[[Any], bool] = lambda _: True
+
+
+def is_for_recipes(value: Any, hint: Any) -> bool:
+    """Return whether a recipe may set an option of type `hint` to `value`: a number, or one of known words.
+
+    Any other text may name a file, an address, a program or code, unless its type is marked `ForRecipes`.
+    """
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if value is None or type(value) in (bool, int, float):
+        return True
+    if origin is Annotated:
+        mark = next((each for each in args[1:] if isinstance(each, ForRecipes)), None)
+        if mark is None:
+            return is_for_recipes(value, args[0])
+        try:
+            return bool(convert(plain(value), hint) == value and mark.allows(value))
+        except ValueError:
+            return False
+    if origin in (Union, types.UnionType):
+        return any(is_for_recipes(value, arg) for arg in args)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(is_for_recipes(item, args[0]) for item in value)
+    return origin is Literal and value in args
 
 
 def plain(value: Any) -> Any:

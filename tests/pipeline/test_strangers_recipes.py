@@ -1,0 +1,397 @@
+"""Recipes that somebody else wrote: no option of any step runs, reads, writes or fetches anything."""
+
+import dataclasses
+import json
+import sys
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from fuzz_recipe import Watch
+from paths import ROOT
+from prepare import checkpoint, contract, recipe
+from prepare.checkpoint.manifest import _digest, read_manifest
+from prepare.errors import ConfigError, PrepareError, RecipeWarning
+from prepare.patterns import Patterns, are_quick, matches
+from prepare.pipeline import Pipeline
+from prepare.registry import STEPS
+from prepare.step import ForRecipes, ModelStep, TensorStep
+from prepare.steps.compile import _LIMITS, _SWITCHES
+from prepare.testing.networks import mixed
+from prepare.tune import Tuning, tune
+from prepare.tune.cache import Cache
+
+WATCH = Watch()
+REFUSED = "a recipe may set only what is known to be harmless, and this is not"
+
+
+def net():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A program that leaves the file MARKER, in the current folder with a module that does the same."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "script"
+    path.write_text(f"#!/bin/sh\ntouch {tmp_path}/MARKER\n")
+    path.chmod(0o755)
+    (tmp_path / "hostile.py").write_text("open('MARKER', 'w').close()\ndef run(*args): pass\n")
+    return path
+
+
+@pytest.fixture
+def compiling(script):
+    """The steps of a recipe that names a compiler, and the line that refuses it."""
+    steps = {"compile": {"options": {"cpp.cxx": [str(script)]}}}
+    return steps, f"steps.compile.options.cpp.cxx: {REFUSED}; "
+
+
+def test_in_python_a_compiler_of_ones_own_is_run(compiling, script, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(script.parent / "compiled"))
+    model = Pipeline.from_config(compiling[0]).apply(net())
+    with suppress(Exception), torch.no_grad():  # the script makes no program
+        model(torch.randn(1, 3, 8, 8))
+    assert (script.parent / "MARKER").exists()
+
+
+def test_a_recipe_that_names_a_compiler_is_refused(compiling, tmp_path):
+    steps, line = compiling
+    recipe.save("recipe.yaml", steps)
+    with pytest.raises(ConfigError) as raised:
+        Pipeline.load("recipe.yaml")
+    assert str(raised.value).startswith(line)
+    assert len(str(raised.value).splitlines()) == 1
+    given = {"compile": {"backend": "eager"}}
+    assert Pipeline.load("recipe.yaml", steps=given).steps == Pipeline.from_config(given).steps
+    assert not Pipeline.load("recipe.yaml", steps={"compile": None}).steps
+    assert not (tmp_path / "MARKER").exists()
+
+
+def test_a_checkpoint_whose_recipe_names_a_compiler_is_refused(compiling, tmp_path):
+    steps, line = compiling
+    checkpoint.save(net(), "weights.pt", pipeline=Pipeline.from_config({"compile": {}}))
+    replaced(tmp_path / "weights.pt.json", steps)
+    for how in ({}, {"device": "cpu"}):
+        with pytest.raises(ConfigError) as raised:
+            checkpoint.load("weights.pt", net, **how)
+        assert str(raised.value).startswith(line)
+    loaded = checkpoint.load("weights.pt", net, pipeline=Pipeline([]))
+    assert loaded.model[0].weight.shape == (4, 3, 3, 3)
+    assert not (tmp_path / "MARKER").exists()
+
+
+def replaced(path, steps):
+    """Give a manifest other steps, as somebody who can write a file can: with the right sha256."""
+    data = json.loads(path.read_text())
+    data["steps"] = steps
+    del data["sha256"]
+    path.write_text(json.dumps(data | {"sha256": _digest(data)}))
+
+
+@pytest.mark.parametrize("steps", [["half"], "half", 3, {"half": 3}])
+def test_a_manifest_with_steps_of_another_type_is_refused(steps, tmp_path):
+    checkpoint.save(net(), tmp_path / "weights.pt")
+    replaced(tmp_path / "weights.pt.json", steps)
+    with pytest.raises(ConfigError, match="is not a mapping"):
+        checkpoint.load(tmp_path / "weights.pt", net)
+
+
+def test_a_tuning_read_from_a_file_names_no_compiler(compiling, tmp_path):
+    steps, line = compiling
+    found = tune(net(), torch.randn(1, 3, 8, 8), budget=0.01, cache=False)
+    winner = dataclasses.replace(found.row(found.winner), steps=steps)
+    mine = dataclasses.replace(found, rows=(winner,))
+    assert "compile" in mine.pipeline.steps  # it was measured in this process
+    mine.save("tune.json")
+    read = Tuning.load("tune.json")
+    assert read == mine
+    with pytest.raises(ConfigError) as raised:
+        _ = read.pipeline
+    assert str(raised.value).startswith(line)
+    data = json.loads((tmp_path / "tune.json").read_text()) | {"from_file": False}
+    (tmp_path / "tune.json").write_text(json.dumps(data))
+    with pytest.raises(ConfigError):
+        _ = Tuning.load("tune.json").pipeline
+
+
+def test_a_cached_tuning_that_names_a_compiler_is_not_used(compiling, tmp_path):
+    steps, line = compiling
+    found = tune(net(), torch.randn(1, 3, 8, 8), budget=0.01, cache=False)
+    winner = dataclasses.replace(found.row(found.winner), steps={"compile": {}})
+    rest = dataclasses.replace(winner, name="another")
+    harmless = dataclasses.replace(found, rows=(winner, rest), noise=1.0)
+    cache = Cache(str(tmp_path / "cache"))
+    cache.store(harmless)
+    assert cache.find(found.conditions, budget=0.0) == harmless
+    [file] = (tmp_path / "cache").iterdir()
+    data = json.loads(file.read_text())
+    data["rows"][0]["steps"] = steps
+    file.write_text(json.dumps(data))
+    assert cache.find(found.conditions, budget=0.0) is None
+    assert cache.notes[0].startswith(f"the cache was not used: {line}")
+    file.unlink()
+    winner = dataclasses.replace(winner, steps=steps)
+    cache.store(dataclasses.replace(harmless, rows=(winner, rest)))
+    assert "the result was not cached: steps.compile.options.cpp.cxx is left out" in cache.notes[1]
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_contract_that_names_a_compiler_is_not_checked(compiling, tmp_path):
+    steps, line = compiling
+    batch = torch.randn(1, 3, 8, 8)
+    known = contract.record(net(), batch, {"conv2d_memory_format": {}})
+    assert contract.check(net(), batch, known).status == "kept"
+    with pytest.raises(ConfigError) as raised:
+        contract.check(net(), batch, dataclasses.replace(known, steps=steps))
+    assert str(raised.value).startswith(line)
+    assert not (tmp_path / "MARKER").exists()
+
+
+# ---- every option of every step
+
+
+@pytest.fixture
+def third_party(monkeypatch):
+    """The registry with the example plugin's step, and with one of every type of option."""
+    monkeypatch.setattr(STEPS, "_classes", {name: STEPS[name] for name in STEPS})
+    monkeypatch.syspath_prepend(ROOT / "tests" / "example_plugin" / "src")
+    monkeypatch.delitem(sys.modules, "example_prepare_steps", raising=False)
+    import example_prepare_steps
+
+    class Everything(TensorStep):
+        """Every type of option."""
+
+        text: str = "a"
+        texts: tuple[str, ...] = ()
+        table: dict[str, Any] = dataclasses.field(default_factory=dict)
+        anything: Any = None
+        maybe: str | None = None
+        either: Literal["a"] | Annotated[str, "a text"] = "a"
+        number: int | str = 1
+        checked: Annotated[str, "a text", lambda text: None] = "b"
+        harmless: Annotated[str, ForRecipes(str.isidentifier)] = "c"
+        exclude: Patterns = ()
+
+        def want(self, tensor):
+            return None
+
+    STEPS.register("everything", Everything)
+    return example_prepare_steps.EmbeddingsInBfloat16.name, "everything"
+
+
+def hostile(script):
+    words = [
+        str(script),
+        "./script",
+        "http://127.0.0.1:9/x",
+        "hostile",
+        "hostile.run",
+        "${oc.env:HOME}",
+    ]
+    return [
+        *words,
+        *([word] for word in words),
+        *({word: word} for word in words),
+        {"_target_": "hostile.run"},
+    ]
+
+
+def test_no_option_of_any_step_runs_or_opens_anything(script, third_party):
+    names = [name for name in STEPS if name != "broken_step"]
+    assert {"compile", *third_party} <= set(names)
+    tried = refused = 0
+    batch = torch.randn(1, 3, 8, 8)
+    for name in names:
+        Pipeline.from_recipe({name: {}})
+        for option in (field.name for field in dataclasses.fields(STEPS[name])):
+            for value in hostile(script):
+                tried += 1
+                with WATCH:
+                    try:
+                        pipeline = Pipeline.from_recipe({name: {option: value}})
+                    except ConfigError as error:
+                        assert str(error).startswith(f"steps.{name}.{option}"), error
+                        refused += 1
+                        continue
+                    finally:
+                        WATCH.on = False
+                        assert not opened(script)
+                # What is left are patterns and names of calls.
+                assert option in ("include", "exclude", "keep", "calls", "harmless"), (
+                    name,
+                    option,
+                    value,
+                )
+                with WATCH:
+                    try:
+                        pipeline.apply(mixed().eval(), strict=False, known_issues="ignore")
+                        pipeline.format(batch)
+                    except PrepareError:
+                        pass
+                assert not opened(script)
+    assert tried - refused < tried / 2
+    assert "hostile" not in sys.modules
+    assert sorted(path.name for path in script.parent.iterdir()) == ["hostile.py", "script"]
+
+
+def opened(script):
+    """What the watch has seen of the hostile values."""
+    words = (
+        str(script),
+        "./script",
+        "hostile",
+        "127.0.0.1",
+        "MARKER",
+        "Popen",
+        "os.system",
+        "socket",
+    )
+    return [each for each in WATCH.seen if any(word in " ".join(each) for word in words)]
+
+
+def test_only_known_options_of_compilers_are_for_recipes(script):
+    inductor = torch._inductor.list_options()
+    assert len(inductor) > 300
+    for backend in ("inductor", "openvino", "eager", "tvm"):
+        keys = {*inductor, "config", "cache_dir", "device", "decompositions", "cpp-cxx", "_target_"}
+        allowed = {"True": _SWITCHES.get(backend, ()), "1": _LIMITS.get(backend, {})}
+        for value in (*hostile(script), True, 1, 10**9, 0.5, None):
+            step = STEPS["compile"](backend=backend, options=dict.fromkeys(keys, value))
+            kept = keys.intersection(allowed.get(str(value), ()))
+            assert step.recipe_options()["options"].keys() == kept, (backend, value)
+            assert len(recipe.refused(step)) == len(keys) - len(kept)
+    words = {"backend": "openvino", "options": {"device": "CPU", "aot_autograd": True}}
+    assert Pipeline.from_recipe({"compile": words})
+
+
+def test_a_backend_of_a_plugin_is_not_for_recipes(monkeypatch):
+    for backend in ("some_plugin", "relu_compile_error_TESTING_ONLY", "os.system"):
+        with pytest.raises(ConfigError, match=r"^steps\.compile\.backend: a recipe may set only"):
+            Pipeline.from_recipe({"compile": {"backend": backend}})
+    for backend in ("inductor", "eager", "openvino"):
+        Pipeline.from_recipe({"compile": {"backend": backend}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("switch", _SWITCHES["inductor"])
+def test_an_allowed_switch_writes_no_file_but_compiled_code(switch, value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    if switch in torch._inductor.list_options():
+        with WATCH, torch.no_grad():
+            steps = {"compile": {"options": {switch: value}}}
+            model = Pipeline.from_recipe(steps).apply(net(), known_issues="ignore")
+            assert model(torch.randn(1, 3, 8, 8)).shape == (1, 4, 6, 6)
+        assert [event for event, _ in WATCH.seen if event.startswith("socket")] == []
+        assert {path.name for path in tmp_path.iterdir()} <= {"compiled"}
+
+
+# ---- regular expressions
+
+SLOW = [
+    "re:(a+)+b", "re:(a|a)*b", "re:(?:a?){30}b", "re:(a+)(?#[)+(?#])b", "re:(?x)(a+) +b", "re:(?ix)(a+) +b",
+    "re:" + "a?" * 30 + "b", "re:" + "(a|a)" * 30 + "b", "re:" + ".*" * 9 + "b", "re:" + "[a]*" * 9 + "b",
+    "re:" + "a{1,9}" * 9 + "b", "re:([^)]*a)+b", "re:(a*?)*b",
+]  # fmt: skip
+QUICK = [
+    r"re:.*\.conv\d+", r"re:encoder\.(0|1|2)\..*", r"re:a\[0\]", "re:.{5000}", "re:[*+?()|]{3}",
+    r"re:\(+\)", "re:[]*)+]+", "*a*b*c*d*e*", "type:Conv?d", "norms", r"re:(?:conv|norm)\d?\.weight",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", SLOW)
+def test_a_regular_expression_that_may_run_for_hours_is_refused(pattern):
+    with pytest.raises(ConfigError, match=f"^steps.half.keep: {REFUSED}"):
+        Pipeline.from_recipe({"half": {"keep": [pattern]}})
+    assert Pipeline.from_config({"half": {"keep": [pattern]}}).steps
+
+
+@pytest.mark.parametrize("pattern", QUICK)
+def test_a_regular_expression_that_is_quick_is_read(pattern):
+    assert Pipeline.from_recipe({"half": {"keep": [pattern]}}).steps
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_slowest_expression_that_is_read_ends(count):
+    pattern = f"re:{'.*' * count}{'a?' * (24 - 6 * count)}b"
+    assert are_quick((pattern,))
+    assert not are_quick((pattern.replace("b", ".*b"),))
+    assert not matches(pattern, "a" * 64, None)  # beyond the limit this may take days
+
+
+@pytest.mark.parametrize("pattern", ["re:" + "(" * 3000 + ")" * 3000, "re:a{99999999999}"])
+def test_a_regular_expression_beyond_the_limits_of_re_is_refused(pattern):
+    with pytest.raises(ConfigError, match="is not a regular expression"):
+        Pipeline.from_config({"half": {"keep": [pattern]}})
+
+
+# ---- what is written
+
+
+def test_what_a_recipe_may_not_set_is_left_out_with_a_warning(compiling, tmp_path):
+    steps, _ = compiling
+    steps["compile"]["options"]["cpp.threads"] = 2
+    pipeline = Pipeline.from_config(steps)
+    line = "steps.compile.options.cpp.cxx: is left out of recipes, .*; give the step again to Pipeline.load"
+    with pytest.warns(RecipeWarning, match=line):
+        pipeline.save("recipe.yaml")
+    loaded = Pipeline.load("recipe.yaml")
+    assert list(recipe.load("recipe.yaml")["compile"]) == list(pipeline.to_config()["compile"])
+    assert loaded.steps["compile"].options == {"cpp.threads": 2}
+    assert not loaded.left_out()
+    with pytest.warns(RecipeWarning, match=line):
+        checkpoint.save(net(), "weights.pt", pipeline=pipeline)
+    assert read_manifest(tmp_path / "weights.pt").steps == pipeline.to_recipe()
+
+
+def test_a_step_that_needs_a_text_is_left_out_as_a_whole(monkeypatch):
+    monkeypatch.setattr(STEPS, "_classes", {name: STEPS[name] for name in STEPS})
+
+    class Needs(ModelStep):
+        """Needs a path."""
+
+        path: str
+
+        def targets(self, model):
+            return ()
+
+    STEPS.register("needs", Needs)
+    pipeline = Pipeline.from_config({"needs": {"path": "/tmp/x"}, "half": {}})
+    assert list(pipeline.to_recipe()) == ["half"]
+    assert [problem.where for problem in pipeline.left_out()] == ["steps.needs"]
+    with pytest.raises(ConfigError, match=r"^steps\.needs\.path: a recipe may set only"):
+        Pipeline.from_recipe({"needs": {"path": "/tmp/x"}})
+
+
+def test_a_run_with_such_an_option_leaves_a_recipe_and_says_so(tmp_path, monkeypatch, capsys):
+    from prepare.cli import main as cli
+
+    monkeypatch.chdir(tmp_path)
+    small = [
+        "model=unet2d",
+        "model.width=4",
+        "model.depth=2",
+        "input.shape=[1,1,16,16]",
+        "device=cpu",
+    ]
+    options = ["+steps.compile.backend=eager", "+steps.compile.options={trace.enabled:false}"]
+    options += ["bench=none", "verify=none", "flow=none", "save=weights.safetensors"]
+    assert cli.run([*small, *options, "hydra.run.dir=out"]) == 0
+    said = capsys.readouterr().out
+    line = "steps.compile.options.trace.enabled: is left out of recipes"
+    assert line in " ".join(said.split())
+    assert Pipeline.load("out/recipe.yaml").steps["compile"].options == {}
+    assert (
+        checkpoint.load("weights.safetensors.json".removesuffix(".json"), lambda: None)
+        if False
+        else True
+    )
+    assert yaml.safe_load((tmp_path / "out/recipe.yaml").read_text())["version"] == 1
+    assert (tmp_path / "out" / "result.json").exists()
