@@ -83,7 +83,7 @@ def comparison_document(comparison: Comparison) -> Document:
     verdicts = ", ".join(f"{row.name} {row.verdict}" for row in comparison.rows)
     from prepare.bench.records import Case
 
-    what = "training step" if comparison.settings["train"] else "inference"
+    what = "training step" if comparison.settings.get("train") else "inference"
     case = Case(what=what, comparison=comparison)
     bench = Bench(level="", mode="eval", seconds=comparison.seconds, cases=(case,))
     table = Table(
@@ -197,7 +197,7 @@ def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
     charts = bench_charts(bench, verification)
     yield Charts(charts=tuple(charts), file="bench.svg")
     if charts:
-        levels = (c.comparison.settings["confidence"] for c in bench.cases if c.comparison)
+        levels = (c.comparison.settings.get("confidence", 0.95) for c in bench.cases if c.comparison)
         confidence = f"{100 * float(next(levels, 0.95)):g}% confidence"
         text = f"A whisker is the interval of the median with {confidence}. The change is the median over "
         text += "rounds in which both models ran, so it may differ from that of the two medians."
@@ -302,9 +302,9 @@ def _notes(bench: Bench) -> Iterable[str]:
         if comparison is None:
             continue
         settings = comparison.settings
-        threads = plural(int(settings["threads"]), "thread")
+        threads = plural(int(settings.get("threads", 0)), "thread")
         rounds = f"{plural(comparison.repeats, 'round')} in {seconds(comparison.seconds)}"
-        batch = plural(int(settings["batch_size"] or 0), "sample")
+        batch = plural(int(settings.get("batch_size") or 0), "sample")
         yield f"{case.what}: {rounds}, {batch} a call, {threads}{_control(comparison.aa)}"
         for row in comparison.rows:
             if row.reason:

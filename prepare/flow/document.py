@@ -106,7 +106,9 @@ def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
         f"{summary['in_layout']:,} of {summary['convolutions']:,} convolutions returned {formats}"
     )
     if summary["breaks"]:
-        return "bad", f"Lost {times(summary['breaks'])}", f"{named(layout_causes(flow))}; {outputs}"
+        copied = f"{size(summary['copied_bytes'])} copied in each forward"
+        remark = f"{named(layout_causes(flow))}: {copied}"
+        return "bad", f"Lost {times(summary['breaks'])}", remark
     if summary["backward"]["breaks"]:
         remark = named(layout_causes(flow, "backward"))
         return "bad", f"Lost {times(summary['backward']['breaks'])} in backward", remark

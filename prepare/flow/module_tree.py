@@ -13,8 +13,8 @@ from prepare.flow.strip import letter_of, style_of
 if TYPE_CHECKING:
     from prepare.flow.records import Event, Flow, ModuleLayout
 
-# More modules make a page slow to open on a phone.
-_MOST = 5000
+# More modules make a page slow to open on a phone; deeper ones stand beside their parents.
+_MOST, _DEEPEST = 5000, 60
 
 
 def module_tree(flow: Flow) -> Tree:
@@ -30,9 +30,9 @@ def module_tree(flow: Flow) -> Tree:
 
     def nodes(depth: int) -> tuple[Node, ...]:
         found = []
-        while modules and modules[-1].depth >= depth:
+        while modules and min(modules[-1].depth, _DEEPEST) >= depth:
             module = modules.pop()
-            below = nodes(module.depth + 1)
+            below = nodes(module.depth + 1) if module.depth < _DEEPEST else ()
             found.append(_node(module, events.get(module.name, ()), copied[module.name], below))
         return tuple(found)
 

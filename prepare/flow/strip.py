@@ -26,6 +26,8 @@ class LayoutStrip:
 
 def layout_strip(flow: Flow, *, width: int, style: Callable[[str], str]) -> LayoutStrip:
     """Place the leaf modules that returned a tensor side by side over `width` pixels."""
+    if not flow.modules:
+        return LayoutStrip([], [])
     styles: list[str] = []
     leaf_index: dict[str, int] = {}
     depths = [module.depth for module in flow.modules]

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from prepare.report.answers import answers, verdict
 
 import sweep_folders as made
 from prepare.audit import Audit
@@ -14,6 +13,8 @@ from prepare.flow.records import Copy, Event, Remedy
 from prepare.job.record import Job, Result
 from prepare.job.results import SavedResults
 from prepare.report.charts.chart import laid_out
+from prepare.report.documents import answers, shown_of, stage_documents
+from prepare.report.documents import verdict as verdict_of
 from prepare.report.render import breakable
 from prepare.verify.document import share_text
 
@@ -35,13 +36,22 @@ def _as_on_the_command_line():
         yield
 
 
+def having(run=RUN, **found):
+    return replace(run, found=found)
+
+
 def found(run) -> list[tuple[str, str, str]]:
-    return [(answer.kind, answer.answer, answer.remark) for answer in answers(run)]
+    documents = stage_documents(shown_of(run))
+    return [(answer.kind, answer.answer, answer.remark) for answer in answers(run, documents)]
+
+
+def verdict(run) -> str:
+    return verdict_of(run, stage_documents(shown_of(run)))
 
 
 def test_a_wrong_result_is_said_first_and_not_to_be_used():
     wrong = replace(made.verification(0.3, status="fail"), culprit="norm", advice="")
-    run = replace(RUN, verification=wrong, flow=made.flow(0))
+    run = having(verify=wrong, flow=made.flow(0))
     assert found(run)[0] == ("bad", "Wrong", "outputs: 0.3 of the scale; first in norm")
     assert found(run)[-1] == ("bad", "Do not use it", "")
     assert verdict(run).startswith("Wrong: outputs: 0.3 of the scale; first in norm. ")
@@ -49,7 +59,7 @@ def test_a_wrong_result_is_said_first_and_not_to_be_used():
 
 def test_the_error_is_that_of_the_outputs_and_its_share():
     allowed = made.verification().checks[0].allowed
-    run = replace(RUN, verification=made.verification(0.04 * allowed))
+    run = having(verify=made.verification(0.04 * allowed))
     remark = f"output error {0.04 * allowed:.2g}, 4 % of what is allowed; gradients right"
     expected = ("good", "Right", remark)
     assert found(run)[0] == expected
@@ -62,28 +72,28 @@ def test_the_error_is_that_of_the_outputs_and_its_share():
 
 def test_the_speed_of_a_wrong_model_is_not_a_success():
     wrong = made.verification(0.3, status="fail")
-    kind, answer, remark = found(replace(RUN, verification=wrong, bench=made.bench(0.5)))[1]
+    kind, answer, remark = found(having(verify=wrong, bench=made.bench(0.5)))[1]
     assert (kind, answer) == ("plain", "2.0x faster (50 % less time)")
     assert remark.endswith("; but the outputs are wrong")
 
 
 def test_wrong_gradients_in_another_mode_are_a_warning():
-    run = replace(RUN, verification=made.verification(wrong=1))
+    run = having(verify=made.verification(wrong=1))
     assert found(run)[0][:2] == ("warn", "Right in mode eval only")
 
 
 def test_a_lost_layout_names_causes_and_remedy():
     remedy = Remedy(steps=("repair_layout",), breaks=0, copied_bytes=0)
     flow = replace(made.flow(13), remedy=remedy)
-    run = replace(RUN, verification=made.verification(), flow=flow)
+    run = having(verify=made.verification(), flow=flow)
     remark = "13 InstanceNorm3d: 52.0 KiB copied in each forward"
     assert ("bad", "Lost 13 times", remark) in found(run)
     assert found(run)[-1][:2] == ("warn", "Add +steps.repair_layout={} to remove 13 of 13 breaks")
-    assert verdict(run).endswith(": add +steps.repair_layout={} to remove 13 of 13 breaks")
+    assert verdict(run).endswith(": add +steps.repair_layout={} to remove 13 of 13 breaks.")
 
 
 def test_a_kept_layout_says_what_the_repairs_changed():
-    run = replace(RUN, flow=made.flow(0), flow_before=made.flow(13))
+    run = having(flow=made.flow(0), flow_before=made.flow(13))
     kept = "0 of 0 convolutions returned channels_last_3d; lost 13 times without the repairs"
     assert ("good", "Kept", kept) in found(run)
 
@@ -131,7 +141,7 @@ def test_an_error_of_a_configuration_ends_with_its_remedy():
 
 def test_an_interrupted_job_says_so_before_its_answers():
     stopped = Result("interrupted", "interrupted", "stopped by Ctrl-C; not done: timing")
-    run = replace(RUN, result=stopped, verification=made.verification(), flow=made.flow(0))
+    run = having(replace(RUN, result=stopped), verify=made.verification(), flow=made.flow(0))
     assert verdict(run).startswith("Interrupted: stopped by Ctrl-C; not done: timing. Right. ")
     assert ("plain", "Not timed", "stopped before") in found(run)
 
@@ -201,7 +211,7 @@ def test_a_busy_machine_is_said_beside_the_speed():
     comparison = bench.cases[0].comparison
     busy = {**comparison.settings, "cores_available": 2, "load_before": 3.9}
     case = replace(bench.cases[0], comparison=replace(comparison, settings=busy))
-    run = replace(RUN, bench=replace(bench, cases=(case,)), flow=made.flow(0))
+    run = having(bench=replace(bench, cases=(case,)), flow=made.flow(0))
     said = "Speed: unclear. This machine is busy (load 3.9 on 2 cores): times mean little"
     assert said in verdict(run)
 
@@ -211,15 +221,15 @@ def test_the_advice_names_what_is_missing_or_without_effect():
         return found(run)[-1][1:]
 
     counted = {"convolutions": {"converted": 1, "ineffective": 2}}
-    no_effect = replace(RUN, audit=Audit([], counted), verification=made.verification())
+    no_effect = having(replace(RUN, audit=Audit([], counted)), verify=made.verification())
     assert advised(no_effect) == ("Read the warnings", "some weights have another layout")
     job = Job(None, None, [], {})
     assert advised(replace(RUN, job=job)) == ("Give an example input", "input.shape=[...]")
-    unclear = replace(RUN, bench=made.bench(1.0, verdict="unclear"))
+    unclear = having(bench=made.bench(1.0, verdict="unclear"))
     assert advised(unclear) == ("Time it longer with bench=full", "best on an idle machine")
     assert advised(RUN) == ("Use the recipe", "in training code, or by the command")
 
 
 def test_the_flow_of_an_unprepared_model_says_how_to_prepare_it():
-    run = SavedResults(name="run", flow=made.flow(0))
+    run = SavedResults(name="run", found={"flow": made.flow(0)})
     assert found(run)[-1] == ("plain", "Prepare it", "memfmt=channels_last, without task=flow")

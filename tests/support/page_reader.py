@@ -74,7 +74,7 @@ READABLE = [
 
 
 READABLE_PICTURE = [
-    *(("ink", "paper"), ("soft", "paper"), ("hurt", "hurt-soft"), ("ink", "hurt-soft"), ("soft", "hurt-soft")),
+    *(("ink", "paper"), ("soft", "paper"), ("hurt", "paper")),
     *((f"on-{name}", name) for name in ("last", "contiguous", "other", "ambiguous")),
 ]  # fmt: skip
 
