@@ -1,5 +1,6 @@
 """Folders of sweeps with made-up records, for tests of reports that do not run anything."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from prepare import recipe
@@ -7,7 +8,9 @@ from prepare.audit import Audit
 from prepare.audit.rows import AuditRow
 from prepare.bench.records import Bench, Case, Comparison, Control, VariantResult
 from prepare.flow.records import Copy, Event, Flow
+from prepare.job.figures import figures
 from prepare.job.record import Job, Record, Result
+from prepare.job.results import Analyses
 from prepare.sweep.manifest import SweepManifest, write_sweep_manifest
 from prepare.verify.records import Check, Verification
 
@@ -88,7 +91,10 @@ def add_row(folder: Path, number: int, overrides, *, result=OK, name=None, choic
     if steps is not None:
         recipe.save(record.folder / "recipe.yaml", steps)
     if result is not None:
-        record.write_result(result)
+        records = {"flow": flowed, "verify": verified, "bench": benched}
+        found = {name: each for name, each in records.items() if each is not None}
+        known = figures(Analyses(audit=audited, found=found)) or None
+        record.write_result(replace(result, figures=known))
     return record.folder
 
 
