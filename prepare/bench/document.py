@@ -197,7 +197,9 @@ def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
     charts = bench_charts(bench, verification)
     yield Charts(charts=tuple(charts), file="bench.svg")
     if charts:
-        levels = (c.comparison.settings.get("confidence", 0.95) for c in bench.cases if c.comparison)
+        levels = (
+            c.comparison.settings.get("confidence", 0.95) for c in bench.cases if c.comparison
+        )
         confidence = f"{100 * float(next(levels, 0.95)):g}% confidence"
         text = f"A whisker is the interval of the median with {confidence}. The change is the median over "
         text += "rounds in which both models ran, so it may differ from that of the two medians."

@@ -103,10 +103,11 @@ class Charts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """Text to copy: `title` heads it."""
+    """Text to copy: `title` heads it. Of a longer one than `most` letters a page leaves out the middle."""
 
     text: str
     title: str = ""
+    most: int = 0
     fold: str = ""
     where: Where = "page"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prepare.audit.rows import STATUSES, AuditRow
@@ -16,29 +17,37 @@ from prepare.report.sentences import outputs_sentence, quantized_text
 from prepare.report.training_code import training_code as code_for_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from prepare.audit import Audit
     from prepare.core.document import Part
     from prepare.job.results import SavedResults
 
-# More reasons are not read.
-_LIMIT = 2000
+# More reasons, and longer commands, are not read.
+_LIMIT, _LETTERS = 2000, 4000
 
 
-def own_documents(run: SavedResults) -> Iterator[Document]:
-    """Yield the documents of a run that belong to no stage."""
-    parts: Iterable[tuple[str, str, int, Iterable[Part]]] = (
-        ("failure", "What went wrong", 0, _failure(run)),
-        ("issues", "Warnings", 35, issues(run.plan or {})),
-        ("result", "Tensors", 80, _result(run)),
-        ("declaration", "Declaration", 85, _declaration(run)),
-        ("reproduce", "Reproduce", 90, _reproduce(run)),
-        ("environment", "Environment", 95, environment(run.environment)),
+def own_documents() -> Iterator[tuple[str, Callable[[SavedResults], Document | None]]]:
+    """Yield the titles of the documents that belong to no stage, and the functions that make them."""
+    parts: tuple[tuple[str, str, int, Callable[[SavedResults], Iterable[Part]]], ...] = (
+        ("failure", "What went wrong", 0, _failure),
+        ("issues", "Warnings", 35, lambda run: issues(run.plan or {})),
+        ("result", "Tensors", 80, _result),
+        ("declaration", "Declaration", 85, _declaration),
+        ("reproduce", "Reproduce", 90, _reproduce),
+        ("environment", "Environment", 95, lambda run: environment(run.environment)),
     )
     for name, title, place, found in parts:
-        if shown := tuple(found):
-            yield Document(name=name, title=title, place=place, parts=shown)
+        yield title, partial(_document, name, title, place, found)
+
+
+def _document(
+    name: str,
+    title: str,
+    place: int,
+    found: Callable[[SavedResults], Iterable[Part]],
+    run: SavedResults,
+) -> Document | None:
+    parts = tuple(found(run))
+    return Document(name=name, title=title, place=place, parts=parts) if parts else None
 
 
 def audit_parts(audit: Audit, facts: Iterable[tuple[str, str]] = ()) -> Iterator[Part]:
@@ -155,7 +164,7 @@ def _declaration(run: SavedResults) -> Iterator[Part]:
 
 def _reproduce(run: SavedResults) -> Iterator[Part]:
     if text := command(run):
-        yield Code(text=text, title="On the command line, in a checkout:")
+        yield Code(text=text, most=_LETTERS, title="On the command line, in a checkout:")
     if text := training_code(run):
         yield Code(
             text=text, title="In training code, with the recipe.yaml of this folder, shown above:"

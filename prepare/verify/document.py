@@ -198,7 +198,9 @@ def _on_page(verification: Verification, shown: Shown) -> Iterator[Part]:
         title = (
             "This command makes a short script of the first module that is wrong, with torch alone:"
         )
-        yield Code(text=shlex.join(["python", "run.py", *words, "task=reduce"]), title=title)
+        yield Code(
+            text=shlex.join(["python", "run.py", *words, "task=reduce"]), title=title, most=4000
+        )
     columns = [("Status", "text"), ("Compared", "text"), ("Mode", "text"), ("Batch", "number")]
     columns += [("Inputs", "text"), ("Worst", "code"), ("Error", "number"), ("Allowed", "number")]
     columns += [("Of the allowed", "number")]

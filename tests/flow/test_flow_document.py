@@ -28,7 +28,7 @@ def every(nodes):
 
 
 def svg(flow: Flow) -> str:
-    return render("strip.svg", strip=part(flow, Strip), picture="flow")
+    return render("strip.svg", strip=part(flow, Strip), picture="flow", alone=True)
 
 
 def test_the_tree_shows_where_the_layout_is_lost():

@@ -6,9 +6,9 @@ import base64
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from markupsafe import Markup
 
@@ -23,13 +23,14 @@ from prepare.report.render import render, template_text
 from prepare.report.run_documents import command, own_documents
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from prepare.core.document import Answer, Document
     from prepare.job.record import Result
     from prepare.job.results import SavedResults
 
 NAME = "report.html"
+T = TypeVar("T")
 # The attribute that starts the template of a long table.
 _LONG = 'class="frame grid'
 
@@ -60,12 +61,12 @@ def run_page(folder: str | Path, *, result: Result | None = None) -> str:
         return page(
             run.model,
             found,
-            cards=answers(run, documents),
-            verdict=verdict(run, documents),
-            lead=run_lead(run, documents),
+            cards=_known(answers, run, documents) or (),
+            verdict=_known(verdict, run, documents) or "",
+            lead=_known(run_lead, run, documents) or "",
             problems=problems,
-            about=("report of a run", day(run)),
-            command=command(run),
+            about=("report of a run", _known(day, run) or ""),
+            command=_known(command, run) or "",
         )
 
 
@@ -75,20 +76,23 @@ def run_documents(run: SavedResults, problems: list[str]) -> Iterator[Document]:
     Leave out one whose file is malformed, and add a sentence to `problems`.
     """
     shown = shown_of(run)
-    for cls in ordered_stages():
+    makers = [(cls.name, partial(cls.document, shown)) for cls in ordered_stages()]
+    makers += [(title, partial(make, run)) for title, make in own_documents()]
+    for name, make in makers:
         try:
-            if document := cls.document(shown):
+            if document := make():
                 yield document
         except MALFORMED as error:
-            problems.append(_malformed(cls.name, error))
+            reason = f"{type(error).__name__}: {error}"
+            problems.append(f"{name}: a file has unexpected content ({reason})")
+
+
+def _known(part: Callable[..., T], *args: Any) -> T | None:
+    """Return a part of the header; None if its file is malformed, which its section reports."""
     try:
-        yield from own_documents(run)
-    except MALFORMED as error:
-        problems.append(_malformed("run", error))
-
-
-def _malformed(name: str, error: BaseException) -> str:
-    return f"{name}: a file has unexpected content ({type(error).__name__}: {error})"
+        return part(*args)
+    except MALFORMED:
+        return None
 
 
 def page(

@@ -37,6 +37,6 @@ def write_pages(outcome: Outcome, folder: Path) -> None:
                 if isinstance(part, Charts) and part.file:
                     write_charts(part.charts, folder / part.file)
                 elif isinstance(part, Strip) and part.file:
-                    text = render("strip.svg", strip=part, picture=document.name)
+                    text = render("strip.svg", strip=part, picture=document.name, alone=True)
                     files.write_text(folder / part.file, text)
     write_page(folder, result=outcome.result)
