@@ -62,7 +62,7 @@ def bench_document(shown: Shown) -> Document | None:
         advice=tuple(_advice(bench)),
         rows=tuple(("timed", text) for text in _sentences(bench, wrong=wrong)),
         notes=(busy,) if busy else (),
-        parts=(*_in_terminal(bench), *_on_page(bench, verification)),
+        parts=lambda: (*_in_terminal(bench), *_on_page(bench, verification)),
     )
 
 
@@ -94,7 +94,7 @@ def comparison_document(comparison: Comparison) -> Document:
         title="Times",
         line=f"{verdicts}; {plural(comparison.repeats, 'round')}",
         head="compared",
-        parts=(
+        parts=lambda: (
             table,
             *(Text(text=f"note: {note}", where="terminal") for note in comparison.notes),
             *_on_page(bench, None),

@@ -43,7 +43,7 @@ def contract_document(shown: Shown) -> Document | None:
         answers=(answer,),
         advice=(Advice(rank=0, kind=kind, answer=advised, remark=remark, section=_SECTION),),
         rows=(("contract", f"{check.status}: {check.file}"),),
-        parts=tuple(_parts(check)),
+        parts=lambda: _parts(check),
         is_whole=True,
     )
 

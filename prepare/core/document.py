@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -175,7 +175,7 @@ class Document:
         rows: labels and texts for the summary in the terminal, the answers of a run.
         details: labels and texts that follow what to do.
         notes: sentences that end the summary.
-        parts: the section; also shown in the terminal if `is_whole`.
+        parts: a function that returns the parts of the section, which may be long; also shown in the terminal if `is_whole`.
         lead: what a page shows of it below the answers.
         is_whole: whether the summary of a run in the terminal shows the parts too.
     """
@@ -190,13 +190,13 @@ class Document:
     rows: tuple[Row, ...] = ()
     details: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: Callable[[], Iterable[Part]] = tuple
     lead: tuple[Part, ...] = ()
     is_whole: bool = False
 
     def shown(self, where: Where) -> Iterable[Part]:
         """Return the parts for `page` or `terminal`."""
-        return (part for part in self.parts if part.where in ("", where))
+        return (part for part in self.parts() if part.where in ("", where))
 
 
 @dataclass(frozen=True, kw_only=True)

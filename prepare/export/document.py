@@ -33,7 +33,7 @@ def export_document(shown: Shown) -> Document | None:
         advice=tuple(_advice(export)),
         rows=(("exported", export_sentence(export)),),
         details=(("inputs", _layouts(export)), *(("taken out", text) for text in taken_out)),
-        parts=(*_in_terminal(export, taken_out), *_on_page(export, taken_out)),
+        parts=lambda: (*_in_terminal(export, taken_out), *_on_page(export, taken_out)),
     )
 
 

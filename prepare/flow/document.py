@@ -44,7 +44,7 @@ def flow_document(shown: Shown) -> Document | None:
         answers=(_answer(flow, before),),
         advice=tuple(_advice(flow)),
         rows=(("layout flow", breaks_sentence(flow)),),
-        parts=(*_in_terminal(flow), *_on_page(flow, before)),
+        parts=lambda: (*_in_terminal(flow), *_on_page(flow, before)),
     )
 
 

@@ -29,7 +29,7 @@ def patch_document(shown: Shown) -> Document | None:
         place=70,
         line=patch_sentence(patch),
         head="patch",
-        parts=tuple(_parts(patch, shown)),
+        parts=lambda: _parts(patch, shown),
         is_whole=True,
     )
 

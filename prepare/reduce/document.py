@@ -25,7 +25,7 @@ def reduce_document(shown: Shown) -> Document | None:
         place=45,
         line=_sentence(reduction),
         head="reduced",
-        parts=tuple(_parts(reduction, shown)),
+        parts=lambda: _parts(reduction, shown),
         is_whole=True,
     )
 

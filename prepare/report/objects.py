@@ -88,7 +88,7 @@ def _audit_document(audit: Any) -> Document:
         place=80,
         line=f"{plural(summary['tensors'], 'tensor')}; convolutions: {convolutions}",
         head="audit",
-        parts=(
+        parts=lambda: (
             *audit_parts(audit),
             Items(
                 texts=tuple(f"note: {note}" for note in missed_notes(audit.rows)), where="terminal"
@@ -111,7 +111,7 @@ def _plan_document(plan: Any) -> Document:
         place=80,
         line=", ".join(parts),
         head=f"plan: {', '.join(plan.steps) or 'no step'}",
-        parts=(*plan_parts(summary), *issues(plan.to_dict()), changes_table(plan.tensors)),
+        parts=lambda: (*plan_parts(summary), *issues(plan.to_dict()), changes_table(plan.tensors)),
     )
 
 

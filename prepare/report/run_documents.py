@@ -47,7 +47,7 @@ def _document(
     run: SavedResults,
 ) -> Document | None:
     parts = tuple(found(run))
-    return Document(name=name, title=title, place=place, parts=parts) if parts else None
+    return Document(name=name, title=title, place=place, parts=lambda: parts) if parts else None
 
 
 def audit_parts(audit: Audit, facts: Iterable[tuple[str, str]] = ()) -> Iterator[Part]:

@@ -67,7 +67,7 @@ def tune_document(shown: Shown) -> Document | None:
         head=f"tune ({step})",
         answers=(_faster(tuning), _right(tuning)),
         advice=tuple(_advice(tuning)),
-        parts=(*_in_terminal(tuning, shown), *_on_page(tuning)),
+        parts=lambda: (*_in_terminal(tuning, shown), *_on_page(tuning)),
         lead=(Charts(charts=tuple(map(_first_bars, tune_charts(tuning)[:1]))),),
         is_whole=True,
     )

@@ -47,7 +47,7 @@ def verify_document(shown: Shown) -> Document | None:
         advice=tuple(_advice(verification)),
         rows=(("verified", verdict_sentence(verification)),),
         details=(("sensitivity", f"finds systematic errors from {finds}"),) if finds else (),
-        parts=(*_in_terminal(verification, shown), *_on_page(verification, shown)),
+        parts=lambda: (*_in_terminal(verification, shown), *_on_page(verification, shown)),
         lead=(Text(text=verification.advice),) if wrong and verification.advice else (),
         is_whole=wrong,
     )

@@ -18,7 +18,7 @@ from prepare.report.render import render
 
 def part(flow: Flow, kind: type):
     document = flow_document(Shown(found={"flow": flow}))
-    return next(part for part in document.parts if isinstance(part, kind))
+    return next(part for part in document.parts() if isinstance(part, kind))
 
 
 def every(nodes):
@@ -35,7 +35,9 @@ def test_the_tree_shows_where_the_layout_is_lost():
     nodes = list(every(part(blocks(3), Tree).nodes))
     lost = [node for node in nodes if node.mark == "break"]
     assert [node.name for node in lost] == [f"body.{n}.norm" for n in range(3)]
-    assert {(node.remark, node.figure) for node in lost} == {("InstanceNorm3d, once", "4.0 KiB copied")}
+    assert {(node.remark, node.figure) for node in lost} == {
+        ("InstanceNorm3d, once", "4.0 KiB copied")
+    }
     assert len([node for node in nodes if node.mark == "regain"]) == 3
     assert len(nodes) == len(blocks(3).modules)
 
@@ -66,7 +68,13 @@ def test_each_layout_has_a_letter_besides_its_colour(layout, letter):
 def test_every_flow_is_drawn(flow):
     flow = replace(flow, wanted={}) if not flow.modules else flow
     root = ET.fromstring(svg(flow))
-    assert {element.tag.rpartition("}")[2] for element in root.iter()} <= {"svg", "title", "style", "rect", "path"}
+    assert {element.tag.rpartition("}")[2] for element in root.iter()} <= {
+        "svg",
+        "title",
+        "style",
+        "rect",
+        "path",
+    }
     assert re.findall("https?://[^\"' ]+", svg(flow)) == ["http://www.w3.org/2000/svg"]
     body = section_body(flow_document(Shown(found={"flow": flow})))
     assert "<script>alert" not in body

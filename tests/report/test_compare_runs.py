@@ -99,9 +99,11 @@ def test_two_machines_differ_in_their_environment(same):
 
 def test_times_with_overlapping_intervals_get_a_note(same):
     made.bench(0.42).save(same[1] / "bench.json")
+    made.give_figures(same[1])
     (line,) = changes(*same)["results"]
     assert line == "time of one inference: 2.4x faster (59 % less time, 95 % interval: 58 to 60 %) -> 2.4x faster (58 % less time, 95 % interval: 57 to 59 %); unclear which is faster, the intervals overlap"  # fmt: skip
     made.bench(0.9).save(same[1] / "bench.json")
+    made.give_figures(same[1])
     assert "overlap" not in changes(*same)["results"][0]
 
 
@@ -109,6 +111,7 @@ def test_reasons_that_differ_only_in_figures_are_the_same(same):
     row = "calls take about {} s (unprepared), and 3 rounds do not fit into {} s"
     for folder, figures in zip(same, [(1.8, 17), (2.1, 9.5)], strict=True):
         made.bench(error=row.format(*figures)).save(folder / "bench.json")
+        made.give_figures(folder)
     assert changes(*same) == {}
     figures = {change.name: change for change in read_differences(*same).figures}
     assert "1.8 s" in figures["time of one inference"].first
@@ -120,6 +123,7 @@ def test_reasons_that_differ_only_in_figures_are_the_same(same):
 def test_files_of_only_one_job_are_differences(same):
     for name in ("bench.json", "verify.json", "flow.json", "audit.json", "environment.json", "job.json"):  # fmt: skip
         (same[1] / name).unlink()
+    made.give_figures(same[1])
     found = changes(*same)
     assert found["audit"] == ["conv.weight: only in ours"]
     assert "verified: pass 0.004 (8 % of the limit) -> absent" in found["results"]
@@ -133,9 +137,11 @@ def test_files_of_only_one_job_are_differences(same):
 
 def test_a_failed_job_differs_by_its_error(same):
     Record(same[1]).write_result(Result("failed", "oom", "out of memory"))
-    assert changes(*same) == {"results": ["status: ok -> failed", "error: absent -> out of memory"]}
+    found = changes(*same)["results"]
+    assert found[0] == "status: ok -> failed"
+    assert "error: absent -> out of memory" in found
     (same[1] / "result.json").unlink()
-    assert changes(*same) == {"results": ["status: ok -> not finished"]}
+    assert changes(*same)["results"][0] == "status: ok -> not finished"
 
 
 def test_group_choices_are_compared_and_folders_are_not(same):

@@ -71,7 +71,7 @@ def records():
 KINDS = {
     "Plan": ("2 of 4 tensors to change", "contiguous -> channels_last"),
     "Audit": ("4 tensors; convolutions: ", "2 converted"),
-    "Flow": ("observe: 1 break, InstanceNorm2d", "lost in"),
+    "Flow": ("1 break, InstanceNorm2d", "lost in"),
     "Verification": ("pass: ", "verify (short)"),
     "Bench": ("inference: ", "100 ms"),
     "Comparison": ("unprepared baseline, prepared faster; 9 rounds", "0.400 to 0.600"),

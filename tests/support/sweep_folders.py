@@ -10,7 +10,7 @@ from prepare.bench.records import Bench, Case, Comparison, Control, VariantResul
 from prepare.flow.records import Copy, Event, Flow
 from prepare.job.figures import figures
 from prepare.job.record import Job, Record, Result
-from prepare.job.results import Analyses
+from prepare.job.results import Analyses, read_results
 from prepare.sweep.manifest import SweepManifest, write_sweep_manifest
 from prepare.verify.records import Check, Verification
 
@@ -96,6 +96,12 @@ def add_row(folder: Path, number: int, overrides, *, result=OK, name=None, choic
         known = figures(Analyses(audit=audited, found=found)) or None
         record.write_result(replace(result, figures=known))
     return record.folder
+
+
+def give_figures(folder: Path) -> None:
+    """Write the figures of the records in `folder` into its result, as a run does."""
+    record, run = Record(folder), read_results(folder)
+    record.write_result(replace(record.result(), figures=figures(run)))
 
 
 def plan(folder: Path, rows) -> None:

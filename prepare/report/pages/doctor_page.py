@@ -34,9 +34,12 @@ def doctor_page(diagnosis: Diagnosis) -> str:
     title = f"Findings: {plural(len(rows), 'answer')}"
     table = Table(label=title, columns=_COLUMNS, rows=rows, file="doctor.json")
     documents = [
-        Document(name="findings", title=title, place=1, parts=(table,)),
+        Document(name="findings", title=title, place=1, parts=lambda: (table,)),
         Document(
-            name="machine", title="Machine", place=2, parts=(Facts(rows=_machine(diagnosis)),)
+            name="machine",
+            title="Machine",
+            place=2,
+            parts=lambda: (Facts(rows=_machine(diagnosis)),),
         ),
     ]
     wrong, slow = (len(diagnosis.of(verdict)) for verdict in VERDICTS[:2])

@@ -75,7 +75,7 @@ class Depths(Stage):
             line=text,
             answers=(Answer(question="Deep?", kind="plain", answer=f"{depth.depth} deep"),),
             rows=(("depth", text),),
-            parts=(
+            parts=lambda: (
                 Facts(rows=(("Depth", str(depth.depth)), ("At most", str(depth.most)))),
                 Charts(charts=(Bars(title="Depth of the tree", rows=bars),), file="depths.svg"),
             ),
