@@ -20,7 +20,12 @@ _DATA = re.compile(r"<script type=\"application/json\".*?</script>", re.DOTALL)
 
 def one_line(record: Any) -> str:
     """Return the class of a record and its sentence, 160 letters at most."""
-    text = f"{type(record).__name__}({', '.join(map(_sentence, documents_of(record)))})"
+    if hasattr(record, "found"):  # a report
+        parts = [part for part in (record.audit, *record.found.values()) if part is not None]
+        found = ", ".join(map(one_line, parts))
+    else:
+        found = ", ".join(printable(document.line) for document in documents_of(record))
+    text = f"{type(record).__name__}({found})"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]}...)"
 
 
@@ -70,10 +75,6 @@ def documents_of(record: Any) -> list[Document]:
                 return [document] if document else []
     # Importing the class of a plan would load torch.
     return [_audit_document(record) if hasattr(record, "rows") else _plan_document(record)]
-
-
-def _sentence(document: Document) -> str:
-    return printable(document.line)
 
 
 def _audit_document(audit: Any) -> Document:

@@ -3,10 +3,11 @@
 import json
 
 import pytest
-from prepare.report.export_answer import export_advice
 
 from prepare.cli.main import run as command
+from prepare.core.document import Shown
 from prepare.export import Export, load_again
+from prepare.export.stage import ExportStage
 from prepare.report.objects import html
 
 WORDS = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "flow=none")
@@ -52,10 +53,8 @@ def test_an_unprepared_model_is_exported_too(go):
     folder, _ = go("Stub", "~memfmt", "verify=none")
     found = Export.load(folder / "export.json")
     assert found.status == "pass"
-    ours = ("plain", "Use the recipe", "", "")
-    assert export_advice(found, ours) == ours
-    use = ("good", "Use model.stub", "as its contract says", "export")
-    assert export_advice(found, ("good", *ours[1:])) == use
+    (advice,) = ExportStage.document(Shown(found={"export": found})).advice
+    assert (advice.kind, advice.answer) == ("good", "Use model.stub")
 
 
 def test_a_wrong_artefact_has_exit_code_3(go):

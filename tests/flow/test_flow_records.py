@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-from prepare.report.terminal.flow import show_flow
 from torch import nn
 
 from flow_checks import Net, cl
@@ -16,6 +15,7 @@ from prepare.flow import Flow, observe, predict
 from prepare.flow.document import flow_sentence
 from prepare.flow.records import Copy, Remedy
 from prepare.report.terminal.run_rows import _outputs
+from shown_records import show
 
 
 def test_a_flow_round_trips_through_its_file_byte_by_byte(tmp_path):
@@ -49,8 +49,8 @@ def test_loading_and_showing_a_flow_needs_no_torch(tmp_path):
     path = tmp_path / "flow.json"
     predict(Net(lambda net, x: x.softmax(1)), cl(2, 4, 8, 8)).save(path)
     code = (
-        "import sys; from prepare.flow.records import Flow; from prepare.report.terminal.flow import show_flow;"
-        f"show_flow(Flow.load({str(path)!r})); print('torch' in sys.modules)"
+        "import sys; from prepare.flow.records import Flow; "
+        f"print(Flow.load({str(path)!r})); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
@@ -89,9 +89,8 @@ def test_outputs_beside_an_ineffective_weight_are_explained():
 def test_the_table_names_call_sites_lines_and_the_file(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     net = Net(lambda net, x: net.norm(x) + x, norm=nn.InstanceNorm2d(4))
-    show_flow(observe(net, cl(2, 4, 8, 8)), "runs/flow.json")
+    show("flow", observe(net, cl(2, 4, 8, 8)))
     text = capsys.readouterr().out
     for part in ("2 breaks (1 InstanceNorm2d, 1 add in Net)", "wanted: channels_last for 4-d tensors",
-                 "2 of 2 convolutions returned it (Mkldnn 2)", "self decides",
-                 "details are in runs/flow.json"):  # fmt: skip
+                 "2 of 2 convolutions returned it (Mkldnn 2)", "self decides"):  # fmt: skip
         assert part in text

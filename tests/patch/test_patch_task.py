@@ -8,6 +8,7 @@ import pytest
 from prepare.cli import main as cli
 from prepare.patch.document import patch_sentence
 from prepare.patch.records import Patch, PatchedCall, UnpatchedBreak
+from shown_records import show
 
 NETWORK = ("model._target_=keeping_nets.chunked", "input.shape=[2,3,2,6,7]", "task=patch")
 
@@ -58,14 +59,12 @@ def test_the_task_needs_a_format_and_an_example(tmp_path, capsys):
 
 
 def test_a_patch_of_nothing_names_what_stays(capsys):
-    from prepare.report.terminal.patch import show_patch
-
     left = tuple(
         UnpatchedBreak(source=f"net.py:{n}", cause="view", breaks=1, reason="none is known")
         for n in range(12)
     )
     patch = Patch(diff="", calls=(), left=left, before=(10, 12), after=(10, 12))
-    show_patch(patch, "patch.diff")
+    show("patch", patch)
     out = capsys.readouterr().out
     assert "patch: nothing to change: none of 12 breaks can be removed" in out
     assert "net.py:9" in out

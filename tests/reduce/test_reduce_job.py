@@ -1,14 +1,14 @@
 """The command task=reduce, and the page of a failed verification."""
 
 import pytest
-from prepare.report.pages.run_sections import verified
 
 from prepare.cli.main import run
+from prepare.core.document import Code, Shown
 from prepare.job.record import Job
-from prepare.job.results import SavedResults
 from prepare.reduce import ModuleCall, Reduction
 from prepare.report.pages.page import run_page
 from prepare.verify.records import Verification
+from prepare.verify.stage import VerifyStage
 
 NET = ("model=unet2d", "model.width=4", "model.depth=2", "device=cpu", "input.shape=[1,1,16,16]")
 CALL = ModuleCall(name="stem", kind="SiLU", arguments=(), options=(), shape=(1, 2))
@@ -48,9 +48,11 @@ FAILED = Verification(status="fail", reason="outputs: 1 is off", level="short", 
 
 def test_the_page_of_a_failed_verification_has_the_command():
     job = Job(None, None, ["model=unet2d", "task=prepare", "hydra.run.dir=x"], {})
-    found = verified(SavedResults(name="", verification=FAILED, job=job))
-    assert found["reduce"] == "python run.py model=unet2d task=reduce"
-    assert verified(SavedResults(name="", verification=FAILED))["reduce"] == ""
+    document = VerifyStage.document(Shown(found={"verify": FAILED}, overrides=tuple(job.overrides)))
+    commands = [part.text for part in document.parts() if isinstance(part, Code)]
+    assert commands == ["python run.py model=unet2d task=reduce"]
+    without = VerifyStage.document(Shown(found={"verify": FAILED})).parts()
+    assert not any(isinstance(part, Code) for part in without)
 
 
 def test_the_page_of_a_failed_verification_has_the_script(tmp_path):

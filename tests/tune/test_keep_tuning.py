@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from prepare.report.pages.tune_section import tuned
-from prepare.report.terminal.tune import show_tune
 from test_tune_record import record
 from torch import nn
 
@@ -19,6 +17,7 @@ from prepare.tune import Tuning, keep_in_float32, session, tune
 from prepare.tune.candidate_run import PreparedCandidate
 from prepare.tune.document import kept_rows
 from prepare.tune.records import KeptModule
+from shown_records import show
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def test_the_one_module_that_overflows_stays_in_float32(half_is_fast, tmp_path, 
     assert found.pipeline.apply(copy.deepcopy(model))(LOUD).isfinite().all()
     found.save(tmp_path / "tune.json")
     assert Tuning.load(tmp_path / "tune.json") == found
-    show_tune(found)
+    show("tune", found)
     sentence = kept_rows(found)[0].sentence
     assert sentence.startswith("middle stays in float32: its error is infinite in float16, 0.000")
     assert sentence.endswith("kept; +0 % time of a call")
@@ -172,11 +171,7 @@ def test_the_page_has_a_table_of_modules_in_float32():
     kept = (KeptModule("head", 0.5, 0.002, 1.034), KeptModule("neck", None, 0.001, None))
     tuning = record(rows=(dataclasses.replace(row, kept=kept), *record().rows[1:]))
 
-    class Run:
-        audit = None
-
-    Run.tuning = tuning
-    rows = tuned(Run)["kept"]
+    rows = kept_rows(tuning)
     assert [tuple(each) for each in rows] == [
         ("head", "bfloat16", "0.5", "0.002", "+3 %"),
         ("neck", "bfloat16", "infinite", "0.001", ""),

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from prepare.report.terminal.tune import show_tune
 
 from prepare.errors import TuneError
 from prepare.tune import CandidateResult, Tuning
 from prepare.tune.document import tune_sentence
 from prepare.tune.records import UNPREPARED
+from shown_records import show
 
 
 def record(**changes):
@@ -63,7 +63,7 @@ def test_an_unknown_status_is_refused(tmp_path):
 
 
 def test_the_terminal_shows_every_candidate_and_its_reason(capsys):
-    show_tune(record(), "runs/1/tune.json")
+    show("tune", record(), "runs/1")
     out = capsys.readouterr().out
     assert tune_sentence(record()) in out
     for text in ("2.0x faster", "-52 to -48 %", "slower than another recipe", "[red]compile: not measured: no time", "note: mind this",

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import torch
-from prepare.report.terminal.verify import show_verify
 from torch import nn
 
 from prepare.errors import VerificationError
 from prepare.verify import Check, Lost, Verification
 from prepare.verify.document import verify_sentence
+from shown_records import show
 from verify_checks import FLAT, PIPELINES, check, flat_norm
 
 
@@ -62,13 +62,13 @@ def test_gradients_that_hide_errors_are_named_with_a_remedy(mode, ending):
 
 
 def test_the_record_and_the_report_load_without_torch():
-    code = "import sys, prepare.report.terminal.verify, prepare.verify.records; print('torch' in sys.modules)"
+    code = "import sys, prepare.verify.document, prepare.verify.records; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
 def shown(result, capsys):
-    show_verify(result, "out/1")
+    show("verify", result, "out/1")
     return capsys.readouterr().out
 
 
@@ -106,7 +106,7 @@ def test_names_and_losses_are_shown_on_one_line_each():
         lost=(lost,), culprit="c\nd", advice="e", seconds=1.0,
     )  # fmt: skip
     assert verify_sentence(result) == "fail: x\\ny"
-    show_verify(result)
+    show("verify", result)
 
 
 def test_a_record_without_sensitivity_is_read_and_a_new_one_shows_it(tmp_path):
