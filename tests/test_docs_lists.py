@@ -2,7 +2,6 @@
 
 import ast
 import re
-from typing import get_args, get_type_hints
 
 import pytest
 import yaml
@@ -15,10 +14,10 @@ from prepare.bench.records import VERDICTS
 from prepare.contract.records import KINDS as CONTRACT_KINDS
 from prepare.doctor.records import VERDICTS as DOCTOR_VERDICTS
 from prepare.export.records import STATUSES as EXPORT_STATUSES
-from prepare.job.record import FILES
 from prepare.job.record import STATUSES as JOB_STATUSES
-from prepare.job.settings import GROUPS, Settings
-from prepare.registry import STEPS
+from prepare.job.record import shown_files
+from prepare.job.settings import group_names
+from prepare.registry import STEPS, tasks
 from prepare.report.sweep_table import SHARED
 from prepare.sweep.summary import UNENDED
 from prepare.tune.records import STATUSES as TUNE_STATUSES
@@ -99,7 +98,7 @@ def test_every_part_of_a_contract_is_explained_on_its_page():
 
 def test_every_file_of_a_run_is_explained_on_its_page():
     text = (ROOT / "docs" / "output.md").read_text()
-    written = {file for file in FILES if not file.endswith(".onnx.data")}
+    written = {file for file in shown_files() if not file.endswith(".onnx.data")}
     assert [file for file in sorted(written) if f"`{file}`" not in text] == []
 
 
@@ -119,14 +118,14 @@ def test_every_group_key_and_task_is_on_the_configuration_page():
     for group in ("verify", "bench", "export"):
         for file in (CONF / group).glob("*.yaml"):
             whole |= {f"{group}.{key}": 0 for key in yaml.safe_load(file.read_text())}
-    words = {*GROUPS, *get_args(get_type_hints(Settings)["task"]), *keys(whole)}
+    words = {*group_names(), *tasks(), *keys(whole)}
     words -= {"verify.level", "bench.level"}  # verify=short, bench=short
     assert sorted(words - listed("configuration.md")) == []
 
 
 def test_every_option_of_a_group_is_on_the_configuration_page():
     text = (ROOT / "docs" / "configuration.md").read_text()
-    groups = [group for group in GROUPS if group != "model"]  # of other packages: monai_...
+    groups = [group for group in group_names() if group != "model"]  # of other packages: monai_...
     options = {file.stem for group in groups for file in (CONF / group).glob("*.yaml")}
     assert [option for option in sorted(options) if f"`{option}`" not in text] == []
 

@@ -13,7 +13,7 @@ from clocks import Clock, noisy
 from prepare.bench import Comparison, compare
 from prepare.core.utils.numbers import seconds
 from prepare.errors import BenchError
-from prepare.report.sentences import control_text
+from prepare.bench.document import _control
 
 BATCH = torch.ones(4, 3)
 
@@ -88,7 +88,7 @@ def test_an_unknown_verdict_is_refused(found, tmp_path):
 def test_the_control_names_the_ratio_and_the_noise(found):
     assert re.fullmatch(
         r"; the baseline against itself: differences below \d+\.\d % are noise",
-        control_text(found.aa),
+        _control(found.aa),
     )
 
 
@@ -96,7 +96,7 @@ def test_a_failed_baseline_has_no_control():
     clock = Clock()
     broken = {"a": clock.takes(0.1, breaks_at=0), "b": clock.takes(0.1)}
     comparison = compare(broken, BATCH, train=False, _clock=clock)
-    assert control_text(comparison.aa) == "; the baseline failed, so nothing was compared"
+    assert _control(comparison.aa) == "; the baseline failed, so nothing was compared"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_saved_bench_is_read_and_described_without_torch(found, tmp_path):
     found.save(tmp_path / "bench.json")
     code = (
         "import sys; from prepare.bench.records import Case, Comparison; "
-        "from prepare.report.sentences import case_sentence; "
+        "from prepare.bench.document import case_sentence; "
         f"comparison = Comparison.load({str(tmp_path / 'bench.json')!r}); "
         "print(case_sentence(Case(what='inference', comparison=comparison)), 'torch' in sys.modules)"
     )

@@ -21,11 +21,11 @@ from prepare.core.forward.example_input import KEYS as INPUT_KEYS
 from prepare.core.utils.suggest import nearest
 from prepare.errors import ConfigError
 from prepare.job.model_target import check_targets
-from prepare.job.settings import GROUPS, KEYS, Settings
-from prepare.registry import STEPS
+from prepare.job.settings import Settings, group_names, key_names
+from prepare.registry import STAGES, STEPS
 
 HERE = Path(__file__).resolve().parent
-OPTIONS = {group: sorted(path.stem for path in CONF.glob(f"{group}/*.yaml")) for group in GROUPS}
+OPTIONS = {group: sorted(path.stem for path in CONF.glob(f"{group}/*.yaml")) for group in group_names()}
 # What override_errors.txt calls by a name, because it is long or grows.
 LISTS = {
     "{models}": ("custom", "{own models}"),
@@ -33,7 +33,7 @@ LISTS = {
         *("resnet2d", "unet2d", "unet3d", "diffusers_* (7)", "monai_* (6)", "nnunet_* (4)"),
         *("timm_* (2)", "torchvision_* (2)", "transformers_* (6) (--help model lists them)"),
     ),
-    "{keys}": KEYS,
+    "{keys}": key_names(),
     "{steps}": STEPS,
     "{dtypes}": DTYPES,
 }
@@ -135,7 +135,7 @@ assert "torch" not in sys.modules
 def allowed_words():
     """Every list of words that a message chooses from."""
     yield from OPTIONS.values()
-    yield KEYS
+    yield list(key_names())
     yield STEPS
     yield INPUT_KEYS
     yield DTYPES
@@ -144,7 +144,7 @@ def allowed_words():
         yield [key for key in yaml.safe_load(config.read_text())["model"] if key != "_target_"]
     for name in STEPS:
         yield [field.name for field in fields(STEPS[name])]
-    for cls in [Settings, *STEPS.values()]:
+    for cls in [Settings, *STAGES.values(), *STEPS.values()]:
         yield from filter(None, map(literals, typing.get_type_hints(cls).values()))
 
 

@@ -10,5 +10,5 @@ def test_what_did_not_run_has_no_key():
 
 
 def test_the_times_divide_to_their_ratio():
-    found = figures(Analyses(bench=bench(comparison(0.73))))
+    found = figures(Analyses(found={"bench": bench(comparison(0.73))}))
     assert found["prepared_seconds"] / found["unprepared_seconds"] == found["time_ratio"]

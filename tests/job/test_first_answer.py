@@ -3,16 +3,16 @@
 import json
 
 import pytest
-from prepare.job.prepare_model import _memfmt_note
-from prepare.report.answers import verdict
 from torch import nn
 
 import sample_nets
 from paths import RUN
 from prepare.cli import main as cli
-from prepare.job import analyses
+from prepare.job.carry_out import _memfmt_note
 from prepare.job.results import read_results
 from prepare.pipeline import Pipeline
+from prepare.registry import STAGES
+from prepare.report.documents import shown_of, stage_documents, verdict
 
 CONF = RUN.parent / "conf"
 QUICK = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "flow=none")
@@ -33,13 +33,13 @@ def go(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("stage", "missing", "absent"),
-    [("verification_of", "verification and timing", "verify.json"), ("bench_of", "timing", "bench.json")],
-)  # fmt: skip
+    [("verify", "verification and timing", "verify.json"), ("bench", "timing", "bench.json")],
+)
 def test_a_stopped_job_leaves_a_complete_record(go, monkeypatch, stage, missing, absent):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(analyses, stage, stop)
+    monkeypatch.setattr(STAGES[stage], "run", stop)
     folder, said = go("memfmt=channels_last", code=130)
     result = json.loads((folder / "result.json").read_text())
     assert (result["status"], result["error"]) == (
@@ -53,14 +53,15 @@ def test_a_stopped_job_leaves_a_complete_record(go, monkeypatch, stage, missing,
     assert f"not done: {missing}" in said.err
 
 
-@pytest.mark.parametrize("stage", ["flow_of", "verification_of"])
+@pytest.mark.parametrize("stage", ["flow", "verify"])
 def test_what_was_prepared_is_printed_before_it_is_examined(go, monkeypatch, capsys, stage):
     seen = []
 
     def look(*_, **__):
         seen.append(capsys.readouterr().out)
+        return {}
 
-    monkeypatch.setattr(analyses, stage, look)
+    monkeypatch.setattr(STAGES[stage], "run", look)
     go("memfmt=channels_last", "bench=none", "verify=short", "flow=predict")
     assert "convolutions  " in seen[0]
     assert "files" not in seen[0]
@@ -90,7 +91,9 @@ def test_a_run_that_changes_nothing_is_not_verified_or_timed(go, words):
     assert ("as they were: no memfmt and no precision was chosen" in said.out) is (not words)
     assert json.loads((folder / "result.json").read_text())["reason"] == "nothing changed"
     assert not {"verify.json", "bench.json"} & {path.name for path in folder.iterdir()}
-    assert verdict(read_results(folder)).startswith("Unchanged. Not timed.")
+    saved = read_results(folder)
+    said = verdict(saved, stage_documents(shown_of(saved)))
+    assert said.startswith("Unchanged. Not timed.")
 
 
 def test_the_answers_stand_in_the_first_lines(go):

@@ -5,7 +5,7 @@ import pytest
 from prepare.cli import main as cli
 from prepare.core.model.deep_copy import CopyError
 from prepare.flow import Flow
-from prepare.job import analyses, keep_calls
+from prepare.job import carry_out
 from prepare.pipeline import Pipeline
 
 FORMAT = ("memfmt=channels_last_3d", "bench=none", "+steps.keep_layout={}")
@@ -53,9 +53,9 @@ def uncopied(*_):
 @pytest.mark.parametrize("reason", ["the flow cannot be predicted", "the model holds", "of a kind"])
 def test_a_run_that_cannot_choose_says_what_it_does(reason, tmp_path, capsys, monkeypatch):
     if "holds" in reason:
-        monkeypatch.setattr(analyses, "LARGEST", 10)
+        monkeypatch.setattr(carry_out, "LARGEST", 10)
     if "kind" in reason:
-        monkeypatch.setattr(keep_calls, "copy_or_build", uncopied)
+        monkeypatch.setattr(carry_out, "copy_or_build", uncopied)
     target = "branching" if "predicted" in reason else "chunked"
     assert job(tmp_path, target, "verify=none") == 0
     assert calls(tmp_path) == "auto"

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from prepare.job.levels import VerifyLimits, read_levels
 from torch import nn
 
+from prepare.errors import ConfigError
 from prepare.job.settings import read_settings
+from prepare.registry import STAGES
 from prepare.verify import check_model as checks
 from prepare.verify import verify
 
@@ -15,24 +16,32 @@ MODEL = {"_target_": "prepare.models.unet.UNet3d"}
 @pytest.mark.parametrize("value", ["full", {"level": "full"}])
 def test_a_level_is_a_word_or_in_a_mapping(value):
     settings = read_settings({"model": MODEL, "verify": value, "bench": value}, choices={})
-    assert (settings.verify, settings.bench) == ("full", "full")
-    assert settings.verify_limits == VerifyLimits()
+    for name in ("verify", "bench"):
+        assert settings.stages[name] == STAGES[name](level="full")
 
 
 @pytest.mark.parametrize(
-    ("memory", "count"),
-    [("8GiB", 8 << 30), (1000, 1000), ("1.5 GB", 3 << 29), ("500 bytes", None), (0, None)],
+    ("memory", "count"), [("8GiB", 8 << 30), (1000, 1000), ("1.5 GB", 3 << 29)]
 )
-def test_a_memory_limit_has_a_unit_or_is_in_bytes(memory, count):
-    read, problems = read_levels({"verify": {"memory": memory, "seconds": 5}})
-    assert read["verify_limits"] == VerifyLimits(seconds=5.0, memory=count)
-    assert [problem.where for problem in problems] == ([] if count else ["verify.memory"])
+def test_a_memory_limit_has_a_unit_or_is_in_bytes(memory, count, monkeypatch):
+    config = {"model": MODEL, "verify": {"memory": memory, "seconds": 5}}
+    stage = read_settings(config, choices={}).stages["verify"]
+    seen = []
+    monkeypatch.setattr("prepare.verify.verify", lambda *_, **limits: seen.append(limits))
+    stage.run(work())
+    assert (seen[0]["memory"], seen[0]["seconds"]) == (count, 5.0)
+
+
+@pytest.mark.parametrize("memory", ["500 bytes", 0])
+def test_a_wrong_memory_limit_is_a_problem(memory):
+    with pytest.raises(ConfigError, match=r"^verify\.memory: "):
+        STAGES["verify"].from_options({"memory": memory}, {})
 
 
 @pytest.mark.parametrize("value", [True, "1", 0])
 def test_a_wrong_time_limit_is_a_problem(value):
-    _, problems = read_levels({"bench": {"level": "short", "seconds": value}})
-    assert [problem.where for problem in problems] == ["bench.seconds"]
+    with pytest.raises(ConfigError, match=r"^bench\.seconds: "):
+        STAGES["bench"].from_options({"level": "short", "seconds": value}, {})
 
 
 def test_the_default_memory_limit_is_half_of_what_is_free(monkeypatch):

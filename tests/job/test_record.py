@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.audit import audit
+from prepare.audit import Audit, audit
 from prepare.core.utils.accelerator import (
     NAMES,
     _driver,
@@ -19,8 +19,7 @@ from prepare.core.utils.accelerator import (
 )
 from prepare.core.utils.environment import environment
 from prepare.errors import FileError
-from prepare.job.headline import audit_summary
-from prepare.job.record import FILES, STATUSES, Job, Record, Result
+from prepare.job.record import STATUSES, Job, Record, Result, files_in
 from prepare.pipeline import Pipeline
 
 ALL_OF_IT = Result("failed", "model", "a line\nand another", "Traceback ...", 1.25)
@@ -66,7 +65,7 @@ def test_a_job_is_read_as_it_was_written(record):
 
 
 def test_an_empty_folder_has_neither(record):
-    assert (record.result(), record.job(), audit_summary(record.folder)) == (None, None, None)
+    assert (record.result(), record.job()) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ def test_a_file_that_is_no_result_is_an_error_naming_it(record, text):
 
 
 def test_beginning_again_removes_only_files_of_earlier_runs(record):
-    for name in (*FILES, "mine.txt"):
+    for name in (*files_in(record.folder), "mine.txt"):
         (record.folder / name).write_text("x")
     record.clear()
     assert [path.name for path in record.folder.iterdir()] == ["mine.txt"]
@@ -109,7 +108,7 @@ def test_everything_but_the_environment_is_the_same_in_two_records(tmp_path):
         record.clear()
         record.write_plan(plan)
         record.write_prepared(pipeline, audit(pipeline.apply(model), plan=plan))
-        assert audit_summary(record.folder)["convolutions"]["converted"] == 1
+        assert Audit.load(record.folder / "audit.json").summary["convolutions"]["converted"] == 1
         folders.append(record.folder)
     for name in ("recipe.yaml", "plan.json", "audit.json", "audit.csv"):
         first, second = ((folder / name).read_bytes() for folder in folders)

@@ -13,7 +13,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def settings(verify, bench):
-    return Settings(model={}, steps={}, input={}, verify=verify, bench=bench, choices={})
+    return Settings(model={}, steps={}, input={}, choices={}, stages={"verify": VerifyStage(level=verify), "bench": BenchStage(level=bench)})
 
 
 def ran(tmp_path, monkeypatch, capsys, *words):
