@@ -24,14 +24,15 @@ import waiting
 import zoo_tables
 
 DOCS = Path(__file__).parent.parent / "docs"
+RESULTS = Path(__file__).parent / "results"
 PAGES = (
+    *sorted(RESULTS.glob("*.md")),
     *sorted(DOCS.glob("benchmarks*.md")),
     DOCS / "decisions" / "keep-layout.md",
     DOCS / "exporting.md",
     DOCS / "segmentation.md",
     DOCS / "verification.md",
 )
-RESULTS = Path(__file__).parent / "results"
 CONTIGUOUS, AGAIN, WITHOUT, WITH = layout_repair.VARIANTS
 
 _BLOCK = re.compile(r"(<!-- results: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -306,7 +307,9 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "prepare_cost_busy_0": prepare_cost_busy,
     "prepare_cost_busy_2": prepare_cost_busy,
     "layout_repair_small": layout_repair_table,
+    "layout_repair_small summary": layout_repair_summary,
     "layout_repair_small_quiet": layout_repair_table,
+    "layout_repair_small_quiet summary": layout_repair_summary,
     "waiting": waiting_table,
     "startup": startup,
     "first_command": first_command_table,

@@ -234,14 +234,25 @@ def test_every_pitfall_has_a_test_that_holds_it():
         if page.name.startswith("pitfalls")
         for title in re.findall(r"^### (.+)$", page.read_text(), re.MULTILINE)
     }
+    pages = [ROOT / "docs" / name for name in ("distributed.md", "sweeps.md")]
+    rows = {f"{page_id(page)}: {row}" for page in pages for row in pitfall_rows(page)}
     assert len(pitfalls) > 30
-    assert pitfalls == {claim for claim in claims() if claim.startswith("docs/pitfalls")}
+    assert len(rows) > 25
+    tables = tuple(f"{page_id(page)}: " for page in pages)
+    held = {claim for claim in claims() if claim.startswith(("docs/pitfalls", *tables))}
+    assert pitfalls | rows == held
+
+
+def pitfall_rows(page: Path) -> list[str]:
+    """Return the first cells of the table of pitfalls, which ends a page."""
+    table = page.read_text().partition("## Pitfalls\n")[2]
+    return re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)[1:]
 
 
 def test_every_page_begins_with_something_to_paste():
     # docs/changelog.md is one line, which includes CHANGELOG.md; CONTRIBUTING.md sets a checkout up; docs/upstream
     # holds texts for PyTorch.
-    others = ("contributing", "changelog")
+    others = ("contributing", "changelog", "security")
     guides = [p for p in PAGES if p.stem.lower() not in others and p.parent.name != "upstream"]
     first = {page_id(page): next(iter(blocks(page)), None) for page in guides}
     assert [name for name, block in first.items() if not (block and block.can_be_pasted)] == []
@@ -267,15 +278,20 @@ def test_every_page_says_first_what_it_is_for(page):
     assert re.match(r"[\w*]|`\w", rest[0] if rest else "included")
 
 
-def test_every_page_can_be_reached_from_the_readme():
-    seen, waiting = set(), [ROOT / "README.md"]
-    while waiting:
-        page = waiting.pop()
-        if page not in seen:
-            seen.add(page)
-            links = [link.partition("#")[0] for link in _LINK.findall(page.read_text())]
-            waiting += [(page.parent / link).resolve() for link in links if link.endswith(".md")]
-    assert [page_id(page) for page in PAGES if page.resolve() not in seen] == []
+def test_every_page_is_in_the_navigation_once():
+    nav = re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    docs = [str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent != ROOT]
+    assert sorted(nav) == sorted(docs)
+
+
+def test_the_readme_links_the_first_page_and_at_most_six_others():
+    readme = (ROOT / "README.md").read_text()
+    pages = {link.partition("#")[0] for link in _LINK.findall(readme) if link.startswith("docs/")}
+    assert "docs/index.md" in pages
+    assert len({page for page in pages if page.endswith(".md")}) <= 7
+    for page in PAGES:
+        listed = set(_LINK.findall(page.read_text())) & {page.name for page in PAGES}
+        assert len(listed) < 20, f"{page_id(page)} repeats the navigation"
 
 
 def test_the_readme_begins_with_the_two_commands_that_land_a_change():

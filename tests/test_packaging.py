@@ -13,6 +13,7 @@ from pathlib import Path
 
 import hydra
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from other_application import THEIRS
@@ -100,10 +101,28 @@ def test_the_wheel_says_what_it_is(wheel):
     assert (found["Name"], found["License-Expression"]) == ("torch-prepare", "MIT")
     assert found["License-File"] == "LICENSE"
     assert found["Requires-Python"] == ">=3.11"
+    assert found["Author"] == "The prepare authors"
+    assert "Typing :: Typed" in found.get_all("Classifier")
     assert {"cli", "monai", "nnunet", "diffusers", "transformers", "torchvision", "timm"} <= set(
         found.get_all("Provides-Extra")
     )
     assert found.get_payload().strip() or found["Description"]
+
+
+def test_the_citation_names_the_version_of_the_wheel(wheel):
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["title"], citation["version"]) == (
+        about(wheel)["Name"],
+        about(wheel)["Version"],
+    )
+
+
+def test_pre_commit_checks_what_lands_a_change():
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert local["repo"] == "local"  # else it needs a network
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    checks = [line for line in lines if line.startswith(("ruff", "mypy"))]
+    assert [hook["entry"] for hook in local["hooks"]] == checks
 
 
 def test_the_core_needs_torch_pyyaml_and_safetensors_only(wheel):

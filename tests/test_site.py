@@ -49,6 +49,12 @@ def test_the_site_asks_no_other_server_for_anything(site):
     assert [page for page in pages if loads.search(page.read_text())] == []
 
 
+def test_a_link_to_a_file_beside_the_docs_becomes_its_name(site):
+    page = (site[0] / "benchmarks-networks" / "index.html").read_text()
+    assert "<code>benchmarks/results/zoo.md</code>" in page
+    assert 'href="../../benchmarks/' not in page
+
+
 def test_a_picture_of_a_page_is_small_and_has_a_dark_one(site):
     pictures = ROOT / "docs" / "pictures"
     light = sorted(pictures.glob("*-light.webp"))

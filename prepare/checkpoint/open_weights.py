@@ -90,8 +90,10 @@ def _read_index(path: Path) -> dict[str, StoredTensor]:
     shard_tensors: dict[str, dict[str, StoredTensor]] = {}
     for shard in dict.fromkeys(shards.values()):
         if Path(shard).name != shard or shard.endswith(INDEX):
-            wrong = f"names the file {files.printable_path(shard)}, which is none beside it"
-            raise CheckpointError.of([problem(path, None, wrong, "files lie beside their index")])
+            wrong = f"names the file {files.printable_path(shard)}, which is not in its folder"
+            raise CheckpointError.of(
+                [problem(path, None, wrong, "put all shards beside the index")]
+            )
         shard_tensors[shard], _ = _read(path.with_name(shard), None)
     lacking = [problem(path.with_name(shard), name, f"is not there, and {path.name} says it is")
                for name, shard in shards.items() if name not in shard_tensors[shard]]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Record the facts about a prepared model that shall stay true, and check them in continuous integration.
+"""Record the properties of a prepared model, and check them in continuous integration.
 
 Examples:
     >>> import torch

@@ -1,4 +1,4 @@
-"""Observe the facts of a contract: weights, layouts, breaks, casts, verification and time of a model."""
+"""Observe what a contract checks: weights, layouts, breaks, casts, verification and time of a model."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class TimeRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """The facts about a prepared model that shall stay true, in a mode and under `torch.autocast` to `amp`.
+    """The properties of a prepared model that a contract checks, in a mode and under autocast to `amp`.
 
     `steps` is its recipe; None if the model was taken as it is. `modules` maps each name to its class,
     `weights` each tensor to its shape, strides, dtype and type of device in words, `layouts` each

@@ -34,7 +34,7 @@ class OperationCase:
     """A module, the shape of its input, and how both are prepared.
 
     `mean` is added to the input. With `against_contiguous`, errors that the contiguous format has too are
-    allowed. `repeats` equal runs must all be right.
+    allowed. `repeats` equal calls must all be right.
     """
 
     build: Callable[[], nn.Module]
@@ -115,7 +115,7 @@ def judge(case: OperationCase, device: str) -> CaseOutcome:
     error = min(error, 1e300)
     if not wrong:
         return CaseOutcome("", f"error {error:.1e}, allowed {allowed:.0e}", error, allowed)
-    some = f" in {wrong} of {runs} equal runs" if wrong < runs else ""
+    some = f" in {wrong} of {runs} equal calls" if wrong < runs else ""
     size = f"error {error:.1e}" if error < 1e30 else "garbage or NaN"
     text = f"{part} wrong{some} ({case}): {size}, allowed {allowed:.0e}"
     return CaseOutcome("wrong here", text, error, allowed)

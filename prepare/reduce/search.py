@@ -144,7 +144,7 @@ def _shrunk(
 
 
 def _error(text: str) -> float:
-    """Return the error that a script told, at most 1; 1 for another message, or if it is not finite."""
+    """Parse the error that a script printed, capped at 1; 1 if there is none, or it is not finite."""
     found = re.search(r"error (\S+),", text)
     error = float(found[1]) if found else 1.0
     return min(error, 1.0) if math.isfinite(error) else 1.0

@@ -125,7 +125,7 @@ class Compile(ForDevice, ModelStep):
         Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
     ) = None
     dynamic: bool | None = None
-    """Return whether to compile with dynamic shapes: false never, true always, null for sizes that change."""
+    """Whether to compile with dynamic shapes: false never, true always, null for sizes that change."""
     fullgraph: bool = False
     """Raise an error if the model cannot be compiled as one graph, instead of compiling parts."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)

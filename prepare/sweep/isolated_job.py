@@ -89,7 +89,7 @@ class _ForkServer:
         except (EOFError, ConnectionError) as error:
             self.close()
             code = self._process.returncode
-            wrong = f"the process that starts the jobs has ended, with exit code {code}"
+            wrong = f"the process that starts the runs has ended, with exit code {code}"
             raise RuntimeError(wrong) from error
         except BaseException:
             self.close()
@@ -145,7 +145,7 @@ def _crash(status: int, log: Path) -> Result:
     if code < 0:
         reason, error = "killed", f"killed by {_name(-code)}{_CAUSES.get(-code, '')}"
     else:
-        reason, error = "exit", f"the job ended its process with exit code {code}, as os._exit does"
+        reason, error = "exit", f"the run ended its process with exit code {code}, as os._exit does"
     return Result("crashed", reason, error, _last_lines(log))
 
 

@@ -128,8 +128,8 @@ def test_a_wrong_shard_of_an_index_is_named(tmp_path):
     safetensors.torch.save_file({"0.weight": torch.ones(2)}, tmp_path / "a.safetensors")
     index = tmp_path / "m.safetensors.index.json"
     for shard, wrong in (
-        ("../a.safetensors", "none beside it"),
-        ("/etc/passwd", "none beside it"),
+        ("../a.safetensors", "not in its folder"),
+        ("/etc/passwd", "not in its folder"),
         ("b.safetensors", "cannot be read: No such file or directory; did you mean"),
     ):
         index.write_text(json.dumps({"weight_map": {"0.weight": shard}}))

@@ -20,7 +20,7 @@ def test_an_interval_beyond_sense_is_not_printed(interval, said):
     assert interval_text(interval) == said
 
 
-def test_a_manifold_time_is_told_by_its_factor_alone():
+def test_a_ratio_from_3_on_is_shown_as_a_factor():
     assert (change_text("slower", 1.5), change_text("slower", 17.0)) == ("+50 %", "")
     assert verdict_text("slower", 17.0, (16, 18)) == "17x slower"
     assert verdict_text("slower", 17.0, (11, 35)) == "over 10x slower"

@@ -18,7 +18,7 @@ NET = "model._target_=sample_nets."
 FAILING = {
     "raises": ("failed", "in raises: ValueError: no such depth"),
     "exits": ("failed", "the job called sys.exit(0)"),
-    "leaves": ("crashed", "the job ended its process with exit code 0, as os._exit does"),
+    "leaves": ("crashed", "the run ended its process with exit code 0, as os._exit does"),
     "is_killed": ("crashed", "killed by SIGKILL: out of memory?"),
     "segfaults": ("crashed", "killed by SIGSEGV: a crash in native code"),
     "runs_out_of_memory": ("failed", "in runs_out_of_memory: MemoryError: 2 TiB"),

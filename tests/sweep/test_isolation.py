@@ -124,7 +124,7 @@ def test_a_killed_fork_server_fails_one_job_and_is_replaced(tmp_path):
     out, err = process.communicate(timeout=60)
     ended = Ended(process.returncode, out, err, tmp_path / "swept")
     assert ended.statuses == ["failed", "ok"]
-    assert "the process that starts the jobs has ended" in ended.rows[0]["reason"]
+    assert "the process that starts the runs has ended" in ended.rows[0]["reason"]
     assert not _is_alive(job)
 
 

@@ -38,7 +38,7 @@ def test_gradients_that_do_not_fit_are_skipped_and_outputs_pass():
     notes = {item.what: item.note for item in result.checks if item.status == "skipped"}
     assert result.status == "pass"
     assert {"input gradients", "parameter gradients"} <= set(notes)
-    assert "not compared: a run in float32 needs" in notes["input gradients"]
+    assert "not compared: a call in float32 needs" in notes["input gradients"]
     assert "raise verify.memory" in notes["input gradients"]
     assert check(model, FLAT, batch, memory=memory, mode="train").status == "cannot tell"
 
@@ -182,7 +182,7 @@ def test_a_budget_says_why_a_run_does_not_fit():
     budget = Budget(10.0, 2**20)
     large = Cost(elements=2**20)
     assert "4.0 MiB, the limit is 1.0 MiB" in budget.refuses(large, torch.float32, backward=False)
-    assert "a run in float64 takes about" in budget.refuses(Cost(operations=10**12), torch.float64)
+    assert "a call in float64 takes about" in budget.refuses(Cost(operations=10**12), torch.float64)
     assert budget.refuses(Cost(elements=10), torch.float32) == ""
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Call:
     """`model(*args, **kwargs)`."""
 
-    args: tuple
+    args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Call:

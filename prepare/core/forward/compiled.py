@@ -21,7 +21,7 @@ def contains_compiled(model: nn.Module) -> bool:
     return any(is_compiled(module) for module in model.modules())
 
 
-def eager_if_compiled(model: nn.Module) -> AbstractContextManager:
+def eager_if_compiled(model: nn.Module) -> AbstractContextManager[object]:
     """Run compiled modules in `model` eagerly; by torch's promise their outputs have the same strides.
 
     A compiled module whose tensors are replaced would be compiled again.

@@ -82,7 +82,9 @@ class _ConvHook:
     def __init__(self, name: str, calls: list[ConvCall]) -> None:
         self.name, self.calls = name, calls
 
-    def __call__(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         x = args[0] if args else kwargs.get("input")
         if isinstance(x, Tensor) and isinstance(output, Tensor):
             self.calls.append(ConvCall(self.name, output.dim(), _formats(x), _formats(output)))

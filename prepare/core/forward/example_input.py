@@ -75,7 +75,7 @@ class TensorSpec:
 class Example:
     """The arguments of `model(*args, **kwargs)`; empty if no example was declared."""
 
-    args: tuple = ()
+    args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __bool__(self) -> bool:

@@ -25,7 +25,9 @@ class CastArguments:
 
     dtype: torch.dtype
 
-    def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
         return _mapped(self._cast, args), _mapped(self._cast, kwargs)
 
     def _cast(self, tensor: Tensor) -> Tensor:
@@ -39,7 +41,7 @@ class CastResults:
     inside: torch.dtype
     outside: torch.dtype
 
-    def __call__(self, module: nn.Module, args: tuple, output: Any) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         return _mapped(self._cast, output)
 
     def _cast(self, tensor: Tensor) -> Tensor:

@@ -64,7 +64,9 @@ class FormatHook:
 
     formatter: Formatter
 
-    def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any] | None:
         new_args, new_kwargs = self.formatter(args), self.formatter(kwargs)
         if new_args is args and new_kwargs is kwargs:
             return None

@@ -50,7 +50,7 @@ def speed_text(
 
 
 def change_text(verdict: str, ratio: float | None) -> str:
-    """Return the change of the time for a table: `-34 %`; empty if `unclear`, or told by a factor."""
+    """Return the change of the time: `-34 %`; empty if unclear, or if the ratio is shown as a factor."""
     return "" if ratio is None or verdict == "unclear" or ratio >= _MANIFOLD else _change(ratio)
 
 

@@ -74,7 +74,7 @@ def key_trouble(key: str) -> str:
     return "holds the merge key '<<'" if key == "<<" else ""
 
 
-def dotted(path: tuple) -> str:
+def dotted(path: tuple[str | int, ...]) -> str:
     """Return `("steps", "half", "keep", 1)` as `steps.half.keep[1]`, with unusual keys in quotes."""
     text = ""
     for key in path:

@@ -96,7 +96,7 @@ class _Normalize(torch.autograd.Function):
         return y, mean, var
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple:
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
         if grad is None:
             return (None,) * 5
         x, weight, bias, mean, var = ctx.saved_tensors
@@ -108,7 +108,7 @@ class _Normalize(torch.autograd.Function):
 
 def _gradients(  # noqa: PLR0917
     ctx: Any, grad: Tensor, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor
-) -> tuple:
+) -> tuple[Any, ...]:
     x, grad = _norm_kernels.with_exact_strides(x), _norm_kernels.with_exact_strides(grad)
     rstd = (var + ctx.eps).rsqrt_()
     if x.dtype.itemsize == 2 and ctx.groups == x.shape[1]:
@@ -129,7 +129,7 @@ def _gradients(  # noqa: PLR0917
     )
 
 
-def _threads_for(x: Tensor) -> AbstractContextManager:
+def _threads_for(x: Tensor) -> AbstractContextManager[Any]:
     """Return a context with one thread, if `x` is too small for more."""
     return one_thread() if x.numel() < _LEAST_FOR_THREADS else nullcontext()
 
@@ -142,11 +142,11 @@ class _CopyInFormats(torch.autograd.Function):
         return x.clone(memory_format=target)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:  # noqa: ARG004
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
         _, ctx.target, ctx.grad_target = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         return _CopyInFormats.apply(grad, ctx.grad_target, ctx.target), None, None
 
 
@@ -268,7 +268,9 @@ def _normalize_differentiably(
     return y, mean, var
 
 
-def _differentiable_backward(ctx: Any, grad: Tensor, x: Tensor, weight: Any, bias: Any) -> tuple:
+def _differentiable_backward(
+    ctx: Any, grad: Tensor, x: Tensor, weight: Any, bias: Any
+) -> tuple[Any, ...]:
     inputs = (x, ctx.groups, weight, bias, ctx.eps)
     needed = [i for i, needs_grad in enumerate(ctx.needs_input_grad) if needs_grad]
     y, _, _ = _normalize_differentiably(*inputs)

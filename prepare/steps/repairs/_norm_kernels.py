@@ -182,7 +182,9 @@ def _concatenated(tensors: tuple[Tensor, ...]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def _pieces(tensors: Sequence[Tensor], factors: Sequence[Tensor]) -> Iterator[tuple]:
+def _pieces(
+    tensors: Sequence[Tensor], factors: Sequence[Tensor]
+) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
     """Yield tensors (N, R, L) and factors (N, 1, L) in pieces that fit in a cache."""
     size = _piece_size()
     samples, rows = max(1, size // tensors[0][0].numel()), max(1, size // tensors[0].shape[2])

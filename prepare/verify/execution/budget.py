@@ -108,7 +108,7 @@ class Budget:
 
     def refuses(self, cost: Cost, dtype: torch.dtype, *, backward: bool = True) -> str:
         """Say why a run does not fit into the budget; empty if it fits."""
-        run = f"a run in {str(dtype).removeprefix('torch.')}"
+        run = f"a call in {str(dtype).removeprefix('torch.')}"
         memory = cost.bytes(dtype, backward=backward)
         return self._refusal(run, memory, self._estimate(cost, dtype, backward=backward))
 
