@@ -5,14 +5,17 @@ import itertools
 import re
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from clocks import Clock
-from made_benches import ran, settings
+from made_benches import ran
+from made_works import settings, work
 from page_reader import Reader
 from prepare.bench import compare
 from prepare.bench import time_prepared as levels
@@ -21,9 +24,9 @@ from prepare.bench.records import Bench
 from prepare.bench.time_prepared import INFERENCE, ONE_SAMPLE, TRAINING, Models, time_models
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
-from prepare.job import analyses
-from prepare.job.settings import Settings
+from prepare.job import carry_out, load_weights
 from prepare.pipeline import Pipeline
+from prepare.registry import STAGES
 from prepare.report.pages.page import run_page
 from prepare.report.terminal.console import stage
 from prepare.step import ModelStep
@@ -253,33 +256,55 @@ def test_a_stage_updates_its_text_only_on_a_terminal(monkeypatch, capsys):
     assert "one round" in capsys.readouterr().err
 
 
+def references(monkeypatch, verify, bench):
+    """The models that the stages of a run would compare with: none, a model, or the reason why not."""
+    seen = []
+
+    def look(self, work):
+        seen.append(work.reference)
+        return {}
+
+    levels = {
+        name: STAGES[name](level=level) for name, level in (("verify", verify), ("bench", bench))
+    }
+    for name in levels:
+        monkeypatch.setattr(STAGES[name], "run", look)
+    given = replace(settings(**levels), steps={"conv2d_memory_format": {}})
+    carry_out.carry_out(given, lambda _: net(), folder=Path(), progress=lambda _: nullcontext(), show=lambda _: None)  # fmt: skip
+    return seen
+
+
 def test_one_copy_serves_the_verification_and_the_bench(monkeypatch):
     copied = []
     monkeypatch.setattr(
-        analyses, "copy_or_build", lambda model, build: copied.append(model) or build()
+        carry_out, "copy_or_build", lambda model, build: copied.append(model) or build()
     )
-    model = net()
     for verify, bench in itertools.product(("none", "short", "full"), repeat=2):
         copied.clear()
-        found = analyses.reference_of(settings(verify, bench), model, net)
+        first, second = references(monkeypatch, verify, bench)
         wanted = {verify, bench} != {"none"}
-        assert (len(copied), found is not None) == (wanted, wanted), (verify, bench)
-    checked = analyses.verification_of(settings("none", "short"), Pipeline([]), net(), model, example())  # fmt: skip
-    assert checked is None
-    assert analyses.bench_of(settings("short", "none"), Pipeline([]), net(), model, example(), took=0, tell=None) is None  # fmt: skip
+        assert first is second
+        assert (len(copied), first is not None) == (wanted, wanted), (verify, bench)
+
+
+@pytest.mark.parametrize("name", ["verify", "bench"])
+def test_a_stage_of_level_none_leaves_no_record(name):
+    given = work(net(), reference=net(), example=example())
+    assert STAGES[name](level="none").run(given) == {}
 
 
 def test_a_large_model_is_copied_only_at_level_full(monkeypatch):
-    monkeypatch.setattr(analyses, "LARGEST", 100)
+    monkeypatch.setattr(carry_out, "LARGEST", 100)
+    monkeypatch.setattr(load_weights, "LARGEST", 100)
     for verify, bench in (("short", "none"), ("none", "short"), ("short", "short")):
-        found = analyses.reference_of(settings(verify, bench), net(), net)
+        found, _ = references(monkeypatch, verify, bench)
         assert found.startswith(
             "the model holds 560 bytes, too much to copy it by default; verify=full or"
         )
         timing = timed(models(unprepared=found))
         assert timing.headline.reason == found
     for verify, bench in (("full", "short"), ("none", "full"), ("short", "full")):
-        assert isinstance(analyses.reference_of(settings(verify, bench), net(), net), nn.Module)
+        assert isinstance(references(monkeypatch, verify, bench)[0], nn.Module)
 
 
 @pytest.mark.parametrize("level", ["short", "full", "none"])
@@ -298,12 +323,12 @@ def test_the_key_bench_sets_the_level(tmp_path, monkeypatch, capsys, level):
 
 
 def test_the_default_level_is_short():
-    assert Settings(model={}, steps={}, input={}, choices={}).bench == "short"
+    assert settings().stages["bench"].level == "short"
 
 
 def test_a_failed_verification_is_shown_beside_the_time(tmp_path, monkeypatch, capsys):
     wrong = replace(unknown("off", level="short", mode="eval"), status="fail")
-    monkeypatch.setattr(analyses, "verification_of", lambda *_: wrong)
+    monkeypatch.setattr(STAGES["verify"], "run", lambda *_: {"verify": wrong})
     code, out, folder = ran(tmp_path, monkeypatch, capsys)
     assert code == 3
     assert "; but its outputs are wrong, see verified" in " ".join(out.split())

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from made_works import work
+from prepare.core.forward.example_input import Example
 from prepare.errors import ConfigError
 from prepare.job.settings import read_settings
 from prepare.registry import STAGES
@@ -28,7 +30,7 @@ def test_a_memory_limit_has_a_unit_or_is_in_bytes(memory, count, monkeypatch):
     stage = read_settings(config, choices={}).stages["verify"]
     seen = []
     monkeypatch.setattr("prepare.verify.verify", lambda *_, **limits: seen.append(limits))
-    stage.run(work())
+    stage.run(work(reference=nn.Conv2d(3, 4, 3), example=Example((torch.ones(1, 3, 8, 8),))))
     assert (seen[0]["memory"], seen[0]["seconds"]) == (count, 5.0)
 
 

@@ -3,19 +3,19 @@
 import copy
 import inspect
 import pickle
-from types import SimpleNamespace
 
 import pytest
 import torch
-from prepare.job.analyses import flow_without_repairs
 from torch import nn
 
 from compile_checks import Net, pipeline
+from made_works import work
 from prepare.core.forward import compiled, conv_layouts
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
 from prepare.models.unet import UNet2d
 from prepare.pipeline import Pipeline
+from prepare.registry import STAGES
 from prepare.steps import compile as compiling
 from small_nets import facts
 
@@ -159,6 +159,6 @@ def test_the_flow_without_repairs_works_for_a_compiled_model():
     declared = Pipeline.from_config(steps)
     net = declared.apply(UNet2d(width=4, depth=2, norm="instance").eval())
     example = Example((torch.randn(1, 1, 16, 16),), {})
-    flow = flow_without_repairs(SimpleNamespace(amp="none"), declared, net, example)
+    flow = STAGES["flow"]().run(work(net, declared, formatted=example))["flow_before"]
     assert "InstanceNorm2d" in {event.type for event in flow.events}
     assert net._compiled_call_impl is not None

@@ -5,15 +5,10 @@ from dataclasses import replace
 from prepare.bench.records import Bench, Case, Comparison, Control, VariantResult
 from prepare.bench.time_prepared import INFERENCE
 from prepare.cli import main as cli
-from prepare.job.settings import Settings
 from prepare.verify.records import Check, unknown
 
 NET = ("model._target_=sample_nets.Net", "input.shape=[2,3,16,16]", "memfmt=channels_last", "device=cpu", "verify=none")  # fmt: skip
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def settings(verify, bench):
-    return Settings(model={}, steps={}, input={}, choices={}, stages={"verify": VerifyStage(level=verify), "bench": BenchStage(level=bench)})
 
 
 def ran(tmp_path, monkeypatch, capsys, *words):
