@@ -123,13 +123,13 @@ class Step:
         """Return this step with the options that a run finds with its example, and notes on them.
 
         `model` is a copy that the other steps have prepared, `example` is formatted for it. Only a step
-        whose `needs_example()` is true is asked.
+        with a text `without_example()` is asked.
         """
         return self, []
 
-    def needs_example(self) -> bool:
-        """Return whether `for_example` would replace an option."""
-        return False
+    def without_example(self) -> str:
+        """Return an option that `for_example` replaces, and what it means otherwise; empty for none."""
+        return ""
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:

@@ -126,14 +126,15 @@ def _begun(
 def _for_example(work: Work) -> Pipeline:
     """Return the pipeline with the options that its steps find with the example."""
     config = work.pipeline.to_config()
-    asking = [step for step in work.pipeline.steps.values() if step.needs_example()]
+    asking = [step for step in work.pipeline.steps.values() if step.without_example()]
     if not asking or not work.example:
         return work.pipeline
     with work.progress("choosing the calls to replace"):
         for step in asking:
+            kept = f"steps.{step.name}.{step.without_example()}"
             if (held := bytes_of(work.model)) > LARGEST:
                 reason = f"the model holds {size(held)}, too much to copy it"
-                work.notes.append(f"steps.{step.name}: takes its defaults: {reason}")
+                work.notes.append(f"{kept}: {reason}")
                 continue
             others = Pipeline(
                 [
@@ -145,7 +146,7 @@ def _for_example(work: Work) -> Pipeline:
             try:
                 copied = copy_or_build(work.model, work.build)
             except CopyError as error:
-                work.notes.append(f"steps.{step.name}: takes its defaults: {error}")
+                work.notes.append(f"{kept}: {error}")
                 continue
             others.apply(copied, strict=False, known_issues="ignore")
             example = formatted(work.example, others)

@@ -78,7 +78,9 @@ def _run_job(spec: JobSpec, stage: Stage, show: Show, *, begun: bool) -> Outcome
             _write_failure(spec, record, outcome)
         return write_result(outcome, record)
     try:
-        spec.pages(outcome, spec.folder)
+        # Without figures its record could not be written, and that error matters.
+        if outcome.result.figures is not None:
+            spec.pages(outcome, spec.folder)
     except BaseException as error:
         failed = replace(failure(error).result, seconds=seconds)
         outcome = replace(outcome, result=failed, code=failure(error).code)

@@ -79,8 +79,8 @@ class KeepLayout(ForChannelsLast):
         module.__class__ = rewritten(_original(module), names)
         return {name: module}
 
-    def needs_example(self) -> bool:
-        return self.calls == "auto"
+    def without_example(self) -> str:
+        return "calls: auto takes all calls of operators" if self.calls == "auto" else ""
 
     def for_example(
         self, model: torch.nn.Module, example: Any, *, backward: bool, amp: Any
@@ -92,7 +92,7 @@ class KeepLayout(ForChannelsLast):
         where = f"steps.{self.name}.calls"
         if choice.before.status != "ok":
             reason = f"the flow cannot be predicted: {choice.before.reason}"
-            return self, [f"{where}: auto takes all calls of operators: {reason}"]
+            return self, [f"steps.{self.name}.{self.without_example()}: {reason}"]
         if choice.names:
             return replace(self, calls=choice.names), []
         breaks = choice.before.summary["breaks"]

@@ -11,9 +11,9 @@ import torch
 
 from clocks import Clock, noisy
 from prepare.bench import Comparison, compare
+from prepare.bench.document import _control
 from prepare.core.utils.numbers import seconds
 from prepare.errors import BenchError
-from prepare.bench.document import _control
 
 BATCH = torch.ones(4, 3)
 
