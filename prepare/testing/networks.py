@@ -89,6 +89,11 @@ def bits(tensor: Tensor) -> bytes:
         return b""
     if is_quantized(tensor):
         return b"".join(map(bits, data_of(tensor)))
+    if tensor.is_nested:
+        return b"".join(map(bits, tensor.unbind()))
+    if tensor.is_quantized:
+        return bits(tensor.int_repr())
     dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
-    flat = dense.cpu().contiguous().resolve_conj().resolve_neg().reshape(-1)
+    plain = dense.cpu().contiguous().resolve_conj().resolve_neg()
+    flat = plain.as_strided((plain.numel(),), (1,))  # one element may have any stride
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

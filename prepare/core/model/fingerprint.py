@@ -26,7 +26,8 @@ def fingerprint(model: nn.Module) -> str:
             tensor = torch.cat([part.reshape(-1) for part in tensor.unbind()])
         dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
         plain = dense.cpu().contiguous().resolve_conj().resolve_neg()
-        values = plain.reshape(-1).view(torch.uint8).numpy()
+        flat = plain.as_strided((plain.numel(),), (1,))  # one element may have any stride
+        values = flat.view(torch.uint8).numpy()
         head = f"{place.path!r} {tuple(tensor.shape)} {tensor.dtype}\n"
         digest.update(head.encode("utf-8", "surrogatepass"))
         digest.update(values.data)
