@@ -120,7 +120,9 @@ def _read(read: _TensorRead, opened: OpenedWeights) -> Tensor:
     tensor, source = read.request.tensor, read.source
     fresh = torch.empty_strided(tensor.shape, read.stride, dtype=read.dtype, device=read.device)
     if isinstance(source, Tensor):
-        check_cast(read.request.path, source, fresh.copy_(source), clamp=read.request.clamp)
+        check_cast(
+            read.request.path, source, fresh.copy_(source.resolve_neg()), clamp=read.request.clamp
+        )
         return fresh
     _fill_one(huge_pages(fresh), source, read.request, opened)
     for alias in read.aliases:

@@ -39,7 +39,8 @@ class Move:
 
     def source(self) -> Tensor:
         """Return the data to copy."""
-        return self.tensors[0].detach()
+        # torch's copy from float32 to float16 ignores the negative bit.
+        return self.tensors[0].detach().resolve_neg()
 
     def allocate(self) -> Tensor:
         """Return the new data, filled only if the tensor has no strides."""

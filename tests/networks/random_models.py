@@ -169,12 +169,18 @@ def of_two_tensors(change):
             other
             for *_, other in held
             if other is not one
+            and stored_plainly(other)
+            and stored_plainly(one)
             and (type(other), other.shape, other.dtype) == (type(one), one.shape, one.dtype)
         ]
         if alike:
             change(table, name, alike[second % len(alike)])
 
     return deed
+
+
+def stored_plainly(tensor):
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
 
 
 def tie(table, name, other):

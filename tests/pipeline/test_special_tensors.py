@@ -78,7 +78,7 @@ def test_a_conjugate_in_a_file_of_torch_is_loaded_as_itself(tmp_path):
         checkpoint.load(tmp_path / "weights.pt", Holder(weight=tied, adjoint=tied))
 
 
-def test_a_module_that_conjugates_what_it_loads_is_not_taken_at_face_value(tmp_path):
+def test_a_module_that_conjugates_what_it_loads_is_refused(tmp_path):
     class Conjugating(Holder):
         def _load_from_state_dict(self, state, *rest):
             state["weight"] = state["weight"].conj()
@@ -101,6 +101,14 @@ def test_a_negative_view_keeps_its_sign_in_a_cast():
     Pipeline.from_config(BF16).apply(model)
     for name, buffer in expected.named_buffers():
         assert torch.equal(getattr(model, name), buffer), name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_negative_view_alone_keeps_its_sign(dtype):
+    pipeline = Pipeline.from_config({"half": {"dtype": dtype}, "input_format": {}})
+    model = pipeline.apply(Holder(negative=torch._neg_view(torch.ones(3))))
+    assert model.negative.tolist() == [-1.0] * 3
+    assert pipeline.format(torch._neg_view(torch.ones(3))).tolist() == [-1.0] * 3
 
 
 def test_a_tensor_and_its_negative_view_stay_views_in_a_cast():

@@ -135,7 +135,7 @@ def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
             dtype = torch.promote_types(dtype, torch.complex32)
         elif not tensor.is_floating_point():
             dtype = tensor.dtype
-        values = torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
+        values = torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor.resolve_neg())
         if not tensor.is_complex():
             check_cast("", tensor, values, clamp=True)
     if not isinstance(tensor, nn.Parameter):
