@@ -24,6 +24,7 @@ from prepare.errors import (
 from prepare.pipeline.collect_wants import make_table, targets
 from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, find_known_issues
 from prepare.pipeline.optimizer_state import state_moves, unsupported_training
+from prepare.pipeline.preconditions import scripted_problems
 from prepare.pipeline.transfer import Move, StorageMove, Transfer
 from prepare.plan import Action
 from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, Storage, TensorStep
@@ -80,6 +81,7 @@ def survey(
     actions: list[Action] = []
     unmatched: list[ConfigError] = []
     if phases.structure:
+        raise_problems(RefusedError, scripted_problems(model))
         model = copy_tree(model)
         actions, unmatched = _rewrite(model, phases.structure)
     for step in phases.acting:

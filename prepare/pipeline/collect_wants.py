@@ -147,6 +147,9 @@ def _fill(
         places = [place for place, _ in answers]
         skipped = selection.reason_to_skip_tensor(places) if selection.patterns else None
         for side, value in () if skipped else (pair for _, want in answers for pair in want):
+            if side == "clamp":  # how to cast, and no property that the tensor can have
+                request.clamp = True
+                continue
             kept = _cast_protection(request, value, protected) if side == "dtype" else None
             if kept:
                 skipped = kept
@@ -196,9 +199,10 @@ def _ask(step: TensorStep, place: NamedTensor) -> tuple[tuple[str, str], ...]:
     if not isinstance(want, Want):
         raise StepError(where, f"want() returned {want!r}", "return a Want or None")
     try:
-        return _checked_pairs(want.device, want.dtype, want.memory_format, place.tensor.dim())
+        pairs = _checked_pairs(want.device, want.dtype, want.memory_format, place.tensor.dim())
     except ValueError as error:
         raise StepError(where, f"want() for {place.path} returned {error}") from None
+    return (*pairs, ("clamp", "")) if want.clamp else pairs
 
 
 @cache

@@ -26,7 +26,8 @@ class TensorRequest:
     """One tensor, every place that holds it in the model, and what the steps request of it.
 
     `wants` maps each property (device, dtype, memory_format) to the requested value, and `by` to the
-    steps that request it; `skipped` maps each step that is kept off this tensor to the reason.
+    steps that request it; `skipped` maps each step that is kept off this tensor to the reason. With
+    `clamp`, values beyond the range of the new dtype are clamped.
     """
 
     tensor: Tensor
@@ -34,6 +35,7 @@ class TensorRequest:
     wants: Mapping[str, str] = field(default_factory=_empty_mapping)
     by: Mapping[str, tuple[str, ...]] = field(default_factory=_empty_mapping)
     skipped: Mapping[str, str] = field(default_factory=_empty_mapping)
+    clamp: bool = False
 
     @property
     def path(self) -> str:
@@ -66,7 +68,7 @@ class TensorRequest:
             same = same and stride == tensor.stride()
         else:
             stride = None if same else preserved_stride(tensor)
-        return None if same else Move(self.path, self.tensors, device, dtype, stride)
+        return None if same else Move(self.path, self.tensors, device, dtype, stride, self.clamp)
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,10 @@ class StorageGroup:
         for move, request in self._moving():
             if move.stride != request.tensor.stride():
                 return move  # an expanded tensor that gets new strides
-            tensors = [tensor for each in self.requests for tensor in each.tensors]
-            return StorageMove(move.path, tensors, move.device, move.dtype)
+            named = [(each.path, tensor) for each in self.requests for tensor in each.tensors]
+            paths, tensors = zip(*named, strict=True)
+            clamp = any(each.clamp for each in self.requests)
+            return StorageMove(move.path, tensors, move.device, move.dtype, paths, clamp)
         return None
 
     def _moving(self) -> list[tuple[Move, TensorRequest]]:

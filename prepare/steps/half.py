@@ -34,6 +34,8 @@ class Half(TensorStep):
     results to 16 bits, by hooks that survive deepcopy and pickle; only batch and instance norms take 16-bit
     inputs as they are. Under autocast, the operators inside it follow autocast.
     Helps: half the memory, and faster convolutions on hardware with 16-bit units.
+    A finite value that `dtype` cannot hold is refused, as the mask value `finfo(float32).min` in bfloat16;
+    with `clamp` it becomes the largest finite number of its sign.
     Hurts: float16 overflows above 65504, and the running statistics of a batch norm stop changing or
     overflow in it. Therefore `keep` skips batch and instance norms by default; `keep=[]` casts everything,
     exactly as `.half()` does. On a CPU float16 is very slow: use bfloat16 there. For training, keep float32
@@ -46,6 +48,8 @@ class Half(TensorStep):
     dtype: Literal["float16", "bfloat16"] = "float16"
     keep: Literal["norms"] | Patterns = "norms"
     """Patterns of modules that stay in float32; the word `norms` means batch and instance norms."""
+    clamp: bool = False
+    """Whether finite values beyond the range of `dtype` become its largest number; else they are refused."""
 
     def in_training(self) -> Iterable[Problem]:
         if self.dtype == "float16":
@@ -63,7 +67,9 @@ class Half(TensorStep):
             )
 
     def want(self, tensor: NamedTensor) -> Want | None:
-        return Want(dtype=self.dtype) if tensor.tensor.is_floating_point() else None
+        if not tensor.tensor.is_floating_point():
+            return None
+        return Want(dtype=self.dtype, clamp=self.clamp)
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
         from prepare.core.forward.float32_calls import casts_of

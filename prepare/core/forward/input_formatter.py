@@ -46,7 +46,8 @@ class Formatter:
             return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, name))
         # Not `.contiguous(memory_format=...)`: it keeps strides that satisfy the format, canonical or not.
         fresh = torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device)
-        return fresh.copy_(tensor, non_blocking=True)
+        # torch's copy from float32 to float16 ignores the negative bit.
+        return fresh.copy_(tensor.resolve_neg(), non_blocking=True)
 
     def _format(self, rank: int) -> str | None:
         for dims, memory_format in self.formats:

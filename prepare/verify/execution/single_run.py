@@ -20,6 +20,7 @@ from prepare.core.forward.nested import named_tensors_in
 from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.tensors import is_plain
+from prepare.pipeline.transfer import check_cast
 from prepare.verify.execution.determinism import DeterministicMode, make_deterministic
 from prepare.verify.execution.memory_safety import UnsafeBackwardDetector, repair_convolutions
 
@@ -102,7 +103,8 @@ def run_model(
             _unscale((*leaves.values(), *trained.values()), scale)
         result.inputs = {name: leaf.grad for name, leaf in leaves.items()}
         result.parameters = {name: p.grad for name, p in trained.items()}
-        result.buffers = {name: buffer.detach() for name, buffer in model.named_buffers()}
+        buffers = ((n, b) for n, b in model.named_buffers() if not b.is_nested)  # has no shape
+        result.buffers = {name: buffer.detach() for name, buffer in buffers}
     return result
 
 
@@ -122,7 +124,10 @@ def contiguous(call: Call) -> Call:
 
 
 def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a contiguous stand-in in another real (or the matching complex) dtype; integers are kept."""
+    """Return a contiguous stand-in in another real (or the matching complex) dtype; integers are kept.
+
+    Numbers beyond the range of `dtype` become its largest, so that the noise of rounding stays finite.
+    """
     if not is_plain(tensor):
         return tensor
     with torch.no_grad():
@@ -130,7 +135,9 @@ def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
             dtype = torch.promote_types(dtype, torch.complex32)
         elif not tensor.is_floating_point():
             dtype = tensor.dtype
-        values = torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
+        values = torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor.resolve_neg())
+        if not tensor.is_complex():
+            check_cast("", tensor, values, clamp=True)
     if not isinstance(tensor, nn.Parameter):
         return values.requires_grad_(tensor.requires_grad)
     return _with_hooks(tensor, nn.Parameter(values, tensor.requires_grad))
