@@ -232,7 +232,8 @@ class Pipeline:
         _check_strict(strict)
         start = time.perf_counter()
         optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
-        work = survey(model, self._phases, known_issues, amp)
+        with paused_collector():
+            work = survey(model, self._phases, known_issues, amp)
         actions, table, issues = work.actions, work.table, work.issues
         raise_problems(RefusedError, lazy_problems(table))
         if errors := [*(table.errors if strict else ()), *_known_errors(issues)]:
@@ -248,9 +249,10 @@ class Pipeline:
                 problems += unrelated_optimizer(model, optimizer)
                 problems += removed_parameters(model, work.model, work.storages, optimizer)
             raise_problems(RefusedError, [*problems, *precondition_problems(model, table)])
-            apply_steps(
-                model, self._phases, actions, moves, optimizer=optimizer, low_memory=low_memory
-            )
+            with paused_collector():
+                apply_steps(
+                    model, self._phases, actions, moves, optimizer=optimizer, low_memory=low_memory
+                )
         if optimizer is not None:
             RestrideLoadedState().install(optimizer)
         done = f"moved {plural(len(moves), 'tensor')}" if actions or moves else "nothing to do"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from prepare.core.utils.wording import in_training, option, words
@@ -69,14 +70,16 @@ class Half(TensorStep):
     def want(self, tensor: NamedTensor) -> Want | None:
         if not tensor.tensor.is_floating_point():
             return None
-        return Want(dtype=self.dtype, clamp=self.clamp)
+        return self._want
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
         from prepare.core.forward.float32_calls import casts_of
 
         casts = self._casts(model)
         for name, module in model.named_modules():
-            if casts_of(module) != casts.get(id(module)):
+            # Most modules have no hook, and need no cast.
+            found = casts_of(module) if module._forward_hooks else None
+            if found != casts.get(id(module)):
                 yield name
 
     def act(self, model: torch.nn.Module) -> None:
@@ -88,6 +91,10 @@ class Half(TensorStep):
                 call_in_float32(module, casts[id(module)])
             else:
                 call_as_it_is(module)
+
+    @cached_property
+    def _want(self) -> Want:
+        return Want(dtype=self.dtype, clamp=self.clamp)
 
     def _casts(self, model: torch.nn.Module) -> dict[int, CastResults]:
         """Return the casts by the id of each module that gets them: the outermost that are kept."""

@@ -127,13 +127,22 @@ def name_of(kind: torch.dtype | torch.device) -> str:
     return str(kind).removeprefix("torch.")
 
 
+def storage_key(tensor: Tensor) -> int | None:
+    """Return a number that tensors have in common if they share a storage; None for one that shares none."""
+    if not (is_plain(tensor) and tensor.numel()):
+        return None
+    if tensor.is_meta:
+        return tensor.untyped_storage()._cdata
+    # The address at which the storage begins: making a Python object of each storage takes far longer.
+    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+
+
 def identity(tensor: Tensor) -> Hashable:
     """Return a key that is equal for the same object, and for the same view of the same storage."""
-    if is_plain(tensor) and tensor.numel():
-        storage = tensor.untyped_storage()._cdata
-        place = tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
-        return storage, *place, tensor.is_conj(), tensor.is_neg()
-    return id(tensor)
+    if (storage := storage_key(tensor)) is None:
+        return id(tensor)
+    place = tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+    return storage, *place, tensor.is_conj(), tensor.is_neg()
 
 
 def with_bits_of(tensor: Tensor, data: Tensor) -> Tensor:
