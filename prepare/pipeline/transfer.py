@@ -45,7 +45,10 @@ class Move:
     def allocate(self) -> Tensor:
         """Return the new data, filled only if the tensor has no strides."""
         if self.stride is None:
-            return self.source().to(self.device, self.dtype)
+            source = self.source()
+            # To be clamped, the values of one place must be added up before.
+            source = source.coalesce() if self.clamp and not source.is_coalesced() else source
+            return source.to(self.device, self.dtype)
         shape = self.tensors[0].shape
         fresh = torch.empty_strided(shape, self.stride, dtype=self.dtype, device=self.device)
         return huge_pages(fresh)
@@ -115,8 +118,6 @@ def check_cast(path: str, old: Tensor, new: Tensor, *, clamp: bool = False) -> N
     if old.is_meta or new.is_meta or not copy_parts.is_narrower(new.dtype, old.dtype):
         return
     if old.layout is torch.sparse_coo:
-        if clamp:
-            check_cast(path, old._values(), new._values(), clamp=True)
         # Values of one place are added up, and their sum may be infinite.
         old, new = (stored_values(each.coalesce()) for each in (old, new))
     # A copy from an accelerator to main memory may still be running.

@@ -249,6 +249,13 @@ def test_clamp_gives_the_largest_number_and_keeps_infinities(dtype):
     assert Pipeline.from_config(pipeline.to_config()).steps["half"].clamp
 
 
+def test_clamp_holds_for_sparse_values_that_are_added_up():
+    twice = torch.sparse_coo_tensor(torch.tensor([[0, 0]]), torch.tensor([4e4, 3e4]), (2,))
+    model = Holder(sparse=twice)
+    Pipeline.from_config({"half": {"clamp": True}}).apply(model)
+    assert model.sparse.to_dense().tolist() == [65504.0, 0.0]
+
+
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_a_load_into_a_narrower_dtype_refuses_or_clamps(suffix, tmp_path):
     path = tmp_path / f"weights{suffix}"
