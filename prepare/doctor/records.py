@@ -9,6 +9,7 @@ from typing import Any
 
 from prepare.core.utils import json_records
 from prepare.core.utils.display import Readable
+from prepare.core.utils.environment import check_environment
 from prepare.errors import DoctorError
 
 _KIND = json_records.Kind("prepare.doctor", 1, "a diagnosis", "a doctor.json", DoctorError)
@@ -79,6 +80,7 @@ class Diagnosis(Readable):
 
 
 def _check(diagnosis: Diagnosis) -> None:
+    check_environment(diagnosis.environment)
     for each in diagnosis.findings:
         if each.verdict not in VERDICTS:
             raise ValueError(f"{each.verdict!r} is not a verdict")

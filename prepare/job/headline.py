@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prepare.audit import Audit
+from prepare.audit import Audit, check_summary
 from prepare.bench.records import Bench, Case, Comparison
-from prepare.core.utils import files
+from prepare.core.utils import files, json_records
 from prepare.core.utils.machine import disturbance
 from prepare.errors import FileError
 from prepare.flow.records import Flow
@@ -147,9 +147,8 @@ def _head(path: Path, kind: str, table: str) -> dict[str, Any] | None:
 def _audited(path: Path) -> dict[str, Any]:
     data = _head(path, "prepare.audit", '"rows":[')
     summary = data["summary"] if data else Audit.load(path).summary
-    counts = {str(word): int(count) for word, count in summary["convolutions"].items()}
-    sizes = {key: int(summary[key]) for key in ("bytes_before", "bytes_after")}
-    return {**summary, "convolutions": counts, **sizes}
+    check_summary(summary)
+    return summary
 
 
 def _flow_figures(path: Path) -> FlowFigures:
@@ -158,9 +157,9 @@ def _flow_figures(path: Path) -> FlowFigures:
         flow = Flow.load(path)
         data = {"status": flow.status, "summary": flow.summary}
     keys = ("breaks", "copied_bytes", "convolutions", "in_layout")
-    return FlowFigures(
-        status=str(data["status"]), **{key: int(data["summary"][key]) for key in keys}
-    )
+    json_records.check_values(data, {"status": str})
+    json_records.check_values(data["summary"], dict.fromkeys(keys, int))
+    return FlowFigures(status=data["status"], **{key: data["summary"][key] for key in keys})
 
 
 def _verify_figures(path: Path) -> VerifyFigures:

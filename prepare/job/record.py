@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from prepare import recipe
 from prepare.core.utils import files, json_records
-from prepare.errors import FileError, Problem
+from prepare.errors import FileError, PrepareError, Problem
+from prepare.export.records import Export
 
 if TYPE_CHECKING:
     from prepare.audit import Audit
@@ -33,16 +33,22 @@ FILES = (
     *("flow.json", "flow_before.json", "flow.svg", "verify.json"),
     *("bench.json", "bench.svg", "tune.json", "tune.svg", "reduced.py", "report.html"),
     *("export.json", "model.pt2", "model.onnx", "model.onnx.data", "model.xml", "model.bin"),
-    "contract.json",
+    *("model.pte", "contract.json"),
     *("patch.json", "patch.diff"),
     *("environment.json", "job.json", "log.txt", "traceback.txt", "result.json"),
 )
 # What Hydra leaves beside a record.
+_HYDRA = ".hydra"
+# In the folder of a sweep. Its files are locked, and never read.
+LOCKS = ".locks"
 _OF_HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "prepare.log")
-_RESULT, _JOB = "prepare.result", "prepare.job"
-_VERSION = 1
-# Fields that the files of earlier versions do not have.
-_LATE = {"figures", "done", "during", "amp"}
+_KILLED = "holds no result: its run was killed or is still running"
+_RESULT = json_records.Kind(
+    "prepare.result", 1, "the result of a job", "the result.json of a run", FileError
+)
+_JOB = json_records.Kind("prepare.job", 1, "a job", "the job.json of a run", FileError)
+# Of fields that the files of earlier versions do not have.
+_LATE = {"late": True}
 # More than any of these files needs; a summary also reads folders that others have written.
 _LIMIT = 1 << 24
 
@@ -62,10 +68,10 @@ class Result:
     error: str | None = None
     traceback: str | None = None
     seconds: float = 0.0
-    figures: dict[str, Any] | None = None
-    done: list[str] = field(default_factory=list)
-    during: str = ""
-    amp: str = "none"
+    figures: dict[str, Any] | None = field(default=None, metadata=_LATE)
+    done: list[str] = field(default_factory=list, metadata=_LATE)
+    during: str = field(default="", metadata=_LATE)
+    amp: str = field(default="none", metadata=_LATE)
 
 
 @dataclass(frozen=True)
@@ -98,12 +104,20 @@ class Record:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             # The result first: a record that has one is complete.
-            for name in reversed(FILES):
+            for name in reversed((*self._artefacts(), *FILES)):
                 (self.folder / name).unlink(missing_ok=True)
             for left_by_a_kill in self.folder.glob(f".*{files.TEMPORARY}"):
                 left_by_a_kill.unlink(missing_ok=True)
         except OSError as error:
             raise unusable(self.folder, error) from error
+
+    def _artefacts(self) -> list[str]:
+        """Return the names of the artefact's files, which the user may have chosen."""
+        with contextlib.suppress(PrepareError):
+            names = Export.load(self.folder / "export.json").files
+            # Names alone: the record may be somebody else's.
+            return [n for n in names if Path(n).name == n and files.is_file(self.folder / n)]
+        return []
 
     def begin(self, job: Job) -> None:
         """Clear the folder for a job; `job.json` identifies a job of a sweep. Raises FileError."""
@@ -113,7 +127,7 @@ class Record:
 
     def write_job(self, job: Job) -> None:
         """Write `job.json`."""
-        self._write("job.json", {"format": _JOB, "version": _VERSION, **asdict(job)})
+        self._write("job.json", _JOB.head | asdict(job))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write `environment.json`: packages and devices."""
@@ -134,17 +148,19 @@ class Record:
         """Write `result.json`, the last file of a record, and before it the traceback of an error."""
         if result.status == "failed" and result.traceback:
             files.write_text(self.folder / "traceback.txt", result.traceback)
-        self._write("result.json", {"format": _RESULT, "version": _VERSION, **asdict(result)})
+        self._write("result.json", _RESULT.head | asdict(result))
 
     def result(self) -> Result | None:
         """Read the result; None if the job has not ended. Raises FileError."""
-        data = _read(self.folder / "result.json", _RESULT)
-        return None if data is None else Result(**data)
+        path = self.folder / "result.json"
+        if not path.is_file():
+            return None
+        return json_records.load(Result, path, _RESULT, check=_check_status, limit=_LIMIT)
 
     def job(self) -> Job | None:
         """Read the job; None if nothing was written. Raises FileError."""
-        data = _read(self.folder / "job.json", _JOB)
-        return None if data is None else Job(**data)
+        path = self.folder / "job.json"
+        return json_records.load(Job, path, _JOB, limit=_LIMIT) if path.is_file() else None
 
     def is_of(self, job: Job) -> bool:
         """Return whether the record is that of `job`. Raises FileError."""
@@ -157,7 +173,7 @@ class Record:
         with contextlib.suppress(OSError):
             for name in _OF_HYDRA:
                 (self.folder / name).unlink(missing_ok=True)
-            (self.folder / ".hydra").rmdir()
+            (self.folder / _HYDRA).rmdir()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
@@ -165,39 +181,62 @@ class Record:
         json_records.write_json(self.folder / name, data)
 
 
-def used_folder(folder: Path) -> list[Problem]:
-    """Return the problem of a folder that holds files which a run would replace."""
+def _check_status(result: Result) -> None:
+    if result.status not in STATUSES:
+        raise ValueError(f"{result.status!r} is not a status")
+
+
+def used_folder(folder: Path, *, begun: bool = False) -> list[Problem]:
+    """Return the problem of a folder that holds files which a run would replace.
+
+    `begun` says that Hydra has written the files of this run already.
+    """
     # Not `Path.exists`, which raises if the name is too long.
-    found = [name for name in FILES if os.path.lexists(folder / name)]
+    names = FILES if begun else (*FILES, _HYDRA)
+    found = [name for name in names if os.path.lexists(folder / name)]
     if not found:
         return []
     wrong = f"the folder holds {found[0]} without the result of a run"
+    if not begun and without_result(folder):
+        wrong = f"the folder {_KILLED}"
     with contextlib.suppress(FileError):
         if Record(folder).result() is not None:
             wrong = "the folder holds the record of another run"
     return [Problem("hydra.run.dir", wrong, "choose another folder, or add overwrite=true")]
 
 
+def leads_out(folder: Path, key: str, *, sweep: bool = False) -> list[Problem]:
+    """Return the problem of a folder in which Hydra would write through a link, or wait for a pipe.
+
+    Our own files replace a link. In a sweep a row's folder may be one. `key` is the option that names
+    another folder.
+    """
+    found = [folder / name for name in (_HYDRA, *_OF_HYDRA, "multirun.yaml")]
+    if sweep:
+        for parent, folders, names in os.walk(folder):
+            path = Path(parent)
+            if path.name in (_HYDRA, LOCKS):
+                found += map(path.joinpath, names)
+            found += map(path.joinpath, folders)
+    for path in filter(os.path.lexists, found):
+        # Links within the folder do no harm.
+        out = not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+        if out or not (path.is_file() or path.is_dir()):
+            name = files.printable_path(path.relative_to(folder))
+            what = "a link out of it" if path.is_symlink() else "what is not a regular file"
+            return [
+                Problem(key, f"the folder holds {what}: {name}", "remove it, or choose another")
+            ]
+    return []
+
+
 def without_result(folder: Path) -> FileError | None:
     """Return the error of the folder of a single run that wrote no result; None for other folders."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {"missing"}
-    if "result.json" in names or not names <= set(FILES):
+    other = (folder / name for name in ("result.json", "sweep.json"))
+    if not files.is_folder(folder / _HYDRA) or any(map(os.path.lexists, other)):
         return None
-    wrong = "holds no result: its run was killed, or has not ended"
-    remedy = "run it again; on Linux, dmesg says if memory ran out"
-    return FileError(files.printable_path(folder), wrong, remedy)
-
-
-def _read(path: Path, kind: str) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
-        data = json.loads(files.read_text(path, limit=_LIMIT))
-        if data.pop("format", None) == kind and data.pop("version", None) == _VERSION:
-            known = set((Result if kind == _RESULT else Job).__dataclass_fields__)
-            if known - _LATE <= data.keys() <= known:
-                return data
-    raise FileError(files.printable_path(path), f"is not a {kind} file of version {_VERSION}", "")
+    remedy = "wait for it, or run it again; on Linux, dmesg says if memory ran out"
+    return FileError(files.printable_path(folder), _KILLED, remedy)
 
 
 def unusable(folder: str | Path, error: OSError, key: str = "hydra.run.dir") -> FileError:

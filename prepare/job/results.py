@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prepare.audit import Audit
 from prepare.bench.records import Bench
 from prepare.contract.records import ContractCheck
-from prepare.core.utils import files
+from prepare.core.utils import files, json_records
+from prepare.core.utils.environment import check_environment
 from prepare.errors import FileError, PrepareError
 from prepare.export.records import Export
 from prepare.flow.records import Flow
@@ -26,8 +26,20 @@ if TYPE_CHECKING:
     from prepare.plan import Plan
     from prepare.reduce.records import Reduction
 
-# More than a plan of a hundred thousand tensors needs.
-_LIMIT = 1 << 28
+_PLAN = json_records.Kind("prepare.plan", 1, "a plan", "a plan.json", FileError)
+_PLAN_TYPES = {
+    "steps": dict[str, dict[str, Any]],
+    **dict.fromkeys(("problems", "warnings"), list[str]),
+    "training_errors": list[str] | None,
+    "training_steps": dict[str, dict[str, Any]] | None,
+}
+_SUMMARY_TYPES = {
+    **dict.fromkeys(("tensors", "to_change", "bytes_before", "bytes_after", "bytes_written"), int),
+    "by_step": dict[str, int],
+}
+_ENVIRONMENT = json_records.Kind(
+    "prepare.environment", 1, "an environment", "an environment.json", FileError
+)
 # The script of task=reduce.
 REDUCED = "reduced.py"
 # The file of each analysis, by its field in `Analyses`, in the order in which they are written.
@@ -169,11 +181,14 @@ def read_results(folder: str | Path) -> SavedResults:
     readers: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "result": ("result.json", lambda _: record.result()),
         "job": ("job.json", lambda _: record.job()),
-        "recipe": ("recipe.yaml", lambda path: files.read_text(path, limit=_LIMIT)),
-        "reduced": (REDUCED, lambda path: files.read_text(path, limit=_LIMIT)),
-        "plan": ("plan.json", lambda path: _json(path, "prepare.plan")),
+        "recipe": ("recipe.yaml", lambda path: files.read_text(path, limit=json_records.LIMIT)),
+        "reduced": (REDUCED, lambda path: files.read_text(path, limit=json_records.LIMIT)),
+        "plan": ("plan.json", lambda _: read_plan(folder)),
         "audit": ("audit.json", Audit.load),
-        "environment": ("environment.json", lambda path: _json(path, "prepare.environment")),
+        "environment": (
+            "environment.json",
+            lambda path: json_records.read_record(path, _ENVIRONMENT, check_environment),
+        ),
         **_FILES,
     }
     parts = {key: _read(folder / name, reader, problems) for key, (name, reader) in readers.items()}
@@ -187,7 +202,13 @@ def read_results(folder: str | Path) -> SavedResults:
 
 def read_plan(folder: Path) -> dict[str, Any]:
     """Read the plan in the folder of a record. Raises FileError."""
-    return _json(folder / "plan.json", "prepare.plan")
+    return json_records.read_record(folder / "plan.json", _PLAN, _checked)
+
+
+def _checked(plan: dict[str, Any]) -> dict[str, Any]:
+    json_records.check_values(plan, _PLAN_TYPES)
+    json_records.check_values(plan["summary"], _SUMMARY_TYPES)
+    return plan
 
 
 def _read(path: Path, reader: Callable[[Path], _T], problems: list[str]) -> _T | None:
@@ -200,14 +221,3 @@ def _read(path: Path, reader: Callable[[Path], _T], problems: list[str]) -> _T |
         problem = error.problems[0]
         problems.append(f"{path.name}: {problem.wrong}")
         return None
-
-
-def _json(path: Path, kind: str) -> dict[str, Any]:
-    try:
-        data = json.loads(files.read_text(path, limit=_LIMIT))
-        if data["format"] == kind and data["version"] == 1:
-            return data
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        wrong = f"is not a {kind} file: {type(error).__name__}: {error}"
-        raise FileError(files.printable_path(path), wrong) from error
-    raise FileError(files.printable_path(path), f"is not a {kind} file of version 1")

@@ -28,7 +28,7 @@ def kept_rows(tuning: Tuning) -> list[KeptRow]:
     """Return a row for each module and dtype; recipes of one dtype keep the same modules."""
     found: dict[tuple[str, str], KeptRow] = {}
     for row in tuning.rows:
-        dtype = row.steps.get("half", {}).get("dtype", "")
+        dtype = str(row.steps.get("half", {}).get("dtype", ""))
         for each in row.kept:
             low = "infinite" if each.error is None else f"{each.error:.2g}"
             ratio = each.time_ratio

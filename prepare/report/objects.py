@@ -52,9 +52,10 @@ def html(record: Any) -> str | None:
     from prepare.report.pages.page import rendered
     from prepare.report.pages.run_sections import SECTIONS
 
-    saved = _saved(record)
+    if _kind(record) not in _SECTIONS:
+        return None
     wanted = [section for section in SECTIONS if section.name in _SECTIONS[_kind(record)]]
-    parts = [(part.title, part.body) for part in rendered(saved, wanted, [])]
+    parts = [(part.title, part.body) for part in rendered(_saved(record), wanted, [])]
     page = render("fragment.html", title=one_line(record), parts=parts, style=_style())
     return _DATA.sub("", page)
 
@@ -84,6 +85,12 @@ def _bench_sentence(bench: Any) -> str:
 def _comparison_sentence(comparison: Any) -> str:
     rows = (f"{row.name} {row.verdict}" for row in comparison.rows)
     return f"{', '.join(rows)}; {plural(comparison.repeats, 'round')}"
+
+
+def _diagnosis_sentence(diagnosis: Any) -> str:
+    from prepare.report.terminal.doctor import diagnosis_lines
+
+    return list(diagnosis_lines(diagnosis))[-1]
 
 
 def _show_plan(plan: Any) -> None:
@@ -168,6 +175,12 @@ def _show_tuning(tuning: Any) -> None:
     show_tune(tuning)
 
 
+def _show_diagnosis(diagnosis: Any) -> None:
+    from prepare.report.terminal.doctor import show_diagnosis
+
+    show_diagnosis(diagnosis)
+
+
 def _parts(report: Any) -> list[Any]:
     parts = (report.audit, report.flow, report.verification, report.bench)
     return [part for part in parts if part is not None]
@@ -216,6 +229,7 @@ _SENTENCES: dict[str, Callable[[Any], str]] = {
     "Comparison": _comparison_sentence,
     "Export": export_sentence,
     "Tuning": tune_sentence,
+    "Diagnosis": _diagnosis_sentence,
     "Report": lambda report: ", ".join(map(one_line, _parts(report))),
 }
 _TEXTS: dict[str, Callable[[Any], None]] = {
@@ -227,6 +241,7 @@ _TEXTS: dict[str, Callable[[Any], None]] = {
     "Comparison": _show_comparison,
     "Export": _show_export,
     "Tuning": _show_tuning,
+    "Diagnosis": _show_diagnosis,
     "Report": _show_report,
 }
 _SECTIONS = {

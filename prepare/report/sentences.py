@@ -244,7 +244,7 @@ def case_sentence(case: Case) -> str:
         name = "" if row.verdict == "not compared" else f"{row.name} "
         return printable(f"{case.what}: {name}{row.verdict}: {row.reason}")
     baseline = case.comparison.row(case.comparison.baseline).seconds or 0.0
-    confidence = float(case.comparison.settings.get("confidence", 0.95))
+    confidence = float(case.comparison.settings.get("confidence") or 0.95)
     text = speed_text(row.verdict, row.ratio, row.ratio_interval, confidence=confidence)
     if row.verdict == "unclear":
         return printable(f"{case.what}: {text}: {row.reason or 'the interval is too wide'}")

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from prepare.core.utils.files import open_unlinked
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -26,8 +28,11 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
-        self._handle = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o666)
+        if path.is_dir():
+            self._handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        else:
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+            self._handle = open_unlinked(str(path), flags)
 
     def acquire(self, *, shared: bool = False, patience: float = _PATIENCE) -> bool:
         """Return True if the lock was acquired within `patience` seconds; a shared one has many holders."""

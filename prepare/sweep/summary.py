@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from prepare.sweep.manifest import SweepManifest, is_running, read_sweep_manifes
 
 # Statuses of jobs that have not ended, and so have not succeeded either.
 UNENDED = ("running", "waiting")
+_NUMBER = re.compile(r"\d{1,9}")
 _NOT_DONE = ("failed", "crashed", "interrupted", *UNENDED)
 
 
@@ -59,8 +60,8 @@ def read_summary(folder: Path) -> Summary:
         FileError: the folder is not that of a sweep.
     """
     manifest = read_sweep_manifest(folder)
-    records = _records(folder, manifest)
-    if manifest is None and not records:
+    records, problems = _records(folder, manifest)
+    if manifest is None and not {*records, *problems}:
         if error := without_result(folder):
             raise error
         wrong = "is not the folder of a sweep"
@@ -69,25 +70,43 @@ def read_summary(folder: Path) -> Summary:
     live = is_held(sweep_lock(folder))
     rows = [
         _row(number, planned.get(number, []), records.get(number), folder, live=live)
-        for number in sorted({*planned, *records})
+        if number in records or number not in problems
+        else _unread(number, planned.get(number, []), problems[number])
+        for number in sorted({*planned, *records, *problems})
     ]
     keys = dict.fromkeys(key for row in rows for key in row.choices)
     varying = [key for key in keys if len({row.choices.get(key) for row in rows}) > 1]
     return Summary(rows, varying)
 
 
-def _records(folder: Path, manifest: SweepManifest | None) -> dict[int, Record]:
-    """Return the records of the rows that have begun, by number; those of an older sweep are left out."""
-    records = {}
+def _records(
+    folder: Path, manifest: SweepManifest | None
+) -> tuple[dict[int, Record], dict[int, FileError]]:
+    """Return the records of the rows that have begun, by number; those of an older sweep are left out.
+
+    Also return the errors of those whose `job.json` cannot be read, by the number that begins the name
+    of their folder.
+    """
+    records: dict[int, Record] = {}
+    problems: dict[int, FileError] = {}
     for path in sorted(folder.rglob("job.json")):
         record = Record(path.parent)
-        with suppress(FileError):  # a file that cannot be read is not a row of this sweep
-            if (job := record.job()) is None:
-                continue
-            number = manifest.number(job) if manifest else job.number
-            if number is not None:
-                records[number] = record
-    return records
+        try:
+            job = record.job()
+        except FileError as error:
+            if digits := _NUMBER.match(path.parent.name):
+                problems[int(digits[0])] = error
+            continue
+        if job is None:
+            continue
+        number = manifest.number(job) if manifest else job.number
+        if number is not None:
+            records[number] = record
+    return records, problems
+
+
+def _unread(number: int, planned: list[str], error: FileError) -> SweepRow:
+    return SweepRow(number, _choices(planned), "crashed", reason=str(error), overrides=(*planned,))
 
 
 def _row(
