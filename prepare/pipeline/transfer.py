@@ -9,6 +9,7 @@ from torch import Tensor
 from prepare.core.model.huge_pages import huge_pages
 from prepare.core.model.memory_format import span
 from prepare.core.model.threads import OneThreadWorkers
+from prepare.core.model.wait import wait_for
 from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.wording import option, words
 from prepare.errors import PartialError, RefusedError
@@ -134,7 +135,6 @@ class Transfer:
                 self._one_by_one(workers)
                 return
             fresh = _new_data(self._moves, workers)
-            _synchronize(self._moves)
             with held_interrupts():
                 for tensor, data in fresh:
                     self._old.append((tensor, tensor.data))
@@ -162,7 +162,6 @@ class Transfer:
                 raise
             remaining = [move.path for move in self._moves[len(done) :]]
             raise PartialError(error, done, remaining) from error
-        _synchronize(self._moves)
 
 
 def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple[Tensor, Tensor]]:
@@ -186,6 +185,8 @@ def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple
     for item in parts:
         if not item[1].is_on_cpu:
             copy(item)
+    # Copies to and from an accelerator run there: new data must have arrived before old data is given up.
+    wait_for(tensor.device for pair in zip(allocated, sources, strict=True) for tensor in pair)
     pairs = []
     for move, fresh, source, look in zip(moves, allocated, sources, doubtful, strict=True):
         if look:
@@ -215,13 +216,6 @@ def _use_threads(moves: Sequence[AnyMove]) -> bool:
 
 def _elements(move: AnyMove) -> int:
     return max(tensor.numel() for tensor in move.tensors)
-
-
-def _synchronize(moves: Sequence[AnyMove]) -> None:
-    """Wait for copies to accelerators, so that a tensor is exchanged only after its data has arrived."""
-    for device in {move.device for move in moves}:
-        if device.type in ("cuda", "xpu", "mps"):
-            getattr(torch, device.type).synchronize()
 
 
 def _module(path: str) -> str:
