@@ -1,5 +1,6 @@
 """Move tensors to a device, dtype and strides: one allocation and one copy each, undone on failure."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from prepare.core.model.huge_pages import huge_pages
 from prepare.core.model.memory_format import span
 from prepare.core.model.threads import OneThreadWorkers
 from prepare.core.model.wait import wait_for
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.signals import act_on_interrupts, held_interrupts
 from prepare.core.utils.wording import option, words
 from prepare.errors import PartialError, RefusedError
 from prepare.pipeline import copy_parts
@@ -181,10 +182,14 @@ def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple
         if not copy_parts.copy(part):
             doubtful[index] = True
 
-    workers.run(copy, [item for item in parts if item[1].is_on_cpu])
+    waiting = deque(item for item in parts if item[1].is_on_cpu)
+    while waiting:  # an interrupt stops the workers, and its handler may not raise
+        workers.run(copy, waiting)
+        act_on_interrupts()
     for item in parts:
         if not item[1].is_on_cpu:
             copy(item)
+            act_on_interrupts()
     # Copies to and from an accelerator run there: new data must have arrived before old data is given up.
     wait_for(tensor.device for pair in zip(allocated, sources, strict=True) for tensor in pair)
     pairs = []

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from prepare.core.forward.nested import tensors_in
 from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
 from prepare.core.forward.torch_state import isolated
+from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.text import size
 from prepare.verify.execution.determinism import DeterministicMode, make_deterministic
 
@@ -166,6 +167,7 @@ def _count(
     model: nn.Module, call: Call, flags: Mapping[str, bool], *, stand_in: Any, mode: Any, cost: Cost
 ) -> Cost:
     with (
+        held_interrupts(may_hang=True),
         isolated(),
         standing_in(model, stand_in),
         torch.inference_mode(mode=False),

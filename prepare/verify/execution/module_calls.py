@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from prepare.core.forward.call import Call
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.forward.stand_ins import standing_in
+from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.verify.execution.determinism import DeterministicMode
 from prepare.verify.execution.memory_safety import repair_convolutions
 from prepare.verify.execution.single_run import RunResult, random_gradient, seed_everything
@@ -201,6 +202,7 @@ class LoneRun:
             return self.stand_in(tensor) if id(tensor) in own else tensor
 
         with (
+            held_interrupts(),
             standing_in(self.module, stand_in) as stand_ins,
             torch.inference_mode(mode=False),
             torch.set_grad_enabled(True),
@@ -212,7 +214,7 @@ class LoneRun:
             seed_everything(0)
             arguments = call.arguments.map(self._leaf)
             with self.interceptor.handling(replay):
-                output = self.module(*arguments.args, **arguments.kwargs)
+                output = interruptible(self.module, *arguments.args, **arguments.kwargs)
                 if children:
                     raise NotAloneError(f"does not call {children[0].module}")
                 gradients = [call.output_gradients.get(i) for i in range(_count(output))]
@@ -273,7 +275,7 @@ class LoneRun:
                 else:
                     gradients.append(self.convert(gradient).to(tensor.dtype))
         if roots:
-            torch.autograd.backward(roots, gradients)
+            interruptible(torch.autograd.backward, roots, gradients)
         self._seeds = [
             (tensor.detach(), gradient)
             for tensor, gradient in zip(roots, gradients, strict=True)

@@ -20,6 +20,7 @@ from prepare.core.forward.nested import named_tensors_in
 from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.tensors import is_plain
+from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.verify.execution.determinism import DeterministicMode, make_deterministic
 from prepare.verify.execution.memory_safety import UnsafeBackwardDetector, repair_convolutions
 
@@ -70,7 +71,7 @@ def run_model(
     of float16 outputs are multiplied by `scale`, as a GradScaler does, and all results divided by it.
     """
     result, detector = RunResult(), UnsafeBackwardDetector(model)
-    with isolated(), _numpy_state(), standing_in(model, stand_in):
+    with held_interrupts(), isolated(), _numpy_state(), standing_in(model, stand_in):
         make_deterministic(model, flags)
         if repair:
             repair_convolutions(model)
@@ -90,7 +91,7 @@ def run_model(
                 detector if skip_unsafe_backward else contextlib.nullcontext(),
                 autocast(amp, device_of([model], call.tensors())),
             ):
-                output = model(*inputs.args, **inputs.kwargs)
+                output = interruptible(model, *inputs.args, **inputs.kwargs)
             tensors = dict(named_tensors_in(output))
             result.unsafe_module = detector.unsafe_module
             if backward and result.unsafe_module is None:
@@ -158,7 +159,7 @@ def _backward(outputs: Mapping[str, Tensor], seed: int, scale: float) -> None:
         roots = [root.float() if root.dtype == torch.float16 else root for root in roots]
     if roots:
         gradients = [random_gradient(root, seed + i) * scale for i, root in enumerate(roots)]
-        torch.autograd.backward(roots, gradients)
+        interruptible(torch.autograd.backward, roots, gradients)
 
 
 def _unscale(tensors: Iterable[Tensor], scale: float) -> None:
