@@ -9,7 +9,7 @@ import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, Self
 
@@ -19,18 +19,23 @@ from prepare.core.utils.signals import interrupts_wait
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch's operators in one thread; for the calling thread alone, if the system allows that."""
-    count = torch.get_num_threads()
-    if count == 1:
+def with_threads(count: int) -> Iterator[None]:
+    """Run torch's operators in `count` threads; for the calling thread alone, if the system allows that."""
+    before = torch.get_num_threads()
+    if count == before:
         yield
         return
     set_threads = _set_threads()
-    set_threads(1)
+    set_threads(count)
     try:
         yield
     finally:
-        set_threads(count)
+        set_threads(before)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Run torch's operators in one thread, as `with_threads` does."""
+    return with_threads(1)
 
 
 class OneThreadWorkers:
