@@ -136,10 +136,10 @@ def beside_a_serving_thread(runs):
     return answers
 
 
-def test_threads_leave_the_process_and_a_serving_thread_as_they_were():
+def test_threads_leave_the_process_and_a_serving_one_as_they_were():
     assert beside_a_serving_thread(2) > 10
 
 
 @pytest.mark.slow
-def test_many_threads_leave_the_process_and_a_serving_thread_as_they_were():
+def test_many_threads_leave_the_process_and_a_serving_one_alone():
     assert beside_a_serving_thread(100) > 1000

@@ -93,7 +93,7 @@ def test_a_handler_that_the_block_sets_stays():
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
-def test_an_ignored_signal_and_the_default_action_are_left_alone(handler):
+def test_ignored_signals_and_default_actions_are_left_alone(handler):
     before = signal.signal(signal.SIGTERM, handler)
     with held_interrupts():
         assert signal.getsignal(signal.SIGTERM) is handler
@@ -185,7 +185,7 @@ def two_threads():
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_signal_to_a_process_with_threads_leaves_the_model_whole():
+def test_a_signal_to_a_process_with_threads_leaves_models_whole():
     acted, whole = applied_under_signals(20)
     assert acted == 20
     assert whole < acted

@@ -30,7 +30,7 @@ _BY_VALUE = frozenset(
     | {torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor}
 )
 # A cast names its dtype; these in their own name.
-_CASTS = frozenset({Tensor.float, Tensor.cfloat, Tensor.type})
+_CASTS = frozenset({Tensor.float, Tensor.cfloat, Tensor.type})  # type: ignore[attr-defined]
 
 
 class Float64Default(TorchFunctionMode):
