@@ -100,8 +100,9 @@ def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
     """
     from prepare.audit.read_model import read_model
     from prepare.core.utils.gc_pause import paused_collector
+    from prepare.core.utils.signals import held_interrupts
 
-    with paused_collector():
+    with held_interrupts(may_hang=True), paused_collector():
         return Audit(*read_model(model, plan))
 
 

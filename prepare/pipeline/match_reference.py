@@ -42,15 +42,16 @@ def match_to_reference(model: nn.Module, reference: nn.Module) -> None:
             tensors = list({id(tensor): tensor for tensor in shared.values()}.values())
             moves.append(Move(path, tensors, target.device, target.dtype, stride_of(target)))
     snapshot, transfer = Snapshot(model), Transfer(moves)
-    try:
-        for name, module in model.named_modules():
-            _repair_like(module, reference.get_submodule(name))
-        transfer.run()
-    except BaseException:
-        with held_interrupts():
-            transfer.undo()
-            snapshot.restore()
-        raise
+    with held_interrupts(may_hang=True):
+        try:
+            for name, module in model.named_modules():
+                _repair_like(module, reference.get_submodule(name))
+            transfer.run()
+        except BaseException:
+            with held_interrupts():
+                transfer.undo()
+                snapshot.restore()
+            raise
 
 
 def _repair_like(module: nn.Module, reference: nn.Module) -> None:

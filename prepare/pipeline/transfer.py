@@ -1,5 +1,6 @@
 """Move tensors to a device, dtype and strides: one allocation and one copy each, undone on failure."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,8 @@ from prepare.core.model.huge_pages import huge_pages
 from prepare.core.model.memory_format import span
 from prepare.core.model.tensors import name_of, special_form, stored_values, with_bits_of
 from prepare.core.model.threads import OneThreadWorkers
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.model.wait import wait_for
+from prepare.core.utils.signals import act_on_interrupts, held_interrupts
 from prepare.core.utils.wording import option, words
 from prepare.errors import PartialError, Problem, RefusedError
 from prepare.pipeline import copy_parts
@@ -180,7 +182,6 @@ class Transfer:
                 self._one_by_one(workers)
                 return
             fresh = _new_data(self._moves, workers)
-            _synchronize(self._moves)
             with held_interrupts():
                 for tensor, data in fresh:
                     self._old.append((tensor, tensor.data))
@@ -208,7 +209,6 @@ class Transfer:
                 raise
             remaining = [move.path for move in self._moves[len(done) :]]
             raise PartialError(error, done, remaining) from error
-        _synchronize(self._moves)
 
 
 def _check_forms(moves: Sequence[AnyMove]) -> None:
@@ -238,10 +238,16 @@ def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple
         if not copy_parts.copy(part):
             doubtful[index] = True
 
-    workers.run(copy, [item for item in parts if item[1].is_on_cpu])
+    waiting = deque(item for item in parts if item[1].is_on_cpu)
+    while waiting:  # an interrupt stops the workers, and its handler may not raise
+        workers.run(copy, waiting)
+        act_on_interrupts()
     for item in parts:
         if not item[1].is_on_cpu:
             copy(item)
+            act_on_interrupts()
+    # Copies to and from an accelerator run there: new data must have arrived before old data is given up.
+    wait_for(tensor.device for pair in zip(allocated, sources, strict=True) for tensor in pair)
     pairs = []
     for move, fresh, look in zip(moves, allocated, doubtful, strict=True):
         if look:
@@ -271,13 +277,6 @@ def _use_threads(moves: Sequence[AnyMove]) -> bool:
 
 def _elements(move: AnyMove) -> int:
     return max(tensor.numel() for tensor in move.tensors)
-
-
-def _synchronize(moves: Sequence[AnyMove]) -> None:
-    """Wait for copies to accelerators, so that a tensor is exchanged only after its data has arrived."""
-    for device in {move.device for move in moves}:
-        if device.type in ("cuda", "xpu", "mps"):
-            getattr(torch, device.type).synchronize()
 
 
 def _module(path: str) -> str:
