@@ -179,7 +179,7 @@ def share_and_kill(folder: Path, kind: str, rng: random.Random, *, workers: int,
     processes = [machines.start(kind, each, *words, cwd=folder) for each in range(workers)]
     killed = processes[: workers // 2]
     swept, written = folder / "swept", folder / "written"
-    wait_for(written.exists)
+    wait_for(written.exists, seconds=300)
     for process in killed:
         time.sleep(rng.uniform(0, 0.5))
         process.send_signal(signal.SIGKILL)
@@ -188,7 +188,7 @@ def share_and_kill(folder: Path, kind: str, rng: random.Random, *, workers: int,
         allowed = {0, 1, -signal.SIGKILL} if process in killed else {0, 1}
         assert process.returncode in allowed, out + err
         assert "Traceback" not in out + err
-    wait_for(lambda: not processes_in(folder), seconds=10)
+    wait_for(lambda: not processes_in(folder), seconds=30)
     closing = machines.start(kind, workers, *words, cwd=folder)
     out, err = closing.communicate(timeout=300)
     assert closing.returncode == 0, out + err
@@ -213,4 +213,4 @@ def test_workers_that_share_a_sweep_do_each_job_once(tmp_path, kind):
 def test_eight_workers_do_each_job_once_in_twenty_sweeps(tmp_path, kind):
     rng = random.Random(kind)
     for turn in range(20):
-        share_and_kill(tmp_path / str(turn), kind, rng, workers=8, jobs=16)
+        share_and_kill(tmp_path / f"sweep-{turn}", kind, rng, workers=8, jobs=8)
