@@ -48,7 +48,7 @@ from prepare.report.terminal.sweep_progress import SweepProgress
 from prepare.sweep.coordinator import Coordinator
 from prepare.sweep.identity import identity, number_duplicates
 from prepare.sweep.launchers import OUTLIVE_COMMAND, shares_cores
-from prepare.sweep.locks import claim
+from prepare.sweep.locks import hold_folder
 from prepare.sweep.manifest import SweepManifest, read_sweep_manifest
 from prepare.sweep.objective import objective
 from prepare.sweep.worker import run_in_sweep, stop_check
@@ -120,8 +120,8 @@ def _claimed(folder: Path, *, overwrite: bool, begun: bool = False) -> Iterator[
 
     `begun` says that Hydra has written its files there.
     """
-    with claim(folder) as claimed:
-        if not claimed:
+    with hold_folder(folder) as held:
+        if not held:
             remedy = "wait for it, or choose another folder"
             wrong = f"another run is writing to {shown_folder(folder)}"
             _exit_if_any([Problem("hydra.run.dir", wrong, remedy)])

@@ -10,7 +10,7 @@ from pathlib import Path
 from prepare.core.utils import json_records
 from prepare.errors import FileError
 from prepare.job.record import LOCKS, Job, unusable
-from prepare.sweep.locks import is_held
+from prepare.sweep.locks import is_held, names_in
 
 _KIND = json_records.Kind(
     "prepare.sweep", 1, "a list of the rows of a sweep", "the sweep.json of a sweep", FileError
@@ -26,7 +26,7 @@ class SweepManifest:
         rows: the overrides of each row; None if they are not known.
         identities: `prepare.sweep.identity` of each row; None for a row whose result depends on what
             only the job itself knows.
-        host: the machine that the sweep was started on; empty if locks cannot show whether it goes on.
+        host: the machine that the sweep was started on; empty if it is not known.
     """
 
     sweep: str
@@ -75,16 +75,26 @@ def _check(manifest: SweepManifest) -> None:
         raise ValueError("the sweep has no name")
 
 
-def sweep_lock(folder: Path) -> Path:
-    """Return the lock that every command line which runs the sweep in `folder` shares."""
-    return folder / LOCKS / "sweep"
+def manifest_claim(folder: Path) -> Path:
+    """Return the claim of the process that decides which rows the sweep in `folder` has."""
+    return folder / LOCKS / "manifest"
 
 
-def job_lock(folder: Path, identity: str) -> Path:
-    """Return the lock of the process that executes this job."""
+def leaders(folder: Path) -> Path:
+    """Return the folder of the claims of all command lines that lead the sweep in `folder`."""
+    return folder / LOCKS / "leaders"
+
+
+def is_led(folder: Path) -> bool:
+    """Return True if a command line leads the sweep in `folder`."""
+    return any(map(is_held, names_in(leaders(folder))))
+
+
+def job_claim(folder: Path, identity: str) -> Path:
+    """Return the claim of the process that executes this job."""
     return folder / LOCKS / identity
 
 
 def is_running(folder: Path, identity: str | None) -> bool:
     """Return True if a process is executing this job; False also for a job without identity."""
-    return identity is not None and is_held(job_lock(folder, identity))
+    return identity is not None and is_held(job_claim(folder, identity))

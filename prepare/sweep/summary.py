@@ -10,8 +10,7 @@ from prepare.core.utils import files
 from prepare.errors import FileError, PrepareError
 from prepare.job.headline import Headline, headline
 from prepare.job.record import Record, without_result
-from prepare.sweep.locks import is_held
-from prepare.sweep.manifest import SweepManifest, is_running, read_sweep_manifest, sweep_lock
+from prepare.sweep.manifest import SweepManifest, is_led, is_running, read_sweep_manifest
 
 # Statuses of jobs that have not ended, and so have not succeeded either.
 UNENDED = ("running", "waiting")
@@ -67,7 +66,7 @@ def read_summary(folder: Path) -> Summary:
         wrong = "is not the folder of a sweep"
         raise FileError(files.printable_path(folder), wrong, "give a folder under multirun/")
     planned = dict(enumerate((manifest and manifest.rows) or []))
-    live = is_held(sweep_lock(folder))
+    live = is_led(folder)
     rows = [
         _row(number, planned.get(number, []), records.get(number), folder, live=live)
         if number in records or number not in problems
