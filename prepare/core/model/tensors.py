@@ -134,7 +134,7 @@ def storage_key(tensor: Tensor) -> int | None:
     if tensor.is_meta:
         return tensor.untyped_storage()._cdata
     # The address at which the storage begins: making a Python object of each storage takes far longer.
-    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+    return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
 
 
 def identity(tensor: Tensor) -> Hashable:

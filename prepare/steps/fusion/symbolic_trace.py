@@ -70,7 +70,7 @@ class _Tracer(fx.Tracer):
         self._thread = threading.get_ident()
 
     def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if threading.get_ident() != self._thread:  # it runs a model of its own meanwhile
             return forward(*args, **kwargs)
