@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from prepare.core.model.quantized import dtype_text
-from prepare.core.model.tensors import is_strided, name_of
+from prepare.core.model.tensors import name_of, stride_of
 from prepare.core.utils.display import Readable
 from prepare.errors import ConfigError, Problem
 
@@ -137,8 +137,7 @@ class Plan(Readable):
 
 def state(tensor: Tensor) -> State:
     """Return the current state of a tensor."""
-    stride = tensor.stride() if is_strided(tensor) else None
-    return State(stride, dtype_text(tensor), name_of(tensor.device))
+    return State(stride_of(tensor), dtype_text(tensor), name_of(tensor.device))
 
 
 def _is_first_place(plan: TensorPlan) -> bool:

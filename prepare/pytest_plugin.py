@@ -72,8 +72,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(f"{name}: better than its contract; tighten it: {_UPDATE}")
     if file:
         from prepare.contract.summary import page
+        from prepare.core.utils import files
 
-        Path(file).write_text(page(found.values()), encoding="utf-8")
+        files.write_text(file, page(found.values()))
 
 
 def _check(

@@ -35,13 +35,15 @@ PHASES = ("structure", "tensors", "runtime", "inputs")
 class Want:
     """The device, dtype and memory format that one tensor should have; None leaves a property unchanged.
 
-    Each may be torch's object or its name (`torch.float16` or "float16"); the name is stored, so that
-    a plan is plain data.
+    With `clamp`, finite values beyond the range of `dtype` become its largest finite number; without, they
+    are refused. Each property may be torch's object or its name (`torch.float16` or "float16"); the name is
+    stored, so that a plan is plain data.
     """
 
     device: str | torch.device | None = None
     dtype: str | torch.dtype | None = None
     memory_format: str | torch.memory_format | None = None
+    clamp: bool = False
 
     def __post_init__(self) -> None:
         for side in ("device", "dtype", "memory_format"):

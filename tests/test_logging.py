@@ -91,6 +91,19 @@ def test_a_log_that_cannot_be_written_stops_nothing(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def test_the_log_holds_no_control_characters(tmp_path):
+    log = LogFile(tmp_path / "log")
+    log.emit(logging.makeLogRecord({"msg": "a\x1b[31m\nb\x9b2J"}))
+    log.close()
+    assert (tmp_path / "log").read_text() == "a\\x1b[31m\nb\\x9b2J\n"
+
+
+def test_the_log_does_not_follow_a_link(tmp_path):
+    (tmp_path / "log").symlink_to(tmp_path / "outside")
+    LogFile(tmp_path / "log").emit(logging.makeLogRecord({"msg": "text"}))
+    assert not (tmp_path / "outside").exists()
+
+
 def test_without_a_handler_nothing_is_printed():
     code = "import logging, prepare; logging.getLogger('prepare.job').error('text')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -118,7 +118,7 @@ def test_only_a_subclass_of_a_step_kind_can_be_registered():
 def test_registering_the_same_class_again_is_no_clash(plugin):
     plugin("half")(STEPS["half"])
     assert Pipeline.from_config({"half": {}}).to_config() == {
-        "half": {"dtype": "float16", "keep": "norms"}
+        "half": {"dtype": "float16", "keep": "norms", "clamp": False}
     }
 
 

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from prepare.plan import Plan
 
 _KIND = json_records.Kind("prepare.audit", 1, "an audit", "an audit.json", AuditError)
+_SUMMARY = {
+    **dict.fromkeys(("tensors", "bytes_before", "bytes_after"), int),
+    **dict.fromkeys(("convolutions", "status", "dtypes", "devices"), dict[str, int]),
+    "unregistered": list[str],
+}
+_BEFORE = {"stride": list[int] | None, "dtype": str, "device": str}
 
 
 class Difference(NamedTuple):
@@ -56,7 +62,7 @@ class Audit(Readable):
         Raises:
             AuditError: the file is not an audit, or is of another version.
         """
-        return json_records.load(cls, path, _KIND, check=_restore_strides)
+        return json_records.load(cls, path, _KIND, check=_check)
 
     def to_json(self) -> str:
         """Return JSON with one row per line, so that any tool can compare two audits."""
@@ -94,8 +100,9 @@ def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
     """
     from prepare.audit.read_model import read_model
     from prepare.core.utils.gc_pause import paused_collector
+    from prepare.core.utils.signals import held_interrupts
 
-    with paused_collector():
+    with held_interrupts(may_hang=True), paused_collector():
         return Audit(*read_model(model, plan))
 
 
@@ -107,11 +114,19 @@ def _difference(path: str, row: AuditRow | None, other: AuditRow | None) -> Diff
     return Difference(path, None, fields) if fields else None
 
 
-def _restore_strides(audit: Audit) -> None:
-    """Turn the strides in `before` into tuples again: JSON holds lists."""
+def _check(audit: Audit) -> None:
+    """Check what the annotations leave open, and turn the strides in `before` into tuples again."""
+    check_summary(audit.summary)
     for row in audit.rows:
-        if row.before and row.before["stride"] is not None:
-            row.before["stride"] = tuple(row.before["stride"])
+        if row.before is not None:
+            json_records.check_values(row.before, _BEFORE)
+            if row.before["stride"] is not None:
+                row.before["stride"] = tuple(row.before["stride"])
+
+
+def check_summary(summary: dict[str, Any]) -> None:
+    """Raise TypeError or ValueError if this is not the summary of an audit."""
+    json_records.check_values(summary, _SUMMARY)
 
 
 def _dump(value: Any) -> str:

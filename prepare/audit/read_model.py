@@ -18,6 +18,7 @@ from prepare.core.model.quantized import dtype_text, stored_bytes
 from prepare.core.model.tensors import (
     NamedTensor,
     identity,
+    inner_difference,
     is_strided,
     name_of,
     named_modules,
@@ -77,6 +78,8 @@ def _read(
     if plan is None:
         return row
     status, reason = _judge(plan, row)
+    if difference := inner_difference(tensor):
+        status, reason = "ineffective", f"the tensor says {name_of(tensor.dtype)}, {difference}"
     if reason is None and plan.left:
         reason = "; ".join(f"{step}: {text}" for step, text in plan.left.items())
     return row._replace(before=plan.old._asdict(), status=status, steps=plan.steps, reason=reason)

@@ -111,6 +111,7 @@ def compare(
     from prepare.bench.variant import Variant
     from prepare.core.forward.autocast import check_amp
     from prepare.core.forward.torch_state import isolated
+    from prepare.core.utils.signals import held_interrupts, interruptible
 
     names, formats = list(variants), format or {}
     baseline = names[0] if baseline is None and names else baseline
@@ -125,11 +126,11 @@ def compare(
     }
     models = {id(model): model for variant in timed.values() for model in variant.modules}
     session = BenchSession(timed, str(baseline), options, progress, _clock)
-    with ExitStack() as stack:
+    with held_interrupts(), ExitStack() as stack:
         stack.enter_context(isolated())
         for model in models.values():
             stack.enter_context(preserved(model, train=train))
-        return session.run(make_pool(batch, seed=seed), device)
+        return interruptible(session.run, make_pool(batch, seed=seed), device)
 
 
 def _check(

@@ -161,4 +161,5 @@ def _restore_values(tensor: Tensor, alias: Tensor, copy: Tensor) -> None:
 
 
 def _memory_of(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride()
+    bits = tensor.is_conj(), tensor.is_neg()
+    return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), *bits

@@ -7,11 +7,13 @@ import ctypes
 import mmap
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+
+from prepare.core.model.wait import wait_for
 
 if TYPE_CHECKING:
     import resource
@@ -27,17 +29,19 @@ _RESET_PEAK = "5"
 _PROBE_BYTES = 1 << 25  # size of the area that measures the cost of a page fault
 
 
-def measure_peak(work: Callable[[], object], device: torch.device) -> tuple[int | None, str]:
-    """Run `work` and return the peak of its memory in bytes, and the name of the measure.
+def measure_peak(
+    work: Callable[[], object], devices: Collection[torch.device]
+) -> tuple[int | None, str]:
+    """Run `work`, which uses `devices`; return the peak of its memory in bytes, and the name of the measure.
 
-    On CUDA the figure is exact for memory that torch allocates. On the CPU it counts the pages that
-    became resident: it includes pages that another thread touched meanwhile, excludes memory that the C
-    library kept in reserve, and is rounded to pages (2 MiB where Linux gives huge pages). It is good to
-    a few MiB. It is None where the system does not report it.
+    On CUDA the figure is exact for memory that torch allocates, and the sum of the peaks of all GPUs. On the
+    CPU it counts the pages that became resident: it includes pages that another thread touched meanwhile,
+    excludes memory that the C library kept in reserve, and is rounded to pages (2 MiB where Linux gives huge
+    pages). It is good to a few MiB. It is None where the system does not report it.
     """
-    if device.type == "cuda":
-        return _cuda_peak(work, device), "torch.cuda.max_memory_allocated"
-    if device.type == "cpu" and _reset_peak():
+    if gpus := [device for device in devices if device.type == "cuda"]:
+        return _cuda_peak(work, gpus), "torch.cuda.max_memory_allocated"
+    if all(device.type == "cpu" for device in devices) and _reset_peak():
         before = _read_status("VmRSS")
         work()
         after = _read_status("VmHWM")
@@ -75,13 +79,14 @@ def seconds_per_page_fault() -> float:
     return max(0.0, first - second) / max(1, pages)
 
 
-def _cuda_peak(work: Callable[[], object], device: torch.device) -> int:
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
+def _cuda_peak(work: Callable[[], object], gpus: Collection[torch.device]) -> int:
+    wait_for(gpus)
+    before = sum(map(torch.cuda.memory_allocated, gpus))
+    for gpu in gpus:
+        torch.cuda.reset_peak_memory_stats(gpu)
     work()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    wait_for(gpus)
+    return sum(map(torch.cuda.max_memory_allocated, gpus)) - before
 
 
 def _reset_peak() -> bool:

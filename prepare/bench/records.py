@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from prepare.bench import statistics
 from prepare.core.utils import json_records
 from prepare.core.utils.display import Readable
+from prepare.core.utils.environment import check_environment
 from prepare.errors import BenchError
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ VERDICTS = (
 )
 # The verdict of earlier versions for what is now `no difference` or `unclear`.
 _OLD_VERDICT = "no significant difference"
+# The settings that reports read; older records have less.
+_SETTINGS = {
+    "train": bool | None,
+    **dict.fromkeys(("threads", "batch_size", "cores_available"), int | None),
+    **dict.fromkeys(("confidence", "others", "load_before", "stolen", "held_back"), float | None),
+    "amp": str | None,
+}
 Interval = tuple[float, float] | None
 
 
@@ -191,10 +199,30 @@ class Bench(Readable):
         return replace(bench, cases=tuple(map(_updated, bench.cases)))
 
 
+def check_comparison(comparison: Comparison) -> None:
+    """Raise an error if a value has another type than its readers expect, or a ratio is not positive."""
+    json_records.check_values(comparison.settings, _SETTINGS)
+    check_environment(comparison.environment)
+    comparison.row(comparison.baseline)
+    for row in comparison.rows:
+        check_ratios(row.ratio, *(row.ratio_interval or ()))
+    if comparison.aa is not None:
+        check_ratios(comparison.aa.ratio, comparison.aa.noise, *(comparison.aa.interval or ()))
+
+
+def check_ratios(*ratios: float | None) -> None:
+    """Raise ValueError unless all ratios are positive or None."""
+    for ratio in ratios:
+        if ratio is not None and ratio <= 0:
+            raise ValueError(f"{ratio} is not a ratio of times")
+
+
 def _check(bench: Bench) -> None:
     if not bench.cases:
         raise ValueError("it has no cases")
     compared = [case.comparison for case in bench.cases if case.comparison is not None]
+    for comparison in compared:
+        check_comparison(comparison)
     found = {row.verdict for comparison in compared for row in comparison.rows}
     if unknown := found - {*VERDICTS, _OLD_VERDICT}:
         raise ValueError(f"{min(unknown)!r} is not a verdict")

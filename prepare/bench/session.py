@@ -94,7 +94,7 @@ class BenchSession:
             "confidence_of_each": self._samples.confidence,
             "batch_size": items,
             "untimed_call_first": self._warm,
-            "timer": "CUDA events" if base.device.type == "cuda" else "wall clock",
+            "timer": base.variant.timer(base.device),
             "memory": self._measure or None,
             "fresh_memory": self._fresh_memory(),
         }

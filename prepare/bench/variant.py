@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,6 +16,7 @@ from prepare.bench.peak_memory import measure_peak, page_faults
 from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import arguments, tensors_in
+from prepare.core.model.wait import wait_for
 from prepare.core.utils.gc_pause import paused_collector
 from prepare.core.utils.text import first_line
 from prepare.errors import PrepareError, RefusedError
@@ -41,6 +42,8 @@ class Variant:
         self._scaler: LossScaler | None = None
         self._device: torch.device | None = None
         self._parameters = [p for module in self.modules for p in module.parameters()]
+        buffers = (b for module in self.modules for b in module.buffers())
+        self._devices = {tensor.device for tensor in (*self._parameters, *buffers)}
         self._gradients: list[Tensor] = []
         self.page_faults = 0.0
         """Page faults per call, in the last timing."""
@@ -64,17 +67,23 @@ class Variant:
                 self._step(args, kwargs)
             with paused_collector():
                 before = page_faults()
-                seconds = _timed(lambda: self._step(args, kwargs), calls, device, clock)
+                seconds = _timed(
+                    lambda: self._step(args, kwargs), calls, self._devices | {device}, clock
+                )
                 self.page_faults = (page_faults() - before) / calls
                 return seconds
         finally:
             self.clear()
 
+    def timer(self, device: torch.device) -> str:
+        """Return the name of what times its calls."""
+        return "CUDA events" if _has_events(self._devices | {device}) else "wall clock"
+
     def peak(self, batch: Any, device: torch.device) -> tuple[int | None, str]:
         """Return the peak memory of one call in bytes, without model and input, and its measure."""
         args, kwargs = self._arguments(batch)
         try:
-            return measure_peak(lambda: self._step(args, kwargs), device)
+            return measure_peak(lambda: self._step(args, kwargs), self._devices | {device})
         finally:
             self.clear()
 
@@ -133,14 +142,21 @@ class Variant:
         return self._gradients
 
 
-def _timed(work: Callable[[], object], calls: int, device: torch.device, clock: Clock) -> float:
-    if device.type == "cuda":
-        return _timed_by_events(work, calls, device)
-    _synchronize(device)
+def _has_events(devices: Collection[torch.device]) -> bool:
+    """Return whether CUDA events time the work: those of one GPU do not see the end of another's work."""
+    return [device.type for device in devices if device.type != "cpu"] == ["cuda"]
+
+
+def _timed(
+    work: Callable[[], object], calls: int, devices: Collection[torch.device], clock: Clock
+) -> float:
+    if _has_events(devices):
+        return _timed_by_events(work, calls, next(d for d in devices if d.type == "cuda"))
+    wait_for(devices)
     start = clock()
     for _ in range(calls):
         work()
-    _synchronize(device)
+    wait_for(devices)
     return (clock() - start) / calls
 
 
@@ -155,11 +171,6 @@ def _timed_by_events(work: Callable[[], object], calls: int, device: torch.devic
         end.record()
         end.synchronize()
     return start.elapsed_time(end) / 1000 / calls
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize()
 
 
 def _describe(error: Exception) -> str:

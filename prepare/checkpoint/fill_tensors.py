@@ -120,8 +120,11 @@ def _read(read: _TensorRead, opened: OpenedWeights) -> Tensor:
     tensor, source = read.request.tensor, read.source
     fresh = torch.empty_strided(tensor.shape, read.stride, dtype=read.dtype, device=read.device)
     if isinstance(source, Tensor):
-        return fresh.copy_(source)
-    _fill_one(huge_pages(fresh), source, read.request.places[0].path, opened)
+        check_cast(
+            read.request.path, source, fresh.copy_(source.resolve_neg()), clamp=read.request.clamp
+        )
+        return fresh
+    _fill_one(huge_pages(fresh), source, read.request, opened)
     for alias in read.aliases:
         if (digest := _digest(alias, opened)) != (first := _digest(source, opened)):
             wrong = f"is another tensor than {source.name}, and in the model they are one"
@@ -129,8 +132,10 @@ def _read(read: _TensorRead, opened: OpenedWeights) -> Tensor:
     return fresh
 
 
-def _fill_one(fresh: Tensor, source: StoredTensor, path: str, opened: OpenedWeights) -> None:
-    """Read the values of `source` into `fresh`, the tensor `path` of the model; check hash and cast."""
+def _fill_one(
+    fresh: Tensor, source: StoredTensor, request: TensorRequest, opened: OpenedWeights
+) -> None:
+    """Read the values of `source` into `fresh`, the requested tensor; check hash and cast."""
     rows = fresh if fresh.dim() else fresh.unsqueeze(0)
     expected = opened.digests.get(source.name)
     digest = hashlib.sha256()
@@ -146,7 +151,7 @@ def _fill_one(fresh: Tensor, source: StoredTensor, path: str, opened: OpenedWeig
             part.copy_(cast[: len(piece)].copy_(piece))
         else:
             part.copy_(piece)
-        check_cast(path, piece, part)
+        check_cast(request.path, piece, part, clamp=request.clamp)
     if expected and digest.hexdigest() != expected:
         wrong = "is not what was saved: its sha256 is another"
         raise source.error(wrong, "fetch or save the file again")

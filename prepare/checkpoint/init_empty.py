@@ -9,9 +9,8 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.nn.parameter import is_lazy
 
-from prepare.core.model.tensors import is_wrapper, named_tensors, unregistered_tensors
+from prepare.core.model.tensors import is_strided, is_wrapper, named_tensors, unregistered_tensors
 from prepare.pipeline.tensor_table import preserved_stride
 
 _T = TypeVar("_T", bound=Tensor)
@@ -46,7 +45,7 @@ def empty_parameters() -> Iterator[None]:
     def to_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter | None:
         if threading.get_ident() != thread or parameter.is_meta:
             return None
-        if is_lazy(parameter) or is_wrapper(parameter) or parameter.layout is not torch.strided:
+        if is_wrapper(parameter) or not _is_dense(parameter):
             return None
         original, empty = made.get(id(parameter), (None, None))
         if empty is None or original is None or original() is not parameter:
@@ -72,8 +71,17 @@ def empty_buffers(model: nn.Module) -> None:
                 module._buffers[name] = moved.setdefault(id(buffer), on_meta(buffer))
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    return is_strided(tensor) and not tensor.is_quantized
+
+
 def on_meta(tensor: _T) -> _T:
-    """Return the same parameter or buffer without values: its class, attributes and strides."""
+    """Return the same parameter or buffer without values: its class, attributes and strides.
+
+    One that is sparse, nested, quantized or of mkldnn stays as it is.
+    """
+    if not _is_dense(tensor):
+        return tensor
     # Not empty_like: for a tensor on meta it is implemented in Python, and imports sympy first.
     stride = preserved_stride(tensor.detach())
     return like(

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,13 @@ from prepare.errors import CheckpointError, FileError, Problem
 _KIND = json_records.Kind(
     "prepare.checkpoint", 1, "a manifest of a checkpoint", "the one it was saved with", CheckpointError
 )  # fmt: skip
+
+_TYPES = {
+    "tied": dict[str, str],
+    "versions": dict[str, Any],
+    "steps": dict[str, Any] | None,
+    "tensors": list[list[Any]],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +98,14 @@ def read_manifest(path: Path) -> Manifest | None:
 def _manifest(data: dict[str, Any]) -> Manifest:
     if data.pop("sha256") != _digest(data):
         raise ValueError("its own sha256 is another: it was damaged or changed")
+    # The sha256 shows damage, and not who has written it.
+    json_records.check_values(data, _TYPES)
     held = tuple(
         SavedTensor(name, dtype, tuple(shape), sha) for name, dtype, shape, sha in data["tensors"]
     )
+    for tensor in held:
+        types = {"name": str, "dtype": str, "shape": list[int], "sha256": str}
+        json_records.check_values(asdict(tensor) | {"shape": [*tensor.shape]}, types)
     return Manifest(held, data["tied"], data["versions"], data["steps"])
 
 

@@ -16,12 +16,16 @@ from prepare.core.model.tensors import (
     identity,
     is_lazy,
     is_plain,
+    is_strided,
     is_wrapper,
+    layout_name,
     named_modules,
     named_tensors,
+    special_form,
 )
 from prepare.core.utils.text import plural
 from prepare.errors import Problem, RefusedError
+from prepare.pipeline.preconditions import scripted_problems
 
 # More tensors of another shape are one problem.
 _LISTED = 3
@@ -82,17 +86,15 @@ def match(model: nn.Module, opened: OpenedWeights) -> Matched:
 
 def _unfit(model: nn.Module) -> Iterator[Problem]:
     """Yield what prevents a model from taking the tensors of a file."""
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            wrong = f"is a {type(module).__name__}: its modules cannot be seen or changed"
-            yield Problem(name or "the model", wrong, "load first, then script or trace it")
-            return
+    yield from scripted_problems(model, "load first, then script or trace it")
     quantized = [p.path for p in named_tensors(model) if is_quantized(p.tensor)]
     if quantized:
         more = f" and {len(quantized) - 1} more" if len(quantized) > 1 else ""
         yield Problem(quantized[0] + more, QUANTIZED, "load before the step quantize")
     for place in named_tensors(model):
-        if is_lazy(place.tensor):
+        if place.tensor.is_nested and not is_wrapper(place.tensor):  # it has no shape
+            yield Problem(place.path, "is nested", "load it with model.load_state_dict")
+        elif is_lazy(place.tensor):
             remedy = "run one forward pass first, or build it with its sizes"
             yield Problem(place.path, "has no shape yet (a lazy module)", remedy)
         elif is_wrapper(place.tensor) and not is_quantized(place.tensor):
@@ -167,13 +169,22 @@ def _source(tensor: Tensor, by_storage: Mapping[int, StoredTensor]) -> StoredTen
     stored = by_storage.get(tensor.untyped_storage()._cdata)
     if stored is None or not tensor.is_contiguous() or tensor.dtype is not stored.dtype:
         return None
+    if tensor.is_conj() or tensor.is_neg():
+        return None
     same = tuple(tensor.shape) == stored.shape
     # torch before 0.4 wrote a scalar with shape (1,), and load_state_dict accepts that.
     return stored if same or (not tensor.dim() and stored.shape == (1,)) else None
 
 
 def _type_problems(source: StoredTensor | Tensor, tensor: Tensor | None) -> list[Problem]:
-    if tensor is None or isinstance(source, Tensor) or source.dtype is tensor.dtype:
+    if tensor is None or isinstance(source, Tensor):
+        return []
+    if not is_strided(tensor) or tensor.is_quantized:
+        form = special_form(tensor) or layout_name(tensor)
+        wrong = f"is dense in the file, and {form} in the model"
+        remedy = "load it with model.load_state_dict, then apply the pipeline"
+        return [problem(source.file, source.name, wrong, remedy)]
+    if source.dtype is tensor.dtype:
         return []
     if source.dtype in _FLOATS and tensor.dtype in _FLOATS:
         return []

@@ -89,7 +89,7 @@ def _read_index(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError.of([problem(path, None, wrong, remedy)]) from error
     shard_tensors: dict[str, dict[str, StoredTensor]] = {}
     for shard in dict.fromkeys(shards.values()):
-        if Path(shard).name != shard or shard.endswith(INDEX):
+        if not shard or Path(shard).name != shard or shard.endswith(INDEX):
             wrong = f"names the file {files.printable_path(shard)}, which is not in its folder"
             raise CheckpointError.of(
                 [problem(path, None, wrong, "put all shards beside the index")]
@@ -104,10 +104,13 @@ def _read_index(path: Path) -> dict[str, StoredTensor]:
 
 def _beginning(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=files.open_regular) as file:
             return file.read(16)
-    except OSError as error:
-        wrong = f"cannot be read: {error.strerror or error}"
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # ValueError: a name that is not Unicode, or holds a null
+        wrong = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise CheckpointError.of([problem(path, None, wrong, instead(path))]) from error
 
 

@@ -20,11 +20,12 @@ def beside(path: Path) -> Path:
 
 def instead(path: Path) -> str:
     """Return a remedy for a path that is a folder, or a file that does not exist: a similar name."""
-    folder = path if path.is_dir() else path.parent
-    if not folder.is_dir():
+    is_folder = files.is_folder(path)
+    folder = path if is_folder else path.parent
+    if not files.is_folder(folder):
         return f"there is no folder {files.printable_path(folder)}"
     there = sorted(each.name for each in folder.iterdir())
-    if path.is_dir():
+    if is_folder:
         weights = [name for name in there if name.endswith((*_READ, INDEX))]
         return (
             f"give one of its files: {', '.join(weights[:5])}"
@@ -38,8 +39,9 @@ def instead(path: Path) -> str:
 def check_readable(text: str) -> None:
     """Raise ValueError(what is wrong, what to do) if the path is not a file."""
     path = Path(text)
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "is not there"
+    if not files.is_file(path):
+        what = "is not a regular file" if os.path.lexists(path) else "is not there"
+        what = "is a folder" if files.is_folder(path) else what
         raise ValueError(f"{files.printable_path(path)} {what}", instead(path))
 
 

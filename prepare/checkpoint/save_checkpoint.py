@@ -16,7 +16,7 @@ from prepare.checkpoint.safetensors_format import Writer, header_of
 from prepare.checkpoint.stored_tensor import problem, raw, several
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.quantized import QUANTIZED, is_quantized
-from prepare.core.model.tensors import identity, is_plain, name_of
+from prepare.core.model.tensors import identity, is_plain, layout_name, name_of, special_form
 from prepare.core.utils import files
 from prepare.errors import CheckpointError, ConfigError
 from prepare.pipeline import Pipeline
@@ -75,11 +75,7 @@ def weights_of(path: Path, model: nn.Module) -> Weights:
         elif is_quantized(value):
             quantized.append(name)
         elif not is_plain(value) or value.is_meta or value.is_quantized:
-            wrong = (
-                "holds no values" if value.is_meta else f"is a {type(value).__name__} of its own"
-            )
-            remedy = "load it first" if value.is_meta else "gather or dequantize it first"
-            problems.append(problem(path, name, wrong, remedy))
+            problems.append(problem(path, name, *_not_plain(value)))
         elif (first_name := first.setdefault(identity(value), name)) is name:
             tensors[name] = value
         else:
@@ -93,6 +89,16 @@ def weights_of(path: Path, model: nn.Module) -> Weights:
     metadata = state._metadata  # type: ignore[attr-defined]  # torch keeps it there
     versions = {name: dict(v) for name, v in metadata.items() if v != {"version": 1}}
     return Weights(tensors, tied, versions)
+
+
+def _not_plain(value: Tensor) -> tuple[str, str]:
+    """Return what is wrong with a tensor that is not stored, and what to do."""
+    if value.is_meta:
+        return "holds no values", "load it first"
+    if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+        form = special_form(value) or layout_name(value)
+        return f"is {form}, and a file of weights holds dense tensors", "store it dense"
+    return f"is a {type(value).__name__} of its own", "gather or dequantize it first"
 
 
 def write_safetensors(file: Writer, path: Path, weights: Weights) -> tuple[SavedTensor, ...]:

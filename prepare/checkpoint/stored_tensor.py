@@ -53,7 +53,7 @@ class StoredTensor:
         rows = max(1, _PIECE // max(1, prod(source.shape[1:])))
         for row in range(0, len(source), rows) if source.numel() else ():
             piece = source[row : row + rows]
-            yield row, piece.contiguous()
+            yield row, piece.contiguous().resolve_conj().resolve_neg()
             # Only a piece without gaps, in any order of its dimensions: it has these pages for itself.
             if self.droppable and satisfied(tuple(piece.shape), piece.stride()):
                 drop_pages(piece)

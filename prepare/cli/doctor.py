@@ -35,7 +35,7 @@ def doctor(argv: list[str]) -> int:
     from prepare.doctor import examine
     from prepare.report.pages.doctor_page import write_doctor_page
     from prepare.report.terminal.console import stage
-    from prepare.report.terminal.doctor import show_diagnosis
+    from prepare.report.terminal.document import show_document
 
     with stage(f"examining this machine, about {flags.seconds:.0f} s at most", after=0.5) as show:
         diagnosis = examine(
@@ -44,7 +44,7 @@ def doctor(argv: list[str]) -> int:
             dry_run=flags.dry_run,
             progress=lambda where, done, count: show(f"probed {done} of {count}: {where}"),
         )
-    show_diagnosis(diagnosis)
+    show_document(diagnosis.document())
     folder = Path(flags.folder)
     _make(folder)
     diagnosis.save(folder / "doctor.json")

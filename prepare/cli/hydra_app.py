@@ -39,7 +39,7 @@ from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.job.execute import run_job
 from prepare.job.outcome import FAILED, INTERRUPTED, WRONG, Outcome
-from prepare.job.record import Job, used_folder
+from prepare.job.record import Job, leads_out, used_folder
 from prepare.job.spec import JobSpec
 from prepare.report.pages.write_pages import write_pages
 from prepare.report.terminal.console import stage
@@ -48,7 +48,7 @@ from prepare.report.terminal.sweep_progress import SweepProgress
 from prepare.sweep.coordinator import Coordinator
 from prepare.sweep.identity import identity, number_duplicates
 from prepare.sweep.launchers import OUTLIVE_COMMAND, shares_cores
-from prepare.sweep.locks import claim
+from prepare.sweep.locks import hold_folder
 from prepare.sweep.manifest import SweepManifest, read_sweep_manifest
 from prepare.sweep.objective import objective
 from prepare.sweep.worker import run_in_sweep, stop_check
@@ -98,7 +98,7 @@ def _run_single(config: DictConfig, about: DictConfig) -> None:
     state = STATE.get()
     overwrite = config.get("overwrite") is True
     held = state is not None and state.held is not None
-    with nullcontext() if held else _claimed(spec.folder, overwrite=overwrite):
+    with nullcontext() if held else _claimed(spec.folder, overwrite=overwrite, begun=True):
         output = RunOutput(spec.folder)
         outcome = run_job(spec, stage=no_stage if is_quiet() else stage, show=output.show)
         output.end(outcome)
@@ -115,14 +115,18 @@ def _told(outcome: Outcome, folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _claimed(folder: Path, *, overwrite: bool) -> Iterator[None]:
-    """Claim the folder of a run within the block; exit if it is in use, or holds another record."""
-    with claim(folder) as claimed:
-        if not claimed:
+def _claimed(folder: Path, *, overwrite: bool, begun: bool = False) -> Iterator[None]:
+    """Claim the folder of a run within the block; exit if it is in use, or holds another record.
+
+    `begun` says that Hydra has written its files there.
+    """
+    with hold_folder(folder) as held:
+        if not held:
             remedy = "wait for it, or choose another folder"
             wrong = f"another run is writing to {shown_folder(folder)}"
             _exit_if_any([Problem("hydra.run.dir", wrong, remedy)])
-        _exit_if_any([] if overwrite else used_folder(folder))
+        _exit_if_any(leads_out(folder, "hydra.run.dir"))
+        _exit_if_any([] if overwrite else used_folder(folder, begun=begun))
         yield
 
 
@@ -199,6 +203,7 @@ class Checks(Callback):
             _exit_if_any(resume_problems(config, rows, sweep=True))
             identities = number_duplicates(_identity(composer.compose(row)) for row in rows or [])
             folder = Path(config.hydra.sweep.dir).resolve()
+            _exit_if_any(leads_out(folder, "hydra.sweep.dir", sweep=True))
             resume = config.get("resume") is True
             coordinator = Coordinator(
                 folder,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from prepare.cli.override_errors import first_sentence
+from prepare.core.utils import files
 from prepare.errors import Problem
 from prepare.job.settings import group_names
 
@@ -80,8 +80,7 @@ def run_folder(config: DictConfig) -> Path | None:
     if not OmegaConf.is_interpolation(config.hydra.run, "dir"):
         with suppress(OSError):  # Hydra meets the same error and reports it
             Path(folder).mkdir(parents=True, exist_ok=True)
-    # Not `Path.is_dir`, which raises if the name is too long.
-    return Path(folder) if os.path.isdir(folder) else None  # noqa: PTH112
+    return Path(folder) if files.is_folder(folder) else None
 
 
 def log_configuration(about: DictConfig) -> dict[str, Any] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from prepare.contract.records import Contract, Place, TimeRatio, Tolerance
 from prepare.core.forward.call import call_of
 from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import is_strided, name_of, named_modules, named_tensors
+from prepare.core.model.threads import with_threads
 from prepare.flow import observe
 from prepare.flow.casts import CastWatcher
 from prepare.flow.layouts import layout_of
@@ -55,7 +55,7 @@ def observe_contract(
     if pipeline is not None:
         call = user_call(call, prepared, pipeline)
     watcher = CastWatcher(prepared)
-    with _threads(threads), watcher:
+    with with_threads(threads or torch.get_num_threads()), watcher:
         flow = observe(prepared, call, backward=mode == "train", amp=amp)
     if verification is None and reference is not None:
         from prepare.verify import verify
@@ -80,16 +80,6 @@ def observe_contract(
         optimizer={} if optimizer is None else dict(_states(prepared, optimizer)),
         time=ratio,
     )
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _class_name(module: nn.Module) -> str:

@@ -19,6 +19,8 @@ _CHECK = json_records.Kind(
 )
 # More than a contract of a hundred thousand tensors needs.
 _LIMIT = 1 << 26
+# Of a weight: its shape, strides, layout, dtype and device.
+_WORDS = 5
 BROKEN, BETTER, TOO_NOISY, NOTE = KINDS = ("broken", "better", "too noisy", "note")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -114,7 +116,7 @@ class Contract:
             FileError: the file cannot be read.
             ContractError: the file is not a contract, or is of another version.
         """
-        return json_records.load(cls, path, _KIND, parse=_parse, limit=_LIMIT)
+        return json_records.load(cls, path, _KIND, check=_check, parse=_parse, limit=_LIMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,12 @@ class ContractCheck:
     def status(self) -> str:
         """`broken`, `better`, or `kept`: the worst kind that matters."""
         return BROKEN if self.of(BROKEN) else BETTER if self.of(BETTER) else "kept"
+
+
+def _check(contract: Contract) -> None:
+    for name, text in contract.weights.items():
+        if len(text.split()) != _WORDS:
+            raise ValueError(f"{text!r} does not describe the weight {name!r}")
 
 
 def _parse(text: str) -> Any:

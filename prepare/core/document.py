@@ -175,7 +175,7 @@ class Document:
         rows: labels and texts for the summary in the terminal, the answers of a run.
         details: labels and texts that follow what to do.
         notes: sentences that end the summary.
-        parts: a function that returns the parts of the section, which may be long; also shown in the terminal if `is_whole`.
+        parts: a function that returns the parts of the section; also shown in the terminal if `is_whole`.
         lead: what a page shows of it below the answers.
         is_whole: whether the summary of a run in the terminal shows the parts too.
     """

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.bench import statistics
+from prepare.core.model.wait import wait_for
 from prepare.core.utils.text import first_line
 
 # The largest error that rounding explains, relative to the largest number of a tensor. In float32, sums of a
@@ -184,23 +185,17 @@ class _Step:
         self._given.requires_grad_()
         out = self.module(self._given)
         self._gradient = case.formatted(torch.randn(out.shape).to(out)).detach()
-        self._device = device
+        self._device = torch.device(device)
 
     def run(self) -> float:
         """Return the seconds of a forward and backward."""
         self.module.zero_grad(set_to_none=True)
         self._given.grad = None
-        _wait_for(self._device)
+        wait_for([self._device])
         began = time.perf_counter()
         self.module(self._given).backward(self._gradient)
-        _wait_for(self._device)
+        wait_for([self._device])
         return time.perf_counter() - began
-
-
-def _wait_for(device: str) -> None:
-    kind = device.partition(":")[0]
-    if kind != "cpu":
-        getattr(torch, kind).synchronize()
 
 
 def _run(case: OperationCase, module: nn.Module, given: Tensor) -> dict[str, Tensor]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils import json_records
 from prepare.core.utils.display import Readable
+from prepare.core.utils.environment import check_environment
 from prepare.errors import DoctorError
+
+if TYPE_CHECKING:
+    from prepare.core.document import Document
 
 _KIND = json_records.Kind("prepare.doctor", 1, "a diagnosis", "a doctor.json", DoctorError)
 WRONG, SLOW, FINE, NOT_PROBED = VERDICTS = ("wrong here", "slow here", "fine here", "not probed")
@@ -58,6 +62,12 @@ class Diagnosis(Readable):
         """1 if something is wrong here, else 0."""
         return int(bool(self.of(WRONG)))
 
+    def document(self) -> Document:
+        """Return what is shown of it."""
+        from prepare.doctor.document import diagnosis_document
+
+        return diagnosis_document(self)
+
     def save(self, path: str | Path) -> None:
         """Write `doctor.json`. Raises FileError."""
         json_records.write_json(path, _KIND.head | asdict(self), lines=True)
@@ -79,6 +89,7 @@ class Diagnosis(Readable):
 
 
 def _check(diagnosis: Diagnosis) -> None:
+    check_environment(diagnosis.environment)
     for each in diagnosis.findings:
         if each.verdict not in VERDICTS:
             raise ValueError(f"{each.verdict!r} is not a verdict")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from prepare.core.model.tensors import name_of
+from prepare.core.utils.process_state import ignored_warnings
 from prepare.export.records import InputContract
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ def capture(
     `largest` maps the size of such a dimension in `call` to the largest one that the program takes.
     """
     shapes = _dynamic_shapes(model, call, dynamic, largest) if dynamic else None
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    with ignored_warnings(), torch.no_grad():
         return torch.export.export(
             model, call.args, call.kwargs, dynamic_shapes=shapes, strict=False
         )

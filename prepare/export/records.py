@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prepare.bench.records import Comparison  # noqa: TC001  # read at run time
+from prepare.bench.records import Comparison, check_comparison
 from prepare.core.utils import json_records
 from prepare.core.utils.display import Readable
 from prepare.errors import ExportError
@@ -140,3 +140,5 @@ class Export(Readable):
 def _check_status(export: Export) -> None:
     if export.status not in STATUSES:
         raise ValueError(f"{export.status!r} is not a status")
+    if export.time is not None:
+        check_comparison(export.time)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from prepare import recipe
 from prepare.core.model.deep_copy import CopyError, deep_copy
 from prepare.core.utils.environment import environment
+from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line
 from prepare.errors import FileError, PrepareError, RefusedError
 from prepare.export.capture import inputs_of
@@ -201,8 +201,7 @@ class ExportSession:
 
         try:
             # Libraries warn of their own deprecated calls.
-            with self._announced(name), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with self._announced(name), ignored_warnings():
                 yield note
         except (FileError, KeyboardInterrupt, MemoryError):
             raise

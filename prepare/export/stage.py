@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prepare.core.forward.example_input import read_example
@@ -18,6 +17,8 @@ from prepare.registry import stage
 from prepare.stage import EXAMPLE_REMEDY, Copies, Stage, Task, Verdict, Work
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from prepare.core.document import Document, Shown
 
 TASK = "export"
@@ -58,14 +59,11 @@ class ExportStage(Stage):
     @classmethod
     def files_in(cls, folder: Path) -> Iterable[str]:
         yield from super().files_in(folder)
-        names = ["model"]
-        with suppress(PrepareError):
-            # The name that an earlier run chose; a file may hold any.
-            names.append(Path(Export.load(folder / "export.json").artefact).stem)
         kinds = [EXPORTERS[name] for name in EXPORTERS]
-        for name in names:
-            if is_plain_name(name):
-                yield from (f"{name}{end}" for kind in kinds for end in (kind.suffix, *kind.beside))
+        yield from (f"model{end}" for kind in kinds for end in (kind.suffix, *kind.beside))
+        with suppress(PrepareError):
+            # Names alone, whatever a record of somebody else holds.
+            yield from filter(is_plain_name, Export.load(folder / "export.json").files)
 
     def begin(self, settings: Any, locate: Callable[[str, str], Any]) -> None:
         problem = exporter_of(self.options).missing()

@@ -25,6 +25,7 @@ from prepare.core.forward.stand_ins import (
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.call_issues import CallIssues, describe
 from prepare.core.model.repair_marker import is_repaired
+from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.errors import RefusedError
 from prepare.flow.aggregate import FlowBuilder
 from prepare.flow.call_sites import CallSite, ModuleStack
@@ -57,7 +58,7 @@ def predict(
 
     reason = ""
     try:
-        with _watching(model, watcher, stand_in):
+        with held_interrupts(may_hang=True), _watching(model, watcher, stand_in):
             inputs = stand_ins_for(arguments(example), stand_in)
             _run(model, inputs, watcher, backward=backward, fake=fake, amp=amp)
     except Exception as error:  # the model's code may raise anything on tensors without data
@@ -76,7 +77,7 @@ def observe(
     if name := lazy_parameter(model):
         raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
     try:
-        with _watching(model, watcher, real_stand_in):
+        with held_interrupts(), _watching(model, watcher, real_stand_in):
             inputs = stand_ins_for(arguments(example), copy_of)
             _run(model, inputs, watcher, backward=backward, fake=None, amp=amp)
     except Exception as error:
@@ -125,7 +126,8 @@ def _run(
     with torch.inference_mode(mode=False), torch.set_grad_enabled(backward):
         cast = autocast(amp, device_of([model], tensors_in([*args, *kwargs.values()])))
         with fake or contextlib.nullcontext(), watcher, cast:
-            output = model(*args, **kwargs)
+            # Without data it is quick, and torch's own code is not safe from an interrupt there.
+            output = model(*args, **kwargs) if fake else interruptible(model, *args, **kwargs)
         if not backward:
             return
         roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
@@ -139,7 +141,11 @@ def _run(
                 watcher.states.register(gradient, state, "the loss", backward=True)
             # torch.autograd.grad does not work here: reentrant checkpoints refuse it.
             with watcher:
-                torch.autograd.backward(roots, gradients)
+                backward_of = torch.autograd.backward
+                if fake:
+                    backward_of(roots, gradients)
+                else:
+                    interruptible(backward_of, roots, gradients)
 
 
 def _device_of(model: nn.Module) -> str:

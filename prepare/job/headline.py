@@ -7,6 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from prepare.core.utils import json_records
+
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("flow", "verified", "timed", "verdict"), str),
+    **dict.fromkeys(
+        ("verified_what", "verified_reason", "timed_where", "timed_reason", "busy"), str
+    ),
+    **{f"convolutions_{word}": int for word in ("converted", "already", "skipped", "ineffective")},
+    **dict.fromkeys(("layout_breaks", "copied_bytes", "convolutions_called"), int),
+    **dict.fromkeys(("convolutions_kept", "verified_wrong", "bytes_before", "bytes_after"), int),
+    **dict.fromkeys(("verified_error", "verified_allowed", "outputs_error"), float | None),
+    **dict.fromkeys(("outputs_allowed", "time_ratio", "time_ratio_low"), float | None),
+    **dict.fromkeys(("time_ratio_high", "prepared_seconds"), float | None),
+}
 # The statuses of convolutions that tables count.
 CONVOLUTIONS = ("converted", "already", "skipped", "ineffective")
 
@@ -82,6 +96,14 @@ class Headline:
     lost: FlowFigures | None = None
     verified: VerifyFigures | None = None
     timed: tuple[BenchFigures, ...] = ()
+
+
+def check_figures(figures: Mapping[str, Any] | None) -> None:
+    """Raise TypeError or ValueError if a key figure is not of the type that it has in tables."""
+    for key, value in (figures or {}).items():
+        for end, hint in _TYPES.items():
+            if key == end or key.endswith(f"_{end}"):
+                json_records.check_values({end: value}, {end: hint})
 
 
 def headline(figures: Mapping[str, Any] | None) -> Headline:

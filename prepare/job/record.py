@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from prepare import recipe
 from prepare.core.utils import files, json_records
 from prepare.errors import FileError, Problem
+from prepare.job.headline import check_figures
 from prepare.registry import ordered_stages
 
 if TYPE_CHECKING:
@@ -34,11 +34,17 @@ _LAST = (
     *("report.html", "environment.json", "job.json", "log.txt", "traceback.txt", "result.json"),
 )
 # What Hydra leaves beside a record.
+_HYDRA = ".hydra"
+# In the folder of a sweep. Its files are locked, and never read.
+LOCKS = ".locks"
 _OF_HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "prepare.log")
-_RESULT, _JOB = "prepare.result", "prepare.job"
-_VERSION = 1
-# Fields that the files of earlier versions do not have.
-_LATE = {"figures", "done", "during", "amp"}
+_KILLED = "holds no result: its run was killed or is still running"
+_RESULT = json_records.Kind(
+    "prepare.result", 1, "the result of a job", "the result.json of a run", FileError
+)
+_JOB = json_records.Kind("prepare.job", 1, "a job", "the job.json of a run", FileError)
+# Of fields that the files of earlier versions do not have.
+_LATE = {"late": True}
 # More than any of these files needs; a summary also reads folders that others have written.
 _LIMIT = 1 << 24
 
@@ -58,10 +64,10 @@ class Result:
     error: str | None = None
     traceback: str | None = None
     seconds: float = 0.0
-    figures: dict[str, Any] | None = None
-    done: list[str] = field(default_factory=list)
-    during: str = ""
-    amp: str = "none"
+    figures: dict[str, Any] | None = field(default=None, metadata=_LATE)
+    done: list[str] = field(default_factory=list, metadata=_LATE)
+    during: str = field(default="", metadata=_LATE)
+    amp: str = field(default="none", metadata=_LATE)
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ class Record:
 
     def write_job(self, job: Job) -> None:
         """Write `job.json`."""
-        self._write("job.json", {"format": _JOB, "version": _VERSION, **asdict(job)})
+        self._write("job.json", _JOB.head | asdict(job))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write `environment.json`: packages and devices."""
@@ -142,17 +148,19 @@ class Record:
         """Write `result.json`, the last file of a record, and before it the traceback of an error."""
         if result.status == "failed" and result.traceback:
             files.write_text(self.folder / "traceback.txt", result.traceback)
-        self._write("result.json", {"format": _RESULT, "version": _VERSION, **asdict(result)})
+        self._write("result.json", _RESULT.head | asdict(result))
 
     def result(self) -> Result | None:
         """Read the result; None if the job has not ended. Raises FileError."""
-        data = _read(self.folder / "result.json", _RESULT)
-        return None if data is None else Result(**data)
+        path = self.folder / "result.json"
+        if not path.is_file():
+            return None
+        return json_records.load(Result, path, _RESULT, check=_check_status, limit=_LIMIT)
 
     def job(self) -> Job | None:
         """Read the job; None if nothing was written. Raises FileError."""
-        data = _read(self.folder / "job.json", _JOB)
-        return None if data is None else Job(**data)
+        path = self.folder / "job.json"
+        return json_records.load(Job, path, _JOB, limit=_LIMIT) if path.is_file() else None
 
     def is_of(self, job: Job) -> bool:
         """Return whether the record is that of `job`. Raises FileError."""
@@ -165,7 +173,7 @@ class Record:
         with contextlib.suppress(OSError):
             for name in _OF_HYDRA:
                 (self.folder / name).unlink(missing_ok=True)
-            (self.folder / ".hydra").rmdir()
+            (self.folder / _HYDRA).rmdir()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
@@ -173,39 +181,63 @@ class Record:
         json_records.write_json(self.folder / name, data)
 
 
-def used_folder(folder: Path) -> list[Problem]:
-    """Return the problem of a folder that holds files which a run would replace."""
+def _check_status(result: Result) -> None:
+    if result.status not in STATUSES:
+        raise ValueError(f"{result.status!r} is not a status")
+    check_figures(result.figures)
+
+
+def used_folder(folder: Path, *, begun: bool = False) -> list[Problem]:
+    """Return the problem of a folder that holds files which a run would replace.
+
+    `begun` says that Hydra has written the files of this run already.
+    """
     # Not `Path.exists`, which raises if the name is too long.
-    found = [name for name in files_in(folder) if os.path.lexists(folder / name)]
+    names = files_in(folder) if begun else (*files_in(folder), _HYDRA)
+    found = [name for name in names if os.path.lexists(folder / name)]
     if not found:
         return []
     wrong = f"the folder holds {found[0]} without the result of a run"
+    if not begun and without_result(folder):
+        wrong = f"the folder {_KILLED}"
     with contextlib.suppress(FileError):
         if Record(folder).result() is not None:
             wrong = "the folder holds the record of another run"
     return [Problem("hydra.run.dir", wrong, "choose another folder, or add overwrite=true")]
 
 
+def leads_out(folder: Path, key: str, *, sweep: bool = False) -> list[Problem]:
+    """Return the problem of a folder in which Hydra would write through a link, or wait for a pipe.
+
+    Our own files replace a link. In a sweep a row's folder may be one. `key` is the option that names
+    another folder.
+    """
+    found = [folder / name for name in (_HYDRA, *_OF_HYDRA, "multirun.yaml")]
+    if sweep:
+        for parent, folders, names in os.walk(folder):
+            path = Path(parent)
+            if path.name in (_HYDRA, LOCKS):
+                found += map(path.joinpath, names)
+            found += map(path.joinpath, folders)
+    for path in filter(os.path.lexists, found):
+        # Links within the folder do no harm.
+        out = not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+        if out or not (path.is_file() or path.is_dir()):
+            name = files.printable_path(path.relative_to(folder))
+            what = "a link out of it" if path.is_symlink() else "what is not a regular file"
+            return [
+                Problem(key, f"the folder holds {what}: {name}", "remove it, or choose another")
+            ]
+    return []
+
+
 def without_result(folder: Path) -> FileError | None:
     """Return the error of the folder of a single run that wrote no result; None for other folders."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {"missing"}
-    if "result.json" in names or not names <= set(files_in(folder)):
+    other = (folder / name for name in ("result.json", "sweep.json"))
+    if not files.is_folder(folder / _HYDRA) or any(map(os.path.lexists, other)):
         return None
-    wrong = "holds no result: its run was killed, or has not ended"
-    remedy = "run it again; on Linux, dmesg says if memory ran out"
-    return FileError(files.printable_path(folder), wrong, remedy)
-
-
-def _read(path: Path, kind: str) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
-        data = json.loads(files.read_text(path, limit=_LIMIT))
-        if data.pop("format", None) == kind and data.pop("version", None) == _VERSION:
-            known = set((Result if kind == _RESULT else Job).__dataclass_fields__)
-            if known - _LATE <= data.keys() <= known:
-                return data
-    raise FileError(files.printable_path(path), f"is not a {kind} file of version {_VERSION}", "")
+    remedy = "wait for it, or run it again; on Linux, dmesg says if memory ran out"
+    return FileError(files.printable_path(folder), _KILLED, remedy)
 
 
 def unusable(folder: str | Path, error: OSError, key: str = "hydra.run.dir") -> FileError:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prepare.audit import Audit
-from prepare.core.utils import files
+from prepare.core.utils import files, json_records
+from prepare.core.utils.environment import check_environment
 from prepare.errors import FileError, PrepareError
 from prepare.job.record import NOTHING_CHANGED, Job, Record, Result
 from prepare.registry import ordered_stages
@@ -19,8 +19,20 @@ if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
 
-# More than a plan of a hundred thousand tensors needs.
-_LIMIT = 1 << 28
+_PLAN = json_records.Kind("prepare.plan", 1, "a plan", "a plan.json", FileError)
+_PLAN_TYPES = {
+    "steps": dict[str, dict[str, Any]],
+    **dict.fromkeys(("problems", "warnings"), list[str]),
+    "training_errors": list[str] | None,
+    "training_steps": dict[str, dict[str, Any]] | None,
+}
+_SUMMARY_TYPES = {
+    **dict.fromkeys(("tensors", "to_change", "bytes_before", "bytes_after", "bytes_written"), int),
+    "by_step": dict[str, int],
+}
+_ENVIRONMENT = json_records.Kind(
+    "prepare.environment", 1, "an environment", "an environment.json", FileError
+)
 _T = TypeVar("_T")
 
 
@@ -172,10 +184,13 @@ def read_results(folder: str | Path) -> SavedResults:
     readers: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "result": ("result.json", lambda _: record.result()),
         "job": ("job.json", lambda _: record.job()),
-        "recipe": ("recipe.yaml", lambda path: files.read_text(path, limit=_LIMIT)),
-        "plan": ("plan.json", lambda path: _json(path, "prepare.plan")),
+        "recipe": ("recipe.yaml", lambda path: files.read_text(path, limit=json_records.LIMIT)),
+        "plan": ("plan.json", lambda _: read_plan(folder)),
         "audit": ("audit.json", Audit.load),
-        "environment": ("environment.json", lambda path: _json(path, "prepare.environment")),
+        "environment": (
+            "environment.json",
+            lambda path: json_records.read_record(path, _ENVIRONMENT, check_environment),
+        ),
     }
     parts: dict[str, Any] = {
         key: _read(folder / name, reader, problems) for key, (name, reader) in readers.items()
@@ -205,7 +220,13 @@ def _name(file: str) -> str:
 
 def read_plan(folder: Path) -> dict[str, Any]:
     """Read the plan in the folder of a record. Raises FileError."""
-    return _json(folder / "plan.json", "prepare.plan")
+    return json_records.read_record(folder / "plan.json", _PLAN, _checked)
+
+
+def _checked(plan: dict[str, Any]) -> dict[str, Any]:
+    json_records.check_values(plan, _PLAN_TYPES)
+    json_records.check_values(plan["summary"], _SUMMARY_TYPES)
+    return plan
 
 
 def _read(path: Path, reader: Callable[[Path], _T], problems: list[str]) -> _T | None:
@@ -218,14 +239,3 @@ def _read(path: Path, reader: Callable[[Path], _T], problems: list[str]) -> _T |
         problem = error.problems[0]
         problems.append(f"{path.name}: {problem.wrong}")
         return None
-
-
-def _json(path: Path, kind: str) -> dict[str, Any]:
-    try:
-        data = json.loads(files.read_text(path, limit=_LIMIT))
-        if data["format"] == kind and data["version"] == 1:
-            return data
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        wrong = f"is not a {kind} file: {type(error).__name__}: {error}"
-        raise FileError(files.printable_path(path), wrong) from error
-    raise FileError(files.printable_path(path), f"is not a {kind} file of version 1")

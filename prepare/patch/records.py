@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from prepare.bench.records import check_ratios
 from prepare.core.utils import files, json_records
 from prepare.errors import FlowError
 
@@ -46,8 +47,8 @@ class Patch:
     diff: str
     calls: tuple[PatchedCall, ...]
     left: tuple[UnpatchedBreak, ...]
-    before: tuple[int, ...]
-    after: tuple[int, ...]
+    before: tuple[int, int]
+    after: tuple[int, int]
     verdict: str = ""
     ratio: float | None = None
     interval: tuple[float, float] | None = None
@@ -61,4 +62,6 @@ class Patch:
     @classmethod
     def load(cls, path: str | Path) -> Patch:
         """Load a patch from its JSON, without torch. Raises FlowError."""
-        return json_records.load(cls, path, _KIND)
+        return json_records.load(
+            cls, path, _KIND, check=lambda patch: check_ratios(patch.ratio, *(patch.interval or ()))
+        )

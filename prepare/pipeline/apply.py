@@ -12,7 +12,7 @@ from torch import nn
 
 from prepare.core.forward.backends import saved_switches
 from prepare.core.model.module_tree import Snapshot, copy_tree
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.signals import act_on_interrupts, held_interrupts
 from prepare.errors import (
     ConfigError,
     NothingMatchesError,
@@ -24,6 +24,7 @@ from prepare.errors import (
 from prepare.pipeline.collect_wants import make_table, targets
 from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, find_known_issues
 from prepare.pipeline.optimizer_state import state_moves, unsupported_training
+from prepare.pipeline.preconditions import scripted_problems
 from prepare.pipeline.transfer import Move, StorageMove, Transfer
 from prepare.plan import Action
 from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, Storage, TensorStep
@@ -80,6 +81,7 @@ def survey(
     actions: list[Action] = []
     unmatched: list[ConfigError] = []
     if phases.structure:
+        raise_problems(RefusedError, scripted_problems(model))
         model = copy_tree(model)
         actions, unmatched = _rewrite(model, phases.structure)
     for step in phases.acting:
@@ -122,35 +124,33 @@ def apply_steps(
     optimizer: Optimizer | None,
     low_memory: bool,
 ) -> None:
-    """Rewrite modules, move tensors and let the other steps act; undo everything on failure."""
+    """Rewrite modules, move tensors and let the other steps act; undo everything on failure.
+
+    The caller holds interrupts: they act between the steps, where everything can be undone.
+    """
     undo = _Undo(Snapshot(model) if actions else None, saved_switches() if phases.runtime else None)
-    done = False
     try:
-        try:
-            if any(action.phase == "structure" for action in actions):
-                _rewrite(model, phases.structure)
-                moves = all_moves(make_table(model, phases.tensors), optimizer)
-            for action in actions:
-                _log.debug(
-                    "%s: %s", action.step, ", ".join(name or "the model" for name in action.modules)
-                )
-            _log.debug("transfer: %s", ", ".join(move.path for move in moves) or "no tensor")
-            undo.transfer = Transfer(moves, low_memory=low_memory)
-            undo.transfer.run()
-            for step in phases.acting:
-                if list(step.targets(model)):
-                    step.act(model)
-            _check_nothing_left(survey(model, phases))
-            # Casts that autocast has cached are of the old weights.
-            torch.clear_autocast_cache()
-            done = True
-        finally:
-            if not done:
-                undo.run()
-    except KeyboardInterrupt:
-        # It may have arrived between the failure and the undoing of it.
-        if not done:
-            undo.run()
+        act_on_interrupts()
+        if any(action.phase == "structure" for action in actions):
+            _rewrite(model, phases.structure)
+            moves = all_moves(make_table(model, phases.tensors), optimizer)
+        for action in actions:
+            _log.debug(
+                "%s: %s", action.step, ", ".join(name or "the model" for name in action.modules)
+            )
+        _log.debug("transfer: %s", ", ".join(move.path for move in moves) or "no tensor")
+        undo.transfer = Transfer(moves, low_memory=low_memory)
+        undo.transfer.run()
+        for step in phases.acting:
+            act_on_interrupts()
+            if list(step.targets(model)):
+                step.act(model)
+        act_on_interrupts()
+        _check_nothing_left(survey(model, phases))
+        # Casts that autocast has cached are of the old weights.
+        torch.clear_autocast_cache()
+    except BaseException:
+        undo.run()
         raise
 
 

@@ -8,7 +8,15 @@ from torch import nn
 
 from prepare.core.model.cast_protection import Protected
 from prepare.core.model.memory_format import FORMATS, takes
-from prepare.core.model.tensors import NamedTensor, identity, is_lazy, named_tensors
+from prepare.core.model.tensors import (
+    NamedTensor,
+    identity,
+    is_expanded,
+    is_lazy,
+    is_plain,
+    named_tensors,
+    storage_key,
+)
 from prepare.errors import (
     ConfigError,
     ConflictError,
@@ -31,20 +39,39 @@ def make_table(model: nn.Module, steps: Sequence[TensorStep]) -> RequestTable:
         ConflictError: two steps want different things of one tensor; holds all such pairs.
         StepError: a step raised, or wants what a tensor cannot have.
     """
-    by_identity: dict[Hashable, TensorRequest] = {}
-    for place in named_tensors(model):
-        key = identity(place.tensor)
-        if key not in by_identity:
-            by_identity[key] = TensorRequest(place.tensor, [])
-        by_identity[key].places.append(place)
-    requests = list(by_identity.values())
+    requests, shared = _requests(named_tensors(model))
     selections = [_Selection(step, model) for step in steps]
     protected = Protected(model)
     conflicts = [p for request in requests for p in _fill(request, steps, selections, protected)]
     if conflicts:
         raise ConflictError.of(conflicts)
     unmatched = (error for selection in selections for error in selection.unmatched_patterns())
-    return RequestTable(requests, [*unmatched, *_without_effect(model, steps, requests)])
+    errors = [*unmatched, *_without_effect(model, steps, requests)]
+    return RequestTable(requests, errors, shared)
+
+
+def _requests(
+    places: Iterable[NamedTensor],
+) -> tuple[list[TensorRequest], list[list[TensorRequest]]]:
+    """Return a request for each tensor, with all its places, and those that share a storage."""
+    by_storage: dict[Hashable, list[NamedTensor]] = {}
+    for place in places:
+        storage = storage_key(place.tensor)
+        by_storage.setdefault(-id(place.tensor) if storage is None else storage, []).append(place)
+    requests, shared = [], []
+    for same in by_storage.values():
+        tensor = same[0].tensor
+        if all(place.tensor is tensor for place in same):
+            group = [TensorRequest(tensor, same)]
+        else:
+            by_identity: dict[Hashable, list[NamedTensor]] = {}
+            for place in same:
+                by_identity.setdefault(identity(place.tensor), []).append(place)
+            group = [TensorRequest(each[0].tensor, each) for each in by_identity.values()]
+        requests += group
+        if is_plain(tensor) and (len(group) > 1 or is_expanded(tensor)):
+            shared.append(group)
+    return requests, shared
 
 
 def targets(model: nn.Module, step: ModuleStep) -> tuple[tuple[str, ...], list[ConfigError]]:
@@ -117,7 +144,8 @@ class _Selection:
 
         `keep` may match any module: one without tensors computes in 16 bits too.
         """
-        every = dict(self.model.named_modules(remove_duplicate=False))
+        written = any(pattern != NORMS for each in self.patterns.values() for pattern in each)
+        every = dict(self.model.named_modules(remove_duplicate=False)) if written else {}
         for option, patterns in self.patterns.items():
             for pattern in patterns:
                 where = f"steps.{self.step.name}.{option}"
@@ -137,23 +165,29 @@ def _fill(
     protected: Protected,
 ) -> Iterable[Problem]:
     """Write what the steps want into `request`; yield the conflicts between them."""
+    claims: list[tuple[str, str, str]] = []
     if is_lazy(request.tensor):
         return
-    claims = []
     for step, selection in zip(steps, selections, strict=True):
         answers = [(place, want) for place in request.places if (want := _ask(step, place))]
         if not answers:
             continue
         places = [place for place, _ in answers]
         skipped = selection.reason_to_skip_tensor(places) if selection.patterns else None
-        for side, value in () if skipped else (pair for _, want in answers for pair in want):
-            kept = _cast_protection(request, value, protected) if side == "dtype" else None
-            if kept:
-                skipped = kept
-            else:
-                claims.append((step.name, side, value))
+        for _, want in () if skipped else answers:
+            for side, value in want:
+                if side == "clamp":  # how to cast, and no property that the tensor can have
+                    request.clamp = True
+                elif side == "dtype" and (
+                    kept := protected and _cast_protection(request, value, protected)
+                ):
+                    skipped = kept
+                else:
+                    claims.append((step.name, side, value))
         if skipped:
             request.skipped = {**request.skipped, step.name: skipped}
+    if not claims:
+        return
     request.wants, request.by, conflicts = _merge(tuple(claims))
     for conflict in conflicts:
         yield Problem(request.path, conflict, "drop one step, or exclude the module")
@@ -161,8 +195,6 @@ def _fill(
 
 def _cast_protection(request: TensorRequest, dtype: str, protected: Protected) -> str | None:
     """Return which module's own code keeps the tensor out of `dtype`, or None."""
-    if not protected:
-        return None
     reasons = (protected.reason(tensor, dtype) for tensor in request.tensors)
     return next((reason for reason in reasons if reason), None)
 
@@ -196,9 +228,10 @@ def _ask(step: TensorStep, place: NamedTensor) -> tuple[tuple[str, str], ...]:
     if not isinstance(want, Want):
         raise StepError(where, f"want() returned {want!r}", "return a Want or None")
     try:
-        return _checked_pairs(want.device, want.dtype, want.memory_format, place.tensor.dim())
+        pairs = _checked_pairs(want.device, want.dtype, want.memory_format, place.tensor.dim())
     except ValueError as error:
         raise StepError(where, f"want() for {place.path} returned {error}") from None
+    return (*pairs, ("clamp", "")) if want.clamp else pairs
 
 
 @cache

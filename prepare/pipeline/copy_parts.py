@@ -1,6 +1,8 @@
 """Copy tensors in parts that fit in a cache, each cast and permuted by torch's fastest kernels."""
 
-from math import isfinite, prod
+from cmath import isfinite
+from functools import cache
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -39,7 +41,7 @@ def split(target: Tensor, source: Tensor) -> list[CopyPart]:
 
 
 def copy(part: CopyPart) -> bool:
-    """Copy `source` into `target`; return whether no cast to float16 can have made a value infinite."""
+    """Copy `source` into `target`; return whether no cast can have made a value infinite."""
     target, source = part
     if part.is_on_cpu and source.numel() >= _SMALL:
         source = _permuted(source, target.stride())
@@ -47,10 +49,18 @@ def copy(part: CopyPart) -> bool:
             # torch's kernel that casts and permutes at once goes element by element.
             source = source.to(target.dtype)
     target.copy_(source, non_blocking=True)
-    if target.dtype is not torch.float16 or source.dtype is torch.float16 is part.source.dtype:
+    if not is_narrower(target.dtype, part.source.dtype):
         return True
     # The sum of values that are not all finite is not finite.
-    return part.is_on_cpu and isfinite(target.sum().item())
+    return part.is_on_cpu and target.dtype.itemsize > 1 and isfinite(target.sum().item())
+
+
+@cache
+def is_narrower(new: torch.dtype, old: torch.dtype) -> bool:
+    """Return whether a cast from `old` to `new` can make a finite number infinite."""
+    if not all(dtype.is_floating_point or dtype.is_complex for dtype in (new, old)):
+        return False
+    return torch.finfo(new).max < torch.finfo(old).max
 
 
 def _permuted(source: Tensor, stride: tuple[int, ...]) -> Tensor:

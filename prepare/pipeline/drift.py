@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from prepare.core.model.tensors import is_strided, name_of
+from prepare.core.model.tensors import name_of, stride_of
 from prepare.errors import DriftError, Problem, RefusedError
 from prepare.pipeline.optimizer_state import (
     mismatched_state,
@@ -149,11 +149,6 @@ class Guard:
             ):
                 drifts += _differences(path, state(tensor), prepared)
         return drifts
-
-
-def stride_of(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the strides of `tensor`, or None if it has none (sparse, mkldnn)."""
-    return tensor.stride() if is_strided(tensor) else None
 
 
 def _differences(path: str, current: State, prepared: State) -> list[Drift]:

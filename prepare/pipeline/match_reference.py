@@ -8,10 +8,10 @@ from torch.optim.swa_utils import AveragedModel
 from prepare.core.forward.float32_calls import call_as_it_is, call_in_float32, casts_of
 from prepare.core.model.module_tree import Snapshot
 from prepare.core.model.quantized import is_quantized
-from prepare.core.model.tensors import NamedTensor, identity, named_tensors
+from prepare.core.model.tensors import NamedTensor, identity, named_tensors, stride_of
 from prepare.core.utils.signals import held_interrupts
 from prepare.errors import RefusedError
-from prepare.pipeline.drift import stride_of
+from prepare.pipeline.preconditions import scripted_problems
 from prepare.pipeline.transfer import Move, Transfer
 from prepare.plan import state
 from prepare.steps.repairs import find_repair, repair_names
@@ -25,6 +25,9 @@ def match_to_reference(model: nn.Module, reference: nn.Module) -> None:
     """
     if isinstance(model, AveragedModel) and not isinstance(reference, AveragedModel):
         model = model.module
+    for each in (model, reference):
+        if problems := list(scripted_problems(each)):
+            raise RefusedError.of(problems)
     places = {place.path: place for place in named_tensors(model)}
     targets = {place.path: place.tensor for place in named_tensors(reference)}
     _check_same_tensors(places, targets)
@@ -39,15 +42,16 @@ def match_to_reference(model: nn.Module, reference: nn.Module) -> None:
             tensors = list({id(tensor): tensor for tensor in shared.values()}.values())
             moves.append(Move(path, tensors, target.device, target.dtype, stride_of(target)))
     snapshot, transfer = Snapshot(model), Transfer(moves)
-    try:
-        for name, module in model.named_modules():
-            _repair_like(module, reference.get_submodule(name))
-        transfer.run()
-    except BaseException:
-        with held_interrupts():
-            transfer.undo()
-            snapshot.restore()
-        raise
+    with held_interrupts(may_hang=True):
+        try:
+            for name, module in model.named_modules():
+                _repair_like(module, reference.get_submodule(name))
+            transfer.run()
+        except BaseException:
+            with held_interrupts():
+                transfer.undo()
+                snapshot.restore()
+            raise
 
 
 def _repair_like(module: nn.Module, reference: nn.Module) -> None:
@@ -60,9 +64,15 @@ def _repair_like(module: nn.Module, reference: nn.Module) -> None:
             call_in_float32(module, casts)
 
 
+def _same_shape(tensor: Tensor, target: Tensor) -> bool:
+    if tensor.is_nested or target.is_nested:  # nested tensors have no shape
+        return tensor.is_nested == target.is_nested
+    return tensor.shape == target.shape
+
+
 def _check_same_tensors(places: Mapping[str, NamedTensor], targets: Mapping[str, Tensor]) -> None:
     differing = sorted(places.keys() ^ targets.keys()) or [
-        path for path, place in places.items() if place.tensor.shape != targets[path].shape
+        path for path, place in places.items() if not _same_shape(place.tensor, targets[path])
     ]
     in_8_bits = [
         path

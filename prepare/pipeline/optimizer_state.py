@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from prepare.core.model.memory_format import satisfied
+from prepare.core.model.tensors import stride_of
 from prepare.errors import Problem
 from prepare.pipeline.transfer import Move, StorageMove, Transfer
 from prepare.step import Storage
@@ -118,7 +119,7 @@ def mismatched_state(
             ):
                 continue
             dtype = parameter_dtype if tensor.is_floating_point() else tensor.dtype
-            if (tensor.device, tensor.dtype, tensor.stride()) != (device, dtype, stride):
+            if (tensor.device, tensor.dtype, stride_of(tensor)) != (device, dtype, stride):
                 yield parameter, Move(f"optimizer state {name}", [tensor], device, dtype, stride)
 
 
@@ -139,6 +140,6 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 def _after_move(parameter: Tensor, move: Move | StorageMove | None) -> tuple[Any, ...]:
     """Return the device, dtype and strides that `parameter` will have."""
     if move is None:
-        return parameter.device, parameter.dtype, parameter.stride()
-    stride = move.stride if isinstance(move, Move) else parameter.stride()
+        return parameter.device, parameter.dtype, stride_of(parameter)
+    stride = move.stride if isinstance(move, Move) else stride_of(parameter)
     return move.device, move.dtype, stride

@@ -16,6 +16,7 @@ from prepare import recipe
 from prepare.core.forward.autocast import Amp, check_amp
 from prepare.core.utils.gc_pause import paused_collector
 from prepare.core.utils.options import no_options, plain
+from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.text import first_line, plural
 from prepare.errors import (
     ConfigError,
@@ -164,7 +165,7 @@ class Pipeline:
         check_known_issues(known_issues)
         check_amp(amp)
         _check_module(model)
-        with paused_collector():
+        with held_interrupts(may_hang=True), paused_collector():
             work = survey(model, self._phases, known_issues, amp)
             errors = [*work.table.errors, *_known_errors(work.issues)]
             remarks = [note for step in self.steps.values() for note in step.remarks(work.model)]
@@ -212,7 +213,8 @@ class Pipeline:
         without it, they are listed in `plan(model).errors`. The state of `optimizer` is moved along with
         its parameters, and is restrided when a checkpoint is loaded into the optimizer later. A failure
         leaves everything as it was; with `low_memory`, which frees each old tensor at once, the error
-        names what has changed.
+        names what has changed. Ctrl-C acts between the steps and between the parts of the copy, or after
+        the model is prepared whole; the third one acts at once.
 
         If this torch is known to compute wrong numbers for the model, that is an error in training mode,
         and a KnownIssueWarning in eval mode or with `known_issues="warn"`; "ignore" looks nothing up. `amp`
@@ -230,33 +232,41 @@ class Pipeline:
         check_amp(amp)
         _check_module(model)
         _check_strict(strict)
-        start = time.perf_counter()
-        optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
-        work = survey(model, self._phases, known_issues, amp)
-        actions, table, issues = work.actions, work.table, work.issues
-        raise_problems(RefusedError, lazy_problems(table))
-        if errors := [*(table.errors if strict else ()), *_known_errors(issues)]:
-            raise_problems(RefusedError, fsdp_problems(model))
-            raise combined(errors)
-        for match in issues:
-            if match.is_wrong:
-                warnings.warn(str(match.problem()), KnownIssueWarning, stacklevel=2)
-        moves = all_moves(table, optimizer)
-        if actions or moves:
-            problems = [p for step in self.steps.values() for p in step.obstacles(model)]
+        with held_interrupts(may_hang=True):
+            start = time.perf_counter()
+            optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
+            with paused_collector():
+                work = survey(model, self._phases, known_issues, amp)
+            actions, table, issues = work.actions, work.table, work.issues
+            raise_problems(RefusedError, lazy_problems(table))
+            if errors := [*(table.errors if strict else ()), *_known_errors(issues)]:
+                raise_problems(RefusedError, fsdp_problems(model))
+                raise combined(errors)
+            for match in issues:
+                if match.is_wrong:
+                    warnings.warn(str(match.problem()), KnownIssueWarning, stacklevel=2)
+            moves = all_moves(table, optimizer)
+            if actions or moves:
+                problems = [p for step in self.steps.values() for p in step.obstacles(model)]
+                if optimizer is not None:
+                    problems += unrelated_optimizer(model, optimizer)
+                    problems += removed_parameters(model, work.model, work.storages, optimizer)
+                raise_problems(RefusedError, [*problems, *precondition_problems(model, table)])
+                with paused_collector():
+                    apply_steps(
+                        model,
+                        self._phases,
+                        actions,
+                        moves,
+                        optimizer=optimizer,
+                        low_memory=low_memory,
+                    )
             if optimizer is not None:
-                problems += unrelated_optimizer(model, optimizer)
-                problems += removed_parameters(model, work.model, work.storages, optimizer)
-            raise_problems(RefusedError, [*problems, *precondition_problems(model, table)])
-            apply_steps(
-                model, self._phases, actions, moves, optimizer=optimizer, low_memory=low_memory
-            )
-        if optimizer is not None:
-            RestrideLoadedState().install(optimizer)
-        done = f"moved {plural(len(moves), 'tensor')}" if actions or moves else "nothing to do"
-        took, name = time.perf_counter() - start, type(model).__name__
-        _log.info("%s: %s: %s, %.3f s", name, ", ".join(self.steps) or "no step", done, took)
-        return model
+                RestrideLoadedState().install(optimizer)
+            done = f"moved {plural(len(moves), 'tensor')}" if actions or moves else "nothing to do"
+            took, name = time.perf_counter() - start, type(model).__name__
+            _log.info("%s: %s: %s, %.3f s", name, ", ".join(self.steps) or "no step", done, took)
+            return model
 
     def undo(self, model: nn.Module, *, phases: Iterable[str] = PHASES) -> None:
         """Take the steps of these phases back, in place, the last first, as far as steps can be undone."""

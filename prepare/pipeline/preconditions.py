@@ -49,7 +49,19 @@ def fsdp_problems(model: nn.Module) -> Iterator[Problem]:
             return
 
 
+def scripted_problems(
+    model: nn.Module, remedy: str = "prepare the model first, then script or trace it"
+) -> Iterator[Problem]:
+    """Yield a problem if the model is scripted or traced, or contains such a module."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            wrong = f"is a {type(module).__name__}: its modules cannot be seen or changed"
+            yield Problem(name or type(module).__name__, wrong, remedy)
+            return
+
+
 def _module_problems(model: nn.Module) -> Iterator[Problem]:
+    yield from scripted_problems(model)
     for name, module in model.named_modules():
         where = name or type(model).__name__
         if isinstance(module, DistributedDataParallel):
@@ -62,10 +74,6 @@ def _module_problems(model: nn.Module) -> Iterator[Problem]:
             yield Problem(where, wrong, "prepare the module first, then wrap it")
         elif _is_any(module, "FullyShardedDataParallel", "FSDPModule"):
             yield _sharded(where)
-        elif isinstance(module, torch.jit.ScriptModule):
-            wrong = f"is a {type(module).__name__}: its modules cannot be seen or changed"
-            yield Problem(where, wrong, "prepare the model first, then script or trace it")
-            return
         elif _is_any(module, "OptimizedModule") or module._compiled_call_impl:
             wrong = "is compiled already, for its present layout and dtype"
             yield Problem(where, wrong, "prepare first, then compile")

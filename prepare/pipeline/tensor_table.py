@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from prepare.core.model.memory_format import canonical_stride, satisfied
-from prepare.core.model.tensors import NamedTensor, is_expanded, is_plain, is_strided
+from prepare.core.model.tensors import NamedTensor, is_expanded, is_strided
 from prepare.errors import ConfigError
 from prepare.pipeline.transfer import Move, StorageMove
 from prepare.plan import steps_of
@@ -26,7 +26,8 @@ class TensorRequest:
     """One tensor, every place that holds it in the model, and what the steps request of it.
 
     `wants` maps each property (device, dtype, memory_format) to the requested value, and `by` to the
-    steps that request it; `skipped` maps each step that is kept off this tensor to the reason.
+    steps that request it; `skipped` maps each step that is kept off this tensor to the reason. With
+    `clamp`, values beyond the range of the new dtype are clamped.
     """
 
     tensor: Tensor
@@ -34,6 +35,8 @@ class TensorRequest:
     wants: Mapping[str, str] = field(default_factory=_empty_mapping)
     by: Mapping[str, tuple[str, ...]] = field(default_factory=_empty_mapping)
     skipped: Mapping[str, str] = field(default_factory=_empty_mapping)
+    clamp: bool = False
+    _moves: list[Move | None] = field(default_factory=list)
 
     @property
     def path(self) -> str:
@@ -48,13 +51,18 @@ class TensorRequest:
     @property
     def tensors(self) -> list[Tensor]:
         """The Python objects of this tensor: one, or several Parameters over one storage."""
+        if len(self.places) == 1:
+            return [self.tensor]
         return list({id(place.tensor): place.tensor for place in self.places}.values())
 
     def move(self) -> Move | None:
-        """Return the move that fulfils the request, or None if the tensor is as requested."""
+        """Return the move that fulfils the request, found once; None if the tensor is as requested."""
+        if not self._moves:
+            self._moves.append(self._move() if self.wants else None)
+        return self._moves[0]
+
+    def _move(self) -> Move | None:
         wants, tensor = self.wants, self.tensor
-        if not wants:
-            return None
         device = _device(wants["device"], tensor.device) if "device" in wants else tensor.device
         dtype = getattr(torch, wants["dtype"]) if "dtype" in wants else tensor.dtype
         same = device == tensor.device and dtype == tensor.dtype
@@ -66,7 +74,7 @@ class TensorRequest:
             same = same and stride == tensor.stride()
         else:
             stride = None if same else preserved_stride(tensor)
-        return None if same else Move(self.path, self.tensors, device, dtype, stride)
+        return None if same else Move(self.path, self.tensors, device, dtype, stride, self.clamp)
 
 
 @dataclass(frozen=True)
@@ -91,8 +99,10 @@ class StorageGroup:
         for move, request in self._moving():
             if move.stride != request.tensor.stride():
                 return move  # an expanded tensor that gets new strides
-            tensors = [tensor for each in self.requests for tensor in each.tensors]
-            return StorageMove(move.path, tensors, move.device, move.dtype)
+            named = [(each.path, tensor) for each in self.requests for tensor in each.tensors]
+            paths, tensors = zip(*named, strict=True)
+            clamp = any(each.clamp for each in self.requests)
+            return StorageMove(move.path, tensors, move.device, move.dtype, paths, clamp)
         return None
 
     def _moving(self) -> list[tuple[Move, TensorRequest]]:
@@ -101,23 +111,18 @@ class StorageGroup:
 
 @dataclass(frozen=True)
 class RequestTable:
-    """The request for every tensor of a model, and the requests that have no effect, as errors."""
+    """The request for every tensor of a model, and the requests that have no effect, as errors.
+
+    `shared` are the requests of tensors that share storage with others, or that overlap themselves.
+    """
 
     requests: list[TensorRequest]
     errors: list[ConfigError]
+    shared: list[list[TensorRequest]]
 
     def storage_groups(self) -> list[StorageGroup]:
-        """Group the tensors that share storage with others, or that overlap themselves."""
-        by_storage: dict[int, list[TensorRequest]] = {}
-        for request in self.requests:
-            if is_plain(request.tensor) and request.tensor.numel():
-                storage = request.tensor.untyped_storage()._cdata
-                by_storage.setdefault(storage, []).append(request)
-        return [
-            StorageGroup(group)
-            for group in by_storage.values()
-            if len(group) > 1 or is_expanded(group[0].tensor)
-        ]
+        """Return the groups of tensors that share storage with others, or that overlap themselves."""
+        return [StorageGroup(group) for group in self.shared]
 
     def moves(self) -> list[Move | StorageMove]:
         """Return all moves: one for each tensor, but one for all views of a storage."""

@@ -1,5 +1,6 @@
 """Move tensors to a device, dtype and strides: one allocation and one copy each, undone on failure."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -8,10 +9,12 @@ from torch import Tensor
 
 from prepare.core.model.huge_pages import huge_pages
 from prepare.core.model.memory_format import span
+from prepare.core.model.tensors import name_of, special_form, stored_values, with_bits_of
 from prepare.core.model.threads import OneThreadWorkers
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.model.wait import wait_for
+from prepare.core.utils.signals import act_on_interrupts, held_interrupts
 from prepare.core.utils.wording import option, words
-from prepare.errors import PartialError, RefusedError
+from prepare.errors import PartialError, Problem, RefusedError
 from prepare.pipeline import copy_parts
 
 # With `low_memory`, this share of the new data exists beside the old tensors at a time, or the largest one.
@@ -25,7 +28,8 @@ _LEAST_FOR_THREADS = 2**20
 class Move:
     """Tensors that are the same view, and their new device, dtype and strides (in elements).
 
-    `stride` is None for a tensor without strides (sparse, mkldnn). `path` is a name for messages.
+    `stride` is None for a sparse tensor. `path` is a name for messages. With `clamp`, values beyond the
+    range of the new dtype become its largest number.
     """
 
     path: str
@@ -33,15 +37,20 @@ class Move:
     device: torch.device
     dtype: torch.dtype
     stride: tuple[int, ...] | None
+    clamp: bool = False
 
     def source(self) -> Tensor:
         """Return the data to copy."""
-        return self.tensors[0].detach()
+        # torch's copy from float32 to float16 ignores the negative bit.
+        return self.tensors[0].detach().resolve_neg()
 
     def allocate(self) -> Tensor:
         """Return the new data, filled only if the tensor has no strides."""
         if self.stride is None:
-            return self.source().to(self.device, self.dtype)
+            source = self.source()
+            # To be clamped, the values of one place must be added up before.
+            source = source.coalesce() if self.clamp and not source.is_coalesced() else source
+            return source.to(self.device, self.dtype)
         shape = self.tensors[0].shape
         fresh = torch.empty_strided(shape, self.stride, dtype=self.dtype, device=self.device)
         return huge_pages(fresh)
@@ -50,21 +59,31 @@ class Move:
         """Return each tensor with its new data."""
         return [(each, fresh) for each in self.tensors]
 
+    def check_cast(self, fresh: Tensor) -> None:
+        """Clamp or refuse values that the new dtype cannot hold."""
+        check_cast(self.path, self.source(), fresh, clamp=self.clamp)
+
 
 @dataclass(frozen=True, slots=True)
 class StorageMove:
-    """Views of one storage that stay views of one storage: cast or moved together, strides kept."""
+    """Views of one storage that stay views of one storage: cast or moved together, strides kept.
+
+    `paths` are the names of `tensors`.
+    """
 
     path: str
     tensors: Sequence[Tensor]
     device: torch.device
     dtype: torch.dtype
+    paths: Sequence[str]
+    clamp: bool = False
 
     def source(self) -> Tensor:
-        """Return the data to copy: the storage from the first element of a view to the last."""
+        """Return the raw data to copy: the storage from the first element of a view to the last."""
         first = min(tensor.storage_offset() for tensor in self.tensors)
         last = max(t.storage_offset() + span(t.shape, t.stride()) for t in self.tensors)
-        return self.tensors[0].detach().as_strided((last - first,), (1,), first)
+        raw = with_bits_of(self.tensors[0], self.tensors[0].detach())
+        return raw.as_strided((last - first,), (1,), first)
 
     def allocate(self) -> Tensor:
         """Return the new data, empty."""
@@ -74,35 +93,63 @@ class StorageMove:
         """Return each tensor with its new data."""
         first = self.source().storage_offset()
         return [
-            (t, fresh.as_strided(t.shape, t.stride(), t.storage_offset() - first))
+            (t, with_bits_of(t, fresh.as_strided(t.shape, t.stride(), t.storage_offset() - first)))
             for t in self.tensors
         ]
+
+    def check_cast(self, fresh: Tensor) -> None:
+        """Clamp or refuse values that the new dtype cannot hold; what lies between the views is free."""
+        if self.clamp:
+            check_cast(self.path, self.source(), fresh, clamp=True)
+            return
+        for path, (tensor, data) in zip(self.paths, self.new_data(fresh), strict=True):
+            check_cast(path, tensor.detach(), data)
 
 
 AnyMove = Move | StorageMove
 
 
-def check_cast(path: str, old: Tensor, new: Tensor) -> None:
-    """Refuse a cast to float16 that turns a finite value into infinity."""
-    if new.dtype is not torch.float16 or old.dtype is new.dtype or old.is_meta or not old.numel():
+def check_cast(path: str, old: Tensor, new: Tensor, *, clamp: bool = False) -> None:
+    """Refuse a cast of `old`, which is in `new`, that turns a finite value into infinity.
+
+    With `clamp`, give such values in `new` the largest finite number instead.
+
+    Raises:
+        RefusedError: a finite value has become infinite; it names the tensor `path`.
+    """
+    if old.is_meta or new.is_meta or not copy_parts.is_narrower(new.dtype, old.dtype):
         return
-    if old.layout is not torch.strided:
+    if old.layout is torch.sparse_coo:
+        # Values of one place are added up, and their sum may be infinite.
+        old, new = (stored_values(each.coalesce()) for each in (old, new))
+    # A copy from an accelerator to main memory may still be running.
+    arrived = new.device.type != "cpu" or old.device.type == "cpu"
+    cast = new if arrived else old.to(new.dtype)
+    cast = cast.float() if cast.dtype.itemsize == 1 else cast  # float8 has few operators
+    if not cast.numel() or cast.sum().isfinite():
         return
-    largest = torch.finfo(new.dtype).max
-    low, high = (bound.item() for bound in torch.aminmax(old))
-    if -largest <= low and high <= largest:
+    lost = old.isfinite() & ~cast.isfinite().to(old.device)
+    if not lost.any():
         return
-    overflowing = old.isfinite() & ~new.isfinite().to(old.device)
-    if overflowing.any():
-        worst = old[overflowing].abs().max().item()
-        count = int(overflowing.sum())
-        wrong = (
-            f"{count} of its values would become inf: it holds {worst:.6g}, "
-            f"and the largest float16 is {largest:.0f}"
-        )
-        kept = option("half", "keep", ["norms", _module(path)])
-        remedy = f"{option('half', 'dtype', 'bfloat16')}, or keep it: {kept}"
-        raise RefusedError(path, wrong, remedy)
+    values, largest = old[lost], torch.finfo(new.dtype).max
+    if clamp and not old.is_complex():
+        new[lost.to(new.device)] = values.clamp(-largest, largest).to(new.device, new.dtype)
+        return
+    worst, name = values[values.abs().argmax()].item(), name_of(new.dtype)
+    wrong = (
+        f"{len(values)} of its values would become inf: it holds {worst:.6g}, "
+        f"and the largest {name} is {largest:.6g}"
+    )
+    raise RefusedError(path, wrong, _remedy(path, abs(worst), new.dtype, old.dtype))
+
+
+def _remedy(path: str, worst: float, new: torch.dtype, old: torch.dtype) -> str:
+    if new.itemsize > 2:
+        return f"keep it in {name_of(old)}, or change the value"
+    kept = option("half", "keep", ["norms", _module(path)])
+    remedy = f"keep it: {kept}, or clamp it: {option('half', 'clamp', value=True)}"
+    fits = new is torch.float16 and worst <= torch.finfo(torch.bfloat16).max
+    return f"{option('half', 'dtype', 'bfloat16')}, or {remedy}" if fits else remedy
 
 
 class Transfer:
@@ -122,9 +169,10 @@ class Transfer:
         """Allocate, copy, then exchange.
 
         Raises:
-            RefusedError: a value does not fit the new dtype.
+            RefusedError: a value does not fit the new dtype, or a tensor has a form that stays as it is.
             PartialError: with `low_memory`, after a failure midway.
         """
+        _check_forms(self._moves)
         with (
             torch.no_grad(),
             torch._C.DisableTorchFunctionSubclass(),
@@ -134,7 +182,6 @@ class Transfer:
                 self._one_by_one(workers)
                 return
             fresh = _new_data(self._moves, workers)
-            _synchronize(self._moves)
             with held_interrupts():
                 for tensor, data in fresh:
                     self._old.append((tensor, tensor.data))
@@ -162,7 +209,16 @@ class Transfer:
                 raise
             remaining = [move.path for move in self._moves[len(done) :]]
             raise PartialError(error, done, remaining) from error
-        _synchronize(self._moves)
+
+
+def _check_forms(moves: Sequence[AnyMove]) -> None:
+    forms = [(move.path, form) for move in moves if (form := special_form(move.tensors[0]))]
+    if forms:
+        remedy = "store it dense or as sparse COO, or keep it out of the steps"
+        raise RefusedError.of(
+            Problem(path, f"is {form}, whose parts cannot be changed in place", remedy)
+            for path, form in forms
+        )
 
 
 def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple[Tensor, Tensor]]:
@@ -182,14 +238,20 @@ def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple
         if not copy_parts.copy(part):
             doubtful[index] = True
 
-    workers.run(copy, [item for item in parts if item[1].is_on_cpu])
+    waiting = deque(item for item in parts if item[1].is_on_cpu)
+    while waiting:  # an interrupt stops the workers, and its handler may not raise
+        workers.run(copy, waiting)
+        act_on_interrupts()
     for item in parts:
         if not item[1].is_on_cpu:
             copy(item)
+            act_on_interrupts()
+    # Copies to and from an accelerator run there: new data must have arrived before old data is given up.
+    wait_for(tensor.device for pair in zip(allocated, sources, strict=True) for tensor in pair)
     pairs = []
-    for move, fresh, source, look in zip(moves, allocated, sources, doubtful, strict=True):
+    for move, fresh, look in zip(moves, allocated, doubtful, strict=True):
         if look:
-            check_cast(move.path, source, fresh)
+            move.check_cast(fresh)
         pairs += move.new_data(fresh)
     return pairs
 
@@ -215,13 +277,6 @@ def _use_threads(moves: Sequence[AnyMove]) -> bool:
 
 def _elements(move: AnyMove) -> int:
     return max(tensor.numel() for tensor in move.tensors)
-
-
-def _synchronize(moves: Sequence[AnyMove]) -> None:
-    """Wait for copies to accelerators, so that a tensor is exchanged only after its data has arrived."""
-    for device in {move.device for move in moves}:
-        if device.type in ("cuda", "xpu", "mps"):
-            getattr(torch, device.type).synchronize()
 
 
 def _module(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from prepare.core.utils.wording import step, words
@@ -31,8 +32,12 @@ class ConvolutionFormat(TensorStep):
         # A computed weight also depends on vectors (weight_g, spectral_norm's u), which have no such
         # format.
         if fits and tensor.tensor.dim() == self.spatial + 2:
-            return Want(memory_format=self.memory_format)
+            return self._want
         return None
+
+    @cached_property
+    def _want(self) -> Want:
+        return Want(memory_format=self.memory_format)
 
     def nothing_matched(self, model: torch.nn.Module) -> str:
         other = 5 - self.spatial

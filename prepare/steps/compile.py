@@ -9,7 +9,6 @@ import os
 import shlex
 import shutil
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from prepare.core.forward.compile_cache import CacheCounts, compile_cache
 from prepare.core.utils import wording
+from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.text import first_line
@@ -258,8 +258,7 @@ class Compile(ForDevice, ModelStep):
                 )
                 return Problem(f"{where}.options.{key}", "inductor has no such option", remedy)
         try:
-            with warnings.catch_warnings():  # inductor imports deprecated modules
-                warnings.simplefilter("ignore")
+            with ignored_warnings():  # inductor imports deprecated modules
                 torch.compile(lambda x: x, **self._keywords(None))
         except Exception as error:
             return Problem(f"{where}.options", first_line(error))

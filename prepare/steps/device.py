@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Self
 
 from prepare.core.utils.suggest import choose
@@ -54,6 +55,10 @@ class Device(TensorStep):
         return dataclasses.replace(self, device=device)
 
     def want(self, tensor: NamedTensor) -> Want:
+        return self._want
+
+    @cached_property
+    def _want(self) -> Want:
         return Want(device=self.device)
 
     def obstacles(self, model: torch.nn.Module) -> Iterable[Problem]:

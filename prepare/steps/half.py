@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from prepare.core.utils.wording import in_training, option, words
@@ -34,6 +35,8 @@ class Half(TensorStep):
     results to 16 bits, by hooks that survive deepcopy and pickle; only batch and instance norms take 16-bit
     inputs as they are. Under autocast, the operators inside it follow autocast.
     Helps: half the memory, and faster convolutions on hardware with 16-bit units.
+    A finite value that `dtype` cannot hold is refused, as the mask value `finfo(float32).min` in bfloat16;
+    with `clamp` it becomes the largest finite number of its sign.
     Hurts: float16 overflows above 65504, and the running statistics of a batch norm stop changing or
     overflow in it. Therefore `keep` skips batch and instance norms by default; `keep=[]` casts everything,
     exactly as `.half()` does. On a CPU float16 is very slow: use bfloat16 there. For training, keep float32
@@ -46,6 +49,8 @@ class Half(TensorStep):
     dtype: Literal["float16", "bfloat16"] = "float16"
     keep: Literal["norms"] | Patterns = "norms"
     """Patterns of modules that stay in float32; the word `norms` means batch and instance norms."""
+    clamp: bool = False
+    """Whether finite values beyond the range of `dtype` become its largest number; else they are refused."""
 
     def in_training(self) -> Iterable[Problem]:
         if self.dtype == "float16":
@@ -67,14 +72,18 @@ class Half(TensorStep):
         undo(model)
 
     def want(self, tensor: NamedTensor) -> Want | None:
-        return Want(dtype=self.dtype) if tensor.tensor.is_floating_point() else None
+        if not tensor.tensor.is_floating_point():
+            return None
+        return self._want
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
         from prepare.core.forward.float32_calls import casts_of
 
         casts = self._casts(model)
         for name, module in model.named_modules():
-            if casts_of(module) != casts.get(id(module)):
+            # Most modules have no hook, and need no cast.
+            found = casts_of(module) if module._forward_hooks else None
+            if found != casts.get(id(module)):
                 yield name
 
     def act(self, model: torch.nn.Module) -> None:
@@ -86,6 +95,10 @@ class Half(TensorStep):
                 call_in_float32(module, casts[id(module)])
             else:
                 call_as_it_is(module)
+
+    @cached_property
+    def _want(self) -> Want:
+        return Want(dtype=self.dtype, clamp=self.clamp)
 
     def _casts(self, model: torch.nn.Module) -> dict[int, CastResults]:
         """Return the casts by the id of each module that gets them: the outermost that are kept."""

@@ -6,26 +6,28 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from prepare.core.utils import files
 from prepare.errors import ConfigError, FileError
 from prepare.job.outcome import FAILED, Outcome, write_result
 from prepare.job.record import Job, Record, Result, unusable
-from prepare.sweep.locks import Lock, claim, is_held
+from prepare.sweep.locks import Claim, ask_server, claim, is_held, names_in
 from prepare.sweep.manifest import (
     SweepManifest,
     is_running,
-    job_lock,
+    job_claim,
+    leaders,
     make_folder,
+    manifest_claim,
     read_sweep_manifest,
-    sweep_lock,
     write_sweep_manifest,
 )
 
 # Seconds that stopped jobs have to end.
 _PATIENCE = 4.0
+# Seconds to wait for others that decide on the rows, one of which may have died doing so.
+_TURN = 120.0
 
 
 class Coordinator:
@@ -52,14 +54,20 @@ class Coordinator:
         make_folder(folder)
         self.folder = folder
         try:
-            self._lock = Lock(sweep_lock(folder))
+            turn = Claim(manifest_claim(folder))
+            self._lead = Claim(leaders(folder) / secrets.token_hex(8))
+            try:
+                if not turn.acquire(patience=_TURN):
+                    raise self._busy("another sweep")
+                self._lead.acquire()  # not before: who decides now would see it, and be refused
+                self.manifest = self._begin(rows, identities, resume=resume, overwrite=overwrite)
+            except BaseException:
+                self._lead.close(remove=True)
+                raise
+            finally:
+                turn.close()
         except OSError as error:
             raise unusable(folder, error, "hydra.sweep.dir") from error
-        try:
-            self.manifest = self._begin(rows, identities, resume=resume, overwrite=overwrite)
-        except BaseException:
-            self._lock.close()
-            raise
 
     def _begin(
         self,
@@ -69,27 +77,33 @@ class Coordinator:
         resume: bool,
         overwrite: bool,
     ) -> SweepManifest:
-        alone = self._lock.acquire()
-        if not alone and not (resume and self._lock.acquire(shared=True, patience=_PATIENCE)):
+        ask_server(self.folder)
+        exists = (self.folder / "sweep.json").exists()
+        before = read_sweep_manifest(self.folder) if resume else None
+        same = before is not None and before.identities == identities
+        if any(map(is_held, self._others())):
+            if before is not None and same:
+                return before
+            if resume:
+                raise self._busy("a sweep with other rows")
             raise self._busy("another sweep", ", or share its work with resume=true")
-        if not (resume or overwrite) and (self.folder / "sweep.json").exists():
+        if exists and not (resume or overwrite):
             wrong = f"{files.printable_path(self.folder)} holds another sweep"
             remedy = "choose another folder, or add resume=true to run what is missing, or "
             raise ConfigError("hydra.sweep.dir", wrong, f"{remedy}overwrite=true")
-        before = read_sweep_manifest(self.folder) if resume else None
-        if not alone:
-            if before is None or before.identities != identities:
-                raise self._busy("a sweep with other rows")
-            return before
+        # The same rows need no certainty: it would do no harm if another command line shared them.
+        if not same:
+            for other in self._others():
+                with claim(other) as dead:
+                    if not dead:
+                        raise self._busy("another sweep")
         manifest = SweepManifest(before.sweep if before else secrets.token_hex(8), rows, identities)
         write_sweep_manifest(self.folder, manifest)
-        if not self._lock.acquire(shared=True):
-            raise self._busy("another sweep")
-        if not is_held(sweep_lock(self.folder)):
-            # This file system has no locks: workers cannot see whether the sweep goes on.
-            manifest = replace(manifest, host="")
-            write_sweep_manifest(self.folder, manifest)
         return manifest
+
+    def _others(self) -> list[Path]:
+        """Return the claims of other command lines that lead this sweep, or died when they did."""
+        return [name for name in names_in(leaders(self.folder)) if name != self._lead.path]
 
     def _busy(self, what: str, other: str = "") -> ConfigError:
         wrong = f"{what} is running in {files.printable_path(self.folder)}"
@@ -107,29 +121,33 @@ class Coordinator:
         If the sweep was `stopped`, its workers get a request to end, and a few seconds for it.
         """
         if stopped:
-            self._lock.close()
+            self._lead.close(remove=True)
         try:
             self._wait(_PATIENCE if stopped else float("inf"))
             self._reconcile(stopped=stopped)
         finally:
-            self._lock.close()
+            self._lead.close(remove=True)
 
     def _wait(self, patience: float) -> None:
         deadline = time.monotonic() + patience
         for identity in self.manifest.identities:
             if identity is not None:
                 remaining = max(0.0, deadline - time.monotonic())
-                is_held(job_lock(self.folder, identity), patience=remaining)
+                is_held(job_claim(self.folder, identity), patience=remaining)
 
     def _reconcile(self, *, stopped: bool) -> None:
         lost = Result("crashed", "lost", "its process ended without a result: killed?")
         if stopped:
             lost = Result("interrupted", "interrupted", "its sweep was stopped")
         for record, job in self._begun():
-            lock = job_lock(self.folder, job.identity) if job.identity else None
-            with claim(lock) as claimed, suppress(FileError):
-                if claimed and record.result() is None:
-                    write_result(Outcome(lost, FAILED), record)
+            name = job_claim(self.folder, job.identity) if job.identity else None
+            with suppress(FileError):
+                if record.result() is not None:
+                    continue
+                # Who stops a sweep has no time to watch a process of another machine.
+                with claim(name, watch=not stopped) as held:
+                    if held and record.result() is None:
+                        write_result(Outcome(lost, FAILED), record)
 
     def _begun(self) -> Iterator[tuple[Record, Job]]:
         for path in sorted(self.folder.rglob("job.json")):

@@ -13,9 +13,9 @@ import traceback
 import warnings
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from prepare.core.utils.files import open_unlinked
 from prepare.job.execute import run_job
 from prepare.registry import ordered_stages
 
@@ -197,5 +197,5 @@ class _Log:
         # If the disk is full, the job's own files will report it.
         with suppress(OSError):
             if data:
-                with Path(self._path).open("ab") as file:
+                with open(self._path, "ab", opener=open_unlinked) as file:
                     file.write(data)

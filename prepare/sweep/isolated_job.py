@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from prepare.job.execute import run_job
 from prepare.job.outcome import FAILED, INTERRUPTED, Outcome, failure, write_result
 from prepare.job.record import Record, Result
+from prepare.sweep.locks import ClaimLost
 
 if TYPE_CHECKING:
     from prepare.job.spec import JobSpec
@@ -41,10 +42,11 @@ _CAUSES: dict[int, str] = {
 
 
 def run_isolated(spec: JobSpec, check: Callable[[], None]) -> Outcome:
-    """Execute one job in a child process and write its record; never raises.
+    """Execute one job in a child process and write its record; raises nothing but ClaimLost.
 
     It is `prepare.job.execute.run_job`, except that a crash of the job ends only its child process.
-    `check` is called at intervals, and raises if the job shall be stopped.
+    `check` is called at intervals, and raises if the job shall be stopped. If it raises ClaimLost, the
+    record is another process's by now, and nothing is written.
     With `isolate=false`, or without fork (Windows), the job runs in this process.
     """
     record = Record(spec.folder)
@@ -59,6 +61,8 @@ def run_isolated(spec: JobSpec, check: Callable[[], None]) -> Outcome:
         if result := record.result():
             return Outcome(result, INTERRUPTED if result.status == "interrupted" else FAILED)
         outcome = Outcome(_crash(status, log), FAILED)
+    except ClaimLost:
+        raise
     except BaseException as error:  # a job must not end the other jobs of a sweep
         # A result is written last: an error after it has not changed the record.
         with suppress(Exception):

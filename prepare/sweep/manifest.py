@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import math
 import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from prepare.core.utils import files, json_records
+from prepare.core.utils import json_records
 from prepare.errors import FileError
-from prepare.job.record import Job, unusable
-from prepare.sweep.locks import is_held
+from prepare.job.record import LOCKS, Job, unusable
+from prepare.sweep.locks import is_held, names_in
 
-_FORMAT, _VERSION = "prepare.sweep", 1
-# In the folder of the sweep. Its files are locked, and never read.
-_LOCKS = ".locks"
+_KIND = json_records.Kind(
+    "prepare.sweep", 1, "a list of the rows of a sweep", "the sweep.json of a sweep", FileError
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class SweepManifest:
         rows: the overrides of each row; None if they are not known.
         identities: `prepare.sweep.identity` of each row; None for a row whose result depends on what
             only the job itself knows.
-        host: the machine that the sweep was started on; empty if locks cannot show whether it goes on.
+        host: the machine that the sweep was started on; empty if it is not known.
     """
 
     sweep: str
@@ -45,15 +45,15 @@ class SweepManifest:
         if job.sweep != self.sweep:
             return None
         if job.identity is None:
-            return job.number
+            last = math.inf if self.rows is None else len(self.rows) - 1
+            return job.number if job.number is not None and 0 <= job.number <= last else None
         return self.identities.index(job.identity) if job.identity in self.identities else None
 
 
 def write_sweep_manifest(folder: Path, manifest: SweepManifest) -> None:
     """Write the rows that a sweep shall have, so that a missing one can be named. Raises FileError."""
     make_folder(folder)
-    data = {"format": _FORMAT, "version": _VERSION, **asdict(manifest)}
-    json_records.write_json(folder / "sweep.json", data, lines=True)
+    json_records.write_json(folder / "sweep.json", _KIND.head | asdict(manifest), lines=True)
 
 
 def make_folder(folder: Path) -> None:
@@ -67,27 +67,34 @@ def make_folder(folder: Path) -> None:
 def read_sweep_manifest(folder: Path) -> SweepManifest | None:
     """Read the manifest of the sweep in `folder`; None if there is no sweep. Raises FileError."""
     path = folder / "sweep.json"
-    if not path.is_file():
-        return None
-    try:
-        data = json.loads(files.read_text(path, limit=1 << 28))
-        if data.pop("format") == _FORMAT and data.pop("version") == _VERSION and data["sweep"]:
-            return SweepManifest(**data)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    raise FileError(files.printable_path(path), "is not a list of the rows of a sweep", "remove it")
+    return json_records.load(SweepManifest, path, _KIND, check=_check) if path.is_file() else None
 
 
-def sweep_lock(folder: Path) -> Path:
-    """Return the lock that every command line which runs the sweep in `folder` shares."""
-    return folder / _LOCKS / "sweep"
+def _check(manifest: SweepManifest) -> None:
+    if not manifest.sweep:
+        raise ValueError("the sweep has no name")
 
 
-def job_lock(folder: Path, identity: str) -> Path:
-    """Return the lock of the process that executes this job."""
-    return folder / _LOCKS / identity
+def manifest_claim(folder: Path) -> Path:
+    """Return the claim of the process that decides which rows the sweep in `folder` has."""
+    return folder / LOCKS / "manifest"
+
+
+def leaders(folder: Path) -> Path:
+    """Return the folder of the claims of all command lines that lead the sweep in `folder`."""
+    return folder / LOCKS / "leaders"
+
+
+def is_led(folder: Path) -> bool:
+    """Return True if a command line leads the sweep in `folder`."""
+    return any(map(is_held, names_in(leaders(folder))))
+
+
+def job_claim(folder: Path, identity: str) -> Path:
+    """Return the claim of the process that executes this job."""
+    return folder / LOCKS / identity
 
 
 def is_running(folder: Path, identity: str | None) -> bool:
     """Return True if a process is executing this job; False also for a job without identity."""
-    return identity is not None and is_held(job_lock(folder, identity))
+    return identity is not None and is_held(job_claim(folder, identity))

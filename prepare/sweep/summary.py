@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ from prepare.core.utils import files
 from prepare.errors import FileError, PrepareError
 from prepare.job.headline import Headline, headline
 from prepare.job.record import Record, without_result
-from prepare.sweep.locks import is_held
-from prepare.sweep.manifest import SweepManifest, is_running, read_sweep_manifest, sweep_lock
+from prepare.sweep.manifest import SweepManifest, is_led, is_running, read_sweep_manifest
 
 # Statuses of jobs that have not ended, and so have not succeeded either.
 UNENDED = ("running", "waiting")
+_NUMBER = re.compile(r"\d{1,9}")
 _NOT_DONE = ("failed", "crashed", "interrupted", *UNENDED)
 
 
@@ -61,35 +61,53 @@ def read_summary(folder: Path) -> Summary:
         FileError: the folder is not that of a sweep.
     """
     manifest = read_sweep_manifest(folder)
-    records = _records(folder, manifest)
-    if manifest is None and not records:
+    records, problems = _records(folder, manifest)
+    if manifest is None and not {*records, *problems}:
         if error := without_result(folder):
             raise error
         wrong = "is not the folder of a sweep"
         raise FileError(files.printable_path(folder), wrong, "give a folder under multirun/")
     planned = dict(enumerate((manifest and manifest.rows) or []))
-    live = is_held(sweep_lock(folder))
+    live = is_led(folder)
     rows = [
         _row(number, planned.get(number, []), records.get(number), folder, live=live)
-        for number in sorted({*planned, *records})
+        if number in records or number not in problems
+        else _unread(number, planned.get(number, []), problems[number])
+        for number in sorted({*planned, *records, *problems})
     ]
     keys = dict.fromkeys(key for row in rows for key in row.choices)
     varying = [key for key in keys if len({row.choices.get(key) for row in rows}) > 1]
     return Summary(rows, varying)
 
 
-def _records(folder: Path, manifest: SweepManifest | None) -> dict[int, Record]:
-    """Return the records of the rows that have begun, by number; those of an older sweep are left out."""
-    records = {}
+def _records(
+    folder: Path, manifest: SweepManifest | None
+) -> tuple[dict[int, Record], dict[int, FileError]]:
+    """Return the records of the rows that have begun, by number; those of an older sweep are left out.
+
+    Also return the errors of those whose `job.json` cannot be read, by the number that begins the name
+    of their folder.
+    """
+    records: dict[int, Record] = {}
+    problems: dict[int, FileError] = {}
     for path in sorted(folder.rglob("job.json")):
         record = Record(path.parent)
-        with suppress(FileError):  # a file that cannot be read is not a row of this sweep
-            if (job := record.job()) is None:
-                continue
-            number = manifest.number(job) if manifest else job.number
-            if number is not None:
-                records[number] = record
-    return records
+        try:
+            job = record.job()
+        except FileError as error:
+            if digits := _NUMBER.match(path.parent.name):
+                problems[int(digits[0])] = error
+            continue
+        if job is None:
+            continue
+        number = manifest.number(job) if manifest else job.number
+        if number is not None:
+            records[number] = record
+    return records, problems
+
+
+def _unread(number: int, planned: list[str], error: FileError) -> SweepRow:
+    return SweepRow(number, _choices(planned), "crashed", reason=str(error), overrides=(*planned,))
 
 
 def _row(

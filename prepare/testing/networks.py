@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.model.quantized import data_of, is_quantized
+from prepare.core.model.tensors import stride_of
 
 # A module that stays the same object may change its class, its mode and these hooks.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
@@ -73,7 +74,7 @@ def facts(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     """
     state: dict[str, tuple[Any, ...]] = {}
     for name, t in tensors(model).items():
-        state[name] = (id(t), t.stride(), t.dtype, t.device, t.requires_grad, bits(t))
+        state[name] = (id(t), stride_of(t), t.dtype, t.device, t.requires_grad, bits(t))
         state[name] += (t._backward_hooks is None,)
     for name, module in model.named_modules():
         state[f"{name}:class"] = (id(module), type(module), module.training)
@@ -88,5 +89,11 @@ def bits(tensor: Tensor) -> bytes:
         return b""
     if is_quantized(tensor):
         return b"".join(map(bits, data_of(tensor)))
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if tensor.is_nested:
+        return b"".join(map(bits, tensor.unbind()))
+    if tensor.is_quantized:
+        return bits(tensor.int_repr())
+    dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+    plain = dense.cpu().contiguous().resolve_conj().resolve_neg()
+    flat = plain.as_strided((plain.numel(),), (1,))  # one element may have any stride
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

@@ -148,7 +148,7 @@ def default_folder() -> Path:
 
 def age(made: str) -> str:
     """Return how long ago an ISO time was, in words: `3 hours ago`."""
-    passed = datetime.now().astimezone() - datetime.fromisoformat(made)
+    passed = datetime.now().astimezone() - datetime.fromisoformat(made).astimezone()
     seconds = max(passed, timedelta(0)).total_seconds()
     size, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
     return f"{plural(int(seconds // size), unit)} ago"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -14,6 +13,7 @@ from torch import nn
 from prepare.bench.variant import Variant
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.model.free_memory import free_memory
+from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line, size
 from prepare.errors import PrepareError, RefusedError
 from prepare.pipeline import Pipeline
@@ -71,7 +71,7 @@ class PreparedCandidate:
     ) -> None:
         self._mode, self._pool, self._clock, self._amp = mode, pool, clock, amp
         self._limit, self._calls = limit, calls
-        with _as_candidate_error(None), _without_warnings():
+        with _as_candidate_error(None), ignored_warnings():
             self.pipeline = Pipeline.from_config(candidate.steps)
             self.model = copy_model(model, mode, build)
             # In training a known issue would make wrong gradients.
@@ -82,7 +82,7 @@ class PreparedCandidate:
         self._variant = Variant(
             candidate.name, self.model, formatter=formatter, train=train, amp=amp
         )
-        with _as_candidate_error(self._variant), _without_warnings():
+        with _as_candidate_error(self._variant), ignored_warnings():
             self._warm_up(plan)
         if max_memory is not None and (self.peak or 0) > max_memory:
             reason = f"a call needs {size(self.peak or 0)}, and max_memory is {size(max_memory)}"
@@ -106,7 +106,7 @@ class PreparedCandidate:
                 buffer.copy_(values)
         free = free_memory(torch.device("cpu")) or 0
         try:
-            with _without_warnings():
+            with ignored_warnings():
                 verification = check_model(
                     reference,
                     self.model,
@@ -184,11 +184,3 @@ def _as_candidate_error(variant: Variant | None) -> Iterator[None]:
         else:
             reason = variant.explain(error)
         raise CandidateError(reason) from None
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Suppress warnings of compilers and known issues: applying the winner repeats them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from prepare.core.forward.call import call_of
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.forward.torch_state import isolated
+from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
 from prepare.verify.execution.determinism import (
@@ -82,8 +83,8 @@ def measure_modules(
     for name, module in reference.named_modules():
         if name and name in modules:
             meter.watch(name, module, modules[name])
-    with isolated(), torch.no_grad(), DeterministicMode():
-        reference(*call.args, **call.kwargs)
+    with held_interrupts(), isolated(), torch.no_grad(), DeterministicMode():
+        interruptible(reference, *call.args, **call.kwargs)
     return errors
 
 

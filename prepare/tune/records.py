@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.bench import statistics
+from prepare.bench.records import check_ratios
 from prepare.core.utils import json_records
 from prepare.core.utils.display import Readable
+from prepare.core.utils.environment import check_environment
 from prepare.errors import TuneError
 from prepare.patterns import NORMS, exactly
 
@@ -186,6 +189,13 @@ class Tuning(Readable):
 
 
 def _check(tuning: Tuning) -> None:
+    check_environment(tuning.environment)
+    json_records.check_values(tuning.conditions, {"accelerator": dict[str, Any] | None})
+    check_ratios(tuning.noise)
+    for row in tuning.rows:
+        check_ratios(row.ratio, *(row.ratio_interval or ()))
+    if tuning.made:
+        datetime.fromisoformat(tuning.made)
     if unknown := {row.status for row in tuning.rows} - {*STATUSES}:
         raise ValueError(f"{min(unknown)!r} is not a status")
     tuning.row(tuning.winner)

@@ -77,7 +77,10 @@ def _causes(fault: Fault) -> Iterable[str]:  # noqa: PLR0912  one branch for eac
             "copy its mode: call prepared.train(mode) and reference.train(mode) with the same mode"
         )
     if "casts" in fault.failed:
-        yield f"{_half_dtype(half)} cannot represent its numbers: {_keep(steps, name)}"
+        yield (
+            f"{_half_dtype(half)} cannot hold its numbers, which became infinite, and make NaN of results: "
+            f"{_keep(steps, name)}, or clamp them with {option('half', 'clamp', value=True)}"
+        )
     if "metric" in fault.failed:
         yield (
             "the metric is more sensitive to the errors of the dtype than the tolerance of outputs: allow a "

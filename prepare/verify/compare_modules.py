@@ -9,7 +9,6 @@ time.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,8 @@ from prepare.core.forward.float32_calls import same_casts
 from prepare.core.forward.stand_ins import copy_of, standing_in
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.quantized import quantized_weight, quantizes_inputs
+from prepare.core.utils.process_state import PROCESS_STATE, ignored_warnings
+from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.core.utils.text import first_line
 from prepare.verify.execution import single_run
 from prepare.verify.execution.determinism import make_deterministic
@@ -106,12 +107,12 @@ def compare_modules(runner: Runner, call: Call, *, backward: bool) -> ModuleDiff
     forward_only = not backward or bool(refuses(backward=True))
     if forward_only and (reason := refuses(backward=False)):
         raise CannotTellError(reason)
-    with CallInterceptor() as interceptor, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the tensors in a .* stay as they are")
+    quiet = ignored_warnings("the tensors in a .* stay as they are")
+    with held_interrupts(), PROCESS_STATE, CallInterceptor() as interceptor, quiet:
         recorder = CallRecorder(models.prepared, interceptor, forward_only=forward_only)
         whole = runner.run_prepared(call, context=recorder, backward=not forward_only)
         comparer = _Comparer(models, interceptor, backward=backward)
-        _compare_all(runner, recorder.calls, comparer, found)
+        interruptible(_compare_all, runner, recorder.calls, comparer, found)
     if not forward_only and not found.left_out:
         found.is_sum = comparer.sums.agree_with(whole)
     return found

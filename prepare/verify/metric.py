@@ -13,6 +13,7 @@ from torch import nn
 
 from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.torch_state import isolated
+from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.core.utils.user_code import described
 from prepare.core.utils.wording import words
 from prepare.errors import Problem, RefusedError
@@ -101,6 +102,7 @@ def _check(limit: Limit, status: str, note: str, drop: float | None = None) -> C
     )
 
 
+@held_interrupts()
 def _value(model: nn.Module, limit: Limit, call: Call, amp: str) -> tuple[float, str]:
     """Return the metric of a model, and what is wrong with it; the model and all state are restored."""
     modes = [(module, module.training) for module in model.modules()]
@@ -114,7 +116,7 @@ def _value(model: nn.Module, limit: Limit, call: Call, amp: str) -> tuple[float,
         ):
             torch.manual_seed(0)
             model.eval()
-            value = float(limit.metric(model, _batch(call)))
+            value = float(interruptible(limit.metric, model, _batch(call)))
     except Exception as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             raise

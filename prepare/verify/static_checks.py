@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from prepare.core.model.mode_reads import may_read_mode
 from prepare.core.model.quantized import float_values, is_int8, steps_between_values
-from prepare.core.model.tensors import is_plain, name_of, named_modules, named_tensors
+from prepare.core.model.tensors import (
+    is_plain,
+    name_of,
+    named_modules,
+    named_tensors,
+    stored_values,
+)
 from prepare.step import ModuleStep
 from prepare.steps.repairs import find_repair, repair_names
 from prepare.verify.records import Check, Lost
@@ -61,6 +68,7 @@ def check_values(
 ) -> Check:
     """Check that every tensor equals the reference's, cast to its dtype, bit for bit.
 
+    A number beyond the range of the dtype may be clamped; that it became infinite is found by `check_casts`.
     A quantized weight must be within a rounding of the reference's values.
     """
     paths = {entry.path for model in (reference, prepared) for entry in named_tensors(model)}
@@ -154,7 +162,12 @@ def _is_equal(pair: tuple[Tensor, Tensor] | None) -> bool:
         return False
     cast = reference.to(prepared.device, prepared.dtype)
     both_nan = (cast != cast) & (prepared != prepared)  # noqa: PLR0124
-    return bool(((cast == prepared) | both_nan).all())
+    equal = (cast == prepared) | both_nan
+    if cast.is_floating_point() and not equal.all():
+        largest = torch.finfo(cast.dtype).max
+        is_clamped = cast.isinf() & reference.isfinite().to(cast.device)
+        equal |= is_clamped & (prepared == cast.clamp(-largest, largest))
+    return bool(equal.all())
 
 
 def _is_rounded(reference: Tensor, quantized: Tensor) -> bool:
@@ -167,6 +180,8 @@ def _is_rounded(reference: Tensor, quantized: Tensor) -> bool:
 
 
 def _cast_loss(path: str, before: Tensor, after: Tensor) -> Lost | None:
+    if before.layout is after.layout is not torch.strided:
+        before, after = stored_values(before), stored_values(after)
     is_comparable = is_plain(before) and is_plain(after) and before.shape == after.shape
     if not is_comparable or before.dtype == after.dtype or not before.is_floating_point():
         return None

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ def test_peak_memory_is_that_of_the_call_alone():
         for _ in range(3):
             torch.ones(2**24).sum()  # 64 MiB, given back each time
 
-    found, how = peak_memory.measure_peak(work, torch.device("cpu"))
+    found, how = peak_memory.measure_peak(work, {torch.device("cpu")})
     assert how == "VmHWM of the process"
     assert 56 * 2**20 < found < 80 * 2**20
     assert there[0] == 1
@@ -134,3 +135,45 @@ def test_peak_memory_is_none_where_the_system_hides_it(monkeypatch, tmp_path):
     monkeypatch.setattr(peak_memory, "_CLEAR_REFS", tmp_path / "no" / "clear_refs")
     found = compare({"a": nn.Identity()}, BATCH, budget=0.2)
     assert (found.row("a").peak_bytes, found.settings["memory"]) == (None, None)
+
+
+class TwoGpus(nn.Module):
+    """Says that its parameters are on two GPUs, which this machine may lack."""
+
+    def parameters(self, recurse=True):
+        return iter([SimpleNamespace(device=torch.device("cuda", index)) for index in (0, 1)])
+
+    def forward(self, x):
+        self.calls += 1
+
+
+def two_gpus(monkeypatch):
+    happened, module = [], TwoGpus()
+    module.calls = 0
+    monkeypatch.setattr(torch.cuda, "synchronize", happened.append)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", happened.append)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda gpu: 100 * (gpu.index + 1))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda gpu: 150 * (gpu.index + 1))
+    return happened, module, Variant("a", module, formatter=None, train=False)
+
+
+def test_a_model_on_two_gpus_is_timed_until_both_are_done(monkeypatch):
+    happened, module, variant = two_gpus(monkeypatch)
+    seconds = iter([1.0, 1.5])
+
+    def clock():
+        assert len(set(happened)) == 2
+        happened.clear()
+        return next(seconds)
+
+    took = variant.timed(BATCH, calls=5, warm=False, device=torch.device("cuda", 0), clock=clock)
+    assert took == pytest.approx(0.1)
+    assert module.calls == 5
+    assert variant.timer(torch.device("cuda", 0)) == "wall clock"
+
+
+def test_the_peak_of_a_model_on_two_gpus_is_their_sum(monkeypatch):
+    happened, _, variant = two_gpus(monkeypatch)
+    found, how = variant.peak(BATCH, torch.device("cuda", 0))
+    assert (found, how) == (150, "torch.cuda.max_memory_allocated")
+    assert sorted(gpu.index for gpu in happened) == [0, 0, 0, 1, 1, 1]

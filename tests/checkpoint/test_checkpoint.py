@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -126,15 +127,23 @@ def test_a_model_with_fused_norms_is_saved_and_loaded(path):
 
 def test_a_wrong_shard_of_an_index_is_named(tmp_path):
     safetensors.torch.save_file({"0.weight": torch.ones(2)}, tmp_path / "a.safetensors")
+    os.mkfifo(tmp_path / "pipe")
     index = tmp_path / "m.safetensors.index.json"
     for shard, wrong in (
         ("../a.safetensors", "not in its folder"),
         ("/etc/passwd", "not in its folder"),
         ("b.safetensors", "cannot be read: No such file or directory; did you mean"),
+        ("", "names the file '', which is none beside it"),
+        ("n" * 300, "cannot be read: File name too long"),
+        ("\ud800", "cannot be read: .*surrogates not allowed"),
+        ("a\0", "cannot be read: embedded null byte"),
+        (".", "none beside it"),
+        ("pipe", "cannot be read: Not a regular file"),
     ):
         index.write_text(json.dumps({"weight_map": {"0.weight": shard}}))
-        with pytest.raises(CheckpointError, match=wrong):
+        with pytest.raises(CheckpointError, match=wrong) as caught:
             load(index, small)
+        assert str(caught.value).isprintable()
     index.write_text(json.dumps({"weight_map": {"other": "a.safetensors"}}))
     with pytest.raises(CheckpointError, match=r"a\.safetensors, other: is not there, and m\.safe"):
         load(index, small)

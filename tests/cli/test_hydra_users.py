@@ -15,7 +15,7 @@ from prepare.cli import main as cli
 from prepare.core.utils import files
 from prepare.errors import FileError
 from prepare.registry import STEPS
-from prepare.sweep.locks import claim
+from prepare.sweep.locks import hold_folder
 from prepare.sweep.objective import objective
 
 FAST = ("verify=none", "bench=none", "flow=none", "device=cpu")
@@ -144,7 +144,7 @@ def test_optuna_minimizes_the_figure(conf, capsys):
 
 def test_a_second_run_in_a_folder_at_the_same_time_is_refused(conf, capsys):
     (conf.parent / "run").mkdir()
-    with claim(conf.parent / "run") as claimed:
+    with hold_folder(conf.parent / "run") as claimed:
         assert claimed
         assert cli.run([NET, "hydra.run.dir=run", *FAST]) == 2
     line = "hydra.run.dir: another run is writing to run; wait for it, or choose another folder\n"
@@ -162,14 +162,14 @@ def test_a_run_holds_its_folder_before_hydra_writes(conf, capsys, monkeypatch, m
 
     def check(self, config, **kwargs):
         checked(self, config, **kwargs)
-        with claim(conf.parent / "run") as claimed:
+        with hold_folder(conf.parent / "run") as claimed:
             others.append(claimed)
 
     monkeypatch.setattr(hydra_app.Checks, "on_run_start", check)
     assert cli.run([NET, "hydra.run.dir=run", *FAST]) == 0
     assert others == [False]
     assert (conf.parent / "run" / ".hydra" / "config.yaml").is_file()
-    with claim(conf.parent / "run") as claimed:
+    with hold_folder(conf.parent / "run") as claimed:
         assert claimed  # released at the end
 
 

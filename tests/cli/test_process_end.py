@@ -38,11 +38,12 @@ def test_a_crash_in_native_code_names_the_line_that_was_running():
 @pytest.mark.parametrize("command", [["summary"], ["diff", "."]])
 def test_the_folder_of_a_killed_run_says_so(command, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("killed").mkdir()
+    Path("killed/.hydra").mkdir(parents=True)
+    Path("killed/prepare.log").touch()
     assert cli.run([*command[:1], "killed", *command[1:]]) == 2
     assert capsys.readouterr().err == (
-        "killed: holds no result: its run was killed, or has not ended; "
-        "run it again; on Linux, dmesg says if memory ran out\n"
+        "killed: holds no result: its run was killed or is still running; "
+        "wait for it, or run it again; on Linux, dmesg says if memory ran out\n"
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from file_checks import names, posix
 from prepare.core.utils import files, json_records
+from prepare.core.utils.csv_text import csv_text
 from prepare.errors import FileError
 
 
@@ -127,24 +128,27 @@ def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
 
 
 @posix
-def test_a_link_is_followed_to_its_file(tmp_path):
-    (tmp_path / "far").mkdir()
-    (tmp_path / "far" / "file").write_text("old")
-    (tmp_path / "middle").symlink_to("far/file")
+def test_a_link_is_replaced_and_its_file_stays(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "file").chmod(0o400)
+    (tmp_path / "middle").symlink_to("file")
     (tmp_path / "link").symlink_to("middle")
+    (tmp_path / "new").write_text("")
     files.write_text(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink()
+    assert not (tmp_path / "link").is_symlink()
+    assert (tmp_path / "link").read_text() == "new"
+    assert (tmp_path / "link").stat().st_mode == (tmp_path / "new").stat().st_mode
     assert (tmp_path / "middle").is_symlink()
-    assert (tmp_path / "far" / "file").read_text() == "new"
-    assert names(tmp_path / "far") == ["file"]
+    assert (tmp_path / "file").read_text() == "old"
 
 
 @posix
-def test_a_link_to_nothing_makes_the_file_it_points_to(tmp_path):
+def test_a_link_to_nothing_is_replaced(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    files.write_text(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "file").read_text() == "new"
+    with files.both(tmp_path / "data", tmp_path / "link"):
+        pass
+    assert names(tmp_path) == ["data", "link"]
+    assert not (tmp_path / "link").is_symlink()
 
 
 @posix
@@ -167,5 +171,29 @@ def test_what_is_no_regular_file_is_refused_and_not_replaced(tmp_path):
     assert str(raised.value) == (
         f"{tmp_path}/pipe: cannot be written: Not a regular file; give the path of a file"
     )
+    (tmp_path / "link").symlink_to("pipe")
+    with pytest.raises(FileError, match="Not a regular file"):
+        files.write_text(tmp_path / "link", "x")
     assert (tmp_path / "pipe").is_fifo()
-    assert names(tmp_path) == ["pipe"]
+    assert names(tmp_path) == ["link", "pipe"]
+
+
+@posix
+def test_what_is_no_regular_file_is_not_read_and_nothing_waits(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name in ("pipe", "link"):
+        for limit in (None, 9):
+            with pytest.raises(FileError) as raised:
+                files.read_bytes(tmp_path / name, limit=limit)
+            wrong = "cannot be read: Not a regular file; give the path of a file"
+            assert str(raised.value) == f"{tmp_path}/{name}: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [("=1+1", "'=1+1"), ("+a", "'+a"), ("-a", "'-a"), ("@x", "'@x"), ("\tx", "'\tx"), ("-1-1", "'-1-1"),
+     ("-1.5", "-1.5"), ("+2", "+2"), ("-1e-05", "-1e-05"), (-3, "-3"), (-1e-9, "-1e-09"), (None, ""), ("a=1", "a=1")],
+)  # fmt: skip
+def test_a_cell_is_no_formula_for_a_spreadsheet(value, cell):
+    assert csv_text([["first", value]]) == f"first,{cell}\n"

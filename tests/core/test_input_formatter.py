@@ -11,6 +11,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from prepare.core.forward.input_formatter import FormatHook, Formatter
 from prepare.core.model.memory_format import canonical_stride
@@ -239,3 +241,39 @@ def test_a_traced_model_formats_its_inputs(memory_format):
         warnings.simplefilter("ignore")  # torch.jit is deprecated
         traced = torch.jit.trace(model, x)
     assert torch.equal(traced(2 * x), model(2 * x))
+
+
+class Copies(TorchFunctionMode):
+    """Records whether each copy was requested as non-blocking."""
+
+    def __init__(self):
+        super().__init__()
+        self.non_blocking = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (torch.Tensor.to, torch.Tensor.copy_):
+            self.non_blocking.append(kwargs["non_blocking"])
+        return args[0] if func is torch.Tensor.copy_ else func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("memory_format", [None, "channels_last"])
+@pytest.mark.parametrize(
+    ("places", "pinned", "non_blocking"),
+    [
+        ("cuda:0 cpu", False, False),  # the forward would read a batch that has not arrived
+        ("cpu cuda:0", False, False),
+        ("cpu cuda:0", True, True),
+        ("cuda:0 cuda:1", False, False),
+        ("mps cpu", False, False),
+    ],
+)
+def test_a_copy_runs_on_only_from_pinned_memory(
+    monkeypatch, places, pinned, non_blocking, memory_format
+):
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: pinned)
+    source, target = map(torch.device, places.split())
+    formats = ((4, memory_format),) if memory_format else ()
+    with FakeTensorMode(), Copies() as copies:  # this machine may have no accelerator
+        image = torch.empty(2, 3, 4, 4, device=source)
+        assert Formatter(device=target, formats=formats)(image).device == target
+    assert copies.non_blocking == [non_blocking]

@@ -1,6 +1,7 @@
 """Work in one thread, or in several threads of one thread each, leaves the thread counts as they were."""
 
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -44,7 +45,7 @@ def test_workers_do_all_work_in_one_thread_each(start):
         for _ in range(2):
             workers.run(
                 lambda item: done.append((item, torch.get_num_threads(), threading.get_ident())),
-                range(100),
+                deque(range(100)),
             )
     assert sorted(item for item, _, _ in done) == sorted([*range(100)] * 2)
     assert {count for _, count, _ in done} == {1}
@@ -61,6 +62,6 @@ def test_an_error_of_a_worker_ends_all_and_is_raised(start):
         raise ValueError(str(item))
 
     with pytest.raises(ValueError, match=r"[012]"), OneThreadWorkers(start=start) as workers:
-        workers.run(work, range(100))
+        workers.run(work, deque(range(100)))
     assert len(done) <= 3
     assert counts() == before

@@ -12,13 +12,13 @@ from prepare.core.model import doctor_answers
 from prepare.core.model.doctor_answers import answers_file, standing_here
 from prepare.core.model.known_issues import issues
 from prepare.doctor import Diagnosis, Finding, examine
+from prepare.doctor.document import diagnosis_lines
 from prepare.doctor.probes import GENERAL, KNOWN, PROBES
 from prepare.doctor.records import VERDICTS
 from prepare.doctor.worker import Request, in_child, run_probe
 from prepare.errors import ConfigError, DoctorError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.report.pages.doctor_page import doctor_page
-from prepare.report.terminal.doctor import diagnosis_lines
 
 ON_CPU = [issue for issue in issues() if "cpu" in issue.backend and issue.probe]
 DECIDED = [

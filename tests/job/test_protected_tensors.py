@@ -95,7 +95,8 @@ def test_a_value_beyond_float16_is_refused_and_its_tensor_named():
     said = refused(model, HALF)
     assert said == (
         "3.weight: 1 of its values would become inf: it holds 70000, and the largest float16 is 65504; "
-        '"half": {"dtype": "bfloat16"}, or keep it: "half": {"keep": ["norms", "3"]}'
+        '"half": {"dtype": "bfloat16"}, or keep it: "half": {"keep": ["norms", "3"]}, '
+        'or clamp it: "half": {"clamp": True}'
     )
     apply(model, {"half": {"keep": ["norms", "3"]}})
     assert model[0].weight.dtype is torch.float16

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +20,10 @@ from prepare.core.utils.accelerator import (
 )
 from prepare.core.utils.environment import environment
 from prepare.errors import FileError
+from prepare.export.records import Export
 from prepare.job.record import STATUSES, Job, Record, Result, files_in
 from prepare.pipeline import Pipeline
+from whole_records import write_run
 
 ALL_OF_IT = Result("failed", "model", "a line\nand another", "Traceback ...", 1.25)
 
@@ -59,7 +62,9 @@ def test_a_result_holds_exactly_the_keys_that_others_may_rely_on(record):
 
 
 def test_a_job_is_read_as_it_was_written(record):
-    job = Job(3, "abc", ["memfmt=by_rank"], {"memfmt": "by_rank", "input": None}, {"given": "x"})
+    job = Job(
+        3, "abc", ["memfmt=by_rank"], {"memfmt": "by_rank", "input": None}, seen={"given": "x"}
+    )
     record.write_job(job)
     assert record.job() == job
 
@@ -78,9 +83,7 @@ def test_an_empty_folder_has_neither(record):
 )  # fmt: skip
 def test_a_file_that_is_no_result_is_an_error_naming_it(record, text):
     (record.folder / "result.json").write_text(text)
-    with pytest.raises(
-        FileError, match=r"result\.json: is not a prepare\.result file of version 1"
-    ):
+    with pytest.raises(FileError, match=r"result\.json: (this is |version 2)"):
         record.result()
 
 
@@ -89,6 +92,19 @@ def test_beginning_again_removes_only_files_of_earlier_runs(record):
         (record.folder / name).write_text("x")
     record.clear()
     assert [path.name for path in record.folder.iterdir()] == ["mine.txt"]
+
+
+def test_beginning_again_removes_an_artefact_of_any_name(record):
+    write_run(record.folder)
+    names = {"mine.onnx": "", "mine.onnx.data": "", "../outside": "", "": "", "/outside": ""}
+    export = Export.load(record.folder / "export.json")
+    for name in ("mine.onnx", "mine.onnx.data", "kept.onnx", "../outside"):
+        (record.folder / name).write_text("x")
+    replace(export, files=names).save(record.folder / "export.json")
+    record.clear()
+    assert (record.folder.parent / "outside").exists()
+    left = {path.name for path in record.folder.iterdir()}
+    assert left == {"kept.onnx", "contract.yaml", "doctor.json"}
 
 
 def test_a_folder_that_cannot_be_used_is_one_line(tmp_path):

@@ -92,6 +92,35 @@ BUFFERS = {
     "one number": lambda: torch.tensor(0.5),
     "no numbers": lambda: torch.empty(0, 2),
 }
+# What a cast cannot treat as plain numbers: each is exact afterwards, or refused by name.
+MATRIX = torch.tensor([[0.5, 0, 0, -2], [0, 0, 3, 0], [0, 0, 0, 0], [1, 0, 0, 4]])
+FORMS = {
+    "csr": lambda: MATRIX.to_sparse_csr(),
+    "csc": lambda: MATRIX.to_sparse_csc(),
+    "bsr": lambda: MATRIX.to_sparse_bsr((2, 2)),
+    "bsc": lambda: MATRIX.to_sparse_bsc((2, 2)),
+    "mkldnn": lambda: MATRIX.to_mkldnn(),
+    "nested": lambda: torch.nested.nested_tensor([torch.randn(2), torch.randn(3)]),
+    "quantized": lambda: torch.quantize_per_tensor(MATRIX, 0.5, 0, torch.qint8),
+}
+VIEWS = {
+    "conjugate": lambda: torch.randn(2, 3, dtype=torch.complex64).conj(),
+    "imaginary": lambda: torch.randn(3, dtype=torch.complex64).imag,
+    "negative": lambda: torch.randn(2, 2, dtype=torch.complex64).conj().imag,
+    "negative, one number": lambda: torch.randn(1, dtype=torch.complex64).conj().imag,
+}
+SPARSE = {
+    "coo": lambda: MATRIX.to_sparse_coo(),
+    "coo twice": lambda: torch.sparse_coo_tensor([[0, 0], [1, 1]], [4e4, 3e4], (2, 2)),
+    "coo float64": lambda: MATRIX.double().to_sparse_coo(),
+}
+LARGE = {
+    "lowest": lambda: torch.tensor([0.0, torch.finfo(torch.float32).min, -torch.inf, torch.nan]),
+    "largest": lambda: torch.full((2, 2, 3, 3), torch.finfo(torch.float32).max),
+    "70000": lambda: torch.tensor([1.0, 7e4, -65520.0, 65519.0]),
+    "1e300": lambda: torch.tensor([[1e300, -1e39, 2.0]], dtype=torch.float64),
+    "coo 1e39": lambda: torch.tensor([[0, 1e39], [-7e4, 0]], dtype=torch.float64).to_sparse_coo(),
+}
 PARAMETERS = {
     "4-d": lambda: torch.randn(2, 2, 3, 3),
     "5-d": lambda: torch.randn(1, 2, 2, 2, 2),
@@ -140,12 +169,18 @@ def of_two_tensors(change):
             other
             for *_, other in held
             if other is not one
+            and stored_plainly(other)
+            and stored_plainly(one)
             and (type(other), other.shape, other.dtype) == (type(one), one.shape, one.dtype)
         ]
         if alike:
             change(table, name, alike[second % len(alike)])
 
     return deed
+
+
+def stored_plainly(tensor):
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
 
 
 def tie(table, name, other):
@@ -210,10 +245,21 @@ def behind(module):
     return [tensor for name, tensor in tensors(module).items() if name in BEHIND]
 
 
-def add_buffer(make):
+def add_buffer(make, *, persistent=False):
     return of_module(
-        lambda module: module.register_buffer(free_name(module), make(), persistent=False)
+        lambda module: module.register_buffer(free_name(module), make(), persistent=persistent)
     )
+
+
+def add_pair(make):
+    """A deed that adds a tensor and another view of it."""
+
+    def change(module):
+        tensor = make()
+        for each in (tensor, tensor.conj() if tensor.is_complex() else torch._neg_view(tensor)):
+            module.register_buffer(free_name(module), each)
+
+    return of_module(change)
 
 
 def add_parameter(make):
@@ -240,6 +286,16 @@ DEEDS = {
     **{f"buffer: {name}": add_buffer(make) for name, make in BUFFERS.items()},
     **{f"parameter: {name}": add_parameter(make) for name, make in PARAMETERS.items()},
 }
+SPECIAL = {
+    **{
+        f"special: {name}": add_buffer(make, persistent=True)
+        for name, make in (FORMS | VIEWS | SPARSE | LARGE).items()
+    },
+    "pair: conjugate": add_pair(lambda: torch.randn(2, 3, dtype=torch.complex64)),
+    "pair: negative": add_pair(lambda: torch.randn(3)),
+    "pair: negative, expanded": add_pair(lambda: torch.randn(1).expand(3)),
+    "pair: negative, 70000": add_pair(lambda: torch.tensor([7e4, 1.0])),
+}
 # What torch's own calls do something else with, which depends on the order of modules.
 ODD = {"alias", "views", "own cast"}
 # What a weight may have begun with, other than contiguous strides.
@@ -259,7 +315,7 @@ class Spec:
         with torch.no_grad():  # so that computed weights can be copied
             model = built(self.tree)
             for name, first, second in self.deeds:
-                DEEDS[name](model, first, second)
+                (DEEDS | SPECIAL)[name](model, first, second)
         return model
 
     def has(self, names):
@@ -309,3 +365,11 @@ DEED = st.tuples(
     st.sampled_from(SHARING) | st.sampled_from(list(DEEDS)), st.integers(0, 9), st.integers(0, 9)
 )
 SPECS = st.builds(Spec, ROOT, st.lists(DEED, max_size=6).map(tuple))
+SPECIAL_DEED = st.tuples(st.sampled_from(list(SPECIAL)), st.integers(0, 9), st.integers(0, 9))
+SPECIAL_SPECS = st.builds(
+    lambda tree, first, special, last: Spec(tree, (*first, *special, *last)),
+    ROOT,
+    st.lists(DEED, max_size=2),
+    st.lists(SPECIAL_DEED, min_size=1, max_size=2),
+    st.lists(st.one_of(DEED, SPECIAL_DEED), max_size=1),
+)

@@ -27,7 +27,8 @@ def test_a_configuration_round_trips():
     declared = {"half": {"dtype": "bf16", "keep": ["type:LayerNorm", "norms"]}, "input_format": {}}
     config = Pipeline.from_config(declared).to_config()
     assert Pipeline.from_config(config).to_config() == config
-    assert config["half"] == {"dtype": "bfloat16", "keep": ["type:LayerNorm", "norms"]}
+    kept = ["type:LayerNorm", "norms"]
+    assert config["half"] == {"dtype": "bfloat16", "keep": kept, "clamp": False}
 
 
 def test_a_recipe_gives_the_same_pipeline_without_hydra(tmp_path):
@@ -116,7 +117,7 @@ def test_memory_formats_accept_torch_objects_and_spellings(word, meant):
         ),
         (
             {"half": {"dtpye": "float16"}},
-            "steps.half.dtpye: no such option; did you mean 'dtype'? options: dtype, keep",
+            "steps.half.dtpye: no such option; did you mean 'dtype'? options: dtype, keep, clamp",
         ),
         (
             {"half": {"dtype": "flaot16"}},

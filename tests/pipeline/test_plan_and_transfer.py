@@ -1,8 +1,11 @@
 """The plan as plain data, and one copy of each tensor."""
 
+import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from prepare.pipeline import Pipeline
+from prepare.pipeline.transfer import Move, Transfer
 from small_nets import Tied, small_2d
 
 BOTH = {"half": {}, "conv2d_memory_format": {}}
@@ -72,3 +75,37 @@ def test_requires_grad_and_hooks_of_parameters_are_kept():
     model(torch.randn(2, 3, 8, 8).bfloat16()).float().sum().backward()
     assert len(seen) == 1
     assert model[0].weight.grad is None
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+@pytest.mark.parametrize(
+    ("source", "target", "waited"),
+    [
+        ("cuda:1", "cpu", {("cuda", 1)}),
+        ("cpu", "cuda:1", {("cuda", 1)}),
+        ("cuda:0", "cuda:1", {("cuda", 0), ("cuda", 1)}),
+        ("xpu:0", "cpu", {("xpu", 0)}),
+        ("mps", "cpu", {("mps", 0)}),
+        ("cpu", "cpu", set()),
+    ],
+)
+def test_new_data_has_arrived_before_the_exchange(monkeypatch, source, target, waited, low_memory):
+    done = set()
+
+    def synchronize(device):
+        assert all(tensor.is_contiguous() for tensor in tensors)
+        done.add((device.type, device.index))
+
+    for kind in (torch.cuda, torch.xpu):
+        monkeypatch.setattr(kind, "synchronize", synchronize)
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: synchronize(torch.device("mps", 0)))
+    # This machine may have no accelerator.
+    monkeypatch.setattr("prepare.pipeline.copy_parts.copy", lambda part: True)
+    with FakeTensorMode():
+        tensors = [torch.empty(4, 3, device=source) for _ in range(2)]
+        to = torch.device(target)
+        moves = [Move("weight", [tensor], to, torch.float64, (1, 4)) for tensor in tensors]
+        monkeypatch.setattr("prepare.pipeline.transfer._groups", lambda moves: [moves])
+        Transfer(moves, low_memory=low_memory).run()
+    assert [tensor.stride() for tensor in tensors] == [(1, 4)] * 2
+    assert done == waited

@@ -8,9 +8,12 @@ import torch
 from torch import nn
 
 from failing_operations import SOURCES, FailAt, interrupt_at
+from prepare.audit import audit
 from prepare.errors import PartialError
+from prepare.flow import observe, predict
 from prepare.models.unet import UNet2d
 from prepare.pipeline import Pipeline
+from prepare.pipeline.optimizer_state import RestrideLoadedState
 from prepare.step import ModelStep, ModuleStep
 from small_nets import Tied, facts, mixed, small_2d, small_3d
 
@@ -23,6 +26,8 @@ STEPS_USED = {
     "flag": {},
     "input_format": {"attach": True},
 }
+# An optimizer cannot train parameters in float16.
+TRAINED = STEPS_USED | {"half": {"keep": [], "dtype": "bfloat16"}}
 ERRORS = [RuntimeError("no"), MemoryError(), torch.OutOfMemoryError("no"), KeyboardInterrupt()]
 
 
@@ -121,29 +126,54 @@ def test_the_zoo_has_at_least_five_hundred_operations_to_fail_at():
     assert operations >= 500
 
 
+def trained(make):
+    """Return a model and an optimizer with state of its own."""
+    model = make()
+    parameters = [each for each in model.parameters() if each.is_floating_point()]
+    optimizer = torch.optim.Adam(parameters, fused=True)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def has_hook(optimizer):
+    hooks = optimizer._optimizer_load_state_dict_post_hooks.values()
+    return any(isinstance(hook, RestrideLoadedState) for hook in hooks)
+
+
+def strides_of_state(optimizer):
+    return [t.stride() for state in optimizer.state.values() for t in state.values()]
+
+
 def interrupted(make, lines):
     """Interrupt one apply at each of `lines`; return the number of interrupts."""
-    pipeline = Pipeline.from_config(STEPS_USED)
+    pipeline = Pipeline.from_config(TRAINED)
     times = 0
     for line in lines:
-        model = make()
-        before = state(model)
+        model, optimizer = trained(make)
+        before = state(model), strides_of_state(optimizer), False
         try:
             with interrupt_at(line):
-                pipeline.apply(model, known_issues="ignore")
+                pipeline.apply(model, optimizer=optimizer, known_issues="ignore")
         except KeyboardInterrupt:
             times += 1
-            # Either unchanged, or, after the last step acted, fully prepared.
-            assert state(model) == before or not pipeline.plan(model), f"line {line}"
+            now = state(model), strides_of_state(optimizer), has_hook(optimizer)
+            if now != before:  # prepared whole
+                assert not pipeline.plan(model), f"line {line}"
+                assert not pipeline.check(model, optimizer=optimizer), f"line {line}"
+                assert has_hook(optimizer), f"line {line}"
     return times
 
 
 def lines_of(make):
-    pipeline = Pipeline.from_config(STEPS_USED)
-    pipeline.apply(make(), known_issues="ignore")  # fill the caches first
-    model = make()
+    pipeline = Pipeline.from_config(TRAINED)
+    # Fill the caches first.
+    pipeline.apply(make(), known_issues="ignore")
+    model, optimizer = trained(make)
     with interrupt_at(-1) as count:
-        pipeline.apply(model, known_issues="ignore")
+        pipeline.apply(model, optimizer=optimizer, known_issues="ignore")
     return count()
 
 
@@ -161,6 +191,57 @@ def test_an_interrupt_at_every_line_leaves_the_model_whole(make):
     assert interrupted(make, range(1, total + 1)) == total
 
 
+def traced():
+    """Return a model that the step fuse_conv_bn traces without data."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+
+
+CALLS = {
+    "plan": lambda model: Pipeline.from_config({"fuse_conv_bn": {}, **STEPS_USED}).plan(
+        model, known_issues="ignore"
+    ),
+    "audit": audit,
+    "predict": lambda model: predict(model, torch.zeros(2, 3, 8, 8), backward=True),
+    "observe": lambda model: observe(model, torch.zeros(2, 3, 8, 8)),
+    "apply": lambda model: Pipeline.from_config({"fuse_conv_bn": {}}).apply(model),
+}
+
+
+def interrupted_calls(name, parts):
+    """Interrupt one call at `parts` lines of it, or at all if that is 0; check what it leaves."""
+    call = CALLS[name]
+    call(traced())
+    with interrupt_at(-1) as count:
+        call(traced())
+    total = count()
+    lines = range(1, total + 1, max(1, total // parts) if parts else 1)
+    times = 0
+    for line in lines:
+        model = traced()
+        before = state(model)
+        try:
+            with interrupt_at(line):
+                call(model)
+        except KeyboardInterrupt:
+            times += 1
+        if name != "apply":
+            assert state(model) == before, f"line {line}"
+    return times, len(lines)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_interrupt_at_many_lines_of_a_call_leaves_nothing(name):
+    times, lines = interrupted_calls(name, 40)
+    assert times == lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
+def test_an_interrupt_at_every_line_of_a_call_leaves_nothing(name):
+    times, lines = interrupted_calls(name, 0)
+    assert times == lines
+
+
 def exchange_lines(make):
     """Return the lines of one apply during which tensors are exchanged or restored."""
     lines, count = [], 0
@@ -173,12 +254,12 @@ def exchange_lines(make):
                 lines.append(count)
         return local
 
-    pipeline = Pipeline.from_config(STEPS_USED)
+    pipeline = Pipeline.from_config(TRAINED)
     pipeline.apply(make(), known_issues="ignore")
-    model = make()
+    model, optimizer = trained(make)
     sys.settrace(lambda f, e, a: local if f.f_code.co_filename.startswith(SOURCES) else None)
     try:
-        pipeline.apply(model, known_issues="ignore")
+        pipeline.apply(model, optimizer=optimizer, known_issues="ignore")
     finally:
         sys.settrace(None)
     return lines

@@ -203,7 +203,8 @@ def test_equal_options_in_other_notation_do_not_differ(tmp_path):
         (("4-row", "4-row/audit.json"), "diff: 4-row is the record of a job and 4-row/audit.json is an audit; give two folders of jobs, two audit.json or two recipe.yaml"),
         (("4-row/audit.json", "4-row/recipe.yaml"), "diff: 4-row/audit.json is an audit and 4-row/recipe.yaml is a recipe; give two folders"),
         (("4-row", "."), ".: is the folder of a sweep; give the folder of one of its rows"),
-        (("4-row", "empty"), "empty: holds no result: its run was killed, or has not ended; run it again; "),
+        (("4-row", "empty"), "empty: is not the record of a job; give the folder that a job has written"),
+        (("4-row", "killed"), "killed: holds no result: its run was killed or is still running; wait for it, "),
         (("4-row/audit.json", "4-row/flow.json"), "4-row/flow.json: this is a prepare.flow, not a prepare.audit"),
         (("4-row/audit.json", "none.json"), "none.json: cannot be read: No such file or directory"),
         (("4-row/recipe.yaml", "none.yaml"), "none.yaml: cannot be read: No such file or directory"),
@@ -214,6 +215,7 @@ def test_equal_options_in_other_notation_do_not_differ(tmp_path):
 def test_incomparable_paths_give_one_line_and_exit_code_2(swept, monkeypatch, capsys, pair, line):
     monkeypatch.chdir(swept)
     Path("empty").mkdir()
+    Path("killed/.hydra").mkdir(parents=True)
     Path("broken.yaml").write_text("[")
     Path("0-row/flow.json").write_text("{")
     code, out, err = diff(capsys, *pair)

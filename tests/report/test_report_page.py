@@ -168,12 +168,12 @@ def test_an_unreadable_file_is_named_and_the_rest_is_shown(ran, name, content):
 @pytest.mark.parametrize(
     ("name", "key", "value", "title"),
     [
-        ("plan.json", "warnings", 3, "Warnings"),
-        ("audit.json", "summary", {}, "Tensors"),
+        ("plan.json", "warnings", 3, "plan.json"),
+        ("audit.json", "summary", {}, "audit.json"),
         ("environment.json", "packages", None, "Environment"),
         ("flow.json", "wanted", {"5": None}, None),
         ("flow.json", "events", [{}], "flow.json"),
-        ("job.json", "overrides", [1], "Reproduce"),
+        ("job.json", "overrides", [1], "job.json"),
     ],
 )
 def test_a_section_with_a_malformed_file_is_left_out_and_named(ran, name, key, value, title):
@@ -212,7 +212,7 @@ def test_a_long_table_is_cut_and_names_the_file_with_all_rows(ran):
 def test_a_failed_job_shows_its_error(tmp_path):
     record = Record(tmp_path)
     record.write_result(
-        Result("Failed", "oom", "RuntimeError: no memory", "Traceback: line 1", 2.0)
+        Result("failed", "oom", "RuntimeError: no memory", "Traceback: line 1", 2.0)
     )
     text = Reader(run_page(tmp_path)).text
     for phrase in (

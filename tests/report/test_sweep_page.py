@@ -19,8 +19,8 @@ from prepare.report.pages.long_table import LIMIT
 from prepare.report.pages.page import write_page
 from prepare.report.pages.sweep_matrix import matrix_of
 from prepare.report.pages.sweep_page import SECTIONS, sweep_page, write_sweep_page
-from prepare.sweep.locks import Lock
-from prepare.sweep.manifest import SweepManifest, job_lock, write_sweep_manifest
+from prepare.sweep.locks import Claim
+from prepare.sweep.manifest import SweepManifest, job_claim, write_sweep_manifest
 from prepare.sweep.ranking import rank
 from prepare.sweep.summary import read_summary
 
@@ -197,12 +197,12 @@ def test_a_running_row_is_not_a_failure(tmp_path):
     record = Record(tmp_path / "0-row")
     record.clear()
     record.write_job(Job(0, "one", ["a=1"], {}, identity="x"))
-    lock = Lock(job_lock(tmp_path, "x"))
-    assert lock.acquire()
+    held = Claim(job_claim(tmp_path, "x"))
+    assert held.acquire()
     try:
         text = page_of(tmp_path)
     finally:
-        lock.close()
+        held.close()
     assert "1 running, 1 interrupted" in Reader(text).text
     assert (
         "#0"

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import sys
+import warnings
 from pathlib import Path
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import prepare
 
@@ -29,6 +34,27 @@ class FailAt(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def thread_state():
+    """Return what a `with` whose exit is skipped would leave behind in this thread, and in the process."""
+    return (
+        [type(mode) for mode in _get_current_dispatch_mode_stack()],
+        [type(mode) for mode in _get_current_function_mode_stack()],
+        torch._C._get_torch_function_state(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        nn.Module.__call__,
+        nn.Module.__getattr__,
+        len(torch_module._global_forward_hooks),
+        list(warnings.filters),
+        gc.isenabled(),
+        str(Path.cwd()),
+        list(sys.path),
+    )
+
+
 @contextlib.contextmanager
 def interrupt_at(line):
     """Send this process a real SIGINT after `line` lines of our own code have run."""
@@ -46,17 +72,17 @@ def interrupt_at(line):
         return local if frame.f_code.co_filename.startswith(SOURCES) else None
 
     # A shell that starts this in the background may have made it ignore the signal.
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.SIG_IGN:
+    shell = signal.getsignal(signal.SIGINT)
+    if shell is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    before, gradients = sys.gettrace(), torch.is_grad_enabled()
-    overriding = torch._C._get_torch_function_state()
+    before, state = sys.gettrace(), thread_state()
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     sys.settrace(trace)
     try:
         yield lambda: count
     finally:
         sys.settrace(before)
-        signal.signal(signal.SIGINT, handler)
-        # An exception that the tracer raises at the end of a `with` skips its exit.
-        torch.set_grad_enabled(gradients)
-        torch._C._set_torch_function_state(overriding)
+        assert thread_state() == state, f"line {line}"
+        now = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        assert now == handlers, f"line {line}"
+        signal.signal(signal.SIGINT, shell)

@@ -129,6 +129,10 @@ def _run(words: list[str], cwd: str, env: dict[str, str], outputs: _Handles) -> 
     sys.path[:] = [*own, *(path for path in sys.path if path not in own)]
     sys.argv[:] = [str(RUN), *words]
     isolated_job._start_server = _fork_server
+    if machine := env.get("PREPARE_TESTS_MACHINE"):
+        import machines
+
+        machines.enter(machine)
     code = 1
     try:
         main()

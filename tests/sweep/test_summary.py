@@ -66,13 +66,40 @@ def test_invalid_figures_in_a_record_are_named(swept, name, key, value):
         assert name in row.reason
 
 
-def test_nan_in_a_record_becomes_none(swept):
-    path = swept / "4-row" / "bench.json"
-    path.write_text(path.read_text().replace("0.41,", "NaN,").replace("0.41}", "NaN}"))
-    summary = read_summary(swept)
-    assert summary.rows[4].headline.timed[0].ratio is None
-    write_summary(summary, swept)
-    assert rank(summary).best == {1}
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("result.json", "seconds", "x"), ("result.json", "status", "fine"), ("result.json", "seconds", float("nan")),
+     ("bench.json", "seconds", float("inf")), ("audit.json", "rows", [3]), ("job.json", "overrides", 3), ("job.json", "number", "4")],
+)  # fmt: skip
+def test_a_wrong_type_in_a_record_is_one_row_that_says_so(swept, capsys, name, key, value):
+    path = swept / "4-row" / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    assert cli.run(["summary", str(swept)]) == 0
+    assert f"4-row/{name}: " in capsys.readouterr().out
+    row = read_summary(swept).rows[4]
+    assert row.status == "crashed"
+    assert key in row.reason
+    assert [each.status for each in read_summary(swept).rows if each is not row][:4] == [
+        "ok",
+        "ok",
+        "failed",
+        "ok",
+    ]
+    assert len(json.loads((swept / "summary.json").read_text())["rows"]) == 6
+
+
+@pytest.mark.skipif(os.name != "posix", reason="asks for links")
+def test_a_summary_writes_nothing_outside_of_its_folder(swept, tmp_path, capsys):
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    written = ("summary.json", "summary.csv", "summary.md", "report.html")
+    for name in written:
+        (swept / name).unlink(missing_ok=True)
+        (swept / name).symlink_to(outside)
+    assert cli.run(["summary", str(swept)]) == 0
+    assert "the table is in" in capsys.readouterr().out
+    assert outside.read_text() == "mine"
+    assert not any((swept / name).is_symlink() for name in written)
 
 
 def test_a_head_gives_the_same_figures_as_the_whole_file(swept):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 
 import torch
 from torch import nn
+
+from prepare.core.utils.process_state import PROCESS_STATE
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -21,12 +23,15 @@ def contains_compiled(model: nn.Module) -> bool:
     return any(is_compiled(module) for module in model.modules())
 
 
-def eager_if_compiled(model: nn.Module) -> AbstractContextManager[object]:
+@contextlib.contextmanager
+def eager_if_compiled(model: nn.Module) -> Iterator[None]:
     """Run compiled modules in `model` eagerly; by torch's promise their outputs have the same strides.
 
     A compiled module whose tensors are replaced would be compiled again.
     """
     set_stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
     if set_stance is None or not contains_compiled(model):
-        return contextlib.nullcontext()
-    return set_stance("force_eager")
+        yield
+        return
+    with PROCESS_STATE, set_stance("force_eager"):
+        yield

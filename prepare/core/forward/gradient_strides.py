@@ -21,6 +21,7 @@ from prepare.core.forward.stand_ins import (
     standing_in,
 )
 from prepare.core.forward.torch_state import isolated
+from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.core.utils.wording import step
 from prepare.errors import RefusedError
 
@@ -74,18 +75,24 @@ def gradient_strides(model: nn.Module, batch: Any, amp: str) -> list[GradientStr
 
 def _gradients(model: nn.Module, batch: Any, amp: str) -> Mapping[str, Tensor | None]:
     """Run one forward and backward on stand-ins; return the gradients by the names of the parameters."""
-    with isolated(), eager_if_compiled(model), standing_in(model, real_stand_in):
+    with (
+        held_interrupts(),
+        isolated(),
+        eager_if_compiled(model),
+        standing_in(model, real_stand_in),
+    ):
         args, kwargs = stand_ins_for(arguments(batch), copy_of)
         try:
             with torch.inference_mode(mode=False), torch.enable_grad():
                 with autocast(amp, device_of([model], tensors_in([*args, *kwargs.values()]))):
-                    output = model(*args, **kwargs)
+                    output = interruptible(model, *args, **kwargs)
                 roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
                 if not roots:
                     raise RefusedError(
                         "the output", "does not require gradients", "train a parameter"
                     )
-                torch.stack([root.abs().square().float().mean() for root in roots]).sum().backward()
+                losses = [root.abs().square().float().mean() for root in roots]
+                interruptible(torch.stack(losses).sum().backward)
         except RefusedError:
             raise
         except Exception as error:

@@ -37,7 +37,9 @@ class Formatter:
         same = device == tensor.device and dtype == tensor.dtype
         memory_format = self._format(tensor.dim())
         if memory_format is None or tensor.layout is not torch.strided or tensor.is_nested:
-            return tensor if same else tensor.to(device, dtype, non_blocking=True)
+            if same:
+                return tensor
+            return tensor.to(device, dtype, non_blocking=_may_run_on(tensor, device))
         stride = canonical_stride(tensor.shape, memory_format)
         if same and tensor.stride() == stride:
             return tensor
@@ -46,7 +48,9 @@ class Formatter:
             return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, name))
         # Not `.contiguous(memory_format=...)`: it keeps strides that satisfy the format, canonical or not.
         fresh = torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device)
-        return fresh.copy_(tensor, non_blocking=True)
+        # torch's copy from float32 to float16 ignores the negative bit.
+        source = tensor.resolve_neg()
+        return fresh.copy_(source, non_blocking=_may_run_on(source, device))
 
     def _format(self, rank: int) -> str | None:
         for dims, memory_format in self.formats:
@@ -88,6 +92,16 @@ class FormatHook:
             if isinstance(hook, FormatHook):
                 del model._forward_pre_hooks[key]
                 model._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def _may_run_on(tensor: Tensor, device: torch.device) -> bool:
+    """Return whether the copy to `device` may still run when the forward begins.
+
+    Not towards the CPU: it would read a batch that has not arrived, while an accelerator queues its work. Not
+    from pageable memory, which the caller may write to again, nor in a graph that a compiler makes.
+    """
+    is_sent = tensor.device.type == "cpu" and device.type not in ("cpu", "meta")
+    return is_sent and not torch.compiler.is_compiling() and tensor.is_pinned()
 
 
 def _is_on(device: torch.device, target: torch.device) -> bool:

@@ -10,37 +10,46 @@ from typing import Any
 import torch
 
 from prepare.core.forward.backends import saved_switches
+from prepare.core.utils.process_state import PROCESS_STATE
 
 
 @contextmanager
 def isolated() -> Iterator[None]:
     """Restore torch's global settings, random states, the current folder and sys.path afterwards.
 
-    Inside the block the current folder is on sys.path, so that the user's packages can be imported.
+    One thread at a time is in such a block. Inside it the current folder is on sys.path, so that the user's
+    packages can be imported.
     """
-    path, folder = list(sys.path), os.getcwd()  # noqa: PTH109
-    settings = [(restore, read()) for read, restore in _SETTINGS]
-    restore_switches = saved_switches()
-    device = torch.get_default_device()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path[:] = path
-        os.chdir(folder)
-        # Setting it, even to the same device, slows every later call of a factory function.
-        if torch.get_default_device() != device:
-            torch.set_default_device(None if device.type == "cpu" else device)
-        for restore, value in settings:
-            restore(value)
-        restore_switches()
+    with PROCESS_STATE:
+        path, folder = list(sys.path), os.getcwd()  # noqa: PTH109
+        settings = [(read, restore, read()) for read, restore in _SETTINGS]
+        restore_switches = saved_switches()
+        device = torch.get_default_device()
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        try:
+            yield
+        finally:
+            sys.path[:] = path
+            os.chdir(folder)
+            # Setting it, even to the same device, slows every later call of a factory function.
+            if torch.get_default_device() != device:
+                torch.set_default_device(None if device.type == "cpu" else device)
+            for read, restore, value in settings:
+                # Some settings reach into other threads, even if the value is the same.
+                if not _equal(read(), value):
+                    restore(value)
+            restore_switches()
+
+
+def _equal(now: Any, before: Any) -> bool:
+    if isinstance(before, list):  # of random states
+        return now is not None and all(map(_equal, now, before))
+    return torch.equal(now, before) if isinstance(before, torch.Tensor) else now == before
 
 
 def _set_deterministic(value: tuple[bool, bool]) -> None:
-    # Setting it imports torch's compiler, which takes longer than importing torch.
-    if _deterministic() != value:
-        torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
 def _cudnn_enabled() -> bool:

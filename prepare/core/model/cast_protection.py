@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.model.module_tree import copy_tree
-from prepare.core.model.tensors import name_of, named_modules
+from prepare.core.model.tensors import name_of, named_modules, special_form
 from prepare.errors import RefusedError
 
 _CASTS = {"float16": "half", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
@@ -70,7 +70,11 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _without_data(tensor: Tensor) -> Tensor:
-    copy = torch.empty_like(tensor, device="meta")
+    if special_form(tensor):  # meta has no such form, and here only the dtype counts
+        dtype = torch.uint8 if tensor.is_quantized else tensor.dtype
+        copy = torch.empty(0, dtype=dtype, device="meta")
+    else:
+        copy = torch.empty_like(tensor, device="meta")
     return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 

@@ -11,6 +11,7 @@ from prepare.core.model.convolutions import CONVOLUTIONS
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import computed_names, is_strided, weight_hooks
+from prepare.core.utils.process_state import PROCESS_STATE
 
 
 def computed_tensors(module: nn.Module) -> dict[str, Tensor | str]:
@@ -24,7 +25,7 @@ def computed_tensors(module: nn.Module) -> dict[str, Tensor | str]:
     rebuilt = isinstance(module, CONVOLUTIONS) and _has_own_forward(module)
     if not names and not rebuilt:
         return {}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with PROCESS_STATE, torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             clone = _evaluable(module)
             computed: dict[str, Tensor | str] = {name: getattr(clone, name) for name in names}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.model.tensors import is_plain, named_tensors
+from prepare.core.model.tensors import is_plain, named_tensors, with_bits_of
 from prepare.core.utils.text import first_line
 
 # The tables of every module: parameters, buffers, children, hooks.
@@ -131,7 +131,7 @@ def _share_memory(model: nn.Module, memo: dict[int, Any]) -> None:
     """Let the copies of tensors that share memory with a parameter share memory too."""
     groups: dict[int, dict[int, Tensor]] = {}
     for _, tensor in _tensors(model):
-        if is_plain(tensor) and tensor.layout is torch.strided and tensor.numel():
+        if is_plain(tensor) and tensor.numel():
             address = tensor.untyped_storage().data_ptr()
             groups.setdefault(address, {})[id(tensor)] = tensor
     for address, group in groups.items():
@@ -143,7 +143,7 @@ def _share_memory(model: nn.Module, memo: dict[int, Any]) -> None:
             if isinstance(duplicate := memo.get(key), Tensor):
                 view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
                 place = tensor.storage_offset(), tensor.shape, tensor.stride()
-                duplicate.data = view.set_(storage, *place)
+                duplicate.data = with_bits_of(tensor, view.set_(storage, *place))
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -22,8 +22,12 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for place in sorted(named_tensors(model), key=lambda place: place.path):
         tensor = place.tensor.detach()
+        if tensor.is_nested:
+            tensor = torch.cat([part.reshape(-1) for part in tensor.unbind()])
         dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
-        values = dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        plain = dense.cpu().contiguous().resolve_conj().resolve_neg()
+        flat = plain.as_strided((plain.numel(),), (1,))  # one element may have any stride
+        values = flat.view(torch.uint8).numpy()
         head = f"{place.path!r} {tuple(tensor.shape)} {tensor.dtype}\n"
         digest.update(head.encode("utf-8", "surrogatepass"))
         digest.update(values.data)
@@ -49,5 +53,6 @@ def structure(model: nn.Module) -> str:
         tensor = place.tensor
         strides = tensor.stride() if is_strided(tensor) else tensor.layout
         kind = f"{tensor.dtype} {tensor.device.type} {tensor.requires_grad}"
-        lines.append(f"{place.path!r} {tuple(tensor.shape)} {strides} {kind}")
+        shape = "nested" if tensor.is_nested else tuple(tensor.shape)
+        lines.append(f"{place.path!r} {shape} {strides} {kind}")
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.model.tensors import is_wrapper, name_of
+from prepare.core.model.tensors import inner_difference, is_wrapper, name_of
 
 # The largest magnitude of a symmetric int8; with a reduced range, that of 7 bits.
 _LARGEST, _REDUCED = 127, 63
@@ -42,9 +42,12 @@ def quantized_weight(module: nn.Module) -> Tensor | None:
 
 
 def dtype_text(tensor: Any) -> str:
-    """Return the name of the dtype, `float32`; that of quantized data with its scales, `int8 per row`."""
+    """Return the name of the dtype, `float32`; that of quantized data with its scales, `int8 per row`.
+
+    A sparse tensor whose values have another dtype than it reports is `bfloat16 with float32 values`.
+    """
     if not is_quantized(tensor):
-        return name_of(tensor.dtype)
+        return f"{name_of(tensor.dtype)} {inner_difference(tensor)}".rstrip()
     dtype, shape = name_of(tensor.qdata.dtype), tuple(tensor.shape)
     block = tuple(getattr(tensor, "block_size", shape))
     return scale_text(dtype, shape, block, inputs=quantizes_inputs(tensor))

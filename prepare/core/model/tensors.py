@@ -16,6 +16,7 @@ _NO_DISPATCH = Tensor.__torch_dispatch__
 # Attributes of every module: none of these holds a tensor of the user.
 _OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
 _SIMPLE = frozenset({bool, int, float, str, type(None), torch.Size})
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _HOOK_PARTS = ("g", "v", "u", "orig", "mask")
 
 
@@ -126,17 +127,36 @@ def name_of(kind: torch.dtype | torch.device) -> str:
     return str(kind).removeprefix("torch.")
 
 
+def storage_key(tensor: Tensor) -> int | None:
+    """Return a number that tensors have in common if they share a storage; None for one that shares none."""
+    if not (is_plain(tensor) and tensor.numel()):
+        return None
+    if tensor.is_meta:
+        return tensor.untyped_storage()._cdata
+    # The address at which the storage begins: making a Python object of each storage takes far longer.
+    return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
+
+
 def identity(tensor: Tensor) -> Hashable:
     """Return a key that is equal for the same object, and for the same view of the same storage."""
-    if is_plain(tensor) and tensor.numel():
-        storage = tensor.untyped_storage()._cdata
-        return storage, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
-    return id(tensor)
+    if (storage := storage_key(tensor)) is None:
+        return id(tensor)
+    place = tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+    return storage, *place, tensor.is_conj(), tensor.is_neg()
+
+
+def with_bits_of(tensor: Tensor, data: Tensor) -> Tensor:
+    """Return a view of `data` whose conjugate and negative bits are toggled where `tensor` has them.
+
+    So raw data become the view that `tensor` is, and `tensor` itself becomes its raw data.
+    """
+    data = data.conj() if tensor.is_conj() else data
+    return torch._neg_view(data) if tensor.is_neg() else data
 
 
 def is_plain(tensor: Tensor) -> bool:
     """Return whether this is exactly a Tensor, Parameter or Buffer, with strides."""
-    return type(tensor) in _PLAIN and tensor.layout is torch.strided
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def is_expanded(tensor: Tensor) -> bool:
@@ -153,7 +173,43 @@ def is_wrapper(tensor: Tensor) -> bool:
 
 def is_strided(tensor: Tensor) -> bool:
     """Return whether the tensor has strides (not sparse, nested, mkldnn, or uninitialized)."""
-    return tensor.layout is torch.strided and not is_lazy(tensor)
+    return tensor.layout is torch.strided and not (tensor.is_nested or is_lazy(tensor))
+
+
+def stride_of(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return the strides of a tensor, or None if it has none (sparse, mkldnn, nested)."""
+    return tensor.stride() if is_strided(tensor) else None
+
+
+def special_form(tensor: Tensor) -> str | None:
+    """Return the form of a tensor whose data cannot be exchanged in place, in words; None for others.
+
+    `tensor.data = ...` changes the dtype that such a tensor reports, and not the parts inside it.
+    """
+    if tensor.is_nested or tensor.is_quantized:
+        return "nested" if tensor.is_nested else "quantized"
+    is_exchangeable = tensor.layout in (torch.strided, torch.sparse_coo)
+    return None if is_exchangeable else layout_name(tensor)
+
+
+def layout_name(tensor: Tensor) -> str:
+    """Return the name of the layout: `strided`, `sparse_coo`, `mkldnn`."""
+    return str(tensor.layout).removeprefix("torch.").lstrip("_")
+
+
+def inner_difference(tensor: Tensor) -> str:
+    """Return how the values inside a sparse tensor differ from what it reports; empty if they do not."""
+    values = tensor if tensor.layout is torch.strided else stored_values(tensor)
+    if values.dtype != tensor.dtype:
+        return f"with {name_of(values.dtype)} values"
+    return "" if values.device == tensor.device else f"with values on {name_of(values.device)}"
+
+
+def stored_values(tensor: Tensor) -> Tensor:
+    """Return the values that a sparse tensor stores; any other tensor as it is."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor.detach()._values()
+    return tensor.detach().values() if tensor.layout in _COMPRESSED else tensor
 
 
 def _hooks(module: nn.Module) -> bool:

@@ -7,28 +7,35 @@ another: `benchmarks/prepare_cost.py --busy`.
 
 import ctypes
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, Self
 
 import torch
 
+from prepare.core.utils.signals import interrupts_wait
+
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch's operators in one thread; for the calling thread alone, if the system allows that."""
-    count = torch.get_num_threads()
-    if count == 1:
+def with_threads(count: int) -> Iterator[None]:
+    """Run torch's operators in `count` threads; for the calling thread alone, if the system allows that."""
+    before = torch.get_num_threads()
+    if count == before:
         yield
         return
     set_threads = _set_threads()
-    set_threads(1)
+    set_threads(count)
     try:
         yield
     finally:
-        set_threads(count)
+        set_threads(before)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Run torch's operators in one thread, as `with_threads` does."""
+    return with_threads(1)
 
 
 class OneThreadWorkers:
@@ -49,20 +56,22 @@ class OneThreadWorkers:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def run(self, work: Callable[[Any], None], items: Sequence[Any]) -> None:
-        """Call `work` with every item; after an error, wait until the threads have stopped and raise it."""
-        waiting = deque(items)
+    def run(self, work: Callable[[Any], None], waiting: deque[Any]) -> None:
+        """Call `work` with every item that waits, and remove it; leave the rest if an interrupt is deferred.
+
+        After an error, wait until the threads have stopped and raise it.
+        """
 
         def work_on() -> None:
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), one_thread():
-                while waiting:
+                while waiting and not interrupts_wait():
                     try:
                         item = waiting.popleft()
                     except IndexError:  # another thread has taken the last one
                         return
                     work(item)
 
-        if self._count == 1 or len(items) < 2:
+        if self._count == 1 or len(waiting) < 2:
             work_on()
             return
         if self._pool is None:
@@ -71,8 +80,10 @@ class OneThreadWorkers:
         try:
             for future in futures:
                 future.result()
-        finally:
+        except BaseException:
             waiting.clear()
+            raise
+        finally:
             wait(futures)
 
 

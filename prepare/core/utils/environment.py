@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from prepare.core.utils import json_records
 from prepare.core.utils.accelerator import accelerator
 from prepare.core.utils.waiting import waiting
 
@@ -17,6 +18,22 @@ _INSTRUCTIONS = {
     "flags": ("avx", "amx", "f16c", "fma"),
     "Features": ("asimd", "bf16", "i8mm", "sve", "sme"),
 }
+
+
+# What readers of an environment rely on; older records have less.
+_TYPES = {
+    **dict.fromkeys(("date", "python", "torch", "platform", "cpu", "git_commit"), str | None),
+    **dict.fromkeys(("cores", "threads"), int | None),
+    "packages": dict[str, str | None] | None,
+    "devices": list[str] | None,
+    "accelerator": dict[str, Any] | None,
+}
+
+
+def check_environment(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the environment of a record; raise TypeError or ValueError for wrong types."""
+    json_records.check_values(data, _TYPES)
+    return data
 
 
 def environment() -> dict[str, Any]:

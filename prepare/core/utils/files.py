@@ -4,6 +4,9 @@ A write goes to a temporary file in the same folder, which is flushed to the dis
 the place of the old file in one operation. A failure, an interrupt or a kill at any moment leaves
 the old file or the new one, never a part of either. Only a kill can leave the temporary behind;
 its name ends in `.prepare-tmp`.
+
+A folder may come from somebody else: a link in the place of a file is replaced and not followed, so
+that nothing outside of the folder is written, and only regular files are opened, so that nothing waits.
 """
 
 import contextlib
@@ -38,10 +41,10 @@ def write_bytes(path: str | os.PathLike, data: bytes) -> None:
     """Replace the content of the file at `path` by `data`, or change nothing.
 
     The file gets the permissions that `open(path, "w")` would give: those of the file it replaces,
-    else what the umask leaves. A symbolic link is followed. Raises FileError.
+    else what the umask leaves. A symbolic link is replaced, not followed. Raises FileError.
     """
     try:
-        _put(_target(path), data)
+        _put(os.fsdecode(path), data)
     except (OSError, ValueError) as error:
         raise _file_error(path, "written", error) from error
 
@@ -59,14 +62,15 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 def read_bytes(path: str | os.PathLike, *, limit: int | None = None) -> bytes:
     """Return the content of the file at `path`; raise FileError, also if it exceeds `limit` bytes.
 
-    At most `limit` + 1 bytes are read, so a huge or endless file does no harm.
+    At most `limit` + 1 bytes are read, so a huge file does no harm.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read() if limit is None else file.read(limit + 1)
+        with open(path, "rb", opener=open_regular) as file:
+            large = limit is not None and os.fstat(file.fileno()).st_size > limit
+            data = b"" if large else file.read() if limit is None else file.read(limit + 1)
     except (OSError, ValueError) as error:
         raise _file_error(path, "read", error) from error
-    if limit is not None and len(data) > limit:
+    if large or (limit is not None and len(data) > limit):
         raise FileError(
             printable_path(path), f"is larger than {limit:,} bytes", "give a smaller file"
         )
@@ -81,6 +85,33 @@ def read_text(path: str | os.PathLike, *, limit: int | None = None) -> str:
     except UnicodeDecodeError as error:
         wrong = f"is not UTF-8 text (byte {error.start:,})"
         raise FileError(printable_path(path), wrong, "save it as UTF-8") from error
+
+
+def is_file(path: str | os.PathLike) -> bool:
+    """Return whether this is a regular file; `Path.is_file` raises if the name is too long."""
+    return os.path.isfile(path)
+
+
+def is_folder(path: str | os.PathLike) -> bool:
+    """Return whether this is a folder; `Path.is_dir` raises if the name is too long."""
+    return os.path.isdir(path)
+
+
+def open_regular(path: str, flags: int) -> int:
+    """Open a regular file, as the `opener` of `open`; raise OSError at once for a pipe or a device."""
+    # Else the opening of a pipe waits for its other end.
+    handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+    try:
+        _check_regular(os.fstat(handle).st_mode)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def open_unlinked(path: str, flags: int) -> int:
+    """Open a regular file as `open_regular` does; raise OSError for a symbolic link."""
+    return open_regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 
 class NewFile:
@@ -146,7 +177,7 @@ def both(path: str | os.PathLike, beside: str | os.PathLike) -> Iterator[tuple[N
     new_files: list[NewFile] = []
     try:
         old = read_bytes(beside) if os.path.isfile(beside) else None
-        new_files += [NewFile(_target(each)) for each in (path, beside)]
+        new_files += [NewFile(os.fsdecode(each)) for each in (path, beside)]
         for file in new_files:
             file.open()
         yield new_files[0], new_files[1]
@@ -173,21 +204,11 @@ def printable_path(path: str | os.PathLike) -> str:
     return text if text.isprintable() and text else ascii(text)
 
 
-def _target(path: str | os.PathLike) -> str:
-    """Resolve a symbolic link: replacing the link would leave the file itself as it is."""
-    target = os.fsdecode(path)
-    if os.path.islink(target):
-        target = os.path.realpath(target)
-        if os.path.islink(target):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    return target
-
-
 def _restore(path: str | os.PathLike, old: bytes | None) -> None:
     if old is None:
         os.unlink(path)
     else:
-        _put(_target(path), old)
+        _put(os.fsdecode(path), old)
 
 
 def _put(target: str, data: bytes) -> None:
@@ -209,15 +230,21 @@ def _mode(target: str) -> int | None:
         status = os.stat(target)
     except FileNotFoundError:
         return None
-    if stat.S_ISDIR(status.st_mode):
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-    # Replacing a device (/dev/null) or a pipe by a file would break it for other programs.
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "Not a regular file")
+    _check_regular(status.st_mode)
+    if os.path.islink(target):
+        return None
     # rename checks only the folder; a write-protected file must stay.
     if not os.access(target, os.W_OK):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     return stat.S_IMODE(status.st_mode)
+
+
+def _check_regular(mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    # Replacing a device (/dev/null) or a pipe by a file would break it for other programs.
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "Not a regular file")
 
 
 def _sync_folder(folder: str) -> None:

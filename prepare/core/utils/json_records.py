@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
-from types import UnionType
+from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -20,12 +20,17 @@ from typing import (
 )
 
 from prepare.core.utils.files import printable_path, read_text, write_text
+from prepare.core.utils.text import printable
 
 if TYPE_CHECKING:
     from prepare.errors import PrepareError
 
 _T = TypeVar("_T")
 _Parser = Callable[[Any], Any]
+# More than the record of a model of a hundred thousand tensors needs.
+LIMIT = 1 << 28
+_LARGEST = 1 << 63
+_NAMES = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
 
 
 def write_json(path: str | os.PathLike, data: dict[str, Any], *, lines: bool = False) -> None:
@@ -63,16 +68,16 @@ def load(
     *,
     check: Callable[[_T], object] | None = None,
     parse: _Parser = json.loads,
-    limit: int | None = None,
+    limit: int = LIMIT,
 ) -> _T:
     """Read an instance of `cls` from the JSON file at `path`.
 
     `cls` and the classes in its annotations are dataclasses or NamedTuples. The keys of each object must
     be the fields of its class; fields marked `late` may be absent. At the top level, `format`, `version`
     and properties of `cls` are ignored. `check` may raise ValueError or KeyError for a wrong instance.
-    Annotations may hold `X | None`, `tuple[X, ...]`, `list[X]` and `dict[K, X]`; the types of
-    single values are not checked. `parse` reads the text of a file that is not JSON; `limit` is the most
-    bytes.
+    Annotations may hold `X | None`, `tuple[X, ...]`, `tuple[X, X]`, `list[X]` and `dict[K, X]`. Every value
+    must have the type of its annotation; numbers are finite, and below 2**63. `parse` reads the text of a
+    file that is not JSON; `limit` is the most bytes.
 
     Raises:
         FileError: the file cannot be read.
@@ -96,7 +101,7 @@ def read_record(
     make: Callable[[dict[str, Any]], _T],
     *,
     parse: _Parser = json.loads,
-    limit: int | None = None,
+    limit: int = LIMIT,
 ) -> _T:
     """Return `make(data)` for the content of the JSON file at `path`.
 
@@ -118,8 +123,21 @@ def read_record(
             )
         return make(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        place = ".".join(reversed(getattr(error, "__notes__", ())))
         wrong = f"this is not {kind.name}: {type(error).__name__}: {error}"
+        wrong += f", in {printable(place)}" if place else ""
         raise kind.error(printable_path(path), wrong, f"give {kind.expected}") from error
+
+
+def check_values(data: Mapping[str, Any], types: Mapping[str, Any]) -> None:
+    """Raise TypeError or ValueError if a value of `data` has not the type that `types` names for its key.
+
+    A key may be missing if its type is `X | None`, and there may be other keys.
+    """
+    if not isinstance(data, dict):
+        raise TypeError(f"an object was expected, not {type(data).__name__}")
+    for key, hint in types.items():
+        _at(key, _parser(hint), data.get(key))
 
 
 def _parse_object(cls: type, data: Any) -> Any:
@@ -129,9 +147,16 @@ def _parse_object(cls: type, data: Any) -> Any:
         raise TypeError(f"an object was expected, not {type(data).__name__}")
     if parsers.keys() - _late_fields(cls) - data.keys() or data.keys() - parsers.keys():
         raise ValueError(f"the keys are {sorted(data)}, not {sorted(parsers)}")
-    given = ((key, parse) for key, parse in parsers.items() if parse is not None and key in data)
-    parsed = {key: parse(data[key]) for key, parse in given}
-    return cls(**(data | parsed))
+    return cls(**{key: _at(key, parsers[key], value) for key, value in data.items()})
+
+
+def _at(key: Any, parse: _Parser | None, value: Any) -> Any:
+    """Return the parsed value; the notes of an error are the keys of its place, the innermost first."""
+    try:
+        return value if parse is None else parse(value)
+    except (TypeError, ValueError) as error:
+        error.add_note(str(key))
+        raise
 
 
 @cache
@@ -147,33 +172,47 @@ def _field_parsers(cls: type) -> dict[str, _Parser | None]:
 
 
 def _parser(hint: Any) -> _Parser | None:
-    """Return the function that turns a JSON value into a `hint`; None if the value needs no change."""
+    """Return the function that turns a JSON value into a `hint`; None if it may be anything."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        parsers = [parse for arg in args if (parse := _parser(arg)) is not None]
-        return partial(_parse_optional, *parsers) if parsers else None
+        (other,) = (arg for arg in args if arg is not NoneType)
+        return partial(_parse_optional, _parser(other))
     if origin in (tuple, list):
-        return partial(_parse_list, origin, _parser(args[0]))
+        length = len(args) if origin is tuple and args[-1] is not Ellipsis else None
+        return partial(_parse_list, origin, _parser(args[0]), length)
     if origin is dict:
         return partial(_parse_dict, args[0], _parser(args[1]))
+    if hint in _NAMES:
+        return partial(_parse_scalar, hint)
     is_record = is_dataclass(hint) or hasattr(hint, "_fields")
     return partial(_parse_object, hint) if is_record else None
 
 
-def _parse_optional(parse: _Parser, value: Any) -> Any:
-    return None if value is None else parse(value)
+def _parse_optional(parse: _Parser | None, value: Any) -> Any:
+    return value if value is None or parse is None else parse(value)
 
 
-def _parse_list(sequence: type, parse: _Parser | None, value: Any) -> Any:
+def _parse_scalar(kind: type, value: Any) -> Any:
+    # Not isinstance: true is no number.
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise TypeError(f"{_NAMES[kind]} was expected, not {type(value).__name__}")
+    if isinstance(value, (int, float)) and not -_LARGEST < value < _LARGEST:
+        raise ValueError("the number is not finite, or too large")
+    return value
+
+
+def _parse_list(sequence: type, parse: _Parser | None, length: int | None, value: Any) -> Any:
     if not isinstance(value, list):
         raise TypeError(f"a list was expected, not {type(value).__name__}")
-    return sequence(value if parse is None else map(parse, value))
+    if length is not None and len(value) != length:
+        raise ValueError(f"{length} values were expected, not {len(value)}")
+    return sequence(_at(index, parse, item) for index, item in enumerate(value))
 
 
 def _parse_dict(key: type, parse: _Parser | None, value: Any) -> Any:
     if not isinstance(value, dict):
         raise TypeError(f"an object was expected, not {type(value).__name__}")
-    return {key(name): item if parse is None else parse(item) for name, item in value.items()}
+    return {key(name): _at(name, parse, item) for name, item in value.items()}
 
 
 def json_lines(data: dict) -> str:

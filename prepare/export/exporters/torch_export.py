@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from prepare.core.utils.process_state import PROCESS_STATE
 from prepare.errors import RefusedError
 from prepare.export.exporter import Exporter, Loaded, register
 
@@ -58,12 +59,13 @@ def _load(path: Path, **options: Any) -> Any:
 @contextmanager
 def _only_tensors() -> Iterator[None]:
     """Let torch.load take nothing but tensors; torch.export.load would fall back to any object."""
-    before = os.environ.get(_ONLY_TENSORS)
-    os.environ[_ONLY_TENSORS] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_ONLY_TENSORS]
-        else:
-            os.environ[_ONLY_TENSORS] = before
+    with PROCESS_STATE:
+        before = os.environ.get(_ONLY_TENSORS)
+        os.environ[_ONLY_TENSORS] = "1"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_ONLY_TENSORS]
+            else:
+                os.environ[_ONLY_TENSORS] = before

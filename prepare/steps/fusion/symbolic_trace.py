@@ -1,7 +1,7 @@
 """Trace a module's forward symbolically, to see which modules it calls on which values."""
 
 import inspect
-import warnings
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from prepare.core.model.module_tree import copy_tree
+from prepare.core.utils.process_state import PROCESS_STATE, ignored_warnings
 
 # Values for a size that forward converts with `int(...)`; a graph that depends on it differs between them.
 _SIZES = (32, 33)
@@ -66,6 +67,23 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.is_leaf, self.size, self.all_arguments = is_leaf, size, all_arguments
         self.read_a_size = self.has_optional_arguments = False
+        self._thread = threading.get_ident()
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if threading.get_ident() != self._thread:  # it runs a model of its own meanwhile
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
         return self.is_leaf(module) or super().is_leaf_module(module, path)
@@ -106,8 +124,8 @@ def _graph(module: nn.Module, tracer: _Tracer) -> fx.Graph | None:
     ):  # copy tensor attributes that are not buffers, as forward may write to them
         vars(inner).update((k, v.clone()) for k, v in vars(inner).items() if isinstance(v, Tensor))
     try:
-        with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True):
-            warnings.simplefilter("ignore")
+        # torch.fx patches the class nn.Module while it traces.
+        with PROCESS_STATE, ignored_warnings(), FakeTensorMode(allow_non_fake_inputs=True):
             graph = tracer.trace(clone)
     except Exception:  # the model's own code runs on proxies, and may raise anything
         return None

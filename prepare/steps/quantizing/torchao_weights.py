@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -11,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.wording import option
 from prepare.errors import RefusedError
 from prepare.steps.quantizing.choose import Grid
@@ -62,11 +62,10 @@ def _config(weight: Tensor, grid: Grid) -> Any:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress what torchao logs at its import: kernels for other devices, and a deprecation in torch."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with ignored_warnings():
+        disabled = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
             yield
-    finally:
-        logging.disable(disabled)
+        finally:
+            logging.disable(disabled)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,8 @@ from torch.utils.flop_counter import flop_registry
 from prepare.core.forward.nested import tensors_in
 from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
 from prepare.core.forward.torch_state import isolated
+from prepare.core.utils.process_state import ignored_warnings
+from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.text import size
 from prepare.verify.execution.determinism import DeterministicMode, make_deterministic
 
@@ -166,13 +167,13 @@ def _count(
     model: nn.Module, call: Call, flags: Mapping[str, bool], *, stand_in: Any, mode: Any, cost: Cost
 ) -> Cost:
     with (
+        held_interrupts(may_hang=True),
         isolated(),
         standing_in(model, stand_in),
         torch.inference_mode(mode=False),
-        warnings.catch_warnings(),
+        ignored_warnings(),  # the runs that follow give the same ones
     ):
         make_deterministic(model, flags)
-        warnings.simplefilter("ignore")  # the runs that follow give the same warnings
         with torch.no_grad(), mode, _CostCounter(cost), DeterministicMode(replace_numbers=False):
             model(*call.args, **call.kwargs)
     return cost

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
+
+from prepare.core.model.threads import with_threads
 
 _LOADAVG = Path("/proc/loadavg")
 _SAMPLES, _INTERVAL = 5, 0.004
 
 
-@contextlib.contextmanager
-def threads_for_free_cores() -> Iterator[None]:
+def threads_for_free_cores() -> AbstractContextManager[None]:
     """Limit torch's threads inside the block to the cores on which nothing else runs, at least one."""
-    before = torch.get_num_threads()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = min(before, max(1, (cores or 1) - other_runnable()))
-    if threads == before:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return with_threads(min(torch.get_num_threads(), max(1, (cores or 1) - other_runnable())))
 
 
 def other_runnable() -> int:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from prepare.core.forward.call import Call
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.forward.stand_ins import standing_in
+from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.verify.execution.default_dtype import Float64Default
 from prepare.verify.execution.determinism import DeterministicMode
 from prepare.verify.execution.memory_safety import repair_convolutions
 from prepare.verify.execution.single_run import RunResult, random_gradient, seed_everything
@@ -201,10 +203,11 @@ class LoneRun:
             return self.stand_in(tensor) if id(tensor) in own else tensor
 
         with (
+            held_interrupts(),
             standing_in(self.module, stand_in) as stand_ins,
             torch.inference_mode(mode=False),
             torch.set_grad_enabled(True),
-            _default_dtype(self.dtype),
+            Float64Default() if self.dtype == torch.float64 else contextlib.nullcontext(),
             DeterministicMode(),
         ):
             if self.repair:
@@ -212,7 +215,7 @@ class LoneRun:
             seed_everything(0)
             arguments = call.arguments.map(self._leaf)
             with self.interceptor.handling(replay):
-                output = self.module(*arguments.args, **arguments.kwargs)
+                output = interruptible(self.module, *arguments.args, **arguments.kwargs)
                 if children:
                     raise NotAloneError(f"does not call {children[0].module}")
                 gradients = [call.output_gradients.get(i) for i in range(_count(output))]
@@ -273,7 +276,7 @@ class LoneRun:
                 else:
                     gradients.append(self.convert(gradient).to(tensor.dtype))
         if roots:
-            torch.autograd.backward(roots, gradients)
+            interruptible(torch.autograd.backward, roots, gradients)
         self._seeds = [
             (tensor.detach(), gradient)
             for tensor, gradient in zip(roots, gradients, strict=True)
@@ -307,16 +310,6 @@ def _own_tensors(module: nn.Module, called: set[str], names: dict[int, str]) -> 
             if child is not None and names.get(id(child)) not in called
         ]
     return own
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype or before)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _is_in_backward() -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import math
 import random
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -20,6 +19,10 @@ from prepare.core.forward.nested import named_tensors_in
 from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.tensors import is_plain
+from prepare.core.utils.process_state import ignored_warnings
+from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.pipeline.transfer import check_cast
+from prepare.verify.execution.default_dtype import Float64Default
 from prepare.verify.execution.determinism import DeterministicMode, make_deterministic
 from prepare.verify.execution.memory_safety import UnsafeBackwardDetector, repair_convolutions
 
@@ -70,12 +73,10 @@ def run_model(
     of float16 outputs are multiplied by `scale`, as a GradScaler does, and all results divided by it.
     """
     result, detector = RunResult(), UnsafeBackwardDetector(model)
-    with isolated(), _numpy_state(), standing_in(model, stand_in):
+    with held_interrupts(), isolated(), _numpy_state(), standing_in(model, stand_in):
         make_deterministic(model, flags)
         if repair:
             repair_convolutions(model)
-        if dtype is not None:
-            torch.set_default_dtype(dtype)
         seed_everything(seed)
         has_graph = backward or not compiled
         leaves, inputs = _leaves(call) if has_graph else ({}, call.map(copy_of))
@@ -83,6 +84,7 @@ def run_model(
             torch.inference_mode(mode=False),
             torch.set_grad_enabled(has_graph),
             context or contextlib.nullcontext(),
+            Float64Default() if dtype == torch.float64 else contextlib.nullcontext(),
             # Also around backward, which runs checkpointed segments of the forward again.
             _without_leaf_warning() if compiled else DeterministicMode(),
         ):
@@ -90,7 +92,7 @@ def run_model(
                 detector if skip_unsafe_backward else contextlib.nullcontext(),
                 autocast(amp, device_of([model], call.tensors())),
             ):
-                output = model(*inputs.args, **inputs.kwargs)
+                output = interruptible(model, *inputs.args, **inputs.kwargs)
             tensors = dict(named_tensors_in(output))
             result.unsafe_module = detector.unsafe_module
             if backward and result.unsafe_module is None:
@@ -102,7 +104,8 @@ def run_model(
             _unscale((*leaves.values(), *trained.values()), scale)
         result.inputs = {name: leaf.grad for name, leaf in leaves.items()}
         result.parameters = {name: p.grad for name, p in trained.items()}
-        result.buffers = {name: buffer.detach() for name, buffer in model.named_buffers()}
+        buffers = ((n, b) for n, b in model.named_buffers() if not b.is_nested)  # has no shape
+        result.buffers = {name: buffer.detach() for name, buffer in buffers}
     return result
 
 
@@ -122,7 +125,10 @@ def contiguous(call: Call) -> Call:
 
 
 def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a contiguous stand-in in another real (or the matching complex) dtype; integers are kept."""
+    """Return a contiguous stand-in in another real (or the matching complex) dtype; integers are kept.
+
+    Numbers beyond the range of `dtype` become its largest, so that the noise of rounding stays finite.
+    """
     if not is_plain(tensor):
         return tensor
     with torch.no_grad():
@@ -130,7 +136,9 @@ def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
             dtype = torch.promote_types(dtype, torch.complex32)
         elif not tensor.is_floating_point():
             dtype = tensor.dtype
-        values = torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
+        values = torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor.resolve_neg())
+        if not tensor.is_complex():
+            check_cast("", tensor, values, clamp=True)
     if not isinstance(tensor, nn.Parameter):
         return values.requires_grad_(tensor.requires_grad)
     return _with_hooks(tensor, nn.Parameter(values, tensor.requires_grad))
@@ -158,7 +166,7 @@ def _backward(outputs: Mapping[str, Tensor], seed: int, scale: float) -> None:
         roots = [root.float() if root.dtype == torch.float16 else root for root in roots]
     if roots:
         gradients = [random_gradient(root, seed + i) * scale for i, root in enumerate(roots)]
-        torch.autograd.backward(roots, gradients)
+        interruptible(torch.autograd.backward, roots, gradients)
 
 
 def _unscale(tensors: Iterable[Tensor], scale: float) -> None:
@@ -215,6 +223,5 @@ def _numpy_state() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_leaf_warning() -> Iterator[None]:
     """Suppress a warning: compilers read the gradient of every input, also of those that are not leaves."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf")
+    with ignored_warnings(r"The \.grad attribute of a Tensor that is not a leaf"):
         yield

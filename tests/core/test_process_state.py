@@ -1,0 +1,145 @@
+"""Threads that verify, bench, tune and apply leave the process, and a thread that serves, as they were."""
+
+import copy
+import gc
+import logging
+import os
+import random
+import sys
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from prepare import bench, flow
+from prepare.pipeline import Pipeline
+from prepare.tune import tune
+from prepare.verify import verify
+
+STEPS = {
+    "half": {"dtype": "bfloat16"},
+    "conv2d_memory_format": {},
+    "input_format": {"attach": True},
+}
+BATCH = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+class Positions(nn.Module):
+    """Makes tensors in its forward, whose dtype is the default one, and calls other modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.act, self.drop = nn.ReLU(), nn.Dropout()
+
+    def forward(self, x):
+        return self.act(self.norm(self.conv(x))) + torch.arange(8) / 3 + torch.ones(8)
+
+
+def model():
+    return Positions().eval()
+
+
+def state():
+    """Return what belongs to the process."""
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "random": torch.get_rng_state().tolist(),
+        "random of Python": random.getstate(),
+        "random of NumPy": np.random.get_state()[1].tolist(),  # noqa: NPY002
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_threads(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+        "call": nn.Module.__call__,
+        "getattr": nn.Module.__getattr__,
+        "hooks": (
+            len(torch_module._global_forward_hooks),
+            len(torch_module._global_forward_pre_hooks),
+        ),
+        "filters": list(warnings.filters),
+        "showwarning": warnings.showwarning,
+        "logging": logging.root.manager.disable,
+        "collector": gc.isenabled(),
+        "folder": Path.cwd(),
+        "path": list(sys.path),
+        "environment": dict(os.environ),
+    }
+
+
+def verified(work):
+    prepared = Pipeline.from_config(STEPS).apply(copy.deepcopy(work), known_issues="ignore")
+    found = verify(work, prepared, BATCH, pipeline=Pipeline.from_config(STEPS))
+    assert found.status == "pass", found
+
+
+def timed(work):
+    bench.compare({"a": work, "b": copy.deepcopy(work)}, BATCH, budget=0.2)
+
+
+def tuned(work):
+    tune(work, BATCH, budget=0.3, allow=["bfloat16"], cache=False)
+
+
+def applied(work):
+    flow.predict(work, BATCH)
+    steps = {"fuse_conv_bn": {}, **STEPS}
+    Pipeline.from_config(steps).apply(work, known_issues="ignore")
+
+
+WORK = (verified, timed, tuned, applied)
+
+
+def beside_a_serving_thread(runs):
+    """Do all kinds of work in threads, `runs` times, beside one that serves; return its number of answers."""
+    served, expected = model(), None
+    with torch.no_grad():
+        expected = served(BATCH)
+    answers, ends, wrong = 0, threading.Event(), []
+
+    def serve():
+        nonlocal answers
+        while not ends.is_set():
+            with torch.no_grad():
+                answer = served(BATCH)
+            if answer.dtype != expected.dtype or not torch.equal(answer, expected):
+                wrong.append(answer)
+            answers += 1
+            time.sleep(0)
+
+    for work in WORK:  # what is imported or cached at first use stays
+        work(model())
+    thread = threading.Thread(target=serve)
+    before = state()
+    with ThreadPoolExecutor(len(WORK)) as pool:
+        thread.start()
+        try:
+            for run in range(runs):
+                models = [model() for _ in WORK]
+                torch.set_rng_state(torch.tensor(before["random"], dtype=torch.uint8))
+                for future in [pool.submit(*pair) for pair in zip(WORK, models, strict=True)]:
+                    future.result()
+                now = state()
+                assert [key for key in before if now[key] != before[key]] == [], f"run {run}"
+                assert not wrong, f"run {run}"
+        finally:
+            ends.set()
+            thread.join()
+    return answers
+
+
+def test_threads_leave_the_process_and_a_serving_one_as_they_were():
+    assert beside_a_serving_thread(2) > 10
+
+
+@pytest.mark.slow
+def test_many_threads_leave_the_process_and_a_serving_one_alone():
+    assert beside_a_serving_thread(100) > 1000

@@ -1,0 +1,199 @@
+"""Deferred signals: what is held, what is left alone, and when a handler runs."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.core.utils.signals import act_on_interrupts, held_interrupts, interruptible
+from prepare.pipeline import Pipeline
+from small_nets import facts
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends signals to itself")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def python_handlers():
+    """Handlers of Python for both signals, which raise."""
+
+    def stop(number, frame):
+        raise KeyboardInterrupt(number)
+
+    before = [signal.signal(number, stop) for number in SIGNALS]
+    yield stop
+    assert all(signal.getsignal(number) is stop for number in SIGNALS)
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+def test_a_signal_acts_after_the_outermost_block():
+    done = []
+    with pytest.raises(KeyboardInterrupt), held_interrupts():
+        with held_interrupts():
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("inner")
+        done.append("outer")
+    assert done == ["inner", "outer"]
+
+
+def test_both_signals_reach_their_handlers():
+    received = []
+    before = [signal.signal(number, lambda n, _: received.append(n)) for number in SIGNALS]
+    with held_interrupts():
+        for number in (*SIGNALS, *SIGNALS):
+            signal.raise_signal(number)
+        assert received == []
+    assert received == list(SIGNALS)
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+def test_a_deferred_signal_acts_where_it_can_be_undone():
+    with held_interrupts():
+        act_on_interrupts()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            act_on_interrupts()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interruptible(time.sleep, 60)
+        with pytest.raises(KeyboardInterrupt):
+            interruptible(signal.raise_signal, signal.SIGINT)
+        assert interruptible(max, 1, 2) == 2
+
+
+def test_the_third_signal_acts_at_once_if_a_step_may_hang():
+    with held_interrupts(may_hang=True):
+        signal.raise_signal(signal.SIGINT)
+        with held_interrupts():
+            for _ in range(3):
+                signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            act_on_interrupts()
+
+
+def test_a_handler_that_the_block_sets_stays():
+    received = []
+    with held_interrupts():
+        signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    signal.raise_signal(signal.SIGINT)
+    assert received == [signal.SIGINT]
+    signal.signal(signal.SIGINT, signal.getsignal(signal.SIGTERM))
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_ignored_signals_and_default_actions_are_left_alone(handler):
+    before = signal.signal(signal.SIGTERM, handler)
+    with held_interrupts():
+        assert signal.getsignal(signal.SIGTERM) is handler
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_other_threads_hold_nothing():
+    def work():
+        with held_interrupts():
+            act_on_interrupts()
+            return signal.getsignal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work).result() is signal.getsignal(signal.SIGINT)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_process_is_not_left_with_deferred_signals():
+    with held_interrupts():
+        if not (child := os.fork()):
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(10)
+            finally:
+                os._exit(7 if isinstance(sys.exception(), KeyboardInterrupt) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+C_HANDLERS = """
+import faulthandler, os, signal, sys, time
+from torch import nn
+from prepare.pipeline import Pipeline
+number = getattr(signal, sys.argv[1])
+if number == signal.SIGINT:
+    signal.signal(number, signal.default_int_handler)
+faulthandler.register(number)  # a handler of C code, which `signal.getsignal` does not see
+Pipeline.from_config({"conv2d_memory_format": {}}).apply(nn.Conv2d(3, 4, 3), known_issues="ignore")
+os.kill(os.getpid(), number)
+time.sleep(0.01)
+print("lives")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_handler_of_c_code_outlives_an_apply(name):
+    command = [sys.executable, "-c", C_HANDLERS, name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "lives\n"), done.stderr
+    assert "most recent call first" in done.stderr
+
+
+def large():
+    return nn.Sequential(*(nn.Conv2d(64, 64, 3) for _ in range(8 * 6)))
+
+
+def applied_under_signals(times):
+    """Apply beside a thread that signals the process at a random moment; return how often it acted."""
+    pipeline = Pipeline.from_config({"half": {"keep": []}, "conv2d_memory_format": {}})
+    start = time.perf_counter()
+    pipeline.apply(large(), known_issues="ignore")
+    took, acted, whole = time.perf_counter() - start, 0, 0
+    for _ in range(times):
+        model = large()
+        before = facts(model)
+        timer = threading.Timer(
+            random.uniform(0, took), os.kill, (os.getpid(), random.choice(SIGNALS))
+        )
+        try:
+            timer.start()
+            pipeline.apply(model, known_issues="ignore")
+            timer.join()
+            time.sleep(0.001)
+        except KeyboardInterrupt:
+            acted += 1
+            timer.join()
+            prepared = not pipeline.plan(model)
+            whole += prepared
+            assert prepared or facts(model) == before
+    return acted, whole
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_signal_to_a_process_with_threads_leaves_models_whole():
+    acted, whole = applied_under_signals(20)
+    assert acted == 20
+    assert whole < acted
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_threads")
+def test_many_signals_to_a_process_with_threads_leave_models_whole():
+    acted, whole = applied_under_signals(1000)
+    assert acted == 1000
+    assert 0 < whole < acted

@@ -1,0 +1,139 @@
+"""Random models with views, sparse tensors and large numbers are exact afterwards, or refused by name."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from test_random_models import for_all
+
+from prepare import checkpoint
+from prepare.audit import audit
+from prepare.core.model.tensors import named_tensors, stored_values
+from prepare.errors import CheckpointError, RefusedError
+from prepare.pipeline import Pipeline
+from random_models import SPECIAL_SPECS
+from small_nets import bits, facts, tensors
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*(Sparse|nested|quantize).*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*quantize.*:DeprecationWarning"),
+]
+HALF = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["float16", "bfloat16"]),
+        "keep": st.sampled_from([[], "norms"]),
+        "clamp": st.booleans(),
+    }
+)
+STEPS = st.one_of(
+    st.fixed_dictionaries({"half": HALF}),
+    st.fixed_dictionaries({"half": HALF, "conv2d_memory_format": st.just({})}),
+    st.fixed_dictionaries({"conv2d_memory_format": st.just({}), "device": st.just({})}),
+)
+
+
+def dense(tensor):
+    """The values of a tensor with strides, which no view has in common with another."""
+    if tensor.is_nested or tensor.is_quantized:
+        return tensor
+    tensor = tensor.detach()
+    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    return tensor.resolve_conj().resolve_neg().clone()
+
+
+def expected(tensor, dtype, *, clamp):
+    """The values in `dtype`: as torch casts them, or clamped."""
+    cast = tensor.to(dtype)
+    if clamp and dtype.is_floating_point:
+        largest = torch.finfo(dtype).max
+        lost = tensor.isfinite() & ~cast.isfinite()
+        cast = torch.where(lost, tensor.clamp(-largest, largest).to(dtype), cast)
+    return cast
+
+
+def overflows(tensor, dtype):
+    values = dense(tensor)
+    return bool((values.isfinite() & ~values.to(dtype).isfinite()).any())
+
+
+def check_exact(start, model, *, clamp):
+    for name, tensor in tensors(model).items():
+        assert stored_values(tensor).dtype == tensor.dtype, name
+        before = dense(start[name])
+        if tensor.dtype is not start[name].dtype:
+            assert bits(dense(tensor)) == bits(expected(before, tensor.dtype, clamp=clamp)), name
+            assert clamp or not overflows(start[name], tensor.dtype), name
+        else:
+            assert bits(dense(tensor)) == bits(before), name
+
+
+def check_named(error, model):
+    """Every problem names tensors of the model, in one line."""
+    paths = {place.path for place in named_tensors(model)}
+    for problem in error.problems:
+        assert "\n" not in str(problem)
+        assert any(path in problem.where for path in paths), problem
+
+
+@for_all(st.tuples(SPECIAL_SPECS, STEPS))
+def test_special_tensors_are_exact_or_refused_by_name(case):
+    spec, steps = case
+    model, start, pipeline = spec.build(), tensors(spec.build()), Pipeline.from_config(steps)
+    before, plan, clamp = facts(model), pipeline.plan(model), steps.get("half", {}).get("clamp")
+    assert facts(model) == before
+    try:
+        pipeline.apply(model, strict=False, known_issues="ignore")
+    except RefusedError as error:
+        check_named(error, model)
+        assert facts(model) == before
+        return
+    check_exact(start, model, clamp=clamp)
+    assert shared(model) == shared(spec.build())
+    assert not pipeline.plan(model)
+    statuses = {(r.module, r.tensor, r.kind): r.status for r in audit(model, plan=plan).rows}
+    for planned in plan.tensors:
+        if planned.kind != "computed" and planned.changes:
+            assert statuses[planned.module, planned.tensor, planned.kind] == "converted"
+
+
+def shared(model):
+    """The names of the strided tensors in each storage."""
+    names = {}
+    for name, tensor in tensors(model).items():
+        if tensor.layout is torch.strided and not tensor.is_nested and tensor.numel():
+            names.setdefault(tensor.untyped_storage().data_ptr(), set()).add(name)
+    return sorted(map(sorted, names.values()))
+
+
+@for_all(SPECIAL_SPECS)
+def test_saved_special_tensors_are_exact_or_refused(spec):
+    model = spec.build()
+    state = model.state_dict()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.pt"
+        try:
+            checkpoint.save(model, path)
+        except CheckpointError as error:
+            check_named(error, model)
+            return
+        check_loaded(path, spec, state)
+        checkpoint.save(model, path.with_suffix(".safetensors"))
+        check_loaded(path.with_suffix(".safetensors"), spec, state)
+        torch.save(state, path.with_name("torch.pt"))
+        check_loaded(path.with_name("torch.pt"), spec, state)
+
+
+def check_loaded(path, spec, state):
+    model = spec.build()
+    for tensor in tensors(model).values():
+        tensor.data = torch.zeros_like(tensor)
+    try:
+        checkpoint.load(path, model, known_issues="ignore")
+    except (RefusedError, CheckpointError) as error:
+        check_named(error, model)
+        return
+    for name, tensor in model.state_dict().items():
+        assert bits(dense(tensor)) == bits(dense(state[name])), name

@@ -1,0 +1,287 @@
+"""Views with a conjugate or negative bit, sparse forms, and numbers that a new dtype cannot hold."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from prepare import checkpoint
+from prepare.audit import audit
+from prepare.bench.model_state import preserved
+from prepare.core.model.deep_copy import deep_copy
+from prepare.core.model.fingerprint import fingerprint, structure
+from prepare.errors import CheckpointError, RefusedError
+from prepare.pipeline import Pipeline, like
+from prepare.verify import verify
+from random_models import FORMS
+
+BF16 = {"half": {"dtype": "bfloat16"}}
+CLAMPED = {"half": {"dtype": "bfloat16", "clamp": True}}
+LOWEST = torch.finfo(torch.float32).min
+pytestmark = pytest.mark.filterwarnings("ignore:.*(Sparse|nested|quantize).*")
+
+
+class Holder(nn.Module):
+    """A linear layer with buffers."""
+
+    def __init__(self, **buffers):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+class Masked(Holder):
+    """A softmax over rows, of which the first is masked whole."""
+
+    def forward(self, x):
+        return (self.linear(x) + self.mask).softmax(-1)
+
+
+def masked():
+    return Masked(mask=torch.tensor([[LOWEST, LOWEST], [0.0, 0.0]])).eval()
+
+
+def conjugates():
+    weight = torch.randn(2, 3, dtype=torch.complex64)
+    return Holder(weight=weight, adjoint=weight.conj())
+
+
+def form(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return FORMS[name]()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_a_conjugate_beside_its_tensor_is_saved_as_itself(suffix, tmp_path):
+    model, path = conjugates(), tmp_path / f"weights{suffix}"
+    checkpoint.save(model, path)
+    loaded = Holder(weight=torch.zeros(2, 3) * 1j, adjoint=torch.zeros(2, 3) * 1j)
+    checkpoint.load(path, loaded, check="always")
+    assert torch.equal(loaded.adjoint, model.adjoint)
+    assert torch.equal(loaded.weight, model.weight)
+
+
+def test_a_conjugate_in_a_file_of_torch_is_loaded_as_itself(tmp_path):
+    model, tied = conjugates(), torch.zeros(2, 3) * 1j
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    loaded = Holder(weight=torch.zeros(2, 3) * 1j, adjoint=torch.zeros(2, 3) * 1j)
+    checkpoint.load(tmp_path / "weights.pt", loaded)
+    assert torch.equal(loaded.adjoint, model.adjoint)
+    with pytest.raises(CheckpointError, match="adjoint: is another tensor than weight"):
+        checkpoint.load(tmp_path / "weights.pt", Holder(weight=tied, adjoint=tied))
+
+
+def test_a_module_that_conjugates_what_it_loads_is_refused(tmp_path):
+    class Conjugating(Holder):
+        def _load_from_state_dict(self, state, *rest):
+            state["weight"] = state["weight"].conj()
+            super()._load_from_state_dict(state, *rest)
+
+    torch.save(Holder(weight=torch.randn(2) * 1j).state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(CheckpointError, match="weight: is computed from the file"):
+        checkpoint.load(tmp_path / "weights.pt", Conjugating(weight=torch.zeros(2) * 1j))
+
+
+def test_a_negative_view_keeps_its_sign_in_a_cast():
+    values = torch.randn(3, dtype=torch.complex64)
+    model = Holder(
+        imag=values.imag, negative=values.conj().imag, other=torch._neg_view(torch.ones(2))
+    )
+    expected = copy.deepcopy(model).bfloat16()
+    plan = Pipeline.from_config(BF16).plan(model)
+    assert [row.shared_with for row in plan.tensors if row.tensor == "imag"] == [()]
+    model.imag, model.negative = (t.contiguous().clone() for t in (model.imag, model.negative))
+    Pipeline.from_config(BF16).apply(model)
+    for name, buffer in expected.named_buffers():
+        assert torch.equal(getattr(model, name), buffer), name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_negative_view_alone_keeps_its_sign(dtype):
+    pipeline = Pipeline.from_config({"half": {"dtype": dtype}, "input_format": {}})
+    model = pipeline.apply(Holder(negative=torch._neg_view(torch.ones(3))))
+    assert model.negative.tolist() == [-1.0] * 3
+    assert pipeline.format(torch._neg_view(torch.ones(3))).tolist() == [-1.0] * 3
+
+
+def test_a_tensor_and_its_negative_view_stay_views_in_a_cast():
+    tensor = torch.randn(4)
+    model = Holder(tensor=tensor, negative=torch._neg_view(tensor))
+    Pipeline.from_config(BF16).apply(model)
+    assert torch.equal(model.tensor, tensor.bfloat16())
+    assert torch.equal(model.negative, -tensor.bfloat16())
+    model.tensor.zero_()
+    assert not model.negative.any()
+
+
+def test_copies_and_hashes_keep_the_bits_of_a_view():
+    model = conjugates()
+    model.weight_again = nn.Parameter(model.weight)
+    assert torch.equal(deep_copy(model).adjoint, model.adjoint)
+    other = copy.deepcopy(model)
+    assert fingerprint(other) == fingerprint(model)
+    other.adjoint = other.adjoint.conj().clone()
+    assert fingerprint(other) != fingerprint(model)
+    one = Holder(one=torch.randn(1, dtype=torch.complex64).conj().imag)
+    assert fingerprint(one) == fingerprint(copy.deepcopy(one))
+
+
+def test_a_bench_restores_a_buffer_that_a_forward_conjugates():
+    model = conjugates()
+    before = model.weight.clone()
+    with preserved(model, train=False):
+        model.weight.data = model.weight.data.conj()
+    assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name != "quantized"])
+def test_a_form_that_no_cast_reaches_is_refused_by_name(name):
+    model = Holder(graph=form(name))
+    with pytest.raises(RefusedError, match=r"^graph: is (sparse_\w+|mkldnn|nested), whose parts"):
+        Pipeline.from_config(BF16).apply(model)
+    assert model.graph.dtype is model.linear.weight.dtype is torch.float32
+    Pipeline.from_config({"conv2d_memory_format": {}}).apply(model, strict=False)
+    assert all(row.status != "ineffective" for row in audit(model).rows)
+    with pytest.raises(RefusedError, match=r"^graph: "):
+        reference = Holder(graph=torch.eye(4) if name != "nested" else form(name)).bfloat16()
+        like(model, reference)
+    structure(model)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_checkpoint_of_such_a_form_is_refused_by_name(name, tmp_path):
+    model = Holder(graph=form(name))
+    with pytest.raises(
+        CheckpointError, match=r"graph: is (sparse_\w+|mkldnn|nested|quantized), and"
+    ):
+        checkpoint.save(model, tmp_path / "weights.pt")
+    torch.save(Holder(graph=torch.eye(4)).state_dict(), tmp_path / "dense.pt")
+    with pytest.raises((CheckpointError, RefusedError), match=r"graph: (is|has the dtype)"):
+        checkpoint.load(tmp_path / "dense.pt", model)
+    torch.save(Holder().state_dict(), tmp_path / "without.pt")
+    if name != "nested":
+        checkpoint.load(tmp_path / "without.pt", model, strict=False)
+
+
+def test_the_audit_reads_the_values_in_a_sparse_tensor():
+    model = Holder(graph=torch.eye(4).to_sparse_csr(), graph2=torch.eye(4).to_sparse())
+    plan = Pipeline.from_config(BF16).plan(model)
+    for tensor in (model.graph, model.graph2, model.linear.weight, model.linear.bias):
+        tensor.data = tensor.data.bfloat16()  # torch changes only what the CSR tensor reports
+    rows = {row.tensor: row for row in audit(model, plan=plan).rows}
+    assert rows["graph"].status == "ineffective"
+    assert rows["graph"].dtype == "bfloat16 with float32 values"
+    assert rows["graph"].reason == "the tensor says bfloat16, with float32 values"
+    assert rows["graph2"].status == "converted"
+    unrequested = Pipeline.from_config({"conv2d_memory_format": {}}).plan(model)
+    rows = {row.tensor: row for row in audit(model, plan=unrequested).rows}
+    assert rows["graph"].status == "ineffective"
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(1, 2))])
+@pytest.mark.parametrize("step", ["eval_mode", "repair_layout", "fuse_conv_bn", "half"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_model_is_refused_in_one_line(step, make):
+    model = nn.Sequential(make(nn.Sequential(nn.Linear(2, 2)).train()))
+    with pytest.raises(RefusedError, match=r"^0: is a \w+: its modules cannot be seen or changed"):
+        Pipeline.from_config({step: {}}).apply(model, strict=False)
+    with pytest.raises(RefusedError, match=r"^0: is a "):
+        like(model, model)
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [
+        (lambda: torch.tensor([0.0, LOWEST]), "bfloat16"),
+        (lambda: torch.ones(2**19).index_fill(0, torch.tensor([2**18]), LOWEST), "bfloat16"),
+        (lambda: torch.tensor([1e300], dtype=torch.float64), "bfloat16"),
+        (lambda: torch.tensor([1e300], dtype=torch.float64), "float16"),
+        (lambda: torch.tensor([[0, 7e4]]).to_sparse(), "float16"),
+        (lambda: torch.sparse_coo_tensor([[0, 0], [1, 1]], [4e4, 4e4], (2, 2)), "float16"),
+    ],
+)
+def test_a_number_that_would_become_infinite_is_refused(make, dtype):
+    tensor = make()
+    model = Holder(mask=tensor)
+    with pytest.raises(RefusedError, match=r"^mask: 1 of its values would become inf: .*clamp"):
+        Pipeline.from_config({"half": {"dtype": dtype}}).apply(model)
+    assert model.mask is tensor
+    assert tensor.dtype is not getattr(torch, dtype)
+
+
+def test_bfloat16_is_advised_only_where_it_holds_the_number():
+    for value, advised in ((7e4, True), (LOWEST, False)):
+        with pytest.raises(RefusedError) as caught:
+            Pipeline.from_config({"half": {}}).apply(Holder(mask=torch.tensor([value])))
+        assert ('"dtype": "bfloat16"' in str(caught.value)) == advised
+
+
+def test_of_views_of_one_storage_the_one_that_overflows_is_named():
+    flat = torch.tensor([1.0, 2.0, 7e4, 3.0, 4.0])
+    model = Holder(first=flat[:2], last=flat[3:])
+    Pipeline.from_config({"half": {}}).apply(model)  # the number between them is in no tensor
+    model = Holder(first=flat[:2], last=flat[2:])
+    with pytest.raises(RefusedError, match="^last: 1 of its values"):
+        Pipeline.from_config({"half": {}}).apply(model)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_clamp_gives_the_largest_number_and_keeps_infinities(dtype):
+    values = torch.randn(2**16)
+    values[:5] = torch.tensor([LOWEST, -LOWEST, torch.inf, -torch.inf, torch.nan])
+    sparse = values[:3].double().mul(1e-3).to_sparse()
+    model = Holder(mask=values.clone(), sparse=sparse, plain=torch.randn(3))
+    pipeline = Pipeline.from_config({"half": {"dtype": dtype, "clamp": True}})
+    pipeline.apply(model)
+    largest = torch.finfo(getattr(torch, dtype)).max
+    assert model.mask[:4].tolist() == [-largest, largest, torch.inf, -torch.inf]
+    assert model.mask[4].isnan()
+    assert torch.equal(model.mask[5:], values[5:].to(model.mask.dtype))
+    assert model.sparse.to_dense().tolist() == [-largest, largest, torch.inf] or dtype == "bfloat16"
+    assert not pipeline.plan(model)
+    assert Pipeline.from_config(pipeline.to_config()).steps["half"].clamp
+
+
+def test_clamp_holds_for_sparse_values_that_are_added_up():
+    twice = torch.sparse_coo_tensor(torch.tensor([[0, 0]]), torch.tensor([4e4, 3e4]), (2,))
+    model = Holder(sparse=twice)
+    Pipeline.from_config({"half": {"clamp": True}}).apply(model)
+    assert model.sparse.to_dense().tolist() == [65504.0, 0.0]
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_a_load_into_a_narrower_dtype_refuses_or_clamps(suffix, tmp_path):
+    path = tmp_path / f"weights{suffix}"
+    checkpoint.save(Holder(mask=torch.tensor([1e300, 1.0], dtype=torch.float64)), path)
+    model = Holder(mask=torch.zeros(2))
+    with pytest.raises(RefusedError, match="^mask: 1 of its values .* largest float32 .*float64"):
+        checkpoint.load(path, model)
+    with pytest.raises(RefusedError, match="^mask: 1 of its values .* largest bfloat16"):
+        checkpoint.load(path, model, pipeline=Pipeline.from_config(BF16))
+    assert model.mask.tolist() == [0.0, 0.0]
+    checkpoint.load(path, model, pipeline=Pipeline.from_config(CLAMPED))
+    assert model.mask.tolist() == [torch.finfo(torch.bfloat16).max, 1.0]
+
+
+def test_verify_names_the_buffer_that_became_infinite():
+    batch = torch.randn(2, 2)
+    model = masked()
+    result = verify(model, copy.deepcopy(model).bfloat16(), batch)
+    assert result.status == "fail"
+    assert "mask" in str(result)
+    assert "cannot hold its numbers, which became infinite" in str(result)
+
+
+def test_verify_passes_a_model_whose_mask_is_clamped():
+    pipeline = Pipeline.from_config({**CLAMPED, "input_format": {}})
+    reference = masked()
+    prepared = pipeline.apply(copy.deepcopy(reference))
+    assert prepared(torch.randn(2, 2).bfloat16()).isfinite().all()
+    assert verify(reference, prepared, torch.randn(2, 2), pipeline=pipeline).status == "pass"

@@ -1,0 +1,164 @@
+"""Records with wrong values: each reader shows them, or says in one line what is wrong; none raises."""
+
+import io
+import random
+import shutil
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import sweep_folders
+from mutations import Mutation, mutations
+from prepare import recipe
+from prepare.audit import Audit
+from prepare.bench.records import Bench
+from prepare.cli.commands import show_sweep
+from prepare.contract.records import Contract, ContractCheck
+from prepare.core.utils.text import output_to
+from prepare.doctor.records import Diagnosis
+from prepare.errors import PrepareError
+from prepare.export.records import Export
+from prepare.flow.records import Flow
+from prepare.job.headline import headline
+from prepare.job.record import used_folder
+from prepare.job.results import read_results
+from prepare.patch.records import Patch
+from prepare.report.compare_runs import read_differences
+from prepare.report.pages.diff_page import diff_page
+from prepare.report.pages.doctor_page import doctor_page
+from prepare.report.pages.page import run_page
+from prepare.report.terminal.diff import show_differences
+from prepare.sweep.manifest import read_sweep_manifest
+from prepare.sweep.summary import read_summary
+from prepare.tune.records import Tuning
+from prepare.verify.records import Verification
+from whole_records import write_run
+
+LOADERS = {
+    "audit.json": Audit.load, "flow.json": Flow.load, "verify.json": Verification.load, "bench.json": Bench.load,
+    "tune.json": Tuning.load, "export.json": Export.load, "contract.json": ContractCheck.load, "patch.json": Patch.load,
+    "contract.yaml": Contract.load, "recipe.yaml": recipe.load, "doctor.json": Diagnosis.load,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    write_run(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    return sweep_folders.formats_by_precisions(tmp_path_factory.mktemp("sweep") / "swept")
+
+
+def read_run(folder: Path, file: str, sound: Path) -> list:
+    """Return the calls of everything that reads this file."""
+    calls = [
+        lambda: read_results(folder),
+        lambda: run_page(folder),
+        lambda: headline(read_results(folder).result.figures),
+        lambda: used_folder(folder),
+    ]
+    calls += [lambda: compare(folder, sound), lambda: compare(sound, folder)]
+    if file in LOADERS:
+        calls.append(lambda: show(LOADERS[file](folder / file), sound / file))
+    return calls
+
+
+def compare(first: Path, second: Path) -> None:
+    differences = read_differences(first, second)
+    show_differences(differences, all_changes=True)
+    diff_page(differences)
+
+
+def show(record, sound: Path) -> None:
+    """Show a record in each way that its class has."""
+    repr(record), str(record)
+    if hasattr(record, "_repr_html_") and not isinstance(record, Diagnosis):
+        record._repr_html_()
+    if isinstance(record, Diagnosis):
+        str(record)
+        doctor_page(record)
+        record.shared()
+    if isinstance(record, Audit):
+        record.diff(Audit.load(sound))
+        record.to_csv()
+    if isinstance(record, Tuning):
+        assert record.table
+        assert record.is_clear in (True, False)
+        assert record.recipe is not None
+    if isinstance(record, Bench):
+        assert record.headline
+    if isinstance(record, Contract):
+        from prepare.contract.compare import compare as compare_contracts
+
+        list(compare_contracts(record, Contract.load(sound)).changes)
+
+
+def read_sweep(folder: Path, file: str, statuses: list[str]) -> list:
+    def summary() -> None:
+        rows = read_summary(folder).rows
+        if file != "sweep.json":
+            # No other row is lost, except that the number in a job.json may be another row's.
+            found = [row.status for row in rows]
+            assert len(
+                [1 for a, b in zip(found, statuses, strict=True) if a != b]
+            ) <= 1 + file.endswith("job.json"), found
+        show_sweep(folder)
+
+    return [summary, lambda: read_sweep_manifest(folder)]
+
+
+def raw_errors(folder: Path, chosen: list[Mutation], readers) -> Counter:
+    """Apply each mutation in turn; return the exceptions that are not ours, by type and place."""
+    found: Counter = Counter()
+    for mutation in chosen:
+        path = folder / mutation.file
+        before = path.read_bytes()
+        path.write_text(mutation.text)
+        for call in readers(mutation.file):
+            try:
+                with output_to(io.StringIO()):
+                    call()
+            except PrepareError as error:
+                assert str(error).isprintable()
+                assert len(str(error)) < 2000
+            except Exception as error:
+                frames = [
+                    f
+                    for f in traceback.extract_tb(error.__traceback__)
+                    if "/prepare/" in f.filename
+                ]
+                place = (
+                    f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "here"
+                )
+                found[
+                    f"{place}: {type(error).__name__}: {str(error)[:80]}: {mutation.file}: {mutation.what}"
+                ] += 1
+        path.write_bytes(before)
+    return found
+
+
+def check(tmp_path: Path, run: Path, swept: Path, count: int) -> None:
+    """Check `count` mutations chosen at random from each folder."""
+    rng = random.Random(23)
+    statuses = [row.status for row in read_summary(swept).rows]
+    copied, row = (shutil.copytree(each, tmp_path / each.name) for each in (run, swept))
+    for folder, readers in (
+        (copied, lambda file: read_run(copied, file, run)),
+        (row, lambda file: read_sweep(row, file, statuses)),
+    ):
+        assert raw_errors(folder, rng.sample([*mutations(folder)], count), readers) == {}
+
+
+def test_some_wrong_values_in_records_raise_nothing_raw(tmp_path, run, swept):
+    check(tmp_path, run, swept, 120)
+
+
+@pytest.mark.slow
+def test_five_thousand_wrong_values_in_records_raise_nothing_raw(tmp_path, run, swept):
+    check(tmp_path, run, swept, 2500)

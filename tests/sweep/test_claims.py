@@ -1,0 +1,216 @@
+"""Tests of claims: one process has a job, on every machine, and the job of a dead one can be taken over."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import machines
+from prepare.job.record import Record
+from prepare.sweep import locks
+from prepare.sweep.locks import Claim, is_held
+from prepare.sweep.manifest import job_claim, read_sweep_manifest
+from prepare.sweep.summary import read_summary
+from sweeps import NET, finish, processes_in, start, wait_for
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
+
+# Notes each result that a job has written, in the process of the job.
+NOTES = """
+import os
+from pathlib import Path
+from prepare.job.record import Record
+
+write = Record.write_result
+
+def write_and_note(self, result):
+    write(self, result)
+    with Path("written").open("a") as file:
+        file.write(f"{self.job().identity} {result.status}\\n")
+
+Record.write_result = write_and_note
+"""
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """Let a claim seem dead within a second."""
+    monkeypatch.setattr(locks, "_BEAT", 0.05)
+    monkeypatch.setattr(locks, "_DEAD", 0.5)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Return a function that acquires a claim as a process of another machine, which does not touch it."""
+
+    def acquire(path: Path) -> Claim:
+        held = Claim(path)
+        with monkeypatch.context() as patched:
+            patched.setattr(locks, "_machine", lambda: "another")
+            patched.setattr(Claim, "_beat", lambda self: None)
+            assert held.acquire()
+        return held
+
+    return acquire
+
+
+def dead_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("left", ["nothing", "dead", "ended"])
+def test_one_of_many_rivals_acquires_a_claim(tmp_path, left):
+    gone = dead_process()
+    for turn in range(30):
+        path = tmp_path / str(turn)
+        if left != "nothing":
+            first = Claim(path)
+            first._process = gone if left == "dead" else os.getpid()
+            assert first.acquire()
+            first.close()  # does nothing in another process than its own
+        rivals = [Claim(path) for _ in range(8)]
+        barrier, won = threading.Barrier(len(rivals)), []
+
+        def take(rival, barrier=barrier, won=won):
+            barrier.wait()
+            won.append(rival.acquire())
+
+        threads = [threading.Thread(target=take, args=(rival,)) for rival in rivals]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(won) == [False] * 7 + [True]
+        for rival in rivals:
+            rival.close()
+
+
+@pytest.mark.parametrize("skew", [-3600.0, 3600.0])
+def test_a_claim_of_another_machine_is_kept_whatever_its_clock(tmp_path, fast, monkeypatch, skew):
+    held = Claim(tmp_path / "claim")
+    with monkeypatch.context() as patched:
+        patched.setattr(locks, "_machine", lambda: "another")
+        assert held.acquire()
+    monkeypatch.setattr(locks, "ask_server", lambda folder: time.time() + skew)
+    assert not Claim(tmp_path / "claim").acquire()
+    held.close()
+    assert Claim(tmp_path / "claim").acquire()
+
+
+def test_a_claim_of_a_dead_machine_is_taken_over_after_watching(tmp_path, fast, elsewhere):
+    path = tmp_path / "claim"
+    elsewhere(path)
+    assert is_held(path)
+    assert not Claim(path).acquire()
+    os.utime(tmp_path / "claim.0", (1, 1))
+    assert not is_held(path)
+    assert not Claim(path).acquire(watch=False)
+    assert Claim(path).acquire()
+    assert is_held(path)
+
+
+def test_a_suspended_process_notices_that_it_lost_its_claim(tmp_path, fast):
+    path = tmp_path / "claim"
+    held = Claim(path)
+    assert held.acquire()
+    (tmp_path / "claim.0").write_text("ended\n")
+    assert Claim(path).acquire()
+    wait_for(lambda: held.lost)
+    held.close()
+    assert is_held(path)
+
+
+def test_an_id_that_another_process_has_now_is_not_the_claimant(tmp_path):
+    held = Claim(tmp_path / "claim")
+    assert held.acquire()
+    file = tmp_path / "claim.0"
+    machine, process, born, _ = file.read_text().split("\n")
+    assert is_held(held.path)
+    if not born:
+        pytest.skip("this system does not say when a process was started")
+    file.write_text(f"{machine}\n{process}\n{int(born) - 1}\n")
+    assert not is_held(held.path)
+
+
+def test_a_job_whose_claim_is_lost_ends_and_writes_nothing(tmp_path):
+    process = start(NET + "waits", "seed=0", "resume=true", cwd=tmp_path)
+    wait_for((tmp_path / "began").exists)
+    swept = tmp_path / "swept"
+    (identity,) = read_sweep_manifest(swept).identities
+    path = job_claim(swept, identity)
+    path.with_name(f"{path.name}.0").write_text("ended\n")
+    with locks.claim(path) as taken:
+        assert taken
+        assert "waiting for 1 run of another process" in _until(process, "waiting")
+        (record,) = (Record(each.parent) for each in swept.rglob("job.json"))
+        assert record.result() is None
+        (tmp_path / "go").touch()
+    ended = finish(process, swept)
+    assert (ended.code, ended.statuses) == (1, ["crashed"])
+    wait_for(lambda: not processes_in(tmp_path), seconds=5)
+
+
+def _until(process, word: str) -> str:
+    said = ""
+    while word not in said:
+        said += (line := process.stderr.readline())
+        assert line, said
+    return said
+
+
+# ------------------------------------------------------------------------------- many workers
+
+
+def share_and_kill(folder: Path, kind: str, rng: random.Random, *, workers: int, jobs: int) -> None:
+    """Let workers share a sweep, kill half of them, and let another run what is left."""
+    folder.mkdir()
+    (folder / "notes.py").write_text(NOTES)
+    seeds = f"seed={','.join(map(str, range(jobs)))}"
+    words = [NET + "Net", "plugins=[notes]", seeds, "resume=true"]
+    processes = [machines.start(kind, each, *words, cwd=folder) for each in range(workers)]
+    killed = processes[: workers // 2]
+    swept, written = folder / "swept", folder / "written"
+    wait_for(written.exists, seconds=300)
+    for process in killed:
+        time.sleep(rng.uniform(0, 0.5))
+        process.send_signal(signal.SIGKILL)
+    ended = [process.communicate(timeout=300) for process in processes]
+    for process, (out, err) in zip(processes, ended, strict=True):
+        allowed = {0, 1, -signal.SIGKILL} if process in killed else {0, 1}
+        assert process.returncode in allowed, out + err
+        assert "Traceback" not in out + err
+    wait_for(lambda: not processes_in(folder), seconds=30)
+    closing = machines.start(kind, workers, *words, cwd=folder)
+    out, err = closing.communicate(timeout=300)
+    assert closing.returncode == 0, out + err
+    assert [row.status for row in read_summary(swept).rows] == ["ok"] * jobs
+    for path in swept.rglob("result.json"):
+        assert {"audit.json", "recipe.yaml", "report.html"} <= {
+            p.name for p in path.parent.iterdir()
+        }
+    # A kill may have come between a result and its note, so a note may be missing, but none is there twice.
+    counts = Counter(line for line in written.read_text().splitlines() if line.endswith(" ok"))
+    assert set(counts.values()) == {1}, counts
+    assert jobs - len(killed) <= len(counts) <= jobs
+
+
+@pytest.mark.parametrize("kind", machines.KINDS)
+def test_workers_that_share_a_sweep_do_each_job_once(tmp_path, kind):
+    share_and_kill(tmp_path / "one", kind, random.Random(kind), workers=3, jobs=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", machines.KINDS)
+def test_eight_workers_do_each_job_once_in_twenty_sweeps(tmp_path, kind):
+    rng = random.Random(kind)
+    for turn in range(20):
+        share_and_kill(tmp_path / f"sweep-{turn}", kind, rng, workers=8, jobs=8)
