@@ -87,7 +87,7 @@ def compare(
         within_budget: if three rounds do not fit into `budget`, raise RefusedError instead of running
             over; the budget is then exceeded by one call at most.
         settle: stop as soon as no verdict is `unclear`, instead of at a precision. The looks are few, and
-            share the error: see `prepare.bench.looks`.
+            share the error: see `docs/decisions/few-looks.md`.
         precision: stop as soon as every interval is within ± this fraction of its ratio.
         confidence: the probability with which all intervals hold.
         format: `Pipeline.format` for each variant that needs formatted inputs.

@@ -1,11 +1,11 @@
-"""The timings of each variant of a bench, and the rows that follow from them."""
+"""Warm up and time each variant of a bench or a tuning, and the rows of a bench that follow from it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,23 +14,52 @@ from prepare.bench.records import Control, VariantResult
 from prepare.bench.statistics import Estimate
 
 if TYPE_CHECKING:
-    from prepare.bench.variant import Variant
+    from prepare.bench.variant import Clock, Variant
 
+# Seconds: shorter calls are timed several in a row, or the clock's own resolution would show.
+_MIN_TIMING, _MAX_CALLS = 0.005, 1000
 _CPU = torch.device("cpu")
 
 
 @dataclass(slots=True, eq=False)
 class Series:
-    """The timings of a variant, one per round; `reason` says why the variant failed."""
+    """The timings of a variant, one per round; `reason` says why the variant failed.
+
+    A timing is the mean of `calls` calls in a row; with `warm`, one untimed call precedes them.
+    """
 
     variant: Variant
     device: torch.device = _CPU
     calls: int = 1
+    warm: bool = False
     call_seconds: float = 0.0  # of one call, about
     peak: int | None = None
+    measure: str = ""  # of the peak
     samples: list[float] = field(default_factory=list)
     page_faults: list[float] = field(default_factory=list)  # per call
     reason: str = ""
+
+    def first_call(self, batch: Any, clock: Clock) -> float:
+        """Return the seconds of one call, which compiles if anything has to be compiled."""
+        self.call_seconds = self._timed(batch, clock)
+        return self.call_seconds
+
+    def warm_up(self, batch: Any, clock: Clock) -> None:
+        """Make two more calls: compilers, algorithm searches and memory pools are done by then."""
+        self.call_seconds = self._timed(batch, clock)
+        self.calls = math.ceil(_MIN_TIMING / max(self.call_seconds, _MIN_TIMING / _MAX_CALLS))
+        self.peak, self.measure = self.variant.peak(batch, self.device)
+
+    def sample(self, batch: Any, clock: Clock) -> float:
+        """Return one timing, in seconds per call."""
+        return self._timed(batch, clock, calls=self.calls, warm=self.warm)
+
+    def like(self, other: Series) -> None:
+        """Time as many calls as `other`, whose first call in a row finds colder caches too."""
+        self.calls, self.warm = other.calls, other.warm
+
+    def _timed(self, batch: Any, clock: Clock, *, calls: int = 1, warm: bool = False) -> float:
+        return self.variant.timed(batch, calls=calls, warm=warm, device=self.device, clock=clock)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,6 @@ import torch
 
 from prepare.bench import statistics
 from prepare.bench.input_pool import batch_size
-from prepare.bench.looks import ROUNDS as LOOKS
-from prepare.bench.looks import Looks
 from prepare.bench.peak_memory import seconds_per_page_fault
 from prepare.bench.records import Comparison, Control, Progress
 from prepare.bench.samples import SampleSet, Series
@@ -27,12 +25,18 @@ from prepare.errors import RefusedError
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock, Variant
 
-# Seconds: shorter calls are timed several in a row, or the clock's own resolution would show.
-_MIN_TIMING = 0.005
-_MAX_CALLS, _MAX_ROUNDS = 1000, 1000
+_MAX_ROUNDS = 1000
 # Stopping at the first narrow interval would favour intervals that are narrow by chance. So precision
 # is not tested before this many rounds, and then only every few rounds.
 _MIN_ROUNDS, _TEST_EVERY = 20, 5
+# The rounds after which a bench may stop because its verdict is settled. To test again and again finds a
+# difference by chance sooner or later; so there are few looks, and their error probabilities add up to that
+# of the whole bench. Eight ratios are the fewest that have an interval at the confidence of one look.
+LOOKS = (8, 16, 32, 64)
+# The looks above, and the one at the end of the budget.
+_LOOK_COUNT = len(LOOKS) + 1
+# Seconds of timing before the first look: a stall of the machine is shorter.
+_MIN_SECONDS = 1.0
 # With fewer rounds than these a ratio says too little to be worth its time.
 _USEFUL_ROUNDS = 3
 # Report fresh memory from this fraction of the baseline's time on; ignore fewer page faults per call.
@@ -53,6 +57,26 @@ class BenchOptions:
     amp: str
 
 
+class Looks:
+    """The looks of one bench; each spends a fifth of the error, and the end spends what is left."""
+
+    def __init__(self) -> None:
+        self._taken, self.is_settled = 0, False
+
+    def look(self, samples: SampleSet, rounds: int, seconds: float) -> SampleSet | None:
+        """Return the samples at the confidence of a look if every verdict is settled; else None."""
+        if rounds not in LOOKS or seconds < _MIN_SECONDS:
+            return None
+        self._taken += 1
+        at_look = _spending(samples, 1 / _LOOK_COUNT)
+        self.is_settled = at_look.is_settled()
+        return at_look if self.is_settled else None
+
+    def end(self, samples: SampleSet) -> SampleSet:
+        """Return the samples at the confidence that the looks have left for the end of the budget."""
+        return _spending(samples, 1 - self._taken / _LOOK_COUNT)
+
+
 class BenchSession:
     """One bench; call `run` once."""
 
@@ -69,24 +93,24 @@ class BenchSession:
         control = Series(variants[baseline])
         self._samples = SampleSet(list(series.values()), series[baseline], control, confidence)
         self._options, self._progress, self._clock = options, progress, clock
-        self._start, self._rounds, self._warm, self._measure = clock(), 0, False, ""
+        self._start, self._rounds, self._warm = clock(), 0, False
         self._looks = Looks() if options.settle else None
 
     def run(self, pool: list[Any], device: str | torch.device | None) -> Comparison:
         """Time all variants on the inputs of `pool` in turn, and compare them."""
-        where, watch = environment(), MachineWatch()
+        where, watch, clock = environment(), MachineWatch(), self._clock
         for series in self._samples.series:
             self._report(f"warming up {series.variant.name}")
             self._guarded(series, partial(self._first_call, series, pool[0], device))
             self._check_time(series, rounds=0)
-            self._guarded(series, partial(self._warm_up, series, pool[0]))
+            self._guarded(series, partial(series.warm_up, pool[0], clock))
             self._check_time(series, rounds=_USEFUL_ROUNDS)
         base, control = self._samples.baseline, self._samples.control
         control.device, control.call_seconds = base.device, base.call_seconds
         for series in (*self._samples.series, control):
             # The same for all: a mean of several calls includes a part of every stall of the machine,
             # a single call usually none.
-            series.calls = base.calls
+            series.like(base)
         self._run_rounds(pool)
         items, control_result = batch_size(pool[0]), self._samples.control_result()
         conditions = watch.conditions() | _threads()
@@ -95,7 +119,7 @@ class BenchSession:
             "batch_size": items,
             "untimed_call_first": self._warm,
             "timer": base.variant.timer(base.device),
-            "memory": self._measure or None,
+            "memory": next((each.measure for each in self._samples.series if each.measure), None),
             "fresh_memory": self._fresh_memory(),
         }
         return Comparison(
@@ -112,14 +136,7 @@ class BenchSession:
     def _first_call(self, series: Series, batch: Any, device: str | torch.device | None) -> None:
         series.device = series.variant.device(batch)
         _check_place(series, device)
-        series.call_seconds = self._timed(series, batch)
-
-    def _warm_up(self, series: Series, batch: Any) -> None:
-        """Make two more calls: compilers, algorithm searches and memory pools are done by then."""
-        series.call_seconds = self._timed(series, batch)
-        series.calls = math.ceil(_MIN_TIMING / max(series.call_seconds, _MIN_TIMING / _MAX_CALLS))
-        series.peak, measure = series.variant.peak(batch, series.device)
-        self._measure = measure or self._measure
+        series.first_call(batch, self._clock)
 
     def _check_time(self, series: Series, *, rounds: int) -> None:
         """Raise RefusedError if the budget must be kept and does not hold that many rounds.
@@ -144,6 +161,8 @@ class BenchSession:
         fewest = LOOKS[0] if self._looks else _MIN_ROUNDS
         begin, last_round = self._elapsed(), 0.0
         self._warm = begin + fewest * needed <= budget
+        for series in self._samples.active():
+            series.warm = self._warm
         while self._rounds < _MAX_ROUNDS and not self._is_done(begin):
             start = self._elapsed()
             if self._rounds and start + last_round > budget:
@@ -159,13 +178,8 @@ class BenchSession:
             self._samples = self._looks.end(self._samples)
 
     def _sample(self, series: Series, batch: Any) -> None:
-        series.samples.append(self._timed(series, batch, calls=series.calls, warm=self._warm))
+        series.samples.append(series.sample(batch, self._clock))
         series.page_faults.append(series.variant.page_faults)
-
-    def _timed(self, series: Series, batch: Any, *, calls: int = 1, warm: bool = False) -> float:
-        return series.variant.timed(
-            batch, calls=calls, warm=warm, device=series.device, clock=self._clock
-        )
 
     def _guarded(self, series: Series, work: Callable[[], None]) -> None:
         """Run `work` unless the variant has failed; if `work` raises, only this variant fails."""
@@ -277,3 +291,8 @@ def _threads() -> dict[str, int]:
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
     }
+
+
+def _spending(samples: SampleSet, part: float) -> SampleSet:
+    """Return the samples with intervals that spend this part of the error probability."""
+    return replace(samples, confidence=1 - (1 - samples.confidence) * part)

@@ -90,8 +90,13 @@ def ratio(times: Sequence[float], baseline: Sequence[float], confidence: float) 
     Source: randomised interleaved trials, Abedi and Brecht, Conducting Repeatable Experiments in
     Highly Variable Cloud Computing Environments, ICPE 2017.
     """
+    return estimate(ratios(times, baseline), confidence)
+
+
+def ratios(times: Sequence[float], baseline: Sequence[float]) -> list[float]:
+    """Return the ratio of each pair of times in one round."""
     pairs = zip(times, baseline, strict=True)
-    return estimate([max(a, _SHORTEST) / max(b, _SHORTEST) for a, b in pairs], confidence)
+    return [max(a, _SHORTEST) / max(b, _SHORTEST) for a, b in pairs]
 
 
 def noise(control: Estimate) -> float:

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from prepare.bench import statistics
-from prepare.core.model.wait import wait_for
+from prepare.bench.samples import Series
+from prepare.bench.variant import Variant
 from prepare.core.utils.text import first_line
+from prepare.reduce.records import ALLOWED
 
-# The largest error that rounding explains, relative to the largest number of a tensor. In float32, sums of a
-# few thousand products stay below 1e-5.
-ALLOWED = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 6e-2}
 # A format is wrong only if its error is this many times that of the contiguous format.
 _WORSE = 10.0
 _FORMATS = {
@@ -147,16 +146,13 @@ def pace(
     other programs may slow down one of them for as long as a few rounds. `unclear` if only a part is. `than`
     names the control; `change` is applied to its module first.
     """
-    steps = [_Step(each, device) for each in (case, control)]
-    if change is not None:
-        change(steps[1].module)
-    for step in steps:
-        step.run()
-        step.run()
-    found = _ratio(steps, seconds)
+    timers = [_timer(case, device), _timer(control, device, change)]
+    for each in (*timers, *timers):
+        each()
+    found = _ratio(timers, seconds)
     low, high = found.interval or (0.0, math.inf)
     if low > factor:
-        found = _ratio(steps, 2 * seconds)
+        found = _ratio(timers, 2 * seconds)
         low, high = found.interval or (0.0, math.inf)
     bad = "slow here" if low > factor else "" if high < factor else "unclear"
     text = f"{found.value:.2g} times the time of {than} ({case})"
@@ -165,37 +161,28 @@ def pace(
     return CaseOutcome(bad, text, ratio=found.value, interval=found.interval)
 
 
-def _ratio(steps: list[_Step], seconds: float) -> statistics.Estimate:
-    """Time two steps in each round, in random order; return the median ratio and its 99 % interval."""
+def _ratio(timers: list[Callable[[], float]], seconds: float) -> statistics.Estimate:
+    """Time both in each round, in random order; return the median ratio and its 99 % interval."""
     times: tuple[list[float], list[float]] = ([], [])
     order, began = random.Random(0), time.perf_counter()  # noqa: S311  the order of two timings
     while len(times[0]) < _MAX_ROUNDS:
         if time.perf_counter() - began > seconds and len(times[0]) >= _MIN_ROUNDS:
             break
         for index in order.sample((0, 1), 2):
-            times[index].append(steps[index].run())
+            times[index].append(timers[index]())
     return statistics.ratio(*times, 0.99)
 
 
-class _Step:
-    """One forward and backward that can be timed again and again."""
-
-    def __init__(self, case: OperationCase, device: str) -> None:
-        self.module, self._given = case.placed(device)
-        self._given.requires_grad_()
-        out = self.module(self._given)
-        self._gradient = case.formatted(torch.randn(out.shape).to(out)).detach()
-        self._device = torch.device(device)
-
-    def run(self) -> float:
-        """Return the seconds of a forward and backward."""
-        self.module.zero_grad(set_to_none=True)
-        self._given.grad = None
-        wait_for([self._device])
-        began = time.perf_counter()
-        self.module(self._given).backward(self._gradient)
-        wait_for([self._device])
-        return time.perf_counter() - began
+def _timer(
+    case: OperationCase, device: str, change: Callable[[nn.Module], Any] | None = None
+) -> Callable[[], float]:
+    """Return a function that times one forward and backward, in seconds."""
+    module, given = case.placed(device)
+    if change is not None:
+        change(module)
+    variant = Variant(str(case), module, formatter=None, train=True)
+    series, batch = Series(variant, torch.device(device)), given.requires_grad_()
+    return lambda: series.sample(batch, time.perf_counter)
 
 
 def _run(case: OperationCase, module: nn.Module, given: Tensor) -> dict[str, Tensor]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,11 +12,12 @@ import torch
 from prepare.core.model.doctor_answers import answers_file
 from prepare.core.model.known_issues import Issue, issues
 from prepare.core.utils.accelerator import accelerator
+from prepare.core.utils.child_process import Worker
 from prepare.core.utils.environment import environment
 from prepare.core.utils.wording import step
 from prepare.doctor.probes import GENERAL, KNOWN, PROBES
 from prepare.doctor.records import FINE, NOT_PROBED, SLOW, WRONG, Diagnosis, Finding
-from prepare.doctor.worker import Request
+from prepare.doctor.worker import answer, wrong
 from prepare.errors import FileError, RefusedError
 
 # Bytes of one probe.
@@ -42,7 +40,6 @@ def run_examination(
     dry_run: bool,
     progress: Callable[[str, int, int], None] | None,
     only: Sequence[str] | None = None,
-    setup: str = "",
 ) -> Diagnosis:
     """Run the probes of a device. With `dry_run`, run every probe of every backend, on the CPU."""
     began, machine = time.perf_counter(), accelerator()
@@ -52,12 +49,15 @@ def run_examination(
     names = [issue.probe for issue in table if issue.probe in KNOWN] + list(GENERAL)
     names = [name for name in names if only is None or name in only]
     cuda = device.startswith("cuda")
-    request = Request(tuple(names), device, _GPU_MEMORY if cuda else _MEMORY, setup)
     answers: dict[str, dict[str, Any]] = {}
-    for answer in _answers(request, began + seconds):
-        answers[answer["probe"]] = answer
-        if progress is not None:
-            progress(PROBES[answer["probe"]].where, len(answers), len(names))
+    with Worker(f"{answer.__module__}:{answer.__name__}") as worker:
+        for name in names:
+            if answers and time.perf_counter() - began > seconds:
+                break
+            request = {"probe": name, "device": device, "memory": _GPU_MEMORY if cuda else _MEMORY}
+            answers[name] = _answer(worker, request)
+            if progress is not None:
+                progress(PROBES[name].where, len(answers), len(names))
     findings = [_of_issue(issue, answers) for issue in table if only is None or issue.name in only]
     findings += [_of_general(name, answers) for name in GENERAL if name in names]
     diagnosis = Diagnosis(
@@ -66,7 +66,7 @@ def run_examination(
         environment=environment(),
         seconds=round(time.perf_counter() - began, 3),
     )
-    if not (dry_run or setup or only is not None):
+    if not dry_run and only is None:
         _remember(diagnosis)
     return diagnosis
 
@@ -86,18 +86,12 @@ def _usable(device: str) -> str:
     return device
 
 
-def _answers(request: Request, end: float) -> Iterator[dict[str, Any]]:
-    """Yield the answers of the worker, until `end`."""
-    command = [sys.executable, "-m", "prepare.doctor.worker", json.dumps(asdict(request))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:  # noqa: S603
-        assert worker.stdout is not None
-        try:
-            for line in worker.stdout:
-                yield json.loads(line)
-                if time.perf_counter() > end:
-                    break
-        finally:
-            worker.kill()
+def _answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the outcome of a probe as plain data, with its seconds."""
+    began = time.perf_counter()
+    found, death = worker.ask(request, seconds=PROBES[request["probe"]].seconds)
+    outcome = found or asdict(wrong(f"its process {death}"))
+    return outcome | {"seconds": round(time.perf_counter() - began, 3)}
 
 
 def _of_issue(issue: Issue, answers: dict[str, dict[str, Any]]) -> Finding:

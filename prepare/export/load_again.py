@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from prepare.core.utils.child_process import how_ended
 from prepare.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -92,9 +92,7 @@ def run_worker(folder: Path, environment: dict[str, str]) -> str:
         return f"it did not end within {_SECONDS:.0f} s"
     if not done.returncode:
         return ""
-    if done.returncode < 0:
-        return f"its process was killed by {signal.Signals(-done.returncode).name}"
-    return f"its process ended with exit code {done.returncode}"
+    return f"its process {how_ended(done.returncode)}"
 
 
 def _check_archive(artefact: Path) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 from prepare.core.model.known_issues import ONLY, standing
-from prepare.reduce.records import FAULTS, SLOW, WRONG, ModuleCall, Reduction
+from prepare.core.utils.child_process import HANGS as HUNG
+from prepare.core.utils.child_process import Worker
+from prepare.reduce.records import CRASHES, FAULTS, HANGS, SLOW, WRONG, ModuleCall, Reduction
 from prepare.reduce.script import script_of
 from prepare.reduce.shrink import variants
-from prepare.reduce.worker import INVALID, run_script
+from prepare.reduce.worker import INVALID, answer, run_script
 
 # Seconds of one script.
 _SECONDS = 10.0
@@ -26,32 +25,20 @@ _SMALLER = 5.0
 Trial = Callable[[ModuleCall], tuple[str, str]]
 
 
-class WorkerTrials:
-    """Run scripts in a worker process, so that one that crashes or hangs ends no other."""
+class WorkerTrials(Worker):
+    """Run scripts in a child process, so that one that crashes or hangs ends no other."""
 
-    def __init__(self, setup: str = "") -> None:
-        self._setup = setup
-
-    def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "prepare.reduce.worker"]
-        self._worker = subprocess.Popen(  # noqa: S603
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._worker.kill()
-        self._worker.communicate()
+    def __init__(self) -> None:
+        super().__init__(f"{answer.__module__}:{answer.__name__}")
+        self._is_spoiled = False
 
     def __call__(self, call: ModuleCall) -> tuple[str, str]:
         """Return the outcome of a call, and what its script said."""
-        assert self._worker.stdin is not None
-        assert self._worker.stdout is not None
         request = {"script": script_of(call), "dtype": call.dtype, "allowed": call.limit}
-        request |= {"seconds": _SECONDS, "setup": self._setup, "fresh": call.slow}
-        self._worker.stdin.write(json.dumps(request) + "\n")
-        self._worker.stdin.flush()
-        outcome, text = json.loads(self._worker.stdout.readline())
+        fresh = call.slow or self._is_spoiled
+        found, death = self.ask(request, seconds=_SECONDS, fresh=fresh)
+        outcome, text = found or (HANGS if death == HUNG else CRASHES, f"its process {death}")
+        self._is_spoiled = outcome in FAULTS  # its memory may be overwritten
         return outcome, text
 
 

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prepare.core.utils.child_process import signal_name
 from prepare.job.execute import run_job
 from prepare.job.outcome import FAILED, INTERRUPTED, Outcome, failure, write_result
 from prepare.job.record import Record, Result
@@ -147,17 +148,10 @@ def _crash(status: int, log: Path) -> Result:
     """Return the result of a job that wrote none: its exit status in words, and the end of its log."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        reason, error = "killed", f"killed by {_name(-code)}{_CAUSES.get(-code, '')}"
+        reason, error = "killed", f"killed by {signal_name(-code)}{_CAUSES.get(-code, '')}"
     else:
         reason, error = "exit", f"the run ended its process with exit code {code}, as os._exit does"
     return Result("crashed", reason, error, _last_lines(log))
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _last_lines(log: Path) -> str | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
+from prepare.bench.samples import Series
 from prepare.bench.variant import Variant
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.model.free_memory import free_memory
@@ -17,7 +17,7 @@ from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line, size
 from prepare.errors import PrepareError, RefusedError
 from prepare.pipeline import Pipeline
-from prepare.tune.contestants import CandidateError, CheckResult
+from prepare.tune.compare_candidates import CandidateError, CheckResult
 from prepare.verify.check_model import check_model
 from prepare.verify.inputs import user_formatter
 
@@ -29,26 +29,16 @@ if TYPE_CHECKING:
     from prepare.verify.metric import Limit
 
 Mode = Literal["eval", "train"]
-# Seconds: shorter calls are timed several in a row, as in a bench.
-_MIN_TIMING, _MAX_CALLS = 0.005, 1000
-# Longer calls need no untimed call first: the state of the caches matters less.
+# Seconds: longer calls need no untimed call first: the state of the caches matters less.
 _WARM_BELOW = 0.05
 # A verification may use half of the free memory and as many seconds as the tuning, but at least these.
 _MIN_CHECK_MEMORY, _MIN_CHECK_SECONDS, _MEMORY_PART = 4 * 2**30, 30.0, 0.5
 
 
-class TurnPlan(NamedTuple):
-    """The number of calls that a turn times in a row, and whether an untimed call comes first.
-
-    It is the same for all candidates, as the first call in a row finds colder caches than the next.
-    """
-
-    calls: int
-    warm: bool
-
-
 class PreparedCandidate:
     """A copy of `model`, prepared by a candidate; `turn` times it on one of the inputs in `pool`.
+
+    With `like`, a turn times as many calls in a row as one of that candidate.
 
     Raises:
         CandidateError: the candidate cannot be prepared, or does not run.
@@ -66,7 +56,7 @@ class PreparedCandidate:
         max_memory: int | None = None,
         calls: int | None = None,
         clock: Clock,
-        plan: TurnPlan | None = None,
+        like: PreparedCandidate | None = None,
         build: Callable[[], nn.Module] | None = None,
     ) -> None:
         self._mode, self._pool, self._clock, self._amp = mode, pool, clock, amp
@@ -82,8 +72,9 @@ class PreparedCandidate:
         self._variant = Variant(
             candidate.name, self.model, formatter=formatter, train=train, amp=amp
         )
+        self._series = Series(self._variant)
         with _as_candidate_error(self._variant), ignored_warnings():
-            self._warm_up(plan)
+            self._warm_up(like)
         if max_memory is not None and (self.peak or 0) > max_memory:
             reason = f"a call needs {size(self.peak or 0)}, and max_memory is {size(max_memory)}"
             raise CandidateError(reason)
@@ -92,7 +83,7 @@ class PreparedCandidate:
         """Return the seconds of one call, with its share of the first one if the number of calls is known."""
         share = self.first_seconds / self._calls if self._calls else 0.0
         with _as_candidate_error(self._variant):
-            return share + self._timed(self._pool[number % len(self._pool)], self.plan)
+            return share + self._series.sample(self._pool[number % len(self._pool)], self._clock)
 
     def check(
         self, reference: nn.Module, batch: Any, exact: dict[Any, Any], *, budget: float
@@ -129,20 +120,15 @@ class PreparedCandidate:
             return CheckResult(verification.status, verification.reason)
         return CheckResult(verification.status, verification.reason, worst.error, worst.allowed)
 
-    def _warm_up(self, plan: TurnPlan | None) -> None:
-        once, first = TurnPlan(1, warm=False), self._pool[0]
-        self._device = self._variant.device(first)
-        self.first_seconds = self._timed(first, once)  # compiles, if anything has to be compiled
-        self.peak, _ = self._variant.peak(first, self._device)
-        seconds = self._timed(first, once)
-        calls = math.ceil(_MIN_TIMING / max(seconds, _MIN_TIMING / _MAX_CALLS))
-        self.plan = plan or TurnPlan(calls, warm=seconds < _WARM_BELOW)
-        self.seconds = seconds * sum(self.plan)
-
-    def _timed(self, batch: Any, plan: TurnPlan) -> float:
-        return self._variant.timed(
-            batch, calls=plan.calls, warm=plan.warm, device=self._device, clock=self._clock
-        )
+    def _warm_up(self, like: PreparedCandidate | None) -> None:
+        series, first = self._series, self._pool[0]
+        series.device = self._variant.device(first)
+        self.first_seconds = series.first_call(first, self._clock)
+        series.warm_up(first, self._clock)
+        series.warm = series.call_seconds < _WARM_BELOW
+        if like is not None:
+            series.like(like._series)
+        self.peak, self.seconds = series.peak, series.call_seconds * (series.calls + series.warm)
 
 
 def copy_model(

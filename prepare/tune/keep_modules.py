@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import plural
 from prepare.patterns import NORMS, exactly
 from prepare.tune.candidates import Candidate
-from prepare.tune.contestants import CandidateError, CheckResult, TimedCandidate
+from prepare.tune.compare_candidates import CandidateError, CheckResult
 from prepare.tune.keep_search import KeepSearch, Search
 from prepare.tune.module_errors import ModuleError, worth_keeping
 from prepare.tune.records import KeptModule
@@ -20,6 +20,7 @@ from prepare.tune.records import KeptModule
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock
     from prepare.core.utils.progress import Stage
+    from prepare.tune.candidate_run import PreparedCandidate
 
 # The parts of the time for the search, and for measuring what each module costs.
 _SEARCH_PART, _COST_PART = 0.8, 0.2
@@ -37,18 +38,6 @@ class Corrected:
     checked: CheckResult | None = None
 
 
-class Corrector(Protocol):
-    """Finds a recipe that is right in place of one whose verification failed."""
-
-    def may_help(self, checked: CheckResult) -> bool:
-        """Return whether the results were wrong or inexact, and not only impossible to verify."""
-        ...
-
-    def __call__(self, candidate: Candidate, seconds: float) -> Corrected | None:
-        """Return what was found in so many seconds; None for a recipe that is not in 16 bits."""
-        ...
-
-
 @dataclass
 class KeepInFloat32:
     """Keep the fewest modules in float32; one search for each 16-bit dtype, since layouts change little.
@@ -58,8 +47,8 @@ class KeepInFloat32:
     """
 
     measure: Callable[[Candidate], Mapping[str, ModuleError]]
-    start: Callable[[Candidate], TimedCandidate]
-    check: Callable[[Candidate, TimedCandidate], CheckResult]
+    start: Callable[[Candidate], PreparedCandidate]
+    check: Callable[[Candidate, PreparedCandidate], CheckResult]
     clock: Clock
     progress: Stage
     _kept: dict[str, tuple[KeptModule, ...]] = field(default_factory=dict)

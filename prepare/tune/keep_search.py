@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from prepare.tune.contestants import CheckResult
+from prepare.tune.compare_candidates import CheckResult
 
 # Verifies the recipe with these modules kept.
 Attempt = Callable[[tuple[str, ...]], CheckResult]

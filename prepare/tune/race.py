@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING
 
 from prepare.bench import statistics
 from prepare.errors import ModelError
-from prepare.tune.admission import Admission
-from prepare.tune.contestants import CandidateError, CheckResult, Contestant, TimedCandidate
-from prepare.tune.standings import Standings, interval_text
+from prepare.tune.compare_candidates import (
+    CandidateError,
+    CheckResult,
+    Contestant,
+    Standings,
+    interval_text,
+)
+from prepare.tune.start_order import StartOrder
 
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock
     from prepare.core.utils.progress import Stage
+    from prepare.tune.candidate_run import PreparedCandidate
     from prepare.tune.candidates import Candidate
-    from prepare.tune.keep_modules import Corrector
+    from prepare.tune.keep_modules import KeepInFloat32
 
 # Rounds between two eliminations: to test after each round would favour recipes that are fast by chance.
 _ROUNDS_PER_BLOCK = 3
@@ -43,14 +49,14 @@ class Race:
         self,
         candidates: Sequence[Candidate],
         *,
-        start: Callable[[Candidate], TimedCandidate],
-        check: Callable[[Candidate, TimedCandidate], CheckResult],
+        start: Callable[[Candidate], PreparedCandidate],
+        check: Callable[[Candidate, PreparedCandidate], CheckResult],
         budget: float,
         clock: Clock,
         capacity: int = 1000,
         seed: int = 0,
         progress: Stage = lambda _: nullcontext(),
-        correct: Corrector | None = None,
+        correct: KeepInFloat32 | None = None,
     ) -> None:
         self.contestants = [Contestant(candidate) for candidate in candidates]
         self.standings = Standings(self.contestants, Contestant(candidates[0]))
@@ -58,7 +64,7 @@ class Race:
         self._start, self._check, self._capacity = start, check, max(capacity, 3)
         self._budget, self._clock, self._began = budget, clock, clock()
         self._order, self._progress = random.Random(seed), progress  # noqa: S311
-        self._admission = Admission(self.standings, budget * _COMPILE_PART)
+        self._start_order = StartOrder(self.standings, budget * _COMPILE_PART)
         self._refundable = budget * _REFUND_PART
         self._corrector = correct
 
@@ -78,7 +84,7 @@ class Race:
             if not self.standings.is_clear():
                 self._run_block()
                 self._eliminate_slower()
-            elif self._admission.next(self._left()):
+            elif self._start_order.next(self._left()):
                 self._settle()  # makes room
             elif self._passes(self.standings.simplest()):
                 break
@@ -90,7 +96,7 @@ class Race:
     def _admit(self) -> None:
         """Start candidates while there is room and time; with a compiler, one at a time."""
         while len(self.standings.running()) - 1 < self._capacity:
-            contestant = self._admission.next(self._left())
+            contestant = self._start_order.next(self._left())
             if contestant is None:
                 return
             self._enter(contestant)
@@ -109,16 +115,14 @@ class Race:
                 contestant.seconds, contestant.peak = runner.seconds, runner.peak
                 contestant.first_seconds = runner.first_seconds
         if contestant.candidate.compiles:
-            admission = self._admission
-            admission.longest_compilation = max(
-                admission.longest_compilation, self._clock() - began
-            )
+            order, took = self._start_order, self._clock() - began
+            order.longest_compilation = max(order.longest_compilation, took)
             self._extend_budget_for(contestant)
 
     def _extend_budget_for(self, contestant: Contestant) -> None:
         """Leave enough rounds to a contestant whose compilation or verification took long."""
         needed = statistics.min_values(self.standings.confidence) + 1 - len(contestant.times)
-        seconds = needed * self._admission.round_seconds()
+        seconds = needed * self._start_order.round_seconds()
         self._budget = max(self._budget, self._budget - self._left() + seconds)
 
     def _run_block(self) -> None:
@@ -216,7 +220,7 @@ class Race:
             self._correct(contestant, self._corrector)
         return checked.status == "pass"
 
-    def _correct(self, contestant: Contestant, corrector: Corrector) -> None:
+    def _correct(self, contestant: Contestant, corrector: KeepInFloat32) -> None:
         """Enter the recipe that is right in place of one whose results are wrong, if there is one."""
         began = self._clock()
         if contestant.kept:  # it is the corrected recipe itself

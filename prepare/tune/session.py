@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,9 +26,9 @@ from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.preconditions import lazy_problems, precondition_problems
 from prepare.steps.input_format import InputFormat
 from prepare.tune.cache import Cache, age, conditions
-from prepare.tune.candidate_run import Mode, PreparedCandidate, TurnPlan, capacity, copy_model
+from prepare.tune.candidate_run import Mode, PreparedCandidate, capacity, copy_model
 from prepare.tune.candidates import Candidate, calls_to_keep, candidates
-from prepare.tune.contestants import CandidateError, CheckResult, Contestant, TimedCandidate
+from prepare.tune.compare_candidates import CandidateError, CheckResult, Contestant
 from prepare.tune.keep_modules import KeepInFloat32
 from prepare.tune.module_errors import ModuleError, errors_of
 from prepare.tune.race import Race
@@ -114,8 +114,8 @@ class TuningSession:
         def copied() -> nn.Module:
             return copy_model(self.model, self.mode, self.build)
 
-        def check(_: Candidate, runner: TimedCandidate) -> CheckResult:
-            return self._check(cast("PreparedCandidate", runner), exact)
+        def check(_: Candidate, runner: PreparedCandidate) -> CheckResult:
+            return self._check(runner, exact)
 
         def measure(candidate: Candidate) -> dict[str, ModuleError]:
             try:
@@ -158,12 +158,12 @@ class TuningSession:
 
     def _race(self, recipes: list[Candidate], under: dict[str, Any]) -> Tuning:
         began, pool, watch = self.clock(), self._pool(recipes[0]), MachineWatch()
-        plan: TurnPlan | None = None
+        first: PreparedCandidate | None = None
 
         def start(candidate: Candidate) -> PreparedCandidate:
-            nonlocal plan
-            runner = self._start(candidate, pool, plan)
-            plan = runner.plan  # that of the first, the unprepared model, for all
+            nonlocal first
+            runner = self._start(candidate, pool, like=first)
+            first = first or runner  # the unprepared model
             return runner
 
         correct = self._corrector(pool, start)
@@ -204,7 +204,7 @@ class TuningSession:
         )
 
     def _start(
-        self, candidate: Candidate, pool: list[Any], plan: TurnPlan | None = None
+        self, candidate: Candidate, pool: list[Any], like: PreparedCandidate | None = None
     ) -> PreparedCandidate:
         return PreparedCandidate(
             self.model,
@@ -216,7 +216,7 @@ class TuningSession:
             max_memory=self._max_memory(candidate),
             calls=self.options.calls,
             clock=self.clock,
-            plan=plan,
+            like=like,
             build=self.build,
         )
 

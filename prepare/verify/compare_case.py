@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from prepare.core.forward.explain_error import explained
 from prepare.core.model.tensors import name_of
+from prepare.verify.compare_modules import ModuleDifferences, compare_modules
 from prepare.verify.execution.budget import Budget, Cost, estimate
 from prepare.verify.execution.determinism import training_flags
 from prepare.verify.execution.runner import (
@@ -43,14 +43,9 @@ from prepare.verify.tolerance import (
 )
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from prepare.verify.cases import VerificationCase
     from prepare.verify.execution.model_pair import ModelPair
     from prepare.verify.execution.single_run import NamedTensors, RunResult
-    from prepare.verify.fault_locator import ModuleTrace
-
-_Trace = TypeVar("_Trace", bound="ModuleTrace")
 
 # The kinds of tensors that are compared, and the field of RunResult that holds each.
 RESULT_FIELDS = {
@@ -78,8 +73,8 @@ class CaseComparison:
     Without `gradients` no backward runs. `exact_runs` caches exact runs, see `Runner`. With `compiled`
     the prepared model runs with its compiler; in mode eval only its outputs are then compared, since it
     was compiled for inference. `cost` is the estimate of its call, if it is known. `raised` is the error
-    of the prepared model, `retry_failure` the reason why a difference could not be compared again. `is_sum`
-    is that of the modules alone.
+    of the prepared model, `retry_failure` the reason why a difference could not be compared again. `alone`
+    is the comparison of the modules alone.
     """
 
     models: ModelPair
@@ -93,7 +88,7 @@ class CaseComparison:
     differences: dict[str, list[Deviation]] = field(default_factory=dict, init=False)
     raised: str = field(default="", init=False)
     retry_failure: str = field(default="", init=False)
-    is_sum: bool | None = field(default=None, init=False)
+    alone: ModuleDifferences | None = field(default=None, init=False)
     _unaffordable: str = field(default="", init=False)
     runner: Runner = field(init=False, repr=False)
 
@@ -157,20 +152,16 @@ class CaseComparison:
         items = [item for item in self.differences.get(kind, []) if item.exceeds]
         return sorted(items, key=lambda item: -item.excess)
 
-    def traced(
-        self, make_trace: Callable[[nn.Module], _Trace]
-    ) -> tuple[_Trace, _Trace, _Trace] | None:
-        """Run the exact, the baseline and the prepared model again, each under its own trace.
-
-        Return None if these runs do not fit into the budget, or the prepared model raises.
-        """
-        reference = self.models.reference
-        traces = make_trace(reference), make_trace(reference), make_trace(self.models.prepared)
-        try:
-            self.runner.run_all(self.case.call, traces)
-        except (CannotTellError, PreparedModelError):
-            return None
-        return traces
+    def modules_alone(self) -> ModuleDifferences:
+        """Compare all modules alone, if that was not done and fits into the budget."""
+        if self.alone is None:
+            # Where outputs are wrong the forward is enough, and more modules run alone without a backward.
+            backward = self._has_backward and not self.exceeding("outputs")
+            try:
+                self.alone = compare_modules(self.runner, self.case.call, backward=backward)
+            except (CannotTellError, PreparedModelError):
+                self.alone = ModuleDifferences()
+        return self.alone
 
     @property
     def _has_backward(self) -> bool:

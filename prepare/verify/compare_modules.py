@@ -67,13 +67,15 @@ class ModuleDifferences:
 
     `deviations` holds those of each kind, with the module as name; `sensitivities` the smallest systematic
     error of a kind that exceeds the tolerance, in the least sensitive module, and that module. `left_out`
-    says why modules could not be run alone. `is_sum` is True if the gradients of the model are those of
-    its modules alone, None if that cannot be told, see `prepare.verify.gradient_sums`.
+    says why modules could not be run alone, `shapes` holds the shape of each module's first input. `is_sum`
+    is True if the gradients of the model are those of its modules alone, None if that cannot be told, see
+    `prepare.verify.gradient_sums`.
     """
 
     deviations: dict[str, list[Deviation]] = field(default_factory=dict)
     sensitivities: dict[str, tuple[float, str]] = field(default_factory=dict)
     compared: set[str] = field(default_factory=set)
+    shapes: dict[str, torch.Size] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     is_sum: bool | None = None
 
@@ -107,7 +109,9 @@ def compare_modules(runner: Runner, call: Call, *, backward: bool) -> ModuleDiff
     forward_only = not backward or bool(refuses(backward=True))
     if forward_only and (reason := refuses(backward=False)):
         raise CannotTellError(reason)
-    quiet = ignored_warnings("the tensors in a .* stay as they are")
+    # The second is one of a checkpoint in the model.
+    expected = "the tensors in a .* stay as they are|None of the inputs have requires_grad"
+    quiet = ignored_warnings(expected)
     with held_interrupts(), PROCESS_STATE, CallInterceptor() as interceptor, quiet:
         recorder = CallRecorder(models.prepared, interceptor, forward_only=forward_only)
         whole = runner.run_prepared(call, context=recorder, backward=not forward_only)
@@ -127,6 +131,8 @@ def _compare_all(
     with _deterministic(models, runner.flags):
         for recorded in _consumed(calls):
             name = recorded.module
+            for tensor in recorded.arguments.tensors():
+                found.shapes.setdefault(name, tensor.shape)
             try:
                 if _time_is_over(runner):
                     raise TimeoutError("no time was left; raise verify.seconds")
@@ -176,6 +182,7 @@ class _Comparer:
         self, call: RecordedCall, *, keep: bool = False, nudge: bool = False
     ) -> dict[str, list[Deviation]]:
         run = self._lone(self.models.prepared, call, single_run.same_stand_in, copy_of)
+        run.amp = self.models.amp
         prepared = run.run(call, backward=self.backward)
         if keep:
             call.input_gradients = run.argument_gradients(call)
@@ -241,7 +248,7 @@ class _Comparer:
             return tensor.detach().clone(memory_format=torch.contiguous_format)
 
         run = self._lone(self.models.reference, call, self.models.alone_stand_in, convert)
-        run.repair = self.models.dtype == torch.bfloat16
+        run.repair, run.amp = self.models.dtype == torch.bfloat16, self.models.amp
         modules = (
             self._modules[m][call.module] for m in (self.models.reference, self.models.prepared)
         )

@@ -34,7 +34,7 @@ def module_checks(comparison: CaseComparison, checks: list[Check]) -> list[Check
         note = f"not compared: {reason}"
         return [comparison.check(kind, "skipped", note=note) for kind in kinds]
     comparison.differences |= found.deviations
-    comparison.is_sum = found.is_sum
+    comparison.alone = found
     return [_judge(comparison, kind, found, checks) for kind in kinds]
 
 
@@ -81,9 +81,10 @@ def without_proof(
     """
     if len(alone) != len(MODULE_FIELDS) or not all(map(_is_right, alone)):
         return checks
-    if comparison.is_sum is False and not lacks_float64(comparison):
+    is_sum = comparison.alone.is_sum if comparison.alone else None
+    if is_sum is False and not lacks_float64(comparison):
         return checks
-    status = "pass" if comparison.is_sum else "cannot tell"
+    status = "pass" if is_sum else "cannot tell"
     seen = max(check.sensitivity or 0.0 for check in alone)
     return [_without_proof(comparison, check, status, seen) for check in checks]
 

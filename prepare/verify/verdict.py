@@ -9,7 +9,6 @@ from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.environment import environment
 from prepare.verify.advice import Fault, advise
 from prepare.verify.compare_modules import MODULE_FIELDS
-from prepare.verify.fault_locator import FaultLocator, ModuleTrace
 from prepare.verify.records import Check, Lost, Verification
 
 if TYPE_CHECKING:
@@ -118,18 +117,9 @@ def _first_wrong_module(comparison: CaseComparison) -> tuple[str | None, torch.S
     A module that is wrong alone is the first, since each module got the inputs that it had. If no module
     shows it, return the owner of the worst gradient or buffer.
     """
-    if alone := [item for kind in MODULE_FIELDS for item in comparison.exceeding(kind)]:
-        return alone[0].name, None
-    wrong_parameters = comparison.exceeding("parameter gradients")
-    owners = {item.name.rpartition(".")[0] for item in wrong_parameters}
-    traces, name, locator = comparison.traced(ModuleTrace), None, None
-    if traces:
-        locator = FaultLocator(*traces, comparison.models.dtype, comparison.models.depth)
-        if comparison.exceeding("outputs"):
-            name = locator.first_wrong_output()
-        if name is None and (owners or comparison.exceeding("input gradients")):
-            name = locator.first_wrong_gradient(owners)
-    if name is None:
-        worst = [*wrong_parameters, *comparison.exceeding("buffers")]
-        name = worst[0].name.rpartition(".")[0] if worst else None
-    return name, locator.input_shape(name) if locator and name is not None else None
+    found = comparison.modules_alone()
+    for kind in MODULE_FIELDS:
+        if wrong := [item for item in found.deviations.get(kind, []) if item.exceeds]:
+            return wrong[0].name, found.shapes.get(wrong[0].name)
+    worst = [*comparison.exceeding("parameter gradients"), *comparison.exceeding("buffers")]
+    return (worst[0].name.rpartition(".")[0] if worst else None), None

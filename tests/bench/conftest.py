@@ -2,7 +2,7 @@
 
 import pytest
 
-from prepare.bench import looks
+from prepare.bench import session
 from prepare.bench import time_prepared as levels
 from prepare.bench.samples import SampleSet
 
@@ -11,6 +11,6 @@ from prepare.bench.samples import SampleSet
 def quick(monkeypatch):
     """Time no more rounds than a figure needs."""
     monkeypatch.setattr(levels, "PRECISION", {"short": 0.99, "full": 0.99})
-    monkeypatch.setattr(looks, "_MIN_SECONDS", 0.0)
-    monkeypatch.setattr(looks, "ROUNDS", (8,))
+    monkeypatch.setattr(session, "_MIN_SECONDS", 0.0)
+    monkeypatch.setattr(session, "LOOKS", (8,))
     monkeypatch.setattr(SampleSet, "is_settled", lambda _: True)

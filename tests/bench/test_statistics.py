@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from prepare.bench import looks, statistics
+from prepare.bench import session, statistics
 from prepare.bench.samples import SampleSet, Series
 from prepare.bench.statistics import Estimate, estimate, ratio, verdict
 
@@ -49,12 +49,12 @@ def test_equals_have_no_winner_in_93_of_100_cases():
 
 
 def looked(cases, factor, rounds):
-    """The verdicts of benches that look at the rounds of `looks`, and end after `rounds`."""
+    """The verdicts of benches that look at the rounds of `LOOKS`, and end after `rounds`."""
     order, words, ends, holds = random.Random(3), [], [], 0
     for _ in range(cases):
         base, again, other = machine(order, rounds, (1.0, 1.0, factor))
-        some = looks.Looks()
-        for count in sorted({*looks.ROUNDS, rounds}):
+        some = session.Looks()
+        for count in sorted({*session.LOOKS, rounds}):
             base_, again_, other_ = (
                 Series(None, samples=lane[:count]) for lane in (base, again, other)
             )
@@ -87,7 +87,7 @@ def test_no_look_before_a_second_or_between_its_rounds():
     times = [1.0, 1.01] * 4
     base = Series(None, samples=times)
     samples = SampleSet([base, Series(None, samples=times)], base, base, 0.95)
-    some = looks.Looks()
+    some = session.Looks()
     assert some.look(samples, 8, 0.9) is None
     assert some.look(samples, 9, 5.0) is None
     assert some.end(samples).confidence == pytest.approx(0.95)

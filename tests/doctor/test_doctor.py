@@ -2,20 +2,24 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+import planted_faults
 from prepare.cli.main import run
 from prepare.core.model import doctor_answers
 from prepare.core.model.doctor_answers import answers_file, standing_here
 from prepare.core.model.known_issues import issues
+from prepare.core.utils.child_process import ForkedRunner
 from prepare.doctor import Diagnosis, Finding, examine
 from prepare.doctor.document import diagnosis_lines
+from prepare.doctor.examination import _answer
 from prepare.doctor.probes import GENERAL, KNOWN, PROBES
 from prepare.doctor.records import VERDICTS
-from prepare.doctor.worker import Request, in_child, run_probe
+from prepare.doctor.worker import answer, run_probe
 from prepare.errors import ConfigError, DoctorError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.report.pages.doctor_page import doctor_page
@@ -65,16 +69,23 @@ def test_what_is_known_of_this_cpu_is_found(cache):
     ("setup", "reason"),
     [
         ("crash", "its process was killed by SIGSEGV"),
-        ("end_silently", "its process ended without an answer, with exit code 7"),
+        ("end_silently", "its process ended with exit code 7"),
         ("ask_for_memory", "it needs more memory than 1.0 GiB"),
         ("raise_an_error", "it raises"),
-        ("hang", "it did not end in time, and was killed"),
+        ("hang", "its process did not end in time, and was killed"),
     ],
 )
-def test_a_probe_that_breaks_down_is_a_finding(setup, reason):
-    answer = in_child("silu", Request(("silu",), "cpu", 1 << 30, f"planted_faults:{setup}"))
-    assert answer["bad"] == "wrong here"
-    assert reason in answer["text"]
+def test_a_probe_that_breaks_down_is_a_finding(setup, reason, monkeypatch):
+    def broken(request):
+        getattr(planted_faults, setup)()
+        return answer(request)
+
+    monkeypatch.setitem(PROBES, "silu", replace(PROBES["silu"], seconds=2.0))
+    runner = ForkedRunner(broken)
+    found = _answer(runner, {"probe": "silu", "device": "cpu", "memory": 1 << 30})
+    runner.stop()
+    assert found["bad"] == "wrong here"
+    assert reason in found["text"]
 
 
 def test_probes_after_the_time_are_not_probed_and_say_why():

@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import nn
 
+import planted_faults
+from prepare.core.utils.child_process import ForkedRunner
 from prepare.errors import ModelError
-from prepare.reduce import reduce
+from prepare.reduce import reduce, search
 from prepare.reduce.records import CRASHES, HANGS, RAISES, SLOW, WRONG, ModuleCall
 from prepare.reduce.script import script_of
-from prepare.reduce.search import trial_here
+from prepare.reduce.search import WorkerTrials, trial_here
 from prepare.reduce.shrink import variants
-from prepare.reduce.worker import ForkedRunner, run_script
+from prepare.reduce.worker import answer, run_script
 from single_module_faults import FAULTS, MODULES, SLOW_FAULTS, Net, batch_of, bfloat16
 
 NORM = next(
@@ -143,19 +145,18 @@ def test_variants_are_simpler_and_stay_consistent():
     [("crash", CRASHES), ("end_silently", CRASHES), ("wait", HANGS)],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="a new process would take seconds")
-def test_a_script_that_breaks_down_is_a_fault(change, outcome):
-    script = script_of(call("SiLU", (1, 2, 3, 3), arguments={}))
-    request = {
-        "script": script,
-        "dtype": "float32",
-        "allowed": 1e-4,
-        "seconds": 2.0,
-        "fresh": False,
-    }
-    runner = ForkedRunner()
-    assert runner.run({**request, "setup": ""})[0] == "passes"
-    assert runner.run({**request, "setup": f"planted_faults:{change}"})[0] == outcome
-    assert runner.run({**request, "setup": ""})[0] == "passes"
+def test_a_script_that_breaks_down_is_a_fault(change, outcome, monkeypatch):
+    def broken(request):
+        if "sigmoid" in request["script"].lower():
+            getattr(planted_faults, change)()
+        return answer(request)
+
+    runner, trials = ForkedRunner(broken), WorkerTrials()
+    monkeypatch.setattr(search, "_SECONDS", 2.0)
+    monkeypatch.setattr(trials, "ask", runner.ask)
+    right, breaking = (call(kind, (1, 2, 3, 3), arguments={}) for kind in ("SiLU", "Sigmoid"))
+    outcomes = [trials(each)[0] for each in (right, breaking, right)]
+    assert outcomes == ["passes", outcome, "passes"]
     runner.stop()
 
 

@@ -7,7 +7,8 @@ import torch
 
 import prepare
 from prepare.core.model.known_issues import issues
-from prepare.reduce.worker import ForkedRunner
+from prepare.core.utils.child_process import ForkedRunner
+from prepare.reduce.worker import answer
 
 FOLDER = Path(prepare.__file__).parents[1] / "docs" / "upstream"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
@@ -31,7 +32,13 @@ def test_a_script_shows_its_fault_on_this_torch(path):
         pytest.skip("this torch is not in the entry's range")
     if "bfloat16" in path.stem and ("avx512_bf16" not in CPU or "amx_bf16" in CPU):
         pytest.skip("other kernels run on this processor")
-    runner = ForkedRunner()
-    request = {"script": path.read_text(), "dtype": "float32", "allowed": 1.0, "fresh": True}
-    outcomes = [runner.run({**request, "seconds": 30.0, "setup": ""})[0] for _ in range(3)]
-    assert set(outcomes) <= {"wrong", "invalid", "crashes"}
+    runner = ForkedRunner(answer)
+    request = {"script": path.read_text(), "dtype": "float32", "allowed": 1.0}
+    found = [runner.ask(request, seconds=30.0) for _ in range(3)]
+    runner.stop()
+    assert {outcome[0] if outcome else death for outcome, death in found} <= {
+        "wrong",
+        "invalid",
+        "was killed by SIGSEGV",
+        "was killed by SIGABRT",
+    }

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from prepare.tune.contestants import CheckResult
+from prepare.tune.compare_candidates import CheckResult
 from prepare.tune.keep_search import KeepSearch
 
 

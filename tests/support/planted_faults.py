@@ -193,7 +193,7 @@ def hang():
     from prepare.doctor.probes import PROBES
 
     name = "silu"
-    PROBES[name] = replace(PROBES[name], run=_sleeping, seconds=1.0)
+    PROBES[name] = replace(PROBES[name], run=_sleeping)
 
 
 def ask_for_memory():
@@ -212,4 +212,4 @@ def raise_an_error():
 
 
 def wait():
-    F.silu = lambda *_, **__: time.sleep(60)
+    time.sleep(60)

@@ -6,7 +6,7 @@ from collections import Counter
 
 from clocks import Clock, noisy
 from prepare.tune.candidates import Candidate
-from prepare.tune.contestants import CandidateError, CheckResult
+from prepare.tune.compare_candidates import CandidateError, CheckResult
 from prepare.tune.race import Race
 from prepare.tune.records import UNPREPARED
 

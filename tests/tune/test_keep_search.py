@@ -7,7 +7,7 @@ import pytest
 from keep_checks import Attempts
 from prepare.errors import ModelError
 from prepare.tune.candidates import Candidate
-from prepare.tune.contestants import CandidateError, CheckResult
+from prepare.tune.compare_candidates import CandidateError, CheckResult
 from prepare.tune.keep_modules import KeepInFloat32, keeping
 from prepare.tune.module_errors import ModuleError
 from prepare.tune.records import KeptModule

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from prepare.tune.contestants import CandidateError
+from prepare.tune.compare_candidates import CandidateError
 from prepare.tune.records import UNPREPARED
 from simulated_race import FAIL, UNSURE, ScriptedRunner, SimulatedRace
 

@@ -10,7 +10,7 @@ from prepare.core.utils.accelerator import NAMES
 from prepare.tune import cache as caching
 from prepare.tune import session
 from prepare.tune.candidates import candidates
-from prepare.tune.contestants import CheckResult
+from prepare.tune.compare_candidates import CheckResult
 from prepare.tune.records import UNPREPARED
 from sample_nets import small
 from tune_checks import BATCH, found_with

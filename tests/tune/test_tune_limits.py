@@ -3,6 +3,7 @@
 import pytest
 from torch import nn
 
+from prepare.bench.samples import Series
 from prepare.errors import ConfigError, RefusedError
 from prepare.tune import candidate_run, tune
 from prepare.tune.candidate_run import PreparedCandidate
@@ -72,16 +73,16 @@ def test_a_memory_limit_that_is_not_a_size_is_refused(wrong):
 
 
 def test_the_first_call_counts_where_the_number_of_calls_is_known(monkeypatch):
-    def slow_first_call(self, plan, *, real=PreparedCandidate._warm_up):
-        real(self, plan)
+    def slow_first_call(self, like, *, real=PreparedCandidate._warm_up):
+        real(self, like)
         prepared = "conv2d_memory_format" in self.pipeline.steps
         self.first_seconds = 100.0 if prepared else 0.0
 
-    def timed_by_recipe(self, batch, plan):
-        return 0.01 if "conv2d_memory_format" in self.pipeline.steps else 0.1
+    def timed_by_recipe(series, batch, clock):
+        return 0.01 if "channels_last" in series.variant.name else 0.1
 
     monkeypatch.setattr(PreparedCandidate, "_warm_up", slow_first_call)
-    monkeypatch.setattr(PreparedCandidate, "_timed", timed_by_recipe)
+    monkeypatch.setattr(Series, "sample", timed_by_recipe)
     often, rarely = (
         tune(small().eval(), BATCH, cache=False, budget=2.0, calls=calls) for calls in (10**6, 10)
     )

@@ -1,13 +1,16 @@
 """Test that modules which are compared alone show errors that the whole model hides in its noise."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from prepare.verify import verify
 from prepare.verify.document import verify_sentence
+from prepare.verify.compare_modules import ModuleDifferences
 from prepare.verify.execution.budget import Budget
 from prepare.verify.execution.module_calls import CallInterceptor
 from prepare.verify.execution.runner import Runner
@@ -255,7 +258,7 @@ def test_a_failure_is_a_pass_only_if_its_modules_prove_it(dtype, alone, garbage,
     item = SimpleNamespace(error=1.0, exceeds=True, is_beyond_noise=garbage, note="")
     comparison = SimpleNamespace(
         exact_dtype=dtype,
-        is_sum=is_sum,
+        alone=ModuleDifferences(is_sum=is_sum),
         runner=SimpleNamespace(exact_raised=False),
         differences={what: [item]},
         exceeding=lambda _: [item],
@@ -263,3 +266,53 @@ def test_a_failure_is_a_pass_only_if_its_modules_prove_it(dtype, alone, garbage,
     modules = [Check(what=f"module {kind}", status=alone) for kind in ("outputs", "gradients")]
     (found,) = without_proof(comparison, [Check(what=what, status="fail")], modules)
     assert found.status == status
+
+
+class Skip(nn.Module):
+    """A convolution and a norm, with a skip; both run again in backward if `recomputed`."""
+
+    def __init__(self, *, recomputed=None):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.recomputed = recomputed
+
+    def inner(self, x):
+        return torch.relu(self.norm(self.conv(x)))
+
+    def forward(self, x):
+        if self.recomputed is None:
+            return x + self.inner(x)
+        return x + checkpoint(self.inner, x, use_reentrant=self.recomputed == "reentrant")
+
+
+def blocks(recomputed=None):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), *(Skip(recomputed=recomputed) for _ in range(3))]
+    return nn.Sequential(*layers, nn.Conv2d(8, 4, 1))
+
+
+WHERE = list(
+    product(
+        ["0", "2", "2.conv", "4"],
+        [("eval", "none"), ("train", "none"), ("train", "bfloat16")],
+        [None, "reentrant", "not reentrant"],
+    )
+)
+QUICK_WHERE = {"train 2 reentrant", "train 2.conv None", "eval 2 not reentrant"}
+
+
+@pytest.mark.parametrize(
+    ("place", "how", "recomputed"),
+    [
+        case
+        if f"{case[1][0]} {case[0]} {case[2]}" in QUICK_WHERE
+        else pytest.param(*case, marks=pytest.mark.slow)
+        for case in WHERE
+    ],
+)
+def test_the_first_wrong_module_is_the_one_that_is_wrong_alone(place, how, recomputed):
+    reference = blocks(recomputed)
+    pipeline, model = prepared(reference, FLAT)
+    model.get_submodule(place).register_forward_hook(lambda _m, _a, out: out * 2.0)
+    result = patiently(reference, model, pipeline, mode=how[0], amp=how[1])
+    assert (result.status, result.culprit) == ("fail", place)

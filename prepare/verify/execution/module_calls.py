@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.call import Call
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.forward.stand_ins import standing_in
@@ -164,7 +165,8 @@ class LoneRun:
     """Runs one module's own code: calls of its children return what was recorded, so only itself is run.
 
     `module` is the module in either model, `names` the names of that model's modules by id. `stand_in`
-    converts its tensors, `convert` the recorded ones, into the dtype and layout of the run.
+    converts its tensors, `convert` the recorded ones, into the dtype and layout of the run. The forward runs
+    under autocast to `amp`.
     """
 
     module: nn.Module
@@ -174,6 +176,7 @@ class LoneRun:
     convert: Callable[[Tensor], Tensor]
     dtype: torch.dtype | None = None
     repair: bool = False
+    amp: str = "none"
     is_random: bool = field(default=False, init=False)
     _leaves: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
     _roots: list[tuple[str, Tensor, Tensor | None]] = field(default_factory=list, init=False)
@@ -186,18 +189,23 @@ class LoneRun:
             NotAloneError: its own code calls its children in another way than in the recorded run.
         """
         own = _own_tensors(self.module, {child.module for child in call.children}, self.names)
-        children = list(call.children)
+        # A checkpointed segment of its own code runs again in backward.
+        children, again = list(call.children), list(call.children)
 
         def replay(run: Callable[[], Any], module: nn.Module, arguments: Call) -> Any:
             name = self.names.get(id(module))
             if module is self.module or name is None:
                 return run()
-            child = next((item for item in children if item.module == name), None)
-            if child is None or _is_in_backward():
+            left = again if _is_in_backward() else children
+            child = next((item for item in left if item.module == name), None)
+            if child is None:
                 raise NotAloneError(f"calls {name} in another order")
-            children.remove(child)
-            self._add_roots(f"input of {name}", arguments, child.input_gradients)
-            return map_tensors(self._leaf, child.outputs)
+            left.remove(child)
+            if left is children:
+                self._add_roots(f"input of {name}", arguments, child.input_gradients)
+                return map_tensors(self._leaf, child.outputs)
+            # The forward may have been without a graph.
+            return map_tensors(lambda tensor: self._leaves[id(tensor)][0].clone(), child.outputs)
 
         def stand_in(tensor: Tensor) -> Tensor:
             return self.stand_in(tensor) if id(tensor) in own else tensor
@@ -215,7 +223,8 @@ class LoneRun:
             seed_everything(0)
             arguments = call.arguments.map(self._leaf)
             with self.interceptor.handling(replay):
-                output = interruptible(self.module, *arguments.args, **arguments.kwargs)
+                with autocast(self.amp, device_of([self.module], arguments.tensors())):
+                    output = interruptible(self.module, *arguments.args, **arguments.kwargs)
                 if children:
                     raise NotAloneError(f"does not call {children[0].module}")
                 gradients = [call.output_gradients.get(i) for i in range(_count(output))]

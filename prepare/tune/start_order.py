@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prepare.tune.contestants import Contestant
-    from prepare.tune.standings import Standings
+    from prepare.tune.compare_candidates import Contestant, Standings
 
 # There has to be time for so many rounds before another contestant is started.
 _WORTHWHILE_ROUNDS = 3
 
 
 @dataclass(slots=True)
-class Admission:
+class StartOrder:
     """Chooses the next contestant to start.
 
     `compile_seconds` of the budget are reserved while a candidate with a compiler waits: only the first

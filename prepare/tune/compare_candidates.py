@@ -1,16 +1,18 @@
-"""The standings of a race: how the contestants compare, from their times in the same rounds."""
+"""The candidates of a race, and how they compare by their times in the same rounds."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from prepare.bench import statistics
 from prepare.bench.statistics import Estimate, Scatter
 
 if TYPE_CHECKING:
-    from prepare.tune.contestants import Contestant
+    from prepare.tune.candidate_run import PreparedCandidate
+    from prepare.tune.candidates import Candidate
+    from prepare.tune.records import KeptModule
 
 CONFIDENCE = 0.95
 # Ratios that are closer than this count as equal, and the simpler recipe wins.
@@ -22,9 +24,48 @@ _RIVAL_CONFIDENCE = 0.8
 _LOOKS = 6
 # From so many rounds on, an interval may rest on the scatter of all ratios; an exact one needs more.
 _FEW_ROUNDS, _EXACT_ROUNDS = 3, 20
-# Avoids a division by zero if the clock stands still.
-_SHORTEST = 1e-9
 _UNKNOWN = Estimate(math.inf, None)
+
+
+class CandidateError(Exception):
+    """A candidate cannot be prepared or run; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The verification of a candidate: its status (pass, fail, cannot tell) and the error of the outputs."""
+
+    status: str
+    reason: str = ""
+    error: float | None = None
+    allowed: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Contestant:
+    """A candidate in the race, with its time in each round.
+
+    `seconds` is the shortest time of a turn so far. `status` is empty while it can still win; then
+    `reason` says why it lost, and `eliminated_by` is the faster contestant, if it lost to one. `kept` are the
+    modules that were found to need float32.
+    """
+
+    candidate: Candidate
+    runner: PreparedCandidate | None = None
+    seconds: float = 0.0
+    times: dict[int, float] = field(default_factory=dict)
+    checked: CheckResult | None = None
+    status: str = ""
+    reason: str = ""
+    eliminated_by: Contestant | None = None
+    peak: int | None = None
+    first_seconds: float | None = None
+    kept: tuple[KeptModule, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the candidate."""
+        return self.candidate.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +193,7 @@ def interval_text(estimate: Estimate) -> str:
 
 def _ratios(contestant: Contestant, other: Contestant) -> list[float]:
     """Return the ratio in each round that both ran in: what slows a round down cancels out."""
-    times, others = contestant.times, other.times
-    return [
-        max(times[number], _SHORTEST) / max(others[number], _SHORTEST)
-        for number in times
-        if number in others
-    ]
+    both = [number for number in contestant.times if number in other.times]
+    return statistics.ratios(
+        *([each.times[number] for number in both] for each in (contestant, other))
+    )
