@@ -25,6 +25,10 @@ _OTHER_KEYS = {
     **dict.fromkeys(("shape", "size", "example"), "input"),
 }
 _OUR_CALLBACK = "hydra.callbacks.prepare"
+# What earlier versions took, and what to write now.
+_REMOVED = {
+    "export=tensorrt": "choose export=onnx; TensorRT's trtexec reads that file on its own machine",
+}
 # Packages that bring an option of Hydra's own groups; those of our launchers are in `launcher_checks`.
 _PLUGINS = {
     "hydra/sweeper=optuna": "'torch-prepare[optuna]'",
@@ -68,6 +72,9 @@ def explain(override: Override, menu: Menu, message: str) -> Problem:
         remedy = "add one as +steps.NAME={}, set an option as steps.NAME.OPTION=value"
         remedy += ", drop one as steps.NAME=null"
         return Problem("steps", "cannot be set as a whole", f"{remedy}; steps: {', '.join(STEPS)}")
+    for word in (override.key, f"{override.key}={override.value}"):
+        if word in _REMOVED:
+            return Problem(word, "was removed", _REMOVED[word])
     if override.key in menu.groups:
         return _explain_choice(override, menu)
     if plugin := _PLUGINS.get(f"{override.key}={override.value}"):

@@ -6,13 +6,16 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare import recipe
+from prepare.bench import compare
+from prepare.bench.records import PREPARED, UNPREPARED, Comparison
 from prepare.core.model.deep_copy import CopyError, deep_copy
 from prepare.core.utils.environment import environment
 from prepare.core.utils.process_state import ignored_warnings
@@ -23,16 +26,21 @@ from prepare.export.exportable import take_out, with_format
 from prepare.export.input_layouts import CONTIGUOUS, InputCase, input_cases
 from prepare.export.layout_checks import checked, conclusion
 from prepare.export.load_again import load_again
-from prepare.export.records import ArtefactContract, Export, ExportStage, LayoutCheck, TakenOut
+from prepare.export.records import (
+    ARTEFACT,
+    ArtefactContract,
+    Export,
+    ExportStage,
+    LayoutCheck,
+    TakenOut,
+)
 from prepare.export.reference import Judgement, Reference, outputs_of
-from prepare.export.time_artefact import time_artefact
 from prepare.verify.execution.runner import CannotTellError
-from prepare.verify.inputs import resized
+from prepare.verify.inputs import format_call, resized
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.bench.records import Comparison
     from prepare.core.forward.call import Call
     from prepare.core.utils.progress import Stage
     from prepare.export.exporter import Exporter
@@ -90,7 +98,7 @@ class ExportSession:
                 note(f"{len(self.files)} files" if len(self.files) > 1 else "")
             self._compare(judge)
             if self.budget and self._status() == "pass":
-                self.time = time_artefact(self)
+                self.time = self._timed()
         return self._record(time.perf_counter() - begin)
 
     def run_check(self) -> Export:
@@ -190,6 +198,23 @@ class ExportSession:
             return found
         return replace(found, note=f"{found.note}; {remedy}")
 
+    def _timed(self) -> Comparison:
+        """Compare a call of the loaded artefact with one of each model; it has answered rightly before."""
+        loaded = self.exporter.load(self.artefact)
+        prepared = partial(format_call, prepared=self.prepared, pipeline=self.pipeline)
+        with self.progress("timing the artefact"):
+            return compare(
+                {
+                    UNPREPARED: self.reference,
+                    PREPARED: self.prepared,
+                    ARTEFACT: lambda *args, **kwargs: loaded(args, kwargs),
+                },
+                self.call,
+                budget=self.budget,
+                settle=True,
+                format={PREPARED: prepared},
+            )
+
     @contextmanager
     def _stage(self, name: str) -> Iterator[Callable[[Any], None]]:
         """Run one stage; an error in it stops the export. The function takes a note or a judgement."""
@@ -201,7 +226,7 @@ class ExportSession:
 
         try:
             # Libraries warn of their own deprecated calls.
-            with self._announced(name), ignored_warnings():
+            with self.progress(f"exporting: {name}"), ignored_warnings():
                 yield note
         except (FileError, KeyboardInterrupt, MemoryError):
             raise
@@ -224,9 +249,6 @@ class ExportSession:
         )
         if given.status == "refused" or (given.status == "cannot tell" and name == "prepare"):
             raise _StoppedError
-
-    def _announced(self, name: str) -> AbstractContextManager[Any]:
-        return self.progress(f"exporting: {name}")
 
     def _metadata(self) -> dict[str, str]:
         return {

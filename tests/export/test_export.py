@@ -338,11 +338,6 @@ def test_a_missing_package_is_named(exported):
         exported("Lacking")
 
 
-def test_tensorrt_says_what_it_lacks(exported):
-    with pytest.raises(ConfigError, match=r"tensorrt lacks .*; choose export=onnx"):
-        exported("tensorrt")
-
-
 def test_a_model_in_training_is_refused(exported):
     with pytest.raises(RefusedError, match="it is in training mode; call model.eval"):
         exported("Stub", network().train())
