@@ -141,7 +141,7 @@ def chosen(model: nn.Module, batch: Any, case: dict[str, Any], budget: float) ->
     """Return the choice of prepare.tune without a compiler and, if compilers are timed, with one."""
     mode = "train" if case["train"] else "eval"
     found = {}
-    for name, allow in _allowed(model, case).items():
+    for name, allow in _allowed(case).items():
         result = tune(model, batch, allow=allow, budget=budget, mode=mode, cache=False)
         found[name] = {
             "name": result.winner,
@@ -157,13 +157,12 @@ def _has_openvino(model: nn.Module) -> bool:
     return on_cpu and importlib.util.find_spec("openvino") is not None
 
 
-def _allowed(model: nn.Module, case: dict[str, Any]) -> dict[str, list[str]]:
+def _allowed(case: dict[str, Any]) -> dict[str, list[str]]:
     """Return what each auto may use besides float32 and eager."""
     words = {"float32": [], "bfloat16": ["bfloat16"], "float16": ["half"]}[case["precision"]]
     allowed = {AUTO: words}
     if case["compile"]:
-        openvino = ["openvino"] if _has_openvino(model) and not case["train"] else []
-        allowed[AUTO_COMPILED] = [*words, "compile", *openvino]
+        allowed[AUTO_COMPILED] = [*words, "compile"]
     return allowed
 
 
@@ -171,7 +170,7 @@ def exhaustive(model: nn.Module, case: dict[str, Any], choices: dict[str, Any]) 
     """Return every recipe that auto may choose without a compiler, and its choice with one."""
     mode = "train" if case["train"] else "eval"
     looked_at = copy.deepcopy(model).train(case["train"])
-    allow = tuple(_allowed(model, case)[AUTO])
+    allow = tuple(_allowed(case)[AUTO])
     _, *found = candidates(looked_at, declared={}, allow=allow, mode=mode)
     recipes = {each.name: each.steps for each in found}
     recipes |= {choice["name"]: choice["steps"] for choice in choices.values()}

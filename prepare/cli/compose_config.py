@@ -153,15 +153,10 @@ class Composer:
                     problems.append(with_a_decoder(problem, config))
         return _without_echo([*self._lists(overrides_in(config.hydra)), *problems])
 
-    def rows(self, config: DictConfig) -> tuple[list[list[str]] | None, list[Problem]]:
-        """Return the overrides of every row of a sweep, and the problems of keys without values.
-
-        The rows are None if the sweeper chooses them during the sweep.
-        """
-        sweeper = config.hydra.sweeper
-        if not str(sweeper.get("_target_")).endswith(".BasicSweeper"):
-            return None, []
-        params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+    def rows(self, config: DictConfig) -> tuple[list[list[str]], list[Problem]]:
+        """Return the overrides of every row of a sweep, and the problems of keys without values."""
+        params = config.hydra.sweeper.get("params") or {}
+        params = [f"{key}={value}" for key, value in params.items()]
         return self.expand([*params, *overrides_in(config.hydra)])
 
     def expand(self, overrides: Sequence[str]) -> tuple[list[list[str]], list[Problem]]:

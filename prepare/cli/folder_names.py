@@ -9,7 +9,7 @@ from datetime import datetime
 
 _SLUG_LENGTH = 100
 # Overrides that change how a sweep runs and not its results: they are not part of a name.
-_NOT_NAMED = ("isolate=", "resume=", "overwrite=", "optimize=")
+_NOT_NAMED = ("isolate=", "resume=", "overwrite=")
 
 
 def unique() -> str:

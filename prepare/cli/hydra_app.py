@@ -50,7 +50,6 @@ from prepare.sweep.identity import identity, number_duplicates
 from prepare.sweep.launchers import OUTLIVE_COMMAND, shares_cores
 from prepare.sweep.locks import hold_folder
 from prepare.sweep.manifest import SweepManifest, read_sweep_manifest
-from prepare.sweep.objective import objective
 from prepare.sweep.worker import run_in_sweep, stop_check
 
 if TYPE_CHECKING:
@@ -77,11 +76,8 @@ def launch() -> None:
         hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, **BASE)(task)()
 
 
-def task(config: DictConfig) -> float | None:
-    """Execute one job; a single job exits with its code, a job of a sweep raises nothing but Ctrl-C.
-
-    A job of a sweep returns the figure that `optimize` names, which a sweeper may minimize.
-    """
+def task(config: DictConfig) -> None:
+    """Execute one job; a single job exits with its code, a job of a sweep raises nothing but Ctrl-C."""
     if (state := STATE.get()) is not None:
         state.began = True
     about = cast("DictConfig", HydraConfig.get())
@@ -89,8 +85,6 @@ def task(config: DictConfig) -> float | None:
         _run_single(config, about)
     else:
         _run_sweep_job(config, about)
-        return objective(str(config.get("optimize", "none")), Path(about.runtime.output_dir))
-    return None
 
 
 def _run_single(config: DictConfig, about: DictConfig) -> None:
@@ -170,7 +164,7 @@ class Checks(Callback):
             )
             groups = group_problems(launching=launching, sweeping=sweeping)
             problems = [*groups, *folder_problems(config), *Composer().problems(config)]
-            _exit_if_any([*problems, *resume_problems(config, [], sweep=False)])
+            _exit_if_any([*problems, *resume_problems(config, sweep=False)])
             # Hydra writes its own files before the task begins.
             if (folder := run_folder(config)) is not None:
                 claimed = ExitStack()
@@ -190,18 +184,14 @@ class Checks(Callback):
             choices = config.hydra.runtime.choices
             _exit_if_any([*launcher_problems(choices, launching=launching, sweeping=sweeping)])
             rows, empty = composer.rows(config)
-            if rows is None and config.get("optimize", "none") == "none":
-                remedy = "add optimize=time, optimize=error or optimize=memory"
-                wrong = f"hydra/sweeper={choices.get('hydra/sweeper')} needs a figure to minimize"
-                _exit_if_any([Problem("optimize", wrong, remedy)])
             folders = [
                 *folder_problems(config),
-                *shared_folder(config, rows or []),
-                *shared_save(rows or []),
+                *shared_folder(config, rows),
+                *shared_save(rows),
             ]
-            _exit_if_any([*folders, *empty, *composer.examine(rows or [])])
-            _exit_if_any(resume_problems(config, rows, sweep=True))
-            identities = number_duplicates(_identity(composer.compose(row)) for row in rows or [])
+            _exit_if_any([*folders, *empty, *composer.examine(rows)])
+            _exit_if_any(resume_problems(config, sweep=True))
+            identities = number_duplicates(_identity(composer.compose(row)) for row in rows)
             folder = Path(config.hydra.sweep.dir).resolve()
             _exit_if_any(leads_out(folder, "hydra.sweep.dir", sweep=True))
             resume = config.get("resume") is True
@@ -212,9 +202,8 @@ class Checks(Callback):
                 resume=resume,
                 overwrite=config.get("overwrite") is True,
             )
-            what = plural(len(rows), "run") if rows else "a sweep"
             if not is_quiet():
-                line(f"{what} in {shown_folder(folder)}", errors=True)
+                line(f"{plural(len(rows), 'run')} in {shown_folder(folder)}", errors=True)
             if (state := STATE.get()) is not None:
                 state.coordinator = coordinator
                 if not is_quiet():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from prepare.cli.override_errors import HYDRAS, several_options
+from prepare.cli.override_errors import HYDRAS, SWEEPS, several_options
 from prepare.errors import Problem
 
 # The extra and the modules that each launcher needs; `basic` needs none.
@@ -36,9 +36,11 @@ def launcher_problems(
             "hydra/launcher", f"{launcher} needs {missing[0]}, which is not installed", remedy
         )
     elif not _names_a_class(launching):
-        yield _no_class("hydra.launcher", launching)
-    if not _names_a_class(sweeping):
-        yield _no_class("hydra.sweeper", sweeping)
+        wrong = f"{launching.get('_target_')!r} is not a class that can be imported"
+        remedy = "choose one that is installed with hydra/launcher=NAME"
+        yield Problem("hydra.launcher._target_", wrong, remedy)
+    if not str(sweeping.get("_target_")).endswith(".BasicSweeper"):
+        yield Problem("hydra/sweeper", "only the basic sweeper is supported", SWEEPS)
     size = sweeping.get("max_batch_size")
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
         remedy = "give a whole number of at least 1, or null for all at once"
@@ -62,9 +64,3 @@ def _is_installed(module: str) -> bool:
 def _names_a_class(config: Mapping[str, Any]) -> bool:
     module, _, name = str(config.get("_target_")).rpartition(".")
     return bool(module and name.isidentifier() and _is_installed(module))
-
-
-def _no_class(where: str, config: Mapping[str, Any]) -> Problem:
-    group = where.replace(".", "/")
-    wrong = f"{config.get('_target_')!r} is not a class that can be imported"
-    return Problem(f"{where}._target_", wrong, f"choose one that is installed with {group}=NAME")

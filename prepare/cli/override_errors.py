@@ -25,17 +25,15 @@ _OTHER_KEYS = {
     **dict.fromkeys(("shape", "size", "example"), "input"),
 }
 _OUR_CALLBACK = "hydra.callbacks.prepare"
+SWEEPS = "give values with commas and --multirun; for the fastest recipe choose task=tune"
 # What earlier versions took, and what to write now.
 _REMOVED = {
+    "optimize": SWEEPS,
+    "hydra/sweeper=optuna": SWEEPS,
     "export=tensorrt": "choose export=onnx; TensorRT's trtexec reads that file on its own machine",
 }
 # Packages that bring an option of Hydra's own groups; those of our launchers are in `launcher_checks`.
-_PLUGINS = {
-    "hydra/sweeper=optuna": "'torch-prepare[optuna]'",
-    "hydra/sweeper=ax": "hydra-ax-sweeper",
-    "hydra/sweeper=nevergrad": "hydra-nevergrad-sweeper",
-    "hydra/launcher=rq": "hydra-rq-launcher",
-}
+_PLUGINS = {"hydra/launcher=rq": "hydra-rq-launcher"}
 # Hydra's own groups, which choose how a sweep runs.
 HYDRAS = ("hydra/launcher", "hydra/sweeper")
 

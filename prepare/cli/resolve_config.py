@@ -120,18 +120,13 @@ def shared_save(rows: Sequence[Sequence[str]]) -> list[Problem]:
     return [Problem("save", wrong, "save from single runs, without --multirun")]
 
 
-def resume_problems(
-    config: DictConfig, rows: Sequence[Any] | None, *, sweep: bool
-) -> list[Problem]:
+def resume_problems(config: DictConfig, *, sweep: bool) -> list[Problem]:
     """Return the problems of `resume=true`, which needs a sweep that can be resumed."""
     if config.get("resume") is not True:
         return []
     if not sweep:
         remedy = "add --multirun and hydra.sweep.dir=FOLDER"
         return [Problem("resume", "resumes a sweep, and this is a single run", remedy)]
-    if rows is None:
-        wrong = "this sweeper chooses its runs during the sweep, so they cannot be matched"
-        return [Problem("resume", wrong, "sweep with hydra/sweeper=basic")]
     if "${prepare_unique" in str(_written(config.hydra.sweep, "dir")):
         wrong = "a new folder has nothing to resume"
         return [Problem("resume", wrong, "give the folder of the sweep as hydra.sweep.dir=FOLDER")]

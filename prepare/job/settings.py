@@ -20,7 +20,7 @@ from prepare.stage import Stage  # noqa: TC001  read at run time
 # The keys that hold one value each.
 _CONVERTED = (
     *("mode", "amp", "strict", "known_issues", "plugins", "seed"),
-    *("isolate", "resume", "overwrite", "weights", "save", "optimize"),
+    *("isolate", "resume", "overwrite", "weights", "save"),
 )
 NO_MODEL = "no model is chosen"
 # The groups that a configuration is composed of, beside those of stages.
@@ -81,7 +81,6 @@ class Settings:
     plugins: Annotated[tuple[str, ...], "a list of modules", _check_plugins] = ()
     seed: Annotated[int, _check_seed] = 0
     compile: CompileOptions = field(default_factory=CompileOptions)
-    optimize: Literal["none", "time", "error", "memory"] = "none"
     isolate: bool = True
     resume: bool = False
     overwrite: bool = False
@@ -216,10 +215,6 @@ def _check_training(steps: dict[str, Any]) -> Iterable[Problem]:
 
 
 def _check_task(read: dict[str, Any]) -> Iterable[Problem]:
-    needs = {"time": "bench", "error": "verify"}.get(str(read.get("optimize")))
-    if needs and read["stages"][needs].level == "none":
-        wrong = f"{read['optimize']} is not measured with {needs}=none"
-        yield Problem("optimize", wrong, f"choose {needs}=short or full")
     task = tasks()[read["task"]]
     if read.get("save") and not task.prepares:
         wrong = f"task={read['task']} does not prepare weights to save"

@@ -20,7 +20,6 @@ from prepare.core.forward.compile_cache import CacheCounts, compile_cache
 from prepare.core.utils import wording
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose, nearest
-from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.text import first_line
 from prepare.core.utils.wording import in_training, inference_mode
 from prepare.errors import ConfigError, PatternError, Problem
@@ -33,11 +32,9 @@ if TYPE_CHECKING:
     import torch
 
 # torch's own backends, and those that it lists even if the package that they need is missing.
-_BACKENDS = ("inductor", "openvino", "cudagraphs", "aot_eager", "eager", "openxla", "tvm")
-_PACKAGES = {"openvino": "openvino", "openxla": "torch_xla", "tvm": "tvm"}
-# Options for OpenVINO: without the first, its backend fails on this torch and silently uses inductor;
-# without the second, it computes in bfloat16 if the CPU supports it.
-_OPENVINO = {"aot_autograd": True, "config": {"INFERENCE_PRECISION_HINT": "f32"}}
+_BACKENDS = ("inductor", "cudagraphs", "aot_eager", "eager", "openxla", "tvm")
+_PACKAGES = {"openxla": "torch_xla", "tvm": "tvm"}
+_FROZEN = "turns the weights into constants, which cannot be trained"
 # What a recipe may set in `options`: switches, and numbers up to a limit. torch has 600 more, among them
 # compilers to run, paths, functions, caches in a network, and switches that dump files (trace.enabled).
 _SWITCHES = {
@@ -52,7 +49,6 @@ _SWITCHES = {
         *("cpp.enable_unsafe_math_opt_flag", "cpp.weight_prepack", "triton.cudagraphs"),
         *("triton.cudagraph_trees", "triton.persistent_reductions"),
     ),
-    "openvino": ("aot_autograd",),
 }
 _LIMITS = {
     "inductor": {
@@ -65,12 +61,13 @@ _LIMITS = {
         "triton.multi_kernel": 3,
     }
 }
-_WORDS = {"openvino": {"device": ("AUTO", "CPU", "GPU", "NPU")}}
 
 
 def readable_backend(backend: str) -> None:
     """Raise ValueError for a misspelled backend; a plugin may register a backend of any other name."""
-    known = {*_BACKENDS, *entry_points(group="torch_dynamo_backends").names}
+    if backend == "openvino":  # it silently compiles with inductor on this torch
+        raise ValueError("'openvino' was removed", "choose task=export export=openvino")
+    known = {*_BACKENDS, *entry_points(group="torch_dynamo_backends").names} - {"openvino"}
     if not backend or (backend not in known and nearest(backend, sorted(known))):
         raise ValueError(f"{backend!r} is not a backend", choose(backend, sorted(known)))
 
@@ -109,8 +106,7 @@ class Compile(ForDevice, ModelStep):
     Helps: fuses the operations between convolutions; most for many small operations. With `include` the
     first call is shorter, as a block that occurs often is compiled once.
     Hurts: the first call takes seconds to minutes, and debugging is harder. Hooks added afterwards do not
-    run. With `freezing`, later changes of weights may have no effect. `openvino` returns contiguous
-    outputs, computes no gradients, and silently uses inductor for what it does not support.
+    run. With `freezing`, later changes of weights may have no effect.
     Source: `torch.nn.Module.compile`; pytorch#117758 for the hooks.
     """
 
@@ -120,7 +116,7 @@ class Compile(ForDevice, ModelStep):
         readable_backend,
         ForRecipes(_BACKENDS.__contains__),
     ] = "inductor"
-    """One of `torch.compiler.list_backends()`, or `openvino` if it is installed."""
+    """One of `torch.compiler.list_backends()`."""
     mode: (
         Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
     ) = None
@@ -154,18 +150,14 @@ class Compile(ForDevice, ModelStep):
         return {**super().recipe_options(), "options": options}
 
     def in_training(self) -> Iterator[Problem]:
-        for option, wrong in self._not_trainable():
-            other = "another backend"
-            if option == "freezing":
-                other = wording.option(self.name, option, value=False)
-            where, remedy = f"steps.{self.name}.{option}", f"{inference_mode()}, or {other}"
-            yield Problem(where, wrong + in_training(), remedy)
+        if self._is_frozen():
+            remedy = f"{inference_mode()}, or {wording.option(self.name, 'freezing', value=False)}"
+            yield Problem(f"steps.{self.name}.freezing", _FROZEN + in_training(), remedy)
 
     def obstacles(self, model: torch.nn.Module) -> Iterator[Problem]:
         where = f"steps.{self.name}"
-        if model.training:
-            for option, wrong in self._not_trainable():
-                yield Problem(f"{where}.{option}", wrong, "call model.eval() first")
+        if model.training and self._is_frozen():
+            yield Problem(f"{where}.freezing", _FROZEN, "call model.eval() first")
         if (package := _PACKAGES.get(self.backend)) and find_spec(package) is None:
             wrong = f"{self.backend} needs the package {package}"
             yield Problem(f"{where}.backend", wrong, "install it")
@@ -197,7 +189,7 @@ class Compile(ForDevice, ModelStep):
         for _, module in self._regions(model):
             cls = type(module)
             if cls not in compiled_by_class:
-                compiled_by_class[cls] = torch.compile(_new_call(), **self._keywords(model))
+                compiled_by_class[cls] = torch.compile(_new_call(), **self._keywords())
             # A partial of its own, which holds the record and is not part of a copy or a pickle.
             call = functools.partial(compiled_by_class[cls], module)
             vars(call)["prepared_as"] = self.to_options()
@@ -220,17 +212,11 @@ class Compile(ForDevice, ModelStep):
                 found[name] = module
         return list(found.items())
 
-    def _not_trainable(self) -> Iterator[tuple[str, str]]:
-        if self.freezing or self.options.get("freezing"):
-            yield "freezing", "turns the weights into constants, which cannot be trained"
-        if self.backend == "openvino":
-            yield "backend", "openvino computes no gradients"
+    def _is_frozen(self) -> bool:
+        return bool(self.freezing or self.options.get("freezing"))
 
-    def _keywords(self, model: torch.nn.Module | None) -> dict[str, Any]:
+    def _keywords(self) -> dict[str, Any]:
         options = dict(self.options)
-        if self.backend == "openvino":
-            switch_off_telemetry()
-            options = {**_openvino_options(model), **options}
         mode = self.mode
         if self.freezing:
             options["freezing"] = True
@@ -259,7 +245,7 @@ class Compile(ForDevice, ModelStep):
                 return Problem(f"{where}.options.{key}", "inductor has no such option", remedy)
         try:
             with ignored_warnings():  # inductor imports deprecated modules
-                torch.compile(lambda x: x, **self._keywords(None))
+                torch.compile(lambda x: x, **self._keywords())
         except Exception as error:
             return Problem(f"{where}.options", first_line(error))
         return None
@@ -269,9 +255,7 @@ def _is_harmless(backend: str, key: str, value: Any) -> bool:
     """Return whether a recipe may set this option of a backend to `value`."""
     if type(value) is bool:
         return key in _SWITCHES.get(backend, ())
-    if type(value) is int:
-        return -1 <= value <= _LIMITS.get(backend, {}).get(key, -2)
-    return type(value) is str and value in _WORDS.get(backend, {}).get(key, ())
+    return type(value) is int and -1 <= value <= _LIMITS.get(backend, {}).get(key, -2)
 
 
 def _new_call() -> Callable[..., Any]:
@@ -295,12 +279,6 @@ def isolation() -> dict[str, bool]:
 
     known = "isolate_recompiles" in inspect.signature(torch.compile).parameters
     return {"isolate_recompiles": True} if known else {}
-
-
-def _openvino_options(model: torch.nn.Module | None) -> dict[str, Any]:
-    """Return options for OpenVINO: compute in float32, unless the model is in 16 bits."""
-    small = model and any(p.is_floating_point() and p.itemsize == 2 for p in model.parameters())
-    return {"aot_autograd": True} if small else _OPENVINO
 
 
 def _missing_tool(device: str) -> str | None:

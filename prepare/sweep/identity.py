@@ -15,7 +15,7 @@ from typing import Any
 from prepare.core.utils.accelerator import installed_accelerator
 
 # Options that change how a job is executed, not its result.
-_WITHOUT_EFFECT = ("isolate", "resume", "overwrite", "optimize")
+_WITHOUT_EFFECT = ("isolate", "resume", "overwrite")
 _LENGTH = 16
 
 

@@ -68,7 +68,7 @@ def tune(
         model: on the device where it will run, not compiled and not wrapped (DDP).
         batch: a tensor, a tuple of positional arguments, a mapping of named arguments, or an Example.
         allow: what may be tried besides float32 without a compiler: `bfloat16`, `half`, `compile`
-            (inductor; in `eval` also with freezing), `openvino`, `quantize` (weights in 8 bits).
+            (inductor; in `eval` also with freezing), `quantize` (weights in 8 bits).
         mode: `eval` times the forward and verifies outputs; `train` times forward and backward, and
             verifies gradients as well.
         amp: run the forward of every candidate under `torch.autocast` to this dtype.

@@ -131,16 +131,16 @@ def candidates(
                 recipes += _combined(base, precision, layout, fuse=fuse)
     blocks = _repeated_blocks(model) if "compile" in allow else ""
     for precision in _precisions(allow, device):
-        for compiler in _compilers(precision, allow, mode, blocks):
-            # With freezing, and by OpenVINO, norms are fused anyway.
+        for compiler in _compilers(allow, mode, blocks):
+            # With freezing norms are fused anyway.
             fuse = fusible and compiler.name.startswith("compile")
             safe = _safe_layouts(layouts, precision, risky)
-            for layout in _compiled_layouts(safe, compiler, mode):
+            for layout in _compiled_layouts(safe, mode):
                 recipes += _combined(base, precision, layout, fuse=fuse, compiler=compiler)
     for quantizer in _quantizers(model, allow, mode):
         for precision in _precisions(allow, device):
-            for compiler in (_NO_CHANGE, *_unfrozen(_compilers(precision, allow, mode, blocks))):
-                for layout in _compiled_layouts(layouts, compiler, mode):
+            for compiler in (_NO_CHANGE, *_unfrozen(_compilers(allow, mode, blocks))):
+                for layout in _compiled_layouts(layouts, mode):
                     recipes += _combined(
                         base,
                         precision,
@@ -243,25 +243,18 @@ def _repeated_blocks(model: nn.Module) -> str:
     return max(repeated, key=lambda cls: repeated[cls]).__name__ if repeated else ""
 
 
-def _compilers(
-    precision: Choice, allow: tuple[str, ...], mode: str, blocks: str
-) -> Iterator[Choice]:
-    """Yield the allowed compilers, the fastest first: OpenVINO in float32, but last in 16 bits.
+def _compilers(allow: tuple[str, ...], mode: str, blocks: str) -> Iterator[Choice]:
+    """Yield the allowed compilers, the fastest first.
 
     `blocks` is the class of repeated blocks, which may be compiled alone.
     """
-    steps = {"compile": {"backend": "openvino"}}
-    openvino = [Choice("openvino", steps)] if "openvino" in allow else []
-    if not precision.name:
-        yield from openvino
-    if "compile" in allow and mode == "eval":
+    if "compile" not in allow:
+        return
+    if mode == "eval":
         yield Choice("frozen compile", {"compile": {"freezing": True}})
-    if "compile" in allow:
-        yield Choice("compile", {"compile": {}})
-    if "compile" in allow and blocks:
+    yield Choice("compile", {"compile": {}})
+    if blocks:
         yield Choice(f"compile {blocks}", {"compile": {"include": [f"type:{blocks}"]}})
-    if precision.name:
-        yield from openvino
 
 
 def _quantizers(model: nn.Module, allow: tuple[str, ...], mode: str) -> list[Choice]:
@@ -273,23 +266,16 @@ def _quantizers(model: nn.Module, allow: tuple[str, ...], mode: str) -> list[Cho
 
 def _unfrozen(compilers: Iterable[Choice]) -> list[Choice]:
     """Return the compilers to try with weights in 8 bits: inductor, and without freezing to try fewer."""
-    return [
-        each
-        for each in compilers
-        if each.name != "openvino" and not each.steps["compile"].get("freezing")
-    ]
+    return [each for each in compilers if not each.steps["compile"].get("freezing")]
 
 
-def _compiled_layouts(layouts: list[Choice], compiler: Choice, mode: str) -> list[Choice]:
+def _compiled_layouts(layouts: list[Choice], mode: str) -> list[Choice]:
     """Return the layouts to compile: no change, and the first format.
 
-    A compiler chooses layouts itself, and OpenVINO converts all weights, so it gets no format. In eval
-    mode repairs are left out; in training they stay, as known issues of eager gradients would otherwise
-    refuse the recipe.
+    A compiler chooses layouts itself. In eval mode repairs are left out; in training they stay, as known
+    issues of eager gradients would otherwise refuse the recipe.
     """
     *formats, unchanged = [each for each in layouts if "keep_layout" not in each.steps]
-    if compiler.name == "openvino":
-        return [unchanged]
     plain = [each for each in formats if mode == "train" or "repair_layout" not in each.steps]
     return [unchanged, *plain[:1]]
 

@@ -12,10 +12,9 @@ from prepare.core.utils.wording import argument, words
 from prepare.errors import ConfigError, Problem
 from prepare.stage import key
 
-Allowed = Literal["bfloat16", "half", "compile", "openvino", "quantize"]
+Allowed = Literal["bfloat16", "half", "compile", "quantize"]
 _INFERENCE_ONLY = {
     "half": "parameters in float16 cannot be trained",
-    "openvino": "OpenVINO is for inference",
     "quantize": "weights in 8 bits cannot be trained",
 }
 

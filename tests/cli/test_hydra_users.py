@@ -16,7 +16,6 @@ from prepare.core.utils import files
 from prepare.errors import FileError
 from prepare.registry import STEPS
 from prepare.sweep.locks import hold_folder
-from prepare.sweep.objective import objective
 
 FAST = ("verify=none", "bench=none", "flow=none", "device=cpu")
 NET = "model._target_=sample_nets.Net"
@@ -96,52 +95,6 @@ def test_a_table_of_a_read_only_folder_is_printed(conf, capsys, monkeypatch):
     assert out[-1].startswith("not written: swept/summary.json: cannot be written: Read-only")
 
 
-def test_a_job_returns_the_figure_to_optimize(conf):
-    words = [
-        "hydra.run.dir=run",
-        NET,
-        "input.shape=[1,3,8,8]",
-        "bench=none",
-        "device=cpu",
-        "memfmt=channels_last",
-    ]
-    assert cli.run(words) == 0
-    run = conf.parent / "run"
-    audit = json.loads((run / "audit.json").read_text())
-    assert objective("none", run) is None
-    assert objective("memory", run) == audit["summary"]["bytes_after"]
-    assert 0 <= objective("error", run) < 1
-    assert objective("time", run) == float("inf")  # nothing was timed
-    (run / "result.json").unlink()
-    assert objective("memory", run) == float("inf")
-
-
-def test_a_figure_that_is_not_measured_cannot_be_optimized(conf, capsys):
-    assert cli.run([NET, "bench=none", "optimize=time"]) == 2
-    line = "optimize: time is not measured with bench=none; choose bench=short or full\n"
-    assert capsys.readouterr().err == line
-
-
-@pytest.mark.slow
-def test_optuna_minimizes_the_figure(conf, capsys):
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    words = ["-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweep.dir=swept"]
-    words += [NET, "+model.width=choice(2,8)", *FAST]
-    # In a process of its own: importing optuna 2 gives warnings.
-    path = os.pathsep.join([str(RUN.parent), str(RUN.parent / "tests" / "networks")])
-    codes = [
-        subprocess.run(
-            [sys.executable, RUN, *words, *more],
-            env=os.environ | {"PYTHONPATH": path},
-            check=False,
-        ).returncode
-        for more in ([], ["optimize=memory"])
-    ]
-    assert codes == [2, 0]
-    best = (conf.parent / "swept" / "optimization_results.yaml").read_text()
-    assert "model.width: 2" in best
-
-
 def test_a_second_run_in_a_folder_at_the_same_time_is_refused(conf, capsys):
     (conf.parent / "run").mkdir()
     with hold_folder(conf.parent / "run") as claimed:
@@ -210,7 +163,6 @@ def test_the_words_that_a_key_allows_are_completed(completed, shell):
         "flow": "none observe predict",
         "verify": "full none short",
         "bench": "full none short",
-        "optimize": "error memory none time",
         "overwrite": "false true",
         "hydra/launcher": "basic joblib",
     }

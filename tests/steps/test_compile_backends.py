@@ -1,14 +1,11 @@
 """Results of each backend of the step compile."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from compile_checks import Net, pipeline
-from paths import ROOT
 from prepare.models.unet import UNet2d
 from prepare.pipeline import Pipeline
 
@@ -65,23 +62,3 @@ def test_freezing_takes_effect_only_without_gradients(freezing, monkeypatch):
     with torch.no_grad():
         net(x)
     assert bool(frozen) is freezing
-
-
-@pytest.mark.slow
-def test_openvino_gives_the_same_values_in_float32():
-    pytest.importorskip("openvino")
-    code = """
-import sys, torch, warnings
-warnings.simplefilter("ignore")
-sys.path[:0] = ["tests/steps", "tests/networks", "tests/support"]
-from test_compile_backends import UNet2d, same_and_in_the_same_layout
-net = UNet2d(width=4, depth=2).eval()
-same_and_in_the_same_layout("openvino", net, torch.randn(1, 1, 32, 32))
-import openvino.frontend.pytorch.torchdynamo.execute as execute
-assert len(execute.compiled_cache) == 1  # not inductor, its fallback
-"""
-    # It changes torch's global settings when it is imported.
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]

@@ -47,18 +47,6 @@ def test_every_option_reaches_torch(monkeypatch):
     )
 
 
-def test_openvino_computes_in_float32_unless_the_model_is_16_bit(monkeypatch):
-    pytest.importorskip("openvino")
-    seen = []
-    monkeypatch.setattr(
-        torch, "compile", lambda call, **keywords: seen.append(keywords["options"]) or call
-    )
-    pipeline(backend="openvino").apply(Net().eval())
-    assert seen[-1] == {"aot_autograd": True, "config": {"INFERENCE_PRECISION_HINT": "f32"}}
-    pipeline(backend="openvino", options={"device": "CPU"}).apply(Net().bfloat16().eval())
-    assert seen[-1] == {"aot_autograd": True, "device": "CPU"}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -143,13 +131,9 @@ def test_a_missing_triton_is_reported_for_cuda(monkeypatch):
             "steps.compile.freezing: turns the weights.*choose mode=eval, or steps.compile.freezing=false",
         ),
         ({"options": {"freezing": True}}, "steps.compile.freezing: turns the weights"),
-        (
-            {"backend": "openvino"},
-            "steps.compile.backend: openvino computes no gradients.*or another backend",
-        ),
     ],
 )
-def test_freezing_and_openvino_are_errors_in_training(options, message):
+def test_freezing_is_an_error_in_training(options, message):
     config = {"model": {"_target_": "torch.nn.Identity"}, "steps": {"compile": options}}
     with pytest.raises(ConfigError, match=f"^{message}"):
         read_settings({**config, "mode": "train"}, choices={})

@@ -128,7 +128,7 @@ def test_a_launcher_without_its_package_is_a_one_line_error(
         (["hydra.sweeper.max_batch_size=0"],
          "hydra.sweeper.max_batch_size: 0 is not a batch size; give a whole number of at least 1, or null for all at once"),
         (["hydra.sweeper._target_=nope"],
-         "hydra.sweeper._target_: 'nope' is not a class that can be imported; choose one that is installed with hydra/sweeper=NAME"),
+         "hydra/sweeper: only the basic sweeper is supported; give values with commas and --multirun; for the fastest recipe choose task=tune"),
         (["hydra.launcher._target_=no.such.Launcher"],
          "hydra.launcher._target_: 'no.such.Launcher' is not a class that can be imported; choose one that is installed with hydra/launcher=NAME"),
         (["hydra/launcher=[basic]"], "hydra/launcher: takes one option, not a list; write hydra/launcher=NAME"),
@@ -210,9 +210,10 @@ def test_concurrent_jobs_on_one_machine_share_its_cores():
 
 def test_launcher_problems_names_every_wrong_setting():
     basic = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}
+    sweeper = {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}
     chosen = {"hydra/launcher": "basic", "hydra/sweeper": "basic"}
     assert not [
-        *launcher_problems(chosen, launching=basic, sweeping={**basic, "max_batch_size": 3})
+        *launcher_problems(chosen, launching=basic, sweeping={**sweeper, "max_batch_size": 3})
     ]
     assert len([*launcher_problems({}, launching={}, sweeping={"max_batch_size": True})]) == 5
 

@@ -101,17 +101,16 @@ def test_16_bit_recipes_are_tried_where_allowed(word):
 
 @pytest.mark.skipif("compile" not in STEPS, reason="there is no such step")
 def test_compilers_are_tried_where_allowed_frozen_in_inference():
-    assert not any(each in name for name in names(small()) for each in ("compile", "openvino"))
-    found = names(nn.Conv2d(3, 8, 3), allow=("compile", "openvino"))
+    assert not any("compile" in name for name in names(small()))
+    found = names(nn.Conv2d(3, 8, 3), allow=("compile",))
     assert [name for name in found if "channels" not in name] == [
-        UNPREPARED, "openvino", "frozen compile", "compile"]  # fmt: skip
+        UNPREPARED, "frozen compile", "compile"]  # fmt: skip
     assert "channels_last + input + compile" in found
-    low = names(nn.Conv2d(3, 8, 3), allow=("bfloat16", "compile", "openvino"))
+    low = names(nn.Conv2d(3, 8, 3), allow=("bfloat16", "compile"))
     assert [name for name in low if "bfloat16" in name and "channels" not in name] == [
         "bfloat16",
-        *(f"bfloat16 + {each}" for each in ("frozen compile", "compile", "openvino")),
+        *(f"bfloat16 + {each}" for each in ("frozen compile", "compile")),
     ]
-    assert not any("channels" in name and "openvino" in name for name in found)
     assert not any("frozen" in name for name in names(small(), allow=("compile",), mode="train"))
 
 
@@ -159,7 +158,7 @@ def test_the_largest_repeated_block_is_compiled_alone_where_allowed():
 
 def test_quantized_weights_are_tried_only_if_allowed():
     model = perceptron()
-    everything_else = ("bfloat16", "half", "compile", "openvino")
+    everything_else = ("bfloat16", "half", "compile")
     assert not any("quantize" in name for name in names(model, allow=everything_else))
     assert [name for name in names(model, allow=("quantize",)) if "quantize" in name] == [
         "quantize",
@@ -167,9 +166,9 @@ def test_quantized_weights_are_tried_only_if_allowed():
         "quantize dynamic",
         "channels_last + input + quantize dynamic",
     ]
-    with_compiler = names(model, allow=("quantize", "compile", "openvino"))
+    with_compiler = names(model, allow=("quantize", "compile"))
     assert "quantize + compile" in with_compiler
-    assert not any("quantize + frozen" in n or "quantize + openvino" in n for n in with_compiler)
+    assert not any("quantize + frozen" in n for n in with_compiler)
     assert not any("quantize" in name for name in names(nn.Conv2d(3, 8, 3), allow=("quantize",)))
     assert not any("quantize" in name for name in names(model, allow=("quantize",), mode="train"))
 
