@@ -89,8 +89,6 @@ def _doctor(argv: list[str]) -> int:
     return doctor(argv)
 
 
-# The command that is a job: its words are overrides.
-CONTRACT = "contract"
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "steps": _steps,
     "doctor": _doctor,
@@ -105,8 +103,6 @@ USAGES = {
     "  Examine what torch computes wrongly or slowly on this machine.",
     "diff": "diff A B [--all] [--page FILE.html]\n  Compare two runs' folders, audits or recipes.",
     "summary": "summary FOLDER\n  Print and write the table of the sweep in this folder.",
-    CONTRACT: "contract [contract.file=FILE] [contract.update=true] OVERRIDES...\n"
-    "  Record a model's layouts and errors in a file, and check that they are kept.",
 }
 
 

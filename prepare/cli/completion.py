@@ -14,10 +14,9 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.completion_plugin import CompletionPlugin
 
 from prepare.cli.answer import FLAGS
-from prepare.cli.commands import CONTRACT
+from prepare.cli.commands import COMMANDS
 from prepare.cli.compose_config import CONFIG_NAME, ERRORS, composing
 from prepare.cli.flags import REFUSED, WITH_VALUE
-from prepare.cli.word_errors import COMMANDS
 from prepare.job.settings import Settings
 from prepare.registry import STAGES, STEPS, tasks
 
@@ -59,9 +58,7 @@ def _overrides(line: str) -> list[str] | None:
     words = line.split()
     if not line or line[-1].isspace():
         words.append("")
-    if words[0] == CONTRACT and len(words) > 1:
-        del words[0]
-    elif words[0] in COMMANDS and len(words) > 1:
+    if words[0] in COMMANDS and len(words) > 1:
         return None  # the shell completes names of files
     kept = []
     before = ""

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NoReturn
 from prepare.cli.answer import answered, print_problems
 from prepare.cli.commands import (
     COMMANDS,
-    CONTRACT,
     USAGES,
     require_packages,
     show_help,
@@ -95,10 +94,6 @@ def _run(argv: list[str]) -> int:
 def _answer(argv: list[str]) -> int:
     if argv and argv[0] in USAGES and {"--help", "-h"} & set(argv):
         return show_usage(argv[0])
-    if argv and argv[0] == CONTRACT:
-        from prepare.cli.contract import contract_overrides
-
-        argv = contract_overrides(argv[1:])
     if argv and argv[0] in COMMANDS:
         return COMMANDS[argv[0]](argv[1:])
     if "--version" in argv:

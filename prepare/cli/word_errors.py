@@ -6,13 +6,12 @@ import re
 import shlex
 from collections.abc import Mapping
 
+from prepare.cli.commands import COMMANDS
 from prepare.core.utils.suggest import nearest
 from prepare.errors import Problem
 from prepare.job.settings import key_names
 from prepare.registry import tasks
 
-# The commands; all but `contract` are answered before Hydra starts.
-COMMANDS = ("steps", "diff", "summary", "doctor", "contract")
 NO_OVERRIDE = "is neither key=value nor a command"
 COMMAND_LATE = "is a command, and must come first, without overrides"
 # Words of other command lines, and what they are called here.

@@ -7,7 +7,7 @@ import pytest
 
 from commands import NET, SMALL
 from prepare.cli import main as cli
-from prepare.cli.commands import COMMANDS, CONTRACT
+from prepare.cli.commands import COMMANDS
 from prepare.registry import STEPS
 
 GROUPS = ("model", "device", "precision", "amp", "memfmt", "input", "export")
@@ -105,7 +105,7 @@ def test_the_help_names_the_command_as_it_was_called(called, command, go, monkey
     assert len({len(row[: row.rindex("  ")]) for row in commands}) == 1, commands
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, CONTRACT])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_is_its_usage(command, go):
     usage, does = go(command, "--help").out.splitlines()
     assert re.match(rf"usage: (python run.py|prepare) {command}\b", usage)

@@ -244,8 +244,3 @@ def test_hydra_keeps_its_files_without_secrets(conf, monkeypatch):
     texts = [path.read_text() for path in folder.iterdir()]
     assert "${oc.env:TOKEN}" in "".join(texts)
     assert "7123987" not in "".join(texts)
-
-
-def test_words_after_the_command_contract_are_completed(completed):
-    assert "memfmt=channels_last" in completed("prepare contract model=unet2d memfmt=ch")
-    assert "contract" in completed("prepare con")

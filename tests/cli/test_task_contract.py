@@ -1,4 +1,4 @@
-"""The command `contract`: record, check, exit codes and messages."""
+"""task=contract: record, check, exit codes and messages."""
 
 import pytest
 
@@ -17,10 +17,21 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_contract_is_written_and_broken(folder, capsys):
-    assert run(["contract", *NET, "memfmt=channels_last", "file=c.yaml", "update=true"]) == 0
+    assert (
+        run(
+            [
+                "task=contract",
+                *NET,
+                "memfmt=channels_last",
+                "contract.file=c.yaml",
+                "contract.update=true",
+            ]
+        )
+        == 0
+    )
     assert "the contract is written to c.yaml" in capsys.readouterr().out
     assert Contract.load(folder / "c.yaml").layouts["head"] == "channels_last"
-    assert run(["contract", *NET, "memfmt=contiguous", "file=c.yaml"]) == 3
+    assert run(["task=contract", *NET, "memfmt=contiguous", "contract.file=c.yaml"]) == 3
     out = capsys.readouterr().out
     assert "broken: recipe: conv2d_memory_format: its options changed" in out
     page = max(folder.rglob("report.html"), key=lambda path: path.stat().st_mtime)
@@ -33,10 +44,10 @@ def test_a_contract_is_written_and_broken(folder, capsys):
 def test_a_missing_or_broken_file_is_named(folder, capsys):
     (folder / "bad.yaml").write_text("[")
     words = [*NET, "verify=none", "memfmt=channels_last"]
-    assert run(["contract", *words, "file=no.yaml"]) == 2
+    assert run(["task=contract", *words, "contract.file=no.yaml"]) == 2
     missing = "contract.file: no.yaml does not exist; write it with contract.update=true"
     assert missing in capsys.readouterr().err
-    assert run(["contract", *words, "file=bad.yaml"]) == 2
+    assert run(["task=contract", *words, "contract.file=bad.yaml"]) == 2
     assert "bad.yaml: this is not a contract" in capsys.readouterr().err
 
 
@@ -54,6 +65,6 @@ def test_wrong_options_of_a_contract_are_named():
 
 def test_a_contract_needs_an_example(folder, capsys):
     words = ["model._target_=torch.nn.Conv2d", "+model.in_channels=3", "+model.out_channels=4"]
-    words += ["+model.kernel_size=3", "memfmt=channels_last", "update=true", "device=cpu"]
-    assert run(["contract", *words]) == 2
+    words += ["+model.kernel_size=3", "memfmt=channels_last", "contract.update=true", "device=cpu"]
+    assert run(["task=contract", *words]) == 2
     assert "input: task=contract needs an example input" in capsys.readouterr().err
