@@ -24,7 +24,7 @@ _CONVERTED = (
 )
 NO_MODEL = "no model is chosen"
 # The groups that a configuration is composed of, beside those of stages.
-GROUPS = ("model", "device", "precision", "amp", "memfmt", "input")
+GROUPS = ("model", "device", "precision", "memfmt", "input")
 
 
 def group_names() -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def level_names() -> tuple[str, ...]:
 
 def key_names() -> tuple[str, ...]:
     """Return every key at the top of a configuration."""
-    plain = ("steps", "task", "mode", "strict", "known_issues", "compile", *_CONVERTED[4:])
+    plain = ("steps", "task", "mode", "amp", "strict", "known_issues", "compile", *_CONVERTED[4:])
     return tuple(dict.fromkeys((*GROUPS, *STAGES, *plain, "hydra")))
 
 

@@ -10,7 +10,7 @@ from prepare.cli import main as cli
 from prepare.cli.commands import COMMANDS
 from prepare.registry import STEPS
 
-GROUPS = ("model", "device", "precision", "amp", "memfmt", "input", "export")
+GROUPS = ("model", "device", "precision", "memfmt", "input", "export")
 
 
 def test_diff_says_what_differs_between_two_runs(go):
@@ -66,6 +66,7 @@ def test_the_help_names_every_group_every_key_and_every_bare_word(go):
         *GROUPS,
         "task=",
         "mode=",
+        "amp=",
         "strict=",
         "seed=",
         "plugins=",
