@@ -289,7 +289,8 @@ def _deeper(key: str, config: Mapping[str, Any], word: str) -> list[str]:
     for top in config:
         if top not in ("hydra", "plugins"):
             for path in _nested(config[top], top):
-                by_name.setdefault(path.rpartition(".")[2], []).append(path)
+                if (name := path.rpartition(".")[2]) not in KEYS:
+                    by_name.setdefault(name, []).append(path)
     near = nearest(key, by_name, cutoff=0.7)[:1]
     nearest_of_all = nearest(word, [*nearest(word, key_names())[:1], *near])[:1]
     names = [key] if key in by_name else near if near == nearest_of_all else []

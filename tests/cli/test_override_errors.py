@@ -1,4 +1,4 @@
-"""Every way to get the configuration wrong, and exactly what is said; and how good the guesses are."""
+"""Each kind of wrong configuration with its exact message, more ways to be wrong, and how good the guesses are."""
 
 import functools
 import random
@@ -16,6 +16,7 @@ import yaml
 
 from paths import CONF, PYTHONPATH
 from prepare.cli import main as cli
+from prepare.cli.compose_config import composing
 from prepare.core.forward.example_input import DTYPES
 from prepare.core.forward.example_input import KEYS as INPUT_KEYS
 from prepare.core.utils.suggest import nearest
@@ -55,6 +56,13 @@ def mistakes(name):
 
 SHOWN = mistakes("override_errors.txt")
 ONLY_THE_MODEL_SHOWS = mistakes("model_errors.txt")
+# More ways to make these mistakes, each with the places that are named: a message is not tested twice.
+REFUSED = [
+    Mistake(shlex.split(words), where.split(", "))
+    for words, where in (
+        line.split("  =>  ") for line in (HERE / "refused_overrides.txt").read_text().splitlines()
+    )
+]
 
 
 def each(table, quick=1):
@@ -66,12 +74,21 @@ def each(table, quick=1):
     return pytest.mark.parametrize("mistake", rows)
 
 
-@each(SHOWN, quick=6)
+@each(SHOWN, quick=4)
 def test_each_configuration_error_has_its_exact_message(mistake, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = cli.run(mistake.argv)
     out, err = capsys.readouterr()
     assert err.splitlines() == mistake.lines
+    assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
+
+
+@each(REFUSED, quick=6)
+def test_every_wrong_word_is_named_before_a_job(mistake, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = cli.run(mistake.argv)
+    out, err = capsys.readouterr()
+    assert [line.partition(": ")[0] for line in err.splitlines()] == mistake.lines
     assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
 
 
@@ -106,7 +123,7 @@ def test_keywords_of_a_wrapper_are_checked_against_the_wrapped():
 
 
 def test_there_are_enough_of_them_and_none_twice():
-    commands = [tuple(row.argv) for row in [*SHOWN, *ONLY_THE_MODEL_SHOWS]]
+    commands = [tuple(row.argv) for row in [*SHOWN, *REFUSED, *ONLY_THE_MODEL_SHOWS]]
     assert len(set(commands)) == len(commands) >= 150
 
 
@@ -182,6 +199,44 @@ def test_the_nearest_match_is_the_right_one_for_one_and_two_slips():
                         wrong.append((word, slip, nearest(slip, allowed)))
     assert tried >= 400
     assert len(wrong) <= 0.05 * tried, wrong
+
+
+def misspellings():
+    """Each word of the command line, in a set of overrides that misspells it by two letters that changed places."""
+    for group, options in OPTIONS.items():
+        yield from ((word, f"{group}={{}}", options) for word in options)
+    yield from ((word, "{}.x=1", KEYS) for word in KEYS)
+    yield from ((word, "+steps.{}={{}}", STEPS) for word in STEPS)
+    for name in STEPS:
+        options = [field.name for field in fields(STEPS[name])]
+        yield from ((word, f"+steps.{name}={{{{{{}}:1}}}}", options) for word in options)
+    for key, hint in typing.get_type_hints(Settings).items():
+        yield from ((word, f"{key}={{}}", literals(hint)) for word in literals(hint))
+
+
+MISSPELT = [each for each in misspellings() if len(each[0]) >= 5]
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(MISSPELT[::8], id="some"),
+        pytest.param(MISSPELT, id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_each_misspelt_word_is_answered_with_the_right_one(cases):
+    wrong = []
+    with composing() as composer:
+        for word, written, allowed in cases:
+            slip = f"{word[:2]}{word[3]}{word[2]}{word[4:]}"
+            if slip == word:
+                continue
+            chosen = [] if written.startswith("model=") else ["model=unet3d"]
+            problems = composer.examine([[*chosen, written.format(slip)]])
+            remedies = [problem.remedy for problem in problems]
+            if not any(f"did you mean {word!r}?" in remedy for remedy in remedies):
+                wrong.append((written.format(slip), remedies, allowed))
+    assert wrong == []
 
 
 @pytest.mark.parametrize(
