@@ -219,8 +219,7 @@ def main() -> None:
         plain_yaml._FAST = None
     recipe.loads(SEEDS[0])
     watch, found, slowest = Watch(), Counter(), (0.0, b"")
-    size = plain_yaml.MAX_BYTES_SLOW if options.slow_parser else plain_yaml.MAX_BYTES
-    big = islice(big_cases(size), 0, None, options.big)
+    big = islice(big_cases(plain_yaml.MAX_BYTES), 0, None, options.big)
     before = peak()
     for data in chain(big, small_cases(options.seed, options.cases)):
         seconds, what = timed(data, watch)

@@ -3,8 +3,8 @@
 Tags, anchors, aliases, directives, merge keys, `${`, keys that begin with `_`, duplicate keys and a
 second document are errors, each with its line. `yaml_scalars` defines the meaning of single values.
 
-Limits: 1 MiB, 32 levels, 5,000 keys and values. PyYAML's own parser is slow, so the limit is 64 KiB
-where it is needed: without libyaml, and for escaped surrogates, which libyaml rejects.
+Limits: 1 MiB, 32 levels, 5,000 keys and values. PyYAML's own parser needs up to 3 s for that; it is used
+without libyaml, and for escaped surrogates, which libyaml rejects.
 """
 
 import re
@@ -18,7 +18,6 @@ from prepare.core.utils.yaml_scalars import UNPRINTABLE, dotted, key_trouble, ki
 from prepare.errors import RecipeError
 
 MAX_BYTES = 1 << 20
-MAX_BYTES_SLOW = 1 << 16
 MAX_DEPTH = 32
 MAX_VALUES = 5_000
 SHORTER = "use patterns in place of lists of names"
@@ -39,10 +38,9 @@ class Document(NamedTuple):
 
 def read(text: str | bytes, where: str, *, remedy: str) -> Document:
     """Read `text`; raise RecipeError with places in the file `where`, and `remedy` if it is empty."""
-    if len(text) > MAX_BYTES:
-        raise RecipeError(where, f"is larger than {MAX_BYTES:,} bytes", SHORTER)
+    _check_size(text, where)
     text = _decoded(text, where).removeprefix("\ufeff")
-    reader = _Reader(yaml.parse(text, Loader=_checked_size(text, where)), text, where)
+    reader = _Reader(yaml.parse(text, Loader=_loader_of(text)), text, where)
     return Document(reader.document(remedy), reader.at)
 
 
@@ -55,7 +53,7 @@ def write(value: object, where: str) -> str:
     writer = _Writer()
     writer.value(value, (), head="", pad="")
     text = "\n".join(writer.lines) + "\n"
-    _checked_size(text, where, verb="would be")
+    _check_size(text, where, verb="would be")
     return text
 
 
@@ -240,13 +238,13 @@ def _decoded(text: str | bytes, where: str) -> str:
     return text
 
 
-def _checked_size(text: str, where: str, *, verb: str = "is") -> Any:
-    """Return the parser for this text; raise RecipeError if the text exceeds the limit of that parser."""
-    loader, limit, remedy = _FAST, MAX_BYTES, SHORTER
+def _check_size(text: str | bytes, where: str, *, verb: str = "is") -> None:
+    if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > MAX_BYTES:
+        raise RecipeError(where, f"{verb} larger than {MAX_BYTES:,} bytes", SHORTER)
+
+
+def _loader_of(text: str) -> Any:
+    """Return libyaml's loader where it reads this text, else PyYAML's own."""
     # Without escaped backslashes, every backslash that is left begins an escape.
-    if _FAST is None or _SURROGATE.search(text.replace(r"\\", "")):
-        loader, limit = _SLOW, MAX_BYTES_SLOW
-        remedy = "remove the escaped surrogates" if _FAST else "install PyYAML with libyaml"
-    if len(text.encode()) > limit:
-        raise RecipeError(where, f"{verb} larger than {limit:,} bytes", remedy)
-    return loader
+    slow = _FAST is None or _SURROGATE.search(text.replace(r"\\", ""))
+    return _SLOW if slow else _FAST
