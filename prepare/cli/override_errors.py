@@ -289,7 +289,7 @@ def _deeper(key: str, config: Mapping[str, Any], word: str) -> list[str]:
     for top in config:
         if top not in ("hydra", "plugins"):
             for path in _nested(config[top], top):
-                if (name := path.rpartition(".")[2]) not in KEYS:
+                if (name := path.rpartition(".")[2]) not in key_names():
                     by_name.setdefault(name, []).append(path)
     near = nearest(key, by_name, cutoff=0.7)[:1]
     nearest_of_all = nearest(word, [*nearest(word, key_names())[:1], *near])[:1]
