@@ -72,7 +72,7 @@ def failure(error: BaseException) -> Outcome:
         reason = "known issue" if isinstance(error, KnownIssueError) else reason
         return Outcome(Result("failed", reason, message), WRONG)
     if isinstance(error, SystemExit):
-        wrong = f"{raised_at(error)}the job called sys.exit({error.code!r})"
+        wrong = f"{raised_at(error)}the run called sys.exit({error.code!r})"
         return Outcome(Result("failed", "exit", wrong, trace), FAILED)
     if is_out_of_memory(error):
         return Outcome(Result("failed", "oom", f"out of memory: {line}", trace), FAILED)

@@ -1,4 +1,4 @@
-"""The record of a job: the folder that it writes, and its files about the job and its result."""
+"""The record of a run: the folder that it writes, and its files about the job and its result."""
 
 from __future__ import annotations
 

@@ -201,9 +201,9 @@ def read_results(folder: str | Path) -> SavedResults:
     }
     found = {name: record for name, record in read.items() if record is not None}
     if not problems and not found and not any(value is not None for value in parts.values()):
-        wrong = "is not the record of a job"
+        wrong = "is not the record of a run"
         raise FileError(
-            files.printable_path(folder), wrong, "give the folder that a job has written"
+            files.printable_path(folder), wrong, "give the folder that a run has written"
         )
     return SavedResults(name=folder.resolve().name, problems=tuple(problems), found=found, **parts)
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from prepare.job.results import SavedResults
 
 # Each kind of path on the command line, as messages name it.
-_KINDS = {"job": "the record of a job", "audit": "an audit", "recipe": "a recipe"}
-_SAME_KIND = "give two folders of jobs, two audit.json or two recipe.yaml"
+_KINDS = {"job": "the record of a run", "audit": "an audit", "recipe": "a recipe"}
+_SAME_KIND = "give two folders of runs, two audit.json or two recipe.yaml"
 # Fields of an environment; the date always differs.
 _ENVIRONMENT = (
     *("python", "torch", "platform", "cpu", "cores", "threads", "waiting", "devices", "git_commit"),
@@ -136,7 +136,7 @@ def _audit_part(first: Audit, second: Audit) -> Part:
 
 
 def _read_record(folder: Path) -> SavedResults:
-    """Read the record of a job; raise FileError if any file is unreadable, as the result would be wrong."""
+    """Read the record of a run; raise FileError if any file is unreadable, as the result would be wrong."""
     if (error := without_result(folder)) and not (folder / "audit.json").is_file():
         raise error
     record = read_results(folder)

@@ -34,7 +34,7 @@ def test_diff_says_what_differs_between_two_runs(go):
         (["diff", "a", "b", "--page"], "diff: --page names no file; give one: --page FILE.html"),
         (["diff", "broken.json", "b"], "broken.json: this is not an audit: "),
         (["diff", "missing.json", "b"], "missing.json: cannot be read: No such file or directory"),
-        (["diff", ".", "."], ".: is not the record of a job; give the folder that a job has written"),
+        (["diff", ".", "."], ".: is not the record of a run; give the folder that a run has written"),
         (["summary"], "summary: takes 1 argument, got 0; summary FOLDER: the folder of a sweep"),
         (["summary", "."], ".: is not the folder of a sweep; give a folder under multirun/"),
         (["steps", "x"], "steps: takes no argument, got 1"),

@@ -37,7 +37,7 @@ AT = {
         (
             ["model._target_=sample_nets.exits"],
             "exit",
-            f"{AT['exits']}: the job called sys.exit(0)",
+            f"{AT['exits']}: the run called sys.exit(0)",
         ),
         (
             ["model._target_=sample_nets.runs_out_of_memory"],

@@ -200,10 +200,10 @@ def test_equal_options_in_other_notation_do_not_differ(tmp_path):
 @pytest.mark.parametrize(
     ("pair", "line"),
     [
-        (("4-row", "4-row/audit.json"), "diff: 4-row is the record of a job and 4-row/audit.json is an audit; give two folders of jobs, two audit.json or two recipe.yaml"),
+        (("4-row", "4-row/audit.json"), "diff: 4-row is the record of a run and 4-row/audit.json is an audit; give two folders of runs, two audit.json or two recipe.yaml"),
         (("4-row/audit.json", "4-row/recipe.yaml"), "diff: 4-row/audit.json is an audit and 4-row/recipe.yaml is a recipe; give two folders"),
         (("4-row", "."), ".: is the folder of a sweep; give the folder of one of its rows"),
-        (("4-row", "empty"), "empty: is not the record of a job; give the folder that a job has written"),
+        (("4-row", "empty"), "empty: is not the record of a run; give the folder that a run has written"),
         (("4-row", "killed"), "killed: holds no result: its run was killed or is still running; wait for it, "),
         (("4-row/audit.json", "4-row/flow.json"), "4-row/flow.json: this is a prepare.flow, not a prepare.audit"),
         (("4-row/audit.json", "none.json"), "none.json: cannot be read: No such file or directory"),

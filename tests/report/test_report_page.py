@@ -185,7 +185,7 @@ def test_a_section_with_a_malformed_file_is_left_out_and_named(ran, name, key, v
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path):
-    with pytest.raises(FileError, match="is not the record of a job; give the folder that a job"):
+    with pytest.raises(FileError, match="is not the record of a run; give the folder that a run"):
         write_page(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

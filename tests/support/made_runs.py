@@ -74,7 +74,7 @@ def hostile_flow() -> Flow:
 
 
 def write_record(folder: Path, flow: Flow | None = None) -> Path:
-    """Write the record of a job, with the functions that a job uses."""
+    """Write the record of a run, with the functions that a job uses."""
     record, model = Record(folder), small_3d()
     pipeline = Pipeline.from_config({"conv3d_memory_format": {}, "half": {"dtype": "bfloat16"}})
     plan = pipeline.plan(model, known_issues="ignore")

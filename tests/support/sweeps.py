@@ -17,7 +17,7 @@ NET = "model._target_=sample_nets."
 # Every way in which a job can fail, with the status and the reason of its row.
 FAILING = {
     "raises": ("failed", "in raises: ValueError: no such depth"),
-    "exits": ("failed", "the job called sys.exit(0)"),
+    "exits": ("failed", "the run called sys.exit(0)"),
     "leaves": ("crashed", "the run ended its process with exit code 0, as os._exit does"),
     "is_killed": ("crashed", "killed by SIGKILL: out of memory?"),
     "segfaults": ("crashed", "killed by SIGSEGV: a crash in native code"),

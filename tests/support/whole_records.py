@@ -1,4 +1,4 @@
-"""The record of a job that made every analysis, with made-up results."""
+"""The record of a run that made every analysis, with made-up results."""
 
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def contract() -> Contract:
 
 
 def write_run(folder: Path) -> None:
-    """Write the record of a job that made every analysis."""
+    """Write the record of a run that made every analysis."""
     write_record(folder)
     Flow.load(folder / "flow.json").save(folder / "flow_before.json")
     lost = Lost(

@@ -83,7 +83,7 @@ def test_resume_repeats_only_jobs_that_did_not_end_well(sweep, folder):
     assert (second.code, second.statuses) == (0, ["ok", "ok", "ok"])
     assert built(folder) == ["b"]
     assert contents(first.folder / first.rows[0]["folder"]) == before
-    assert "kept 2 finished jobs" in second.err
+    assert "kept 2 finished runs" in second.err
     third = sweep("a,b,c", "resume=true")
     assert (third.code, third.statuses, built(folder)) == (0, ["ok", "ok", "ok"], [])
     assert third.rows == second.rows

@@ -31,7 +31,7 @@ class ConvCall:
 class LayoutCount:
     """Among the `of` convolutions of one rank, the `gave` whose every output was in `format`.
 
-    `ambiguous`: how many of these outputs also satisfy another memory format. The record of a job
+    `ambiguous`: how many of these outputs also satisfy another memory format. The record of a run
     holds these fields under these names.
     """
 

@@ -46,7 +46,7 @@ class SweepProgress:
                 self._statuses[number] = result.status
         self._kept = len(self._statuses)
         if self._kept:
-            line(f"kept {plural(self._kept, 'finished job')}", errors=True)
+            line(f"kept {plural(self._kept, 'finished run')}", errors=True)
         self._status = (
             self._spinner.enter_context(_live(self._counts())) if sys.stderr.isatty() else None
         )
