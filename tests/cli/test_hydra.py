@@ -80,7 +80,7 @@ def test_every_step_can_be_added_and_every_option_set(compose):
     found = compose(
         "+prepare=default", "prepare/precision=half", "prepare.steps.half.keep=[]", "+prepare.steps.brain={a:1}"
     )  # fmt: skip
-    assert found.prepare.steps.half == {"dtype": "float16", "keep": []}
+    assert found.prepare.steps.half == {"dtype": "float16", "keep": [], "clamp": False}
     assert found.prepare.steps.brain == {"a": 1}
 
 
@@ -222,7 +222,8 @@ def test_interpolations_become_plain_data_at_any_depth(plugin):
     kept = ["type:LayerNorm", "bfloat16*"]
     table = {"a": [{"b": ["bfloat16", {"c": 3}]}], "d": {"dtype": "bfloat16", "keep": kept}}
     assert pipeline.to_config() == {
-        "half": {"dtype": "bfloat16", "keep": kept}, "deep_options": {"table": table}
+        "half": {"dtype": "bfloat16", "keep": kept, "clamp": False},
+        "deep_options": {"table": table},
     }  # fmt: skip
     plain(pipeline.to_config())
     for step in pipeline.steps.values():

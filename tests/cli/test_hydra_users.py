@@ -173,7 +173,11 @@ def test_the_words_that_a_key_allows_are_completed(completed, shell):
 
 def test_steps_and_their_options_are_completed(completed):
     assert completed("prepare steps.") == [f"steps.{name}." for name in sorted(STEPS)]
-    assert completed("prepare steps.half.") == ["steps.half.dtype=", "steps.half.keep="]
+    assert completed("prepare steps.half.") == [
+        "steps.half.clamp=",
+        "steps.half.dtype=",
+        "steps.half.keep=",
+    ]
     assert completed("prepare model=unet2d +steps.re") == ["+steps.repair_layout="]
 
 

@@ -46,12 +46,12 @@ def dense(tensor):
 
 def expected(tensor, dtype, *, clamp):
     """The values in `dtype`: as torch casts them, or clamped."""
-    cast = tensor.to(dtype)
-    if clamp and dtype.is_floating_point:
-        largest = torch.finfo(dtype).max
-        lost = tensor.isfinite() & ~cast.isfinite()
-        cast = torch.where(lost, tensor.clamp(-largest, largest).to(dtype), cast)
-    return cast
+    if not clamp:
+        return dense(tensor.to(dtype))
+    before = dense(tensor)  # values of one place are added up before they are clamped
+    cast, largest = before.to(dtype), torch.finfo(dtype).max
+    lost = before.isfinite() & ~cast.isfinite()
+    return torch.where(lost, before.clamp(-largest, largest).to(dtype), cast)
 
 
 def overflows(tensor, dtype):
@@ -62,12 +62,12 @@ def overflows(tensor, dtype):
 def check_exact(start, model, *, clamp):
     for name, tensor in tensors(model).items():
         assert stored_values(tensor).dtype == tensor.dtype, name
-        before = dense(start[name])
-        if tensor.dtype is not start[name].dtype:
-            assert bits(dense(tensor)) == bits(expected(before, tensor.dtype, clamp=clamp)), name
-            assert clamp or not overflows(start[name], tensor.dtype), name
-        else:
-            assert bits(dense(tensor)) == bits(before), name
+        if tensor.dtype is start[name].dtype:
+            assert bits(dense(tensor)) == bits(dense(start[name])), name
+            continue
+        wanted = expected(start[name], tensor.dtype, clamp=clamp)
+        assert bits(dense(tensor)) == bits(wanted), name
+        assert clamp or not overflows(start[name], tensor.dtype), name
 
 
 def check_named(error, model):

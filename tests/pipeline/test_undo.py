@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from failing_operations import SOURCES, FailAt, interrupt_at
+from failing_operations import SOURCES, FailAt, first_middle_and_last, interrupt_at
 from prepare.audit import audit
 from prepare.errors import PartialError
 from prepare.flow import observe, predict
@@ -172,23 +172,25 @@ def lines_of(make):
     # Fill the caches first.
     pipeline.apply(make(), known_issues="ignore")
     model, optimizer = trained(make)
-    with interrupt_at(-1) as count:
+    places = []
+    with interrupt_at(-1, places):
         pipeline.apply(model, optimizer=optimizer, known_issues="ignore")
-    return count()
+    return places
 
 
 @pytest.mark.parametrize("make", ZOO.values(), ids=ZOO)
 def test_an_interrupt_at_many_lines_leaves_the_model_whole(make):
-    total = lines_of(make)
-    lines = range(1, total, max(1, total // 40))
+    total = len(lines_of(make))
+    lines = range(1, total, max(1, total // 20))
     assert interrupted(make, lines) == len(lines)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", ZOO.values(), ids=ZOO)
 def test_an_interrupt_at_every_line_leaves_the_model_whole(make):
-    total = lines_of(make)
-    assert interrupted(make, range(1, total + 1)) == total
+    lines = first_middle_and_last(lines_of(make))
+    assert len(lines) > 500
+    assert interrupted(make, lines) == len(lines)
 
 
 def traced():
@@ -207,15 +209,14 @@ CALLS = {
 }
 
 
-def interrupted_calls(name, parts):
-    """Interrupt one call at `parts` lines of it, or at all if that is 0; check what it leaves."""
+def interrupted_calls(name, choose):
+    """Interrupt one call at the lines that `choose` takes of all; check what it leaves."""
     call = CALLS[name]
     call(traced())
-    with interrupt_at(-1) as count:
+    places = []
+    with interrupt_at(-1, places):
         call(traced())
-    total = count()
-    lines = range(1, total + 1, max(1, total // parts) if parts else 1)
-    times = 0
+    lines, times = choose(places), 0
     for line in lines:
         model = traced()
         before = state(model)
@@ -231,14 +232,14 @@ def interrupted_calls(name, parts):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_an_interrupt_at_many_lines_of_a_call_leaves_nothing(name):
-    times, lines = interrupted_calls(name, 40)
+    times, lines = interrupted_calls(name, lambda places: range(1, len(places), len(places) // 20))
     assert times == lines
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_an_interrupt_at_every_line_of_a_call_leaves_nothing(name):
-    times, lines = interrupted_calls(name, 0)
+    times, lines = interrupted_calls(name, first_middle_and_last)
     assert times == lines
 
 

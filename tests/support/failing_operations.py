@@ -55,16 +55,32 @@ def thread_state():
     )
 
 
+def first_middle_and_last(places):
+    """Return the numbers of the runs of each line: one in a loop need not be interrupted in all of them."""
+    numbers = {}
+    for number, place in enumerate(places, start=1):
+        numbers.setdefault(place, []).append(number)
+    return sorted(
+        {n for all_ in numbers.values() for n in (all_[0], all_[len(all_) // 2], all_[-1])}
+    )
+
+
 @contextlib.contextmanager
-def interrupt_at(line):
-    """Send this process a real SIGINT after `line` lines of our own code have run."""
+def interrupt_at(line, places=None):
+    """Send this process a real SIGINT after `line` lines of our own code have run.
+
+    `places` gets the file and the number of each line.
+    """
     count = 0
 
     def local(frame, event, arg):
         nonlocal count
         if event == "line":
             count += 1
+            if places is not None:
+                places.append((frame.f_code.co_filename, frame.f_lineno))
             if count == line:
+                sys.settrace(None)  # the rest is faster
                 signal.raise_signal(signal.SIGINT)
         return local
 
