@@ -50,7 +50,7 @@ class ExportStage(Stage):
         options = {} if options is None else options
         if not isinstance(options, Mapping):
             wrong = f"{as_written(options)} is not a mapping"
-            remedy = "choose an option of the group, or set its keys as export.KEY=value"
+            remedy = f"choose an option of the group, or set its keys as {TASK}.KEY=value"
             raise ConfigError(TASK, wrong, remedy)
         if problems := list(_problems(options, config)):
             raise ConfigError.of(problems)

@@ -122,8 +122,8 @@ def changes_table(tensors: Iterable[Any]) -> Table:
         (
             f"{plan.module}.{plan.tensor}" if plan.module else plan.tensor,
             str(list(plan.shape)),
-            "\n".join(_changes(plan)),
-            "\n".join(plan.changing),
+            list(_changes(plan)),
+            list(plan.changing),
         )
         for plan in tensors
         if plan.changes

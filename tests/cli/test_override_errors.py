@@ -205,7 +205,7 @@ def misspellings():
     """Each word of the command line, in a set of overrides that misspells it by two letters that changed places."""
     for group, options in OPTIONS.items():
         yield from ((word, f"{group}={{}}", options) for word in options)
-    yield from ((word, "{}.x=1", KEYS) for word in KEYS)
+    yield from ((word, "{}.x=1", key_names()) for word in key_names())
     yield from ((word, "+steps.{}={{}}", STEPS) for word in STEPS)
     for name in STEPS:
         options = [field.name for field in fields(STEPS[name])]

@@ -70,6 +70,8 @@ def _packed(rows: Iterable[list[str]], width: int) -> tuple[Markup | None, int]:
 
 def _text(value: Any, cache: dict[Any, str]) -> str:
     """Return the text of a cell; cached, as most values of a long table repeat."""
+    if isinstance(value, list):
+        value = tuple(value)
     if value not in cache:
         text = ", ".join(map(str, value)) if isinstance(value, tuple) else value
         cache[value] = "" if text is None else short(text, _LETTERS)

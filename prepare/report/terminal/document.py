@@ -50,4 +50,7 @@ def _table(part: Table) -> Iterator[str]:
 
 
 def _cell(value: Any) -> str:
+    """Return the text of a cell; the items of a list have a line each."""
+    if isinstance(value, list):
+        return "\n".join(map(printable, value))
     return printable(", ".join(map(str, value)) if isinstance(value, tuple) else str(value))
