@@ -32,7 +32,8 @@ class RunOutput:
     """The output of a single run: each line as soon as it is known."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._shown = shown_folder(folder), 0
+        self._folder = shown_folder(folder)
+        self._shown: list[tuple[str, str]] = []
 
     def show(self, results: Results) -> None:
         """Print what these results add to those that were shown."""
@@ -45,8 +46,9 @@ class RunOutput:
                 if document.is_whole:  # of a stage that ran before the model was prepared
                     show_document(document)
             line(f"{printable(results.model)} is prepared: {declared(results)}")
-        _show_rows(rows[self._shown :])
-        self._shown = len(rows)
+        # A stage that ends later may stand before one that was shown.
+        _show_rows([row for row in rows if row not in self._shown])
+        self._shown = rows
         sys.stdout.flush()
 
     def end(self, outcome: Outcome) -> None:
