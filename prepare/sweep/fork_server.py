@@ -6,6 +6,7 @@ import faulthandler
 import importlib
 import os
 import pickle
+import select
 import signal
 import sys
 import threading
@@ -48,11 +49,17 @@ def serve(handle: int, preload: list[str]) -> None:
     that executes it, and its exit status. If the requesting process ends, its end of the socket closes,
     and the running job is killed with all processes that it started.
     """
+    imported, all_imported = os.pipe()
+    watch = threading.Thread(target=_end_if_left, args=(handle, imported), daemon=True)
+    watch.start()
     of_stages = (name for cls in ordered_stages() if cls.default for name in cls.imports)
     for name in (*_PRELOADED, *of_stages, *preload):
         module = importlib.import_module(name)
         # Some modules load more than their imports.
         getattr(module, "get_ready", lambda: None)()
+    os.close(all_imported)
+    watch.join()  # a process that forks should have no threads
+    os.close(imported)
     # Until here a signal may end this process; from now on it must kill its job first.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     client, child_ended = Connection(handle), _child_end_pipe()
@@ -74,6 +81,15 @@ def serve(handle: int, preload: list[str]) -> None:
                 status = _wait_for_job(pid, client, child_ended, output, _Log(log))
                 os.close(parent_alive)
             client.send(status)
+
+
+def _end_if_left(client: int, imported: int) -> None:
+    """End this process with the requesting one, until `imported` closes: imports may take long."""
+    ends = select.poll()
+    for handle in (client, imported):
+        ends.register(handle, 0)  # a handle that its other end has closed is always reported
+    if client in dict(ends.poll()):
+        os._exit(1)
 
 
 def _child_end_pipe() -> int:

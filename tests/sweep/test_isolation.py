@@ -2,13 +2,14 @@
 
 import os
 import signal
+import socket
 import sys
 
 import pytest
 
 from prepare.cli import main as cli
 from prepare.job.record import Record
-from prepare.sweep import locks
+from prepare.sweep import isolated_job, locks
 from sweeps import MIXED, NET, Ended, assert_only_failing_jobs_fail, processes_in, start, wait_for
 
 QUICK = ("bench=none", "verify=none", "flow=none")
@@ -138,6 +139,22 @@ def test_a_job_and_its_children_end_when_all_parents_are_killed(tmp_path):
     process.kill()
     process.communicate(timeout=60)
     wait_for(lambda: not processes_in(tmp_path), seconds=5)
+
+
+def test_the_server_of_a_killed_sweep_ends_while_it_imports(tmp_path, monkeypatch):
+    (tmp_path / "slow_module.py").write_text("import time, pathlib\n"
+        f"pathlib.Path({str(tmp_path / 'began')!r}).touch()\ntime.sleep(120)\n")  # fmt: skip
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    own_end, server_end = socket.socketpair()
+    with server_end:
+        process = isolated_job._start_server(server_end.fileno(), ("slow_module",))
+    try:
+        wait_for((tmp_path / "began").exists)
+        own_end.close()
+        assert process.wait(10) == 1
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_sequential_jobs_are_not_marked_as_sharing_cores(sweep):
