@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from prepare.verify import verify
-from prepare.verify.document import verify_sentence
 from prepare.verify.compare_modules import ModuleDifferences
+from prepare.verify.document import verify_sentence
 from prepare.verify.execution.budget import Budget
 from prepare.verify.execution.module_calls import CallInterceptor
 from prepare.verify.execution.runner import Runner

@@ -62,7 +62,9 @@ def test_gradients_that_hide_errors_are_named_with_a_remedy(mode, ending):
 
 
 def test_the_record_and_the_report_load_without_torch():
-    code = "import sys, prepare.verify.document, prepare.verify.records; print('torch' in sys.modules)"
+    code = (
+        "import sys, prepare.verify.document, prepare.verify.records; print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
