@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prepare.contract.summary import change_lines, verdict_text
+from prepare.contract.summary import change_lines, check_lines
 from prepare.core.document import Advice, Answer, Document, Items, Shown, Text
 from prepare.core.utils.text import plural
 
@@ -49,10 +49,10 @@ def contract_document(shown: Shown) -> Document | None:
 
 
 def _parts(check: ContractCheck) -> Iterator[Part]:
-    yield Items(texts=tuple(change_lines(check)))
-    yield Text(text=f"{verdict_text(check)}: {check.file}", where="terminal")
-    text = f"The layout contract {check.file} is {check.status}."
-    yield Text(text=text, where="page")
+    lines = check_lines(check, file=check.file, update=f"add {_UPDATE}")
+    yield Items(texts=tuple(lines), where="terminal")
+    yield Text(text=f"The layout contract {check.file} is {check.status}.", where="page")
+    yield Items(texts=tuple(change_lines(check)), where="page")
     if check.status != "kept":
         text = f"to record the model of today, add {_UPDATE} to the command"
-        yield Text(text=text, kind="remedy")
+        yield Text(text=text, kind="remedy", where="page")

@@ -15,7 +15,11 @@ def composer():
 
 @pytest.mark.parametrize(
     ("group", "option"),
-    [(group, path.stem) for group in group_names() for path in sorted(CONF.glob(f"{group}/*.yaml"))],
+    [
+        (group, path.stem)
+        for group in group_names()
+        for path in sorted(CONF.glob(f"{group}/*.yaml"))
+    ],
 )
 def test_every_option_of_every_group_composes_without_a_mistake(composer, group, option):
     overrides = [f"{group}={option}"] if group == "model" else ["model=unet3d", f"{group}={option}"]

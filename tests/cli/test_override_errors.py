@@ -26,7 +26,9 @@ from prepare.job.settings import Settings, group_names, key_names
 from prepare.registry import STAGES, STEPS
 
 HERE = Path(__file__).resolve().parent
-OPTIONS = {group: sorted(path.stem for path in CONF.glob(f"{group}/*.yaml")) for group in group_names()}
+OPTIONS = {
+    group: sorted(path.stem for path in CONF.glob(f"{group}/*.yaml")) for group in group_names()
+}
 # What override_errors.txt calls by a name, because it is long or grows.
 LISTS = {
     "{models}": ("custom", "{own models}"),

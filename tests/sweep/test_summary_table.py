@@ -3,14 +3,15 @@
 import csv
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 import sweep_folders as made
 from made_summaries import out_of, row
+from prepare.job.figures import figures
 from prepare.job.headline import VerifyFigures, headline
 from prepare.job.record import Result
+from prepare.job.results import Analyses
 from prepare.report.sentences import memory_text, verified_text
 from prepare.report.sweep_table import columns
 from prepare.report.terminal.sweep import show_summary, write_summary
@@ -65,7 +66,7 @@ def test_empty_columns_are_left_out(sweep):
 
 
 def test_texts_of_memory_and_verification():
-    found = headline(Path("nowhere"))
+    found = headline(None)
     assert memory_text(found) == ""
     assert memory_text(replace(found, bytes_before=1 << 20, bytes_after=1 << 20)) == "1.0 MiB"
     changed = replace(found, bytes_before=6 << 20, bytes_after=3 << 20)
@@ -77,14 +78,17 @@ def test_texts_of_memory_and_verification():
     assert verified_text(at_a_sixth, short=True) == "pass 0.001 17%"
 
 
-def test_a_gradient_is_not_shown_as_the_error_of_the_outputs(tmp_path):
+def test_a_gradient_is_not_shown_as_the_error_of_the_outputs():
     outputs, gradients, *_ = (found := made.verification(1e-6)).checks
     gradients = replace(gradients, error=0.04)
-    replace(found, checks=(outputs, gradients)).save(tmp_path / "verify.json")
-    verified = headline(tmp_path).verified
-    assert (verified.what, verified.error) == ("outputs", 1e-6)
-    replace(found, checks=(gradients,)).save(tmp_path / "verify.json")
-    assert headline(tmp_path).verified.what == "input gradients"
+
+    def verified(*checks):
+        record = {"verify": replace(found, checks=checks)}
+        return headline(figures(Analyses(found=record))).verified
+
+    both = verified(outputs, gradients)
+    assert (both.what, both.error) == ("outputs", 1e-6)
+    assert verified(gradients).what == "input gradients"
 
 
 def test_the_command_of_a_row_leaves_out_its_folder(swept):
