@@ -1,4 +1,4 @@
-"""What a stage is: one thing that a run does with its model, as a plugin with its own options and records."""
+"""The contract of a stage: one thing that a run does with its model, a plugin with options and records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a stage makes of a run: the fields of its result, and its exit code."""
+    """The judgement of a stage on its run: the fields of its result, and its exit code."""
 
     status: str
     reason: str
@@ -61,7 +61,7 @@ class Column:
     """
 
     title: str
-    text: Callable[[Mapping[str, Any]], str]
+    text: Callable[[Any], str]
     spare: int = 0
     number: bool = False
 
@@ -79,7 +79,7 @@ def key(default: Any, text: str, example: str = "") -> Any:
 
 @dataclass(kw_only=True)
 class Work:
-    """What a stage works with: the model of a run, and what is known of it so far.
+    """The model of a run, and what is known of it so far: a stage works with it.
 
     Attributes:
         model: the model; prepared in place before the stages run.

@@ -16,15 +16,16 @@ ROOT = Path(prepare.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 HYDRA = {"hydra", "omegaconf"}
 OUTER = {"prepare.cli", "prepare.sweep", "prepare.job", "prepare.report", "prepare.hydra"}
-DECLARATION = {"prepare.step", "prepare.steps", "prepare.registry", "prepare.pipeline"}
-DECLARING = ("pipeline", "steps", "plan.py", "step.py", "registry.py", "recipe.py")
+DECLARATION = {f"prepare.{name}" for name in ("step", "steps", "stage", "registry", "pipeline")}
+DECLARING = ("pipeline", "steps", "plan.py", "step.py", "stage.py", "registry.py", "recipe.py")
+STAGES = sorted(path.parent.name for path in ROOT.glob("*/stage.py"))
 TOOLS = ("flow", "verify", "bench", "tune", "checkpoint", "testing", "models", "doctor", "frameworks",
          "patch", "contract", "reduce", "export", "pytest_plugin.py")  # fmt: skip
 # For each part of the package: the modules that no file of it may import.
 FORBIDDEN = {
     **dict.fromkeys(("audit", "core"), DECLARATION | OUTER),
     **dict.fromkeys(DECLARING, OUTER | HYDRA | {"prepare.audit"}),
-    **dict.fromkeys(TOOLS, OUTER),
+    **dict.fromkeys({*TOOLS, *STAGES}, OUTER),
     "report": {"torch", "prepare.cli"},
     "report/pages": {"prepare.report.terminal"},
     "report/charts": {"prepare.report.pages", "prepare.report.terminal"},
@@ -47,7 +48,7 @@ PUBLIC = (
         "hydra",
         "patterns",
     ),
-    *("recipe", "registry", "step", "tune", "verify"),
+    *("recipe", "registry", "stage", "step", "tune", "verify"),
 )
 
 
@@ -106,16 +107,6 @@ def test_names_of_tests_have_at_most_60_letters():
     assert [name for name in names if len(name) > len("test_") + 60] == []
 
 
-def test_no_file_has_more_than_400_lines():
-    files = [
-        path
-        for name in ("tests", "benchmarks", "docs")
-        for path in (ROOT.parent / name).rglob("*.py")
-    ]
-    lines = {path: path.read_text().count("\n") for path in [*FILES, *files]}
-    assert [f"{path}: {count}" for path, count in lines.items() if count > 400] == []
-
-
 @pytest.mark.parametrize("part", FORBIDDEN)
 def test_a_part_imports_only_what_lies_below_it(part):
     files = files_of(part)
@@ -158,6 +149,35 @@ def test_importing_a_public_module_loads_no_torch():
 
 def test_importing_the_report_loads_no_torch():
     assert loads_torch(files_of("report")) == "False"
+
+
+@pytest.mark.parametrize("name", ["stage.py", "document.py", "records.py"])
+def test_importing_what_a_stage_declares_loads_no_torch(name):
+    paths = sorted(ROOT.glob(f"*/{name}"))
+    assert len(paths) >= len(STAGES)
+    assert loads_torch(paths) == "False"
+
+
+# The five stages that no part outside of their own folder has to know.
+UNNAMED = {"patch", "contract", "export", "tune", "reduce"}
+
+
+@pytest.mark.parametrize("part", ["cli", "sweep", "job", "report", "core"])
+def test_no_part_names_or_imports_a_stage(part):
+    assert set(STAGES) > UNNAMED
+    named = {
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
+        for path in files_of(part)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in UNNAMED
+    }
+    imported = {
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in files_of(part)
+        for module in modules_imported_by(path)
+        if is_within(module, {f"prepare.{name}" for name in STAGES})
+    }
+    assert not named | imported
 
 
 def test_applying_loads_no_compiler_and_no_distributed_training():

@@ -1,4 +1,4 @@
-"""What is shown of a timing: whether the prepared model is faster, by how much, and how sure that is."""
+"""The document of a timing: whether the prepared model is faster, by how much, and how sure that is."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from prepare.core.utils.options import no_options
 from prepare.core.utils.suggest import choose, choose_option, nearest, options_text
 from prepare.errors import ConfigError, Problem
 from prepare.job.settings import NO_MODEL, key_names
-from prepare.registry import STEPS
+from prepare.registry import STAGES, STEPS
 
 # The keys that the option of a group fills: if the option is wrong, a missing key there is no evidence.
-FILLS = {"model": ("model", "input"), "input": ("input",), "export": ("export",)}
+FILLS = {"model": ("model", "input"), "input": ("input",)}
 _STEP_GROUPS = ("steps",)
 # Other words for our keys.
 _OTHER_KEYS = {
@@ -95,7 +95,7 @@ def several_options(group: str) -> Problem:
 
 def filled_by(group: str) -> tuple[str, ...]:
     """Return the top-level keys that the option of a group fills."""
-    return FILLS.get(group, _STEP_GROUPS)
+    return FILLS.get(group, (group,) if group in STAGES else _STEP_GROUPS)
 
 
 def is_certain(key: str, unfilled: Collection[str], known: Mapping[str, Any]) -> bool:
@@ -253,9 +253,9 @@ def _missing(
     where, name = ".".join(parts), parts[-1]
     if parts[0] == "steps" and len(parts) == 2:
         return _missing_step(name, siblings)
-    if parts[0] == "export" and len(parts) == 1:
-        remedy = f"choose export=NAME first; {options_text('export', menu.groups['export'])}"
-        return Problem(override.key, "no format is chosen", remedy)
+    if where in STAGES and STAGES[where].groups:
+        remedy = f"choose {where}=NAME first; {options_text(where, menu.groups[where])}"
+        return Problem(override.key, "no option is chosen", remedy)
     if f"hydra/{where}" in HYDRAS:
         return Problem(where, "no such key", f"did you mean hydra/{where}={_value(override)}?")
     if len(parts) == 1:

@@ -1,4 +1,4 @@
-"""What is shown of the check of a layout contract: whether it is kept, and what changed."""
+"""The document of the check of a layout contract: whether it is kept, and what changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of a record, as plain data: answers, rows, tables, charts. Three renderers draw it."""
+"""Documents of records, as plain data: answers, rows, tables, charts. Three renderers draw it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to do; of all advice on a run the one with the lowest `rank` is shown."""
+    """Advice; of all that a run gives, the one with the lowest `rank` is shown as what to do."""
 
     rank: int
     kind: str
@@ -161,7 +161,7 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """What is shown of one stage of a run, or of one record.
+    """All that is shown of one stage of a run, or of one record.
 
     Attributes:
         name: the anchor of its section.
@@ -201,7 +201,7 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What documents are made from: the records of a run, or a single record.
+    """The sources of documents: the records of a run, or a single record.
 
     Attributes:
         found: the records by name.

@@ -1,4 +1,4 @@
-"""What is shown of a diagnosis: what is wrong, slow and not probed here, what to do, and the machine."""
+"""The document of a diagnosis: what is wrong, slow and not probed here, what to do, and the machine."""
 
 from __future__ import annotations
 

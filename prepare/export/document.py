@@ -1,4 +1,4 @@
-"""What is shown of an export: whether the artefact is right, what it takes, and how fast it is."""
+"""The document of an export: whether the artefact is right, what it takes, and how fast it is."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ FAILED, NOT_VERIFIED = 1, 3
 
 
 @stage(TASK)
-class ExportStage(Stage):
+class ExportTask(Stage):
     """The export of the prepared model, and the checks of the artefact in its own runtime."""
 
     noun: ClassVar[str] = "the export"

@@ -1,4 +1,4 @@
-"""What is shown of a layout flow: whether the layout is kept, what loses it, and where."""
+"""The document of a layout flow: whether the layout is kept, what loses it, and where."""
 
 from __future__ import annotations
 
@@ -122,8 +122,7 @@ def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
 def _advice(flow: Flow) -> Iterator[Advice]:
     if flow.status == "ok" and (remedy := layout_remedy(flow)):
         answer = f"{remedy[0].upper()}{remedy[1:]}"
-        remark = "for the breaks of the layout"
-        yield Advice(rank=20, kind="warn", answer=answer, remark=remark, section=_SECTION)
+        yield Advice(rank=20, kind="warn", answer=answer, section=_SECTION)
 
 
 def _in_terminal(flow: Flow) -> Iterator[Part]:

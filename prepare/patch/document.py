@@ -1,4 +1,4 @@
-"""What is shown of a patch: the changed calls, what they save, and the breaks that stay."""
+"""The document of a patch: the changed calls, what they save, and the breaks that stay."""
 
 from __future__ import annotations
 

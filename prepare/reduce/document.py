@@ -1,4 +1,4 @@
-"""What is shown of a reduction: the module that is wrong, and the script that shows it."""
+"""The document of a reduction: the module that is wrong, and the script that shows it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,29 +11,16 @@ from prepare.core.utils.text import size
 from prepare.job.headline import CONVOLUTIONS, BenchFigures
 from prepare.registry import ordered_stages
 from prepare.report.sentences import memory_text, timing_text, verified_text
+from prepare.stage import Column
 from prepare.sweep.ranking import RankedGroup, Ranking, first_timing
 
 if TYPE_CHECKING:
-    from prepare.stage import Column as StageColumn
     from prepare.sweep.summary import Summary, SweepRow
 
 # Replaces a verdict if other jobs ran on the same cores.
 SHARED = "on shared cores"
 # Name at most so many rows that have something in common; count the others.
 _NAMED = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: its title, and a function that returns the text of a row, empty if not known.
-
-    A narrow terminal leaves out the columns with the highest `spare` first, and never one with 0.
-    """
-
-    title: str
-    text: Callable[[SweepRow], str]
-    spare: int = 0
-    number: bool = False
 
 
 def columns(summary: Summary, ranking: Ranking) -> list[Column]:
@@ -65,7 +51,7 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
     return [c for c in available if c.title not in unneeded and any(map(c.text, summary.rows))]
 
 
-def _of_stage(column: StageColumn, row: SweepRow) -> str:
+def _of_stage(column: Column, row: SweepRow) -> str:
     return column.text(row.figures)
 
 

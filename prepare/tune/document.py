@@ -1,4 +1,4 @@
-"""What is shown of a tuning: the fastest correct recipe, and why each other one lost."""
+"""The document of a tuning: the fastest correct recipe, and why each other one lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of a verification: whether it is right, by which checks, and what would find more."""
+"""The document of a verification: whether it is right, by which checks, and what would find more."""
 
 from __future__ import annotations
 

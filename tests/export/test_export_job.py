@@ -7,7 +7,7 @@ import pytest
 from prepare.cli.main import run as command
 from prepare.core.document import Shown
 from prepare.export import Export, load_again
-from prepare.export.stage import ExportStage
+from prepare.export.stage import ExportTask
 from prepare.report.objects import html
 
 WORDS = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "flow=none")
@@ -53,7 +53,7 @@ def test_an_unprepared_model_is_exported_too(go):
     folder, _ = go("Stub", "~memfmt", "verify=none")
     found = Export.load(folder / "export.json")
     assert found.status == "pass"
-    (advice,) = ExportStage.document(Shown(found={"export": found})).advice
+    (advice,) = ExportTask.document(Shown(found={"export": found})).advice
     assert (advice.kind, advice.answer) == ("good", "Use model.stub")
 
 

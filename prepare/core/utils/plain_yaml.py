@@ -29,19 +29,19 @@ _DIRECTIVE = re.compile(r"(?:\A|[\r\n])%")
 _MAX_SIMPLE_KEY = 1000
 
 
-class Document(NamedTuple):
+class YamlDocument(NamedTuple):
     """The value of a YAML document, and a function from a path of keys to `file:line`."""
 
     value: object
     at: Callable[[tuple], str]
 
 
-def read(text: str | bytes, where: str, *, remedy: str) -> Document:
+def read(text: str | bytes, where: str, *, remedy: str) -> YamlDocument:
     """Read `text`; raise RecipeError with places in the file `where`, and `remedy` if it is empty."""
     _check_size(text, where)
     text = _decoded(text, where).removeprefix("\ufeff")
     reader = _Reader(yaml.parse(text, Loader=_loader_of(text)), text, where)
-    return Document(reader.document(remedy), reader.at)
+    return YamlDocument(reader.document(remedy), reader.at)
 
 
 def write(value: object, where: str) -> str:
