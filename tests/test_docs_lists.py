@@ -25,6 +25,10 @@ from prepare.verify.compare_case import RESULT_FIELDS
 from prepare.verify.compare_modules import MODULE_FIELDS
 from prepare.verify.records import STATUSES as VERIFY_STATUSES
 
+# What looks up, and why: a stage is given a pipeline and its plan (names for type checkers), and the step
+# keep_layout asks the predicted flow of an example which calls to replace.
+LOOKS_UP = {"stage.py": {"pipeline", "plan"}, "steps/": {"flow"}}
+
 
 def layers() -> list[set[str]]:
     """Return the files in each row of the layer table, from the top down: `report/` or `plan.py`."""
@@ -45,11 +49,11 @@ def test_imports_point_down_in_the_layer_table(level):
     above = {name.strip("/").removesuffix(".py") for layer in layers()[:level] for name in layer}
     wrong = []
     for name in layers()[level]:
-        path = ROOT / "prepare" / name
+        path, looks_up = ROOT / "prepare" / name, LOOKS_UP.get(name, set())
         for file in path.rglob("*.py") if path.is_dir() else [path]:
             imported = modules_imported_by(file)
             known = {name.split(".")[1] for name in imported if name.startswith("prepare.")}
-            wrong += [f"{file.name} imports {name}" for name in sorted(known & above)]
+            wrong += [f"{file.name} imports {name}" for name in sorted(known & above - looks_up)]
     assert wrong == []
 
 

@@ -25,7 +25,7 @@ TOOLS = ("flow", "verify", "bench", "tune", "checkpoint", "testing", "models", "
 FORBIDDEN = {
     **dict.fromkeys(("audit", "core"), DECLARATION | OUTER),
     **dict.fromkeys(DECLARING, OUTER | HYDRA | {"prepare.audit"}),
-    **dict.fromkeys({*TOOLS, *STAGES}, OUTER),
+    **dict.fromkeys((*TOOLS, *STAGES), OUTER),
     "report": {"torch", "prepare.cli"},
     "report/pages": {"prepare.report.terminal"},
     "report/charts": {"prepare.report.pages", "prepare.report.terminal"},

@@ -98,7 +98,7 @@ def test_an_entry_point_with_a_taken_name_names_both_owners(monkeypatch):
     point = metadata.EntryPoint("half", "someone.else:Half", "prepare.steps")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
     registry = Registry(
-        STEPS._kinds, group="prepare.steps", builtin="prepare.steps", noun="step",
+        STEPS._kinds, group="prepare.steps", builtin=lambda: ["prepare.steps"], noun="step",
         place="steps.{}", unknown=UnknownStepError,
     )  # fmt: skip
     registry._classes = {"half": STEPS["half"]}

@@ -98,7 +98,7 @@ def files_in(folder: Path) -> tuple[str, ...]:
 def shown_files() -> tuple[str, ...]:
     """Return the names of the files that a user may look for, in the order in which they are written."""
     records = (name for cls in ordered_stages() for name in (*cls.records(), *cls.files))
-    return (*_FIRST, *records, "report.html", "environment.json", "result.json")
+    return (*_FIRST, *records, "report.html", "environment.json", "job.json", "result.json")
 
 
 class Record:

@@ -133,11 +133,11 @@ def test_a_wrong_shard_of_an_index_is_named(tmp_path):
         ("../a.safetensors", "not in its folder"),
         ("/etc/passwd", "not in its folder"),
         ("b.safetensors", "cannot be read: No such file or directory; did you mean"),
-        ("", "names the file '', which is none beside it"),
+        ("", "names the file '', which is not in its folder"),
         ("n" * 300, "cannot be read: File name too long"),
         ("\ud800", "cannot be read: .*surrogates not allowed"),
         ("a\0", "cannot be read: embedded null byte"),
-        (".", "none beside it"),
+        (".", "not in its folder"),
         ("pipe", "cannot be read: Not a regular file"),
     ):
         index.write_text(json.dumps({"weight_map": {"0.weight": shard}}))

@@ -98,7 +98,7 @@ def replaced(path, steps):
 def test_a_manifest_with_steps_of_another_type_is_refused(steps, tmp_path):
     checkpoint.save(net(), tmp_path / "weights.pt")
     replaced(tmp_path / "weights.pt.json", steps)
-    with pytest.raises(ConfigError, match="is not a mapping"):
+    with pytest.raises(PrepareError, match="is not a mapping|an object was expected, not"):
         checkpoint.load(tmp_path / "weights.pt", net)
 
 
@@ -258,7 +258,7 @@ def opened(script):
 def test_only_known_options_of_compilers_are_for_recipes(script):
     inductor = torch._inductor.list_options()
     assert len(inductor) > 300
-    for backend in ("inductor", "openvino", "eager", "tvm"):
+    for backend in ("inductor", "eager", "tvm"):
         keys = {*inductor, "config", "cache_dir", "device", "decompositions", "cpp-cxx", "_target_"}
         allowed = {"True": _SWITCHES.get(backend, ()), "1": _LIMITS.get(backend, {})}
         for value in (*hostile(script), True, 1, 10**9, 0.5, None):
@@ -266,15 +266,13 @@ def test_only_known_options_of_compilers_are_for_recipes(script):
             kept = keys.intersection(allowed.get(str(value), ()))
             assert step.recipe_options()["options"].keys() == kept, (backend, value)
             assert len(recipe.refused(step)) == len(keys) - len(kept)
-    words = {"backend": "openvino", "options": {"device": "CPU", "aot_autograd": True}}
-    assert Pipeline.from_recipe({"compile": words})
 
 
 def test_a_backend_of_a_plugin_is_not_for_recipes(monkeypatch):
     for backend in ("some_plugin", "relu_compile_error_TESTING_ONLY", "os.system"):
         with pytest.raises(ConfigError, match=r"^steps\.compile\.backend: a recipe may set only"):
             Pipeline.from_recipe({"compile": {"backend": backend}})
-    for backend in ("inductor", "eager", "openvino"):
+    for backend in ("inductor", "eager"):
         Pipeline.from_recipe({"compile": {"backend": backend}})
 
 

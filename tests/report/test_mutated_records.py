@@ -60,7 +60,7 @@ def read_run(folder: Path, file: str, sound: Path) -> list:
     calls = [
         lambda: read_results(folder),
         lambda: run_page(folder),
-        lambda: headline(read_results(folder).result.figures),
+        lambda: headline(getattr(read_results(folder).result, "figures", None)),
         lambda: used_folder(folder),
     ]
     calls += [lambda: compare(folder, sound), lambda: compare(sound, folder)]

@@ -13,7 +13,7 @@ from prepare.stage import Work
 def settings(**given):
     """Settings with the stages in `given`, and the others as they are by default."""
     stages = {cls.name: cls.from_options({}, {}) for cls in ordered_stages()}
-    model = {"_target_": "torch.nn.Conv2d"}
+    model = {"_target_": "torch.nn.Identity"}
     return Settings(model=model, steps={}, input={}, choices={}, stages=stages | given)
 
 
