@@ -12,6 +12,7 @@ from prepare.core.model.module_tree import copy_tree
 from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import computed_names, is_strided, weight_hooks
 from prepare.core.utils.process_state import PROCESS_STATE
+from prepare.core.utils.signals import interruptible
 
 
 def computed_tensors(module: nn.Module) -> dict[str, Tensor | str]:
@@ -83,7 +84,7 @@ def _weight_in_forward(module: Any) -> Tensor:
     )
     sample = torch.zeros(1, module.in_channels, *sizes, dtype=weight.dtype, device=weight.device)
     with _ConvolutionWeights() as recorded:
-        module.forward(sample)
+        interruptible(module.forward, sample)  # the module's own code may hang
     if not recorded.weights:
         raise ValueError("no convolution ran in its forward")
     return recorded.weights[0]
