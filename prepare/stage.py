@@ -150,7 +150,7 @@ class Stage:
     order: ClassVar[int] = 100
     """Stages of one run follow each other in this order."""
     default: ClassVar[bool] = False
-    """Whether a plain run has this stage."""
+    """True if a plain run has this stage."""
     tasks: ClassVar[Mapping[str, Task]] = {}
     """The words of `task=` that this stage brings."""
     files: ClassVar[tuple[str, ...]] = ()
@@ -160,7 +160,7 @@ class Stage:
     imports: ClassVar[tuple[str, ...]] = ()
     """Modules that `run` imports: a sweep loads those of a plain run once for all of its jobs."""
     groups: ClassVar[bool] = False
-    """Whether a config group of its name has the options, one file each."""
+    """True if a config group of its name has the options, one file each."""
 
     @classmethod
     def records(cls) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ from prepare.core.utils.speed import (
     speed_text,
     verdict_text,
 )
-from prepare.core.utils.text import plural, printable, size
+from prepare.core.utils.text import capitalized, plural, printable, size
 
 if TYPE_CHECKING:
     from prepare.bench.records import Case, Control, VariantResult
@@ -147,13 +147,13 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
             question=QUESTION, kind=kind, answer=answer, remark=row.reason, section=_SECTION
         )
     text = speed_text(row.verdict, row.ratio, None)
-    answer = f"{text[0].upper()}{text[1:]}"
+    answer = capitalized(text)
     kind, remark = _KINDS.get(row.verdict, "plain"), f"{bench.cases[0].what}: {_remark(row)}"
     if kind == "good" and wrong:
         kind, remark = "plain", f"{remark}; but the outputs are wrong"
     sentence = f"Speed: {text}" if row.verdict in ("unclear", "no difference") else answer
     if busy:
-        sentence += f". {busy[0].upper()}{busy[1:]}"
+        sentence += f". {capitalized(busy)}"
     return Answer(
         question=QUESTION,
         kind=kind,
@@ -190,7 +190,7 @@ def _in_terminal(bench: Bench) -> Iterator[Part]:
 def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
     for case in bench.cases:
         text = case_sentence(case)
-        yield Text(text=f"{text[0].upper()}{text[1:]}", where="page")
+        yield Text(text=capitalized(text), where="page")
     if is_wrong(verification):
         text = "The outputs of the prepared model are wrong, so its time is that of another computation."
         yield Text(text=text, kind="error", where="page")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import Advice, Answer, Document, Items, Shown, Strip, Table, Text
-from prepare.core.utils.text import plural, printable, size, times
+from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
 from prepare.flow.causes import breaks_text, event_name, layout_causes, named
 from prepare.flow.module_tree import module_tree
@@ -121,7 +121,7 @@ def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
 
 def _advice(flow: Flow) -> Iterator[Advice]:
     if flow.status == "ok" and (remedy := layout_remedy(flow)):
-        answer = f"{remedy[0].upper()}{remedy[1:]}"
+        answer = capitalized(remedy)
         yield Advice(rank=20, kind="warn", answer=answer, section=_SECTION)
 
 
@@ -166,7 +166,7 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
     legend = styles_of([each for _, each in figures])
     for label, each in figures:
         text, file = flow_sentence(each), "flow.svg" if each is flow else ""
-        title = f"{label}: {text}" if label else f"{text[0].upper()}{text[1:]}"
+        title = f"{label}: {text}" if label else capitalized(text)
         strip = layout_strip(each, width=1000, style=style_of)
         yield Strip(
             title=title,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from prepare.core.document import Code, Document, Shown, Table, Text
 from prepare.core.utils.speed import speed_text
-from prepare.core.utils.text import plural, size
+from prepare.core.utils.text import capitalized, plural, size
 
 if TYPE_CHECKING:
     from prepare.core.document import Part
@@ -52,7 +52,7 @@ def patch_sentence(patch: Patch) -> str:
 
 def _parts(patch: Patch, shown: Shown) -> Iterator[Part]:
     text = patch_sentence(patch)
-    yield Text(text=f"{text[0].upper()}{text[1:]}", where="page")
+    yield Text(text=capitalized(text), where="page")
     columns = (("changed at", "text"), ("saves", "text"), ("breaks", "number"), ("call", "name"))
     rows = [(call.source, size(call.copied_bytes), call.breaks, call.name) for call in patch.calls]
     yield Table(label="Changed calls", columns=columns, rows=rows, noun="place")

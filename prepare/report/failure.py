@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from prepare.core.document import Answer
-from prepare.core.utils.text import first_line, plural
+from prepare.core.utils.text import capitalized, first_line, plural
 
 if TYPE_CHECKING:
     from prepare.job.record import Result
@@ -37,7 +37,7 @@ def failure_answers(result: Result) -> list[Answer]:
     if result.status == "interrupted":
         advice = "Run the command again"
     elif ours:
-        advice = f"{remedy[0].upper()}{remedy[1:]}" if remedy else ""
+        advice = capitalized(remedy) if remedy else ""
     elif result.reason == "oom":
         advice = "Use a smaller input or model"
     else:
@@ -60,7 +60,7 @@ def failure_answers(result: Result) -> list[Answer]:
 def failure_word(result: Result) -> str:
     """Return the kind of failure in a few words: `The model raised`."""
     reason = (result.reason or result.status).replace("_", " ")
-    return _WORDS.get(reason, f"{reason[0].upper()}{reason[1:]}")
+    return _WORDS.get(reason, capitalized(reason))
 
 
 def _in(function: str | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from prepare.core.utils.text import plural, printable, size
+from prepare.core.utils.text import capitalized, plural, printable, size
 
 # A number with an exponent, and the places where a long name may break: `steps.repair_layout`.
 _NUMBER = re.compile(r"\b\d+(?:\.\d+)?e[-+]\d+\b")
@@ -76,6 +76,7 @@ def _environment() -> jinja2.Environment:
         "count": lambda number: f"{number:,}",
         "listed": lambda values: ", ".join(map(str, values or ())),
         "plural": plural,
+        "capitalized": capitalized,
         "short": short,
     }
     return environment

@@ -50,7 +50,7 @@ class Half(TensorStep):
     keep: Literal["norms"] | Patterns = "norms"
     """Patterns of modules that stay in float32; the word `norms` means batch and instance norms."""
     clamp: bool = False
-    """Whether finite values beyond the range of `dtype` become its largest number; else they are refused."""
+    """Clamp finite values beyond the range of `dtype` to its largest number; else they are refused."""
 
     def in_training(self) -> Iterable[Problem]:
         if self.dtype == "float16":

@@ -17,7 +17,7 @@ from prepare.core.utils.speed import (
     speed_text,
     verdict_text,
 )
-from prepare.core.utils.text import plural, printable, size
+from prepare.core.utils.text import capitalized, plural, printable, size
 from prepare.tune.records import UNPREPARED
 from prepare.verify.document import share_text
 
@@ -117,7 +117,7 @@ def _faster(tuning: Tuning) -> Answer:
         kind, remark = "good", f"95 % interval: {between} time" if between else ""
         sentence = answer
     if busy := disturbance(tuning.environment):
-        sentence += f". {busy[0].upper()}{busy[1:]}: times mean little; try again later"
+        sentence += f". {capitalized(busy)}: times mean little; try again later"
     return Answer(
         question=question,
         kind=kind,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from prepare.core.document import UNCHANGED, Advice, Answer, Code, Document, Shown, Table, Text
 from prepare.core.utils.numbers import small
-from prepare.core.utils.text import plural, printable
+from prepare.core.utils.text import capitalized, plural, printable
 from prepare.core.utils.wording import argument
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _in_terminal(verification: Verification, shown: Shown) -> Iterator[Part]:
 
 def _on_page(verification: Verification, shown: Shown) -> Iterator[Part]:
     sentences = filter(None, (verify_sentence(verification), error_text(verification)))
-    text = " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
+    text = " ".join(f"{capitalized(sentence)}." for sentence in sentences)
     yield Text(text=text, where="page")
     if verification.culprit:
         yield Text(text=f"The first difference is in {verification.culprit}.", where="page")

@@ -53,6 +53,11 @@ def first_line(message: object) -> str:
     return str(message).strip().partition("\n")[0]
 
 
+def capitalized(text: str) -> str:
+    """Return the text with a capital first letter; `torch_export` and `key=value` stay as they are."""
+    return text if {"_", "="} & {*text.partition(" ")[0]} else text[:1].upper() + text[1:]
+
+
 def one_line(text: str | None) -> str:
     """Return the first line, and the number of further lines."""
     first, *rest = (text or "").splitlines() or [""]
