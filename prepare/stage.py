@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -73,7 +74,7 @@ def key(default: Any, text: str, example: str = "") -> Any:
     """
     about = {"help": text, "example": example}
     if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: default, metadata=about)
+        return field(default_factory=lambda: copy(default), metadata=about)
     return field(default=default, metadata=about)
 
 

@@ -233,7 +233,7 @@ def _launcher_errors(state: CommandState) -> Iterator[None]:
         files.write_text(path, traceback.format_exc())
         wrong = f"the launcher stopped: {type(error).__name__}: {first_sentence(str(error))}"
         remedy = (
-            f"the traceback is in {files.printable_path(path)}; resume=true runs the missing jobs"
+            f"the traceback is in {files.printable_path(path)}; resume=true runs the missing runs"
         )
         raise SweepError("hydra/launcher", wrong, remedy) from error
 

@@ -1,4 +1,4 @@
-"""Compare two jobs, two audits or two recipes by their files, and describe the differences."""
+"""Compare two runs, two audits or two recipes by their files, and describe the differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from prepare.job.results import SavedResults
 
 # Each kind of path on the command line, as messages name it.
-_KINDS = {"job": "the record of a run", "audit": "an audit", "recipe": "a recipe"}
+_KINDS = {"run": "the record of a run", "audit": "an audit", "recipe": "a recipe"}
 _SAME_KIND = "give two folders of runs, two audit.json or two recipe.yaml"
 # Fields of an environment; the date always differs.
 _ENVIRONMENT = (
@@ -43,9 +43,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """The parts in which two paths of one kind differ; `figures` compares the results of two jobs.
+    """The parts in which two paths of one kind differ; `figures` compares the results of two runs.
 
-    `gist` says in a line what the results of two jobs differ in; empty if they do not.
+    `gist` says in a line what the results of two runs differ in; empty if they do not.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Differences:
 
 
 def read_differences(first: Path, second: Path) -> Differences:
-    """Compare the records of two jobs, two audits or two recipes.
+    """Compare the records of two runs, two audits or two recipes.
 
     Raises:
         ConfigError: The paths are of different kinds.
@@ -85,7 +85,7 @@ def _kind(path: Path) -> str:
         if (path / "sweep.json").is_file():
             remedy = "give the folder of one of its rows"
             raise FileError(files.printable_path(path), "is the folder of a sweep", remedy)
-        return "job"
+        return "run"
     return "recipe" if path.suffix in (".yaml", ".yml") else "audit"
 
 
@@ -100,7 +100,7 @@ def _compare_recipes(first: Path, second: Path) -> _Compared:
     return [_part("recipe", _recipe_changes(recipe.load(first), recipe.load(second)))], [], ""
 
 
-def _compare_jobs(first: Path, second: Path) -> _Compared:
+def _compare_runs(first: Path, second: Path) -> _Compared:
     records = [_read_record(path) for path in (first, second)]
     headlines = [headline(r.result.figures if r.result else None) for r in records]
     results = [_results(*pair) for pair in zip(records, headlines, strict=True)]
@@ -121,7 +121,7 @@ def _compare_jobs(first: Path, second: Path) -> _Compared:
 
 
 _COMPARE: dict[str, Callable[[Path, Path], _Compared]] = {
-    "job": _compare_jobs,
+    "run": _compare_runs,
     "audit": _compare_audits,
     "recipe": _compare_recipes,
 }

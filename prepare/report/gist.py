@@ -1,4 +1,4 @@
-"""Say in a line what two jobs differ in: `layout lost 24 -> 0 times, 10.7 MiB -> 0 bytes copied`."""
+"""Say in a line what two runs differ in: `layout lost 24 -> 0 times, 10.7 MiB -> 0 bytes copied`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def gist_of(headlines: Sequence[Headline], statuses: Sequence[str]) -> str:
-    """Return the most important differences of two jobs and their statuses; empty if they are equal."""
+    """Return the most important differences of two runs and their statuses; empty if they are equal."""
     first, second = headlines
     parts = [f"status {' -> '.join(statuses)}"] if len(set(statuses)) > 1 else []
     return "; ".join([*parts, *_parts(first, second)])

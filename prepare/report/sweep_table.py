@@ -99,7 +99,7 @@ def conclusions(summary: Summary, ranking: Ranking) -> Iterator[str]:
     for field in ranking.groups:
         yield (f"{field.about}: " if field.about else "") + _conclusion(field, summary.varying)
     if shared := shared_rows(ranking):
-        yield f"not compared, as other jobs ran on the same cores: {numbered(shared)}"
+        yield f"not compared, as other runs used the same cores: {numbered(shared)}"
     yield from _busy(ranking.rows)
 
 

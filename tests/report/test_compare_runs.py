@@ -1,4 +1,4 @@
-"""Comparison of two jobs, two audits or two recipes: every difference is listed, and nothing else."""
+"""Comparison of two runs, two audits or two recipes: every difference is listed, and nothing else."""
 
 import itertools
 import json
@@ -75,7 +75,7 @@ def test_two_jobs_differ_in_recipe_command_results_and_machine(swept):
 
 def test_two_equal_jobs_do_not_differ(same, capsys):
     assert diff(capsys, *same) == (0, "no difference\n", "")
-    assert "The two jobs do not differ" in Reader(diff_page(read_differences(*same))).text
+    assert "The two runs do not differ" in Reader(diff_page(read_differences(*same))).text
 
 
 def test_date_and_duration_of_a_job_are_not_compared(same):
@@ -270,7 +270,7 @@ def test_the_page_has_both_sides_and_every_difference(swept, tmp_path, capsys):
     found = Reader((tmp_path / "x.html").read_text())
     for phrase in (
         "10 differences",
-        "comparison of two jobs",
+        "comparison of two runs",
         f"A {swept / '0-row'}",
         "Recipe: 2 differences",
         "status ok ok same",

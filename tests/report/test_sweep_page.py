@@ -55,7 +55,7 @@ def cells(text):
 def test_the_page_recommends_the_best_row(swept):
     found = Reader(page_of(swept))
     for phrase in (
-        "unet3d: 6 jobs",
+        "unet3d: 6 runs",
         "Did all rows end well? 4 of 6 ok 1 failed, 1 interrupted",
         "Best: #4 memfmt=channels_last_3d precision=bfloat16: 2.4x faster (59 % less time, 95 % interval: 58 to 60 %).",
         "python run.py model=unet3d memfmt=channels_last_3d precision=bfloat16",
@@ -230,7 +230,7 @@ def test_each_field_has_its_plane_and_its_best(tmp_path):
     assert "Which is best? #1 and #3 model=one: 1.2x faster; model=two:" in found.text
     assert "#1 model=one a=2" in found.text
     assert "#3 model=two a=2" in found.text
-    assert "4 jobs" in found.text
+    assert "4 runs" in found.text
 
 
 def test_every_row_is_in_the_table(swept):

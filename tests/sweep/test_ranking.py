@@ -83,7 +83,7 @@ def test_rows_timed_on_shared_cores_are_marked_and_not_ranked(sweep, capsys):
     assert (ranking.best, numbers(ranking.rows)) == ({2}, [2, 1, 0])
     out = out_of(capsys, summary)
     assert "on shared cores" in next(line for line in out.splitlines() if line.startswith(" 0"))
-    assert "not compared, as other jobs ran on the same cores: #0" in out
+    assert "not compared, as other runs used the same cores: #0" in out
     everything_shared = replace(summary, rows=[replace(one, shared=True) for one in summary.rows])
     assert rank(everything_shared).groups == ()
 

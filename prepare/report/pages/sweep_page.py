@@ -190,7 +190,7 @@ SECTIONS = (
 
 
 def _title(summary: Summary) -> str:
-    count = plural(len(summary.rows), "job")
+    count = plural(len(summary.rows), "run")
     model = next((row.choices["model"] for row in summary.rows if "model" in row.choices), "")
     return f"{model}: {count}" if model and "model" not in summary.varying else count
 

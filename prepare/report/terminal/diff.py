@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def show_differences(differences: Differences, *, all_changes: bool = False) -> None:
     """Print the gist and one line for each difference; `all_changes` does not group equal ones."""
-    indented = differences.kind == "job"
+    indented = differences.kind == "run"
     if differences.gist:
         line(printable(differences.gist))
     hidden = False
