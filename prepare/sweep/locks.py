@@ -34,7 +34,7 @@ class ClaimLost(Exception):  # noqa: N818  names what happened, not an error of 
 class Claim:
     """The claim of the name `path`, held from `acquire` to `close`.
 
-    It is a file `path.0`, which only one process can create (O_EXCL), and which it touches while it lives.
+    It is a file `path.0`, which only one process can create, and which it touches while it lives.
     Once that says that it has ended, or its process is dead, one process creates `path.1` in the same way,
     and so on: the highest number counts. A file that was removed could be created twice, so none is.
 
@@ -78,16 +78,27 @@ class Claim:
                     _end(file)
 
     def _create(self, number: int) -> bool:
+        file, draft = _file(self.path, number), _temporary(self.path.parent)
+        text = f"{_machine()}\n{self._process}\n{_birth(self._process) or ''}\n"
         try:
-            # With O_APPEND it cannot overwrite the word of a process that takes the claim over.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-            handle = os.open(_file(self.path, number), flags, 0o666)
+            # On a full disk it stays empty; then only its time shows that its process lives.
+            with suppress(OSError), draft.open("x", encoding="utf-8") as opened:
+                opened.write(text)
+            # A link appears with its text in it: a kill leaves no claim that names no process.
+            try:
+                os.link(draft, file)
+            except FileExistsError:
+                if not file.samefile(draft):  # NFS may send the request again, after it was granted
+                    return False
+            except OSError:  # a file system without links
+                with file.open("x", encoding="utf-8") as opened, suppress(OSError):
+                    opened.write(text)
         except FileExistsError:
             return False
+        finally:
+            with suppress(OSError):
+                draft.unlink()
         self.number = number
-        # On a full disk it stays empty; then only its time shows that its process lives.
-        with suppress(OSError), os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(f"{_machine()}\n{self._process}\n{_birth(self._process) or ''}\n")
         threading.Thread(target=self._beat, daemon=True).start()
         return True
 
@@ -143,7 +154,7 @@ def ask_server(folder: Path) -> float:
     A client of NFS that has made a file in a folder also notices what others have made there; without
     that, it may believe for a minute that a new file is missing.
     """
-    file = folder / f".{secrets.token_hex(8)}{TEMPORARY}"
+    file = _temporary(folder)
     try:
         with file.open("xb") as opened:
             return os.fstat(opened.fileno()).st_mtime
@@ -188,6 +199,10 @@ class _Found(NamedTuple):
 
 def _file(path: Path, number: int) -> Path:
     return path.with_name(f"{path.name}.{number}")
+
+
+def _temporary(folder: Path) -> Path:
+    return folder / f".{secrets.token_hex(8)}{TEMPORARY}"
 
 
 def _read(path: Path, number: int) -> _Found | None:

@@ -1,5 +1,6 @@
 """Tests of claims: one process has a job, on every machine, and the job of a dead one can be taken over."""
 
+import errno
 import os
 import random
 import signal
@@ -116,6 +117,65 @@ def test_a_claim_of_a_dead_machine_is_taken_over_after_watching(tmp_path, fast, 
     assert not Claim(path).acquire(watch=False)
     assert Claim(path).acquire()
     assert is_held(path)
+
+
+# Ends the process at the n-th call that touches a file, as SIGKILL does at any of them.
+KILLED_AT = """
+import os, sys
+from pathlib import Path
+from prepare.sweep.locks import Claim
+
+path, last = Path(sys.argv[1]), int(sys.argv[2])
+count = 0
+
+def audit(event, args):
+    global count
+    if event in ("open", "os.link", "os.remove", "os.utime"):
+        count += 1
+        if count == last:
+            os._exit(9)
+
+sys.addaudithook(audit)
+Claim(path).acquire()
+"""
+
+
+def test_a_kill_at_any_moment_leaves_no_claim_without_a_process(tmp_path):
+    moments = range(1, 15)
+    for moment in moments:
+        path = tmp_path / str(moment)
+        code = [sys.executable, "-c", KILLED_AT, str(path), str(moment)]
+        ended = subprocess.run(code, check=False).returncode
+        with locks.claim(path) as taken:
+            assert taken, moment
+        if ended == 0:
+            break
+    assert moments[0] < moment < moments[-1]
+
+
+def test_a_claim_needs_no_links(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    held = Claim(tmp_path / "claim")
+    assert held.acquire()
+    assert not Claim(held.path).acquire()
+    held.close()
+    assert [each.name for each in tmp_path.iterdir()] == ["claim.0"]
+    assert Claim(held.path).acquire()
+
+
+def test_a_link_that_was_granted_before_its_answer_was_lost_is_ours(tmp_path, monkeypatch):
+    link = os.link
+
+    def sent_again(source, target):
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", sent_again)
+    assert Claim(tmp_path / "claim").acquire()
+    assert not Claim(tmp_path / "claim").acquire()
 
 
 def test_a_suspended_process_notices_that_it_lost_its_claim(tmp_path, fast):
