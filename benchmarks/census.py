@@ -1,0 +1,277 @@
+"""Prepare every network of timm, and those of the zoo: strides as torch's converters give them, and breaks.
+
+    python benchmarks/census.py [--only NAME] [--seconds 90] [--observe 14] [--table]
+
+Each network is built without initialising its weights, in a process of its own, and prepared: the plan, the
+strides of all parameters and buffers against `torch.nn.utils.convert_conv2d_weight_memory_format` and
+`convert_conv3d_weight_memory_format`, the audit, and the breaks of the layout that are predicted as it is,
+with `repair_layout`, and with the calls that `keep_layout` replaces. Of every n-th network (`--observe`)
+the prediction is compared with a real forward.
+
+A line of `results/census.jsonl` is a network; a second start goes on after the last one. `--table` prints the
+table of docs/benchmarks-layout.md. timm imports torchvision for its data loaders only; where torchvision is
+not installed, its models are built without it.
+"""
+
+import argparse
+import copy
+import enum
+import importlib.machinery
+import importlib.util
+import json
+import multiprocessing
+import resource
+import sys
+import types
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import convert_conv2d_weight_memory_format as convert_conv2d
+from torch.nn.utils import convert_conv3d_weight_memory_format as convert_conv3d
+from video_networks import REAL_NETWORKS, VIDEO_NETWORKS
+from zoo_networks import NETWORKS, Network
+
+from prepare.audit import audit
+from prepare.core.utils.environment import environment
+from prepare.core.utils.text import first_line
+from prepare.flow import Flow, observe, predict
+from prepare.pipeline import Pipeline
+from prepare.steps.keeping.choose_calls import choose_calls
+
+RESULTS = Path(__file__).parent / "results"
+FILE = RESULTS / "census.jsonl"
+FORMATS: dict[str, Any] = {"conv2d_memory_format": {}, "conv3d_memory_format": {}}
+# Bytes that a network may take beside what its process has: three copies of the largest, and activations.
+MEMORY = 14 * 2**30
+
+
+def networks() -> dict[str, Network]:
+    """Return all networks by name."""
+    found = (
+        NETWORKS | VIDEO_NETWORKS | {f"{name} (real size)": n for name, n in REAL_NETWORKS.items()}
+    )
+    if importlib.util.find_spec("timm"):
+        if not importlib.util.find_spec("torchvision"):
+            stand_in_for_torchvision()
+        import timm
+
+        found |= {f"timm {name}": Timm(name) for name in timm.list_models()}
+    return found
+
+
+class Timm:
+    """A network of timm in its default configuration, with the input that it names."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def build(self) -> nn.Module:
+        """Return the network with random weights."""
+        import timm
+
+        return timm.create_model(self.name)
+
+    def batch(self) -> torch.Tensor:
+        """Return two images of the network's size."""
+        import timm
+
+        size = timm.get_pretrained_cfg(self.name, allow_unregistered=True)
+        shape = size.input_size if size else (3, 224, 224)
+        return torch.randn(2, *shape)
+
+
+def stand_in_for_torchvision() -> None:
+    """Let `import torchvision` succeed with modules that hold nothing but empty classes."""
+
+    class StandIn(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return type(name, (), {})
+
+    words = "nearest bilinear bicubic box hamming lanczos"
+    modes = {word.upper(): word for word in words.split()} | {"NEAREST_EXACT": "nearest-exact"}
+    names = ("", ".transforms", ".transforms.functional", ".datasets", ".datasets.utils")
+    names += (".ops", ".ops.misc", ".models", ".models.feature_extraction")
+    for name in names:
+        module: Any = StandIn(f"torchvision{name}")
+        module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
+        module.__path__ = []
+        module.__version__ = "0"
+        module.InterpolationMode = enum.Enum("InterpolationMode", modes)
+        sys.modules[module.__name__] = module
+        parent, _, last = module.__name__.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, module)
+
+
+def uninitialised(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a network whose weights are what the memory held."""
+    originals = {name: getattr(nn.init, name) for name in dir(nn.init) if name.endswith("_")}
+    originals = {name: f for name, f in originals.items() if callable(f) and name[0] != "_"}
+    try:
+        for name in originals:
+            setattr(nn.init, name, lambda tensor, *_, **__: tensor)
+        return build().eval()
+    finally:
+        for name, function in originals.items():
+            setattr(nn.init, name, function)
+
+
+def strides(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the strides of all parameters and buffers by name."""
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    return {name: x.stride() for name, x in tensors.items() if x.layout == torch.strided}
+
+
+def examine(name: str, *, observes: bool) -> dict[str, Any]:
+    """Return what preparing the network shows."""
+    network = networks()[name]
+    torch.manual_seed(0)
+    model, batch = uninitialised(network.build), network.batch()
+    original = {key: x.stride() for key, x in model.named_parameters()}
+    pipeline = Pipeline.from_config(FORMATS | {"input_format": {}})
+    theirs = copy.deepcopy(model)
+    convert_conv2d(theirs, torch.channels_last)
+    convert_conv3d(theirs, torch.channels_last_3d)
+    expected = strides(theirs)
+    del theirs
+    plan = pipeline.plan(model)
+    repaired = copy.deepcopy(model)
+    pipeline.apply(model, strict=False, known_issues="ignore")
+    rows = audit(model, plan=plan).rows
+    found: dict[str, Any] = {
+        "tensors": len(expected),
+        "converted": sum(row.status == "converted" for row in rows),
+        "ineffective": sum(row.status == "ineffective" for row in rows),
+        "other strides": sum(expected[key] != own for key, own in strides(model).items()),
+        "left to do": bool(pipeline.plan(model)),
+        "moved": sum(original.get(key) != x.stride() for key, x in model.named_parameters()),
+    }
+    flow = predict(model, pipeline.format(batch))
+    found |= {"convolutions": flow.summary["convolutions"], "as it is": figures(flow)}
+    if observes and flow.status == "ok":
+        found["observed"] = figures(observe(model, pipeline.format(batch)))
+    if flow.status == "ok" and flow.summary["breaks"]:
+        both = Pipeline.from_config({"repair_layout": {}} | FORMATS | {"input_format": {}})
+        both.apply(repaired, strict=False, known_issues="ignore")
+        choice = choose_calls(repaired, both.format(batch), backward=False, prune=False)
+        found["repaired"], found["kept"] = figures(choice.before), figures(choice.after)
+    return found
+
+
+def figures(flow: Flow) -> dict[str, Any]:
+    """Return the number of breaks, and of those with each operation and line."""
+    if flow.status != "ok":
+        return {"reason": flow.reason}
+    breaks = [e for e in flow.events if e.kind == "break" and e.phase == "forward"]
+    places: Counter[str] = Counter()
+    for event in breaks:
+        source = event.source.rpartition("site-packages/")[2]
+        places[f"{event.operation} in {event.type}{source and f' ({source})'}"] += event.count
+    return {
+        "breaks": flow.summary["breaks"],
+        "copied_bytes": flow.summary["copied_bytes"],
+        "places": dict(places.most_common(8)),
+    }
+
+
+def _child(name: str, observes: bool, pipe: Any) -> None:  # noqa: FBT001  the arguments of a process
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    try:
+        pipe.send(examine(name, observes=observes))
+    except Exception as error:  # recorded as part of the result
+        pipe.send({"error": f"{type(error).__name__}: {first_line(error)}"})
+
+
+def run(name: str, *, observes: bool, seconds: float) -> dict[str, Any]:
+    """Examine the network in a process of its own, within `seconds`."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_child, args=(name, observes, theirs))
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv() if ours.poll(seconds) else {"error": f"longer than {seconds:g} s"}
+    except EOFError:
+        return {"error": "the process died"}
+    finally:
+        process.kill()
+        process.join()
+
+
+def read() -> dict[str, dict[str, Any]]:
+    """Return the results that are there, by network."""
+    lines = FILE.read_text().splitlines() if FILE.exists() else []
+    return {row["network"]: row for row in map(json.loads, lines)}
+
+
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the table: all networks by their library, and the breaks that cost most."""
+    yield "| networks | number | errors | other strides | ineffective | breaks | repaired | kept |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for library in sorted({row["network"].split()[0] for row in rows}):
+        own = [row for row in rows if row["network"].split()[0] == library]
+        yield f"| {library} | {len(own)} | {' | '.join(map(str, totals(own)))} |"
+    places: Counter[str] = Counter()
+    for row in rows:
+        # Each network counts once for a place: an operation that breaks in many blocks is one line of code.
+        places.update(row.get("as it is", {}).get("places", {}).keys())
+    yield ""
+    yield "| operation and line | networks |"
+    yield "|---|---|"
+    for place, count in places.most_common(15):
+        yield f"| `{place}` | {count} |"
+
+
+def totals(rows: list[dict[str, Any]]) -> list[int]:
+    """Return the figures of a line of the table."""
+    flows = [row.get("as it is", {}) for row in rows]
+
+    def after(row: dict[str, Any], what: str) -> int:
+        return row.get(what, row.get("as it is", {})).get("breaks", 0)
+
+    return [
+        sum("error" in row for row in rows),
+        sum(row.get("other strides", 0) for row in rows),
+        sum(row.get("ineffective", 0) for row in rows),
+        sum(flow.get("breaks", 0) for flow in flows),
+        sum(after(row, "repaired") for row in rows),
+        sum(after(row, "kept") for row in rows),
+    ]
+
+
+def main() -> None:
+    """Examine all networks that have no result yet."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="a part of the names")
+    parser.add_argument("--seconds", type=float, default=90.0, help="limit for one network")
+    parser.add_argument("--observe", type=int, default=14, help="run every n-th network for real")
+    parser.add_argument("--every", type=int, default=1, help="examine every n-th network")
+    parser.add_argument("--table", action="store_true", help="print the table of what is there")
+    options = parser.parse_args()
+    done = read()
+    if options.table:
+        print("\n".join(table(list(done.values()))))
+        return
+    names = [name for name in networks() if options.only in name][:: options.every]
+    for number, name in enumerate(names):
+        if name not in done:
+            found = run(name, observes=number % options.observe == 0, seconds=options.seconds)
+            row = {"network": name} | found
+            with FILE.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(f"{number + 1}/{len(names)} {json.dumps(row)[:200]}", flush=True)
+    (RESULTS / "census_environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
