@@ -73,7 +73,7 @@ class OperationCase:
 
 @dataclass(frozen=True)
 class CaseOutcome:
-    """The result of a case: `bad` (wrong here, slow here, unclear, or nothing), a phrase and figures.
+    """The result of a case: `bad` (wrong, inexact or slow here, unclear, or nothing), a phrase and figures.
 
     Figures that were not measured are None.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prepare.core.document import Document, Facts, Items, Table
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.text import plural
-from prepare.doctor.records import FINE, NOT_PROBED, SLOW, VERDICTS, WRONG
+from prepare.doctor.records import FINE, INEXACT, NOT_PROBED, SLOW, VERDICTS, WRONG
 
 if TYPE_CHECKING:
     from prepare.core.document import Part
@@ -40,7 +40,7 @@ def _parts(diagnosis: Diagnosis) -> Iterator[Part]:
 
 def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield the lines of a diagnosis: one for each finding, and one below it for what to do."""
-    for verdict in (WRONG, SLOW, NOT_PROBED):
+    for verdict in (WRONG, INEXACT, SLOW, NOT_PROBED):
         for finding in diagnosis.of(verdict):
             yield _finding(finding)
             if finding.remedy:

@@ -16,7 +16,7 @@ from prepare.core.utils.child_process import Worker
 from prepare.core.utils.environment import environment
 from prepare.core.utils.wording import step
 from prepare.doctor.probes import GENERAL, KNOWN, PROBES
-from prepare.doctor.records import FINE, NOT_PROBED, SLOW, WRONG, Diagnosis, Finding
+from prepare.doctor.records import FINE, INEXACT, NOT_PROBED, SLOW, WRONG, Diagnosis, Finding
 from prepare.doctor.worker import answer, wrong
 from prepare.errors import FileError, RefusedError
 
@@ -126,7 +126,7 @@ def _finding(name: str, where: str, remedy: str, answer: dict[str, Any], *, know
         verdict=verdict,
         where=where,
         reason=text,
-        remedy=remedy if verdict in (WRONG, SLOW) else "",
+        remedy=remedy if verdict in (WRONG, INEXACT, SLOW) else "",
         error=answer.get("error"),
         allowed=answer.get("allowed"),
         ratio=answer.get("ratio"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -29,6 +29,18 @@ class Probe:
 
 def _judged(*cases: OperationCase) -> Run:
     return lambda device: (judge(case, device) for case in cases)
+
+
+def _inexact(*cases: OperationCase) -> Run:
+    found = _judged(*cases)
+    return lambda device: (
+        replace(
+            each,
+            bad=each.bad.replace("wrong", "inexact"),
+            text=each.text.replace("wrong", "inexact"),
+        )
+        for each in found(device)
+    )
 
 
 def _kept(*cases: OperationCase) -> Run:
@@ -79,6 +91,13 @@ KNOWN: dict[str, Probe] = {
         _judged(
             OperationCase(partial(nn.GroupNorm, 4, 8), (1, 8, 32, 32), _FLAT, mean=1000.0,
                  against_contiguous=True)
+        ),
+    ),
+    "batch_norm_sums_cpu": Probe(
+        "BatchNorm in training, of a large batch",
+        _inexact(
+            OperationCase(partial(nn.BatchNorm2d, 16), (4, 16, 128, 128), _FLAT, mean=10.0,
+                 against_contiguous=True, allowed=1e-6)
         ),
     ),
     "instance_norm_copies": Probe(

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from prepare.core.document import Document
 
 _KIND = json_records.Kind("prepare.doctor", 1, "a diagnosis", "a doctor.json", DoctorError)
-WRONG, SLOW, FINE, NOT_PROBED = VERDICTS = ("wrong here", "slow here", "fine here", "not probed")
+VERDICTS = ("wrong here", "inexact here", "slow here", "fine here", "not probed")
+WRONG, INEXACT, SLOW, FINE, NOT_PROBED = VERDICTS
 # What of an environment may be shared: no paths, no names of hosts or repositories.
 _SHARED = ("python", "torch", "packages", "cpu", "instructions", "cores", "threads", "devices")
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][^\s\\/'\":,;()]+){2,}|~[\\/]\S+")

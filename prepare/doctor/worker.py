@@ -34,7 +34,7 @@ def run_probe(name: str, device: str) -> CaseOutcome:
         outcomes.append(outcome)
         if outcome.bad == "wrong here":
             return outcome
-    order = ("", "unclear", "slow here")
+    order = ("", "unclear", "slow here", "inexact here")
     return max(outcomes, key=lambda each: (order.index(each.bad), each.error or 0.0))
 
 

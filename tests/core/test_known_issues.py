@@ -40,6 +40,20 @@ def group_norm_is_wrong_at_large_means():
     return (norm(last(given)) - exact).abs().max() > 100 * (norm(given) - exact).abs().max()
 
 
+def batch_norm_loses_digits():
+    torch.manual_seed(0)
+    given, grad = torch.randn(4, 16, 128, 128) + 10, torch.randn(4, 16, 128, 128)
+
+    def weight_gradient(given, grad):
+        norm = nn.BatchNorm2d(16).to(given.dtype)
+        norm(given).backward(grad)
+        return norm.weight.grad.double()
+
+    exact = weight_gradient(given.double(), grad.double())
+    own, flat = weight_gradient(given, grad), weight_gradient(last(given), last(grad))
+    return (flat - exact).abs().max() > 4 * (own - exact).abs().max()
+
+
 def a_small_convolution_takes_the_reference_kernel():
     backend = torch._C._select_conv_backend(
         *(last(torch.randn(1, 16, 8, 8, 8)), last(torch.randn(16, 16, 3, 3, 3)), None),
@@ -98,6 +112,7 @@ def idle_threads_spin():
 
 
 REPRODUCED = {
+    "batch_norm_sums_cpu": batch_norm_loses_digits,
     "batch_norm_statistics_float16": an_infinite_activation_stays_in_the_statistics,
     "idle_threads_spin_cpu": idle_threads_spin,
     "conv3d_bfloat16_small_cpu": a_small_activation_in_bfloat16_gives_garbage,

@@ -171,12 +171,13 @@ def test_the_table_and_the_page_show_every_finding():
         finding("b", "slow here", "2 times", remedy="use y"),
         finding("c", "not probed", "no time was left"),
         finding("d"),
+        finding("e", "inexact here"),
     )
     text = "\n".join(diagnosis_lines(shown))
     assert "wrong here: Conv2d [a]: measured\n    set x" in text
     assert "fine here: d" in text
     assert (
-        "4 answers for cpu: 1 wrong here, 1 slow here, 1 fine here, 1 not probed"
+        "5 answers for cpu: 1 wrong here, 1 inexact here, 1 slow here, 1 fine here, 1 not probed"
         in shown.document().line
     )
     page = doctor_page(shown)

@@ -13,7 +13,8 @@ from prepare.core.model.known_issues import Issue, issues, standing
 from prepare.core.utils.cache_folder import cache_folder
 from prepare.core.utils.environment import machine_identity
 
-WRONG, SLOW, FINE, NOT_PROBED = VERDICTS = ("wrong here", "slow here", "fine here", "not probed")
+VERDICTS = ("wrong here", "inexact here", "slow here", "fine here", "not probed")
+WRONG, INEXACT, SLOW, FINE, NOT_PROBED = VERDICTS
 # After this many seconds an answer is not asked any more.
 _FRESH = 30 * 86400
 
@@ -45,7 +46,7 @@ def standing_here(device: str) -> list[Issue]:
     return [
         issue
         for issue in issues()
-        if (answers.get(issue.name) in (WRONG, SLOW))
+        if (answers.get(issue.name) in (WRONG, INEXACT, SLOW))
         or (issue in by_table and answers.get(issue.name) != FINE)
     ]
 

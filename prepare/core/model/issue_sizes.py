@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+# Sums of fewer numbers than this lose few digits, and below so many elements a few microseconds count.
+_MANY_ROWS, _LARGE_BATCH = 1 << 12, 1 << 17
 # Weights with fewer elements than this are cheap to reorder.
 _MIN_WEIGHT_ELEMENTS = 1 << 18
 # With fewer output channels per output pixel than this, oneDNN's kernels gain more than the reordering costs.
@@ -33,6 +35,12 @@ def has_few_pixels(module: Any, shape: Sequence[int]) -> bool:
         for size, cut, step, kernel, stride in sizes
     )
     return 0 < _MIN_CHANNELS_PER_PIXEL * pixels <= module.out_channels
+
+
+def has_many_rows(module: Any, shape: Sequence[int]) -> bool:  # noqa: ARG001
+    """Return whether a sum over all but the channels of (N, C, *spatial) adds up many numbers."""
+    size = prod(shape)
+    return size >= max(_LARGE_BATCH, _MANY_ROWS * shape[1])
 
 
 def is_smaller_than_kernel(module: Any, sizes: Sequence[int]) -> bool:
@@ -85,6 +93,7 @@ class SizePredicate:
 
 SIZES = {
     "batch_of_one": SizePredicate("at batch 1", _is_batch_of_one),
+    "many_rows": SizePredicate("in training, for large batches", has_many_rows, in_plan=False),
     "few_pixels": SizePredicate("where few pixels come out of a large weight", has_few_pixels),
     "smaller_than_kernel": SizePredicate(
         "where the input is smaller than the kernel", _input_is_smaller_than_kernel

@@ -17,7 +17,7 @@ from prepare.core.model.issue_sizes import SIZES
 from prepare.core.utils import plain_yaml
 
 FILE = Path(__file__).with_suffix(".yaml")
-EFFECTS, PARTS = ("wrong", "slow"), ("outputs", "gradients", "time")
+EFFECTS, PARTS = ("wrong", "inexact", "slow"), ("outputs", "gradients", "time")
 BACKENDS = ("cpu", "cuda", "rocm", "mps", "xpu")
 SYSTEMS = ("macos",)
 CURES = ("repair", "format", "flag", "version")

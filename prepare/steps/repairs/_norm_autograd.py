@@ -30,18 +30,17 @@ def normalize(
     `weight` and `bias` are of shape (C,) or None. Return the result in the dtype and layout of `x`,
     and the means and the biased variances, each (N * C,), which have no gradient.
     """
-    if _is_traced(x):
+    if is_traced(x):
         return _normalize_differentiably(x, groups, weight, bias, eps)
     if torch.is_grad_enabled():
         return _Normalize.apply(x, groups, weight, bias, eps)
-    with _threads_for(x):
-        return _normalize(x, groups, weight, bias, eps)[:3]
+    return normalize_sample(x, groups, weight, bias, eps)[:3]
 
 
 def needs_contiguous_copy(x: Tensor) -> bool:
     """Return whether to copy `x`, normalize it with torch's contiguous kernel, and copy it back."""
     # A fake tensor shall show the same copies as a tensor with data.
-    if _is_traced(x) and not _is_fake(x):
+    if is_traced(x) and not _is_fake(x):
         return False
     rows = prod(x.shape[2:])
     # With one channel, the strides satisfy both formats; some numbers of pixels have no suitable divisor.
@@ -87,8 +86,7 @@ class _Normalize(torch.autograd.Function):
     def forward(  # noqa: PLR0917  # `apply` takes positional arguments only
         ctx: Any, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        with _threads_for(x):
-            y, mean, var, ctx.far = _normalize(x, groups, weight, bias, eps)
+        y, mean, var, ctx.far = normalize_sample(x, groups, weight, bias, eps)
         ctx.groups, ctx.eps = groups, eps
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(mean, var)
@@ -99,11 +97,17 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
         if grad is None:
             return (None,) * 5
-        x, weight, bias, mean, var = ctx.saved_tensors
-        if torch.is_grad_enabled():  # gradients of these gradients may follow
-            return _differentiable_backward(ctx, grad, x, weight, bias)
-        with _threads_for(x):
-            return _gradients(ctx, grad, x, weight, bias, mean, var)
+        return sample_gradients(ctx, grad, *ctx.saved_tensors)
+
+
+def sample_gradients(  # noqa: PLR0917
+    ctx: Any, grad: Tensor, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor
+) -> tuple[Any, ...]:
+    """Return the gradients of the arguments of `normalize`; `ctx` has `groups`, `eps` and `far`."""
+    if torch.is_grad_enabled():  # gradients of these gradients may follow
+        return _differentiable_backward(ctx, grad, x, weight, bias)
+    with _threads_for(x):
+        return _gradients(ctx, grad, x, weight, bias, mean, var)
 
 
 def _gradients(  # noqa: PLR0917
@@ -148,6 +152,14 @@ class _CopyInFormats(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         return _CopyInFormats.apply(grad, ctx.grad_target, ctx.target), None, None
+
+
+def normalize_sample(
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """As `normalize`, without autograd; also return whether a mean is far from 0, see `_normalize`."""
+    with _threads_for(x):
+        return _normalize(x, groups, weight, bias, eps)
 
 
 def _normalize(
@@ -232,7 +244,7 @@ def _is_fake(x: Tensor) -> bool:
     return isinstance(x, FakeTensor) and not torch.compiler.is_compiling()
 
 
-def _is_traced(x: Tensor) -> bool:
+def is_traced(x: Tensor) -> bool:
     """Return whether `x` is traced or transformed, or not on a CPU: then use differentiable operations."""
     return (
         torch.compiler.is_compiling()
