@@ -95,7 +95,7 @@ def _answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_issue(issue: Issue, answers: dict[str, dict[str, Any]]) -> Finding:
-    cures = ", or ".join(_cure(*each) for each in issue.cure)
+    cures = ", or ".join(_cure(*each, issue.effect) for each in issue.cure)
     remedy = cures or "exclude these modules, or use another format"
     where = PROBES[issue.probe].where if issue.probe in PROBES else ", ".join(issue.operations)
     if issue.probe not in KNOWN:
@@ -105,8 +105,10 @@ def _of_issue(issue: Issue, answers: dict[str, dict[str, Any]]) -> Finding:
     return _finding(issue.name, where, remedy, answer, known=True)
 
 
-def _cure(kind: str, cure: str) -> str:
-    return f"add {step('repair_layout')}" if kind == "repair" else _CURES[kind].format(cure)
+def _cure(kind: str, cure: str, effect: str) -> str:
+    if kind == "repair":
+        return f"add {step('repair_layout', **({'exact': True} if effect == 'inexact' else {}))}"
+    return _CURES[kind].format(cure)
 
 
 def _of_general(name: str, answers: dict[str, dict[str, Any]]) -> Finding:

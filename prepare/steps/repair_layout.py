@@ -47,6 +47,8 @@ class RepairLayout(ForDevice, ForChannelsLast):
     keeps_tensors: ClassVar[bool] = True
     include: Patterns = ()
     exclude: Patterns = ()
+    exact: bool = False
+    """Also repair what only has fewer digits in channels-last, which costs time: batch norms trained on a CPU."""
     force: bool = False
     """Apply every repair, whatever the device, and whatever the format of the convolutions."""
 
@@ -78,7 +80,11 @@ class RepairLayout(ForDevice, ForChannelsLast):
 
         if self.force:
             return _all()
-        names = {issue.repair for issue in standing(self._device or _device_of(model))}
+        names = {
+            issue.repair
+            for issue in standing(self._device or _device_of(model))
+            if self.exact or issue.effect != "inexact"
+        }
         return tuple(repair for repair in _all() if repair.name in names)
 
 
