@@ -221,6 +221,14 @@ KNOWN: dict[str, Probe] = {
     "channels_last_ignored_rocm": Probe(
         "Conv2d", _kept(OperationCase(partial(nn.Conv2d, 8, 16, 3), (2, 8, 16, 16), _FLAT))
     ),
+    "channels_last_slow_rocm": Probe(
+        "Conv2d",
+        _timed(
+            1.25, "contiguous",
+            OperationCase(partial(nn.Conv2d, 64, 64, 3, padding=1), (8, 64, 56, 56), _FLAT, _BFLOAT16),
+            OperationCase(partial(nn.Conv2d, 64, 64, 3, padding=1), (8, 64, 56, 56), dtype=_BFLOAT16),
+        ),
+    ),
     "avg_pool2d_backward_mps": Probe(
         "AvgPool2d", _judged(OperationCase(partial(nn.AvgPool2d, 2), (4, 3, 8, 8), _FLAT))
     ),

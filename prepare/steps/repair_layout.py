@@ -48,7 +48,7 @@ class RepairLayout(ForDevice, ForChannelsLast):
     include: Patterns = ()
     exclude: Patterns = ()
     exact: bool = False
-    """Also repair what only has fewer digits in channels-last, which costs time: batch norms trained on a CPU."""
+    """Also repair what only has fewer digits in channels-last, which costs time (batch norms)."""
     force: bool = False
     """Apply every repair, whatever the device, and whatever the format of the convolutions."""
 

@@ -134,6 +134,29 @@ NEEDS_BFLOAT16 = {"conv3d_bfloat16_small_cpu"}
 CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
 
 
+def test_inductor_does_not_count_the_convolutions_of_a_backward():
+    lowering = pytest.importorskip("torch._inductor.graph").GraphLowering
+    graph = torch.fx.Graph()
+    graph.call_function(torch.ops.aten.convolution_backward.default)
+    module = torch.fx.GraphModule(nn.Module(), graph)
+    assert lowering.decide_layout_opt(module, is_inference=False) is False
+
+
+MACHINES = [
+    ({"hip": "6.4.1", "architectures": ["gfx942"]}, "channels_last_ignored_rocm"),
+    ({"hip": "6.4.1", "architectures": ["gfx1100"]}, "channels_last_ignored_rocm"),
+    ({"hip": "7.0.51831", "architectures": ["gfx942"]}, None),
+    ({"hip": "7.0.51831", "architectures": ["gfx1100"]}, "channels_last_slow_rocm"),
+]
+
+
+@pytest.mark.parametrize(("machine", "expected"), MACHINES)
+def test_rocm_has_one_advice_for_each_version_and_architecture(machine, expected):
+    names = {issue.name for issue in standing("cuda", "2.13.0", machine)}
+    both = {"channels_last_ignored_rocm", "channels_last_slow_rocm"}
+    assert names & both == ({expected} if expected else set())
+
+
 def test_every_entry_is_reproduced_here_or_says_that_it_cannot_be():
     assert set(BY_NAME) == set(REPRODUCED) | NOT_HERE | OF_TIME
     assert NOT_HERE.isdisjoint(REPRODUCED)

@@ -54,6 +54,7 @@ class Issue:
     since: str
     until: str | None
     cudnn: tuple[str | None, ...]
+    rocm: tuple[str | None, ...]
     arch: tuple[str, ...]
     os: tuple[str | None, ...]
     cure: tuple[tuple[str, str], ...]
@@ -87,6 +88,7 @@ class Issue:
             backend in self.backend
             and _within(torch_version.partition("+")[0], (self.since, self.until), digits=2)
             and (not self.cudnn or _within(machine.get("cudnn"), self.cudnn))
+            and (not self.rocm or _within(machine.get("hip"), self.rocm))
             and (not self.arch or not set(self.arch).isdisjoint(machine.get("architectures") or ()))
             and (not system or _within(machine.get(system), span))
         )
@@ -109,7 +111,7 @@ def make_issue(name: str, entry: dict[str, Any]) -> Issue:
     problems = [key for key in ("what", "evidence", "backend", "operations") if not entry[key]]
     problems += [key for key, words in _WORDS.items() if entry[key] not in words]
     problems += [key for key, words in _KEYS.items() if not set(entry[key]) <= set(words)]
-    problems += [key for key in ("cudnn",) if len(entry[key]) not in (0, 2)]
+    problems += [key for key in ("cudnn", "rocm") if len(entry[key]) not in (0, 2)]
     problems += ["os"] * bool(
         entry["os"] and (len(entry["os"]) != 3 or entry["os"][0] not in SYSTEMS)
     )
@@ -132,8 +134,8 @@ def standing(
 ) -> list[Issue]:
     """Return the issues on this type of device in this version of torch.
 
-    The default is the installed torch and the present machine. An entry for some versions of cuDNN or some
-    architectures stands only where these are known.
+    The default is the installed torch and the present machine. An entry for some versions
+    of cuDNN or ROCm, or for some architectures, stands only where these are known.
     """
     import torch
 
