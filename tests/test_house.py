@@ -34,22 +34,9 @@ FORBIDDEN = {
     "sweep": {"prepare.cli", "prepare.report"},
 }
 PUBLIC = (
-    *(
-        "audit",
-        "bench",
-        "checkpoint",
-        "reduce",
-        "contract",
-        "distributed",
-        "doctor",
-        "errors",
-        "export",
-        "flow",
-        "hydra",
-        "patterns",
-    ),
-    *("recipe", "registry", "stage", "step", "tune", "verify"),
-)
+    "audit", "bench", "checkpoint", "reduce", "contract", "distributed", "doctor", "errors", "export", "flow",
+    "hydra", "patterns", "recipe", "registry", "stage", "step", "tune", "verify",
+)  # fmt: skip
 
 
 def files_of(part: str) -> list[Path]:
