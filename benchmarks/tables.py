@@ -29,7 +29,6 @@ PAGES = (
     *sorted(RESULTS.glob("*.md")),
     *sorted(DOCS.glob("benchmarks*.md")),
     DOCS / "decisions" / "keep-layout.md",
-    DOCS / "exporting.md",
     DOCS / "segmentation.md",
     DOCS / "verification.md",
 )

@@ -52,23 +52,17 @@ def test_converting_after_ddp_is_what_torch_warns_of(ranks):
 
 # Steps, dimensions, and gradient_as_bucket_view.
 SILENT = [
-    ({**on_ranks.ALL_RANKS, **half}, dimensions, view)
+    pytest.param(half, dimensions, view, marks=pytest.mark.slow if half or dimensions == 3 else ())
     for half in ({}, {"half": {"dtype": "bfloat16"}})
     for dimensions in (2, 3)
     for view in (False, True)
 ]
 
 
-@pytest.mark.parametrize("case", SILENT[:2], ids=str)
-def test_ddp_is_silent_over_every_kind_of_convolution(ranks, case):
-    for warned, found in ranks(on_ranks.ddp_every_kind, *case):
-        assert (warned, found) == ([], [])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SILENT[2:], ids=str)
-def test_ddp_is_silent_in_each_dtype_and_rank(ranks, case):
-    for warned, found in ranks(on_ranks.ddp_every_kind, *case):
+@pytest.mark.parametrize(("half", "dimensions", "view"), SILENT)
+def test_ddp_is_silent_over_every_kind_of_convolution(ranks, half, dimensions, view):
+    steps = {**on_ranks.ALL_RANKS, **half}
+    for warned, found in ranks(on_ranks.ddp_every_kind, steps, dimensions, view):
         assert (warned, found) == ([], [])
 
 
@@ -242,20 +236,19 @@ FLAT_STRIDES = {
 }
 
 
-@pytest.mark.parametrize("original", [False, True])
-def test_fsdp_keeps_what_was_prepared_before_it_in_every_forward(ranks, original):
-    for seen, off in ranks(on_ranks.fsdp1_prepared, original):
+@pytest.mark.parametrize(
+    ("original", "strategy"),
+    [
+        (False, "FULL_SHARD"),
+        (True, "FULL_SHARD"),
+        pytest.param(True, "SHARD_GRAD_OP", marks=pytest.mark.slow),
+        pytest.param(True, "NO_SHARD", marks=pytest.mark.slow),
+    ],
+)
+def test_fsdp_keeps_what_was_prepared_before_it_in_every_forward(ranks, original, strategy):
+    for seen, off in ranks(on_ranks.fsdp1, original, strategy):
         assert seen == FLAT_STRIDES
-        assert off is None or off < 1e-14
-        assert (off is not None) == original
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
-def test_fsdp_keeps_it_with_every_strategy(ranks, strategy):
-    for seen, off in ranks(on_ranks.fsdp1_prepared, True, strategy):
-        assert seen == FLAT_STRIDES
-        assert off < 1e-14
+        assert off < 1e-14 if original else off is None
 
 
 @pytest.mark.parametrize(

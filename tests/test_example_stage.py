@@ -1,26 +1,21 @@
 """A stage that another package brings: nothing in this one names it, and all of it works."""
 
 import json
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+import example_packages
+from paths import ROOT
+
 MODEL = ("model=unet2d", "model.width=2", "model.depth=2", "input.shape=[1,1,8,8]")
 QUICK = ("memfmt=channels_last", "bench=none", "verify=none")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The package, installed by pip into a folder of its own."""
-    source, target = tmp_path_factory.mktemp("source") / "stage", tmp_path_factory.mktemp("site")
-    shutil.copytree(ROOT / "tests" / "example_stage", source)
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", str(target), str(source)], check=True)
-    return target
+    return example_packages.installed("example_stage", tmp_path_factory.mktemp("stage"))
 
 
 @pytest.fixture

@@ -29,19 +29,14 @@ def right(result: dict, cases: int) -> None:
     assert result["extra_mb"] > 0 or sys.platform != "linux"  # else it measured nothing
 
 
-def test_any_bytes_are_refused_or_round_trip():
-    right(fuzz("--cases", "3000", "--seed", "1", "--big", "25"), 3000)
-
-
-def test_any_bytes_are_refused_or_round_trip_without_libyaml():
-    right(fuzz("--cases", "400", "--seed", "2", "--big", "60", "--slow-parser"), 400)
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_cases_are_refused_or_round_trip():
-    right(fuzz("--cases", "100000", "--seed", "3"), 100_000)
-
-
-@pytest.mark.slow
-def test_ten_thousand_cases_are_refused_or_round_trip_without_libyaml():
-    right(fuzz("--cases", "10000", "--seed", "4", "--slow-parser"), 10_000)
+@pytest.mark.parametrize(
+    ("cases", "words"),
+    [
+        (3000, "--seed 1 --big 25"),
+        (400, "--seed 2 --big 60 --slow-parser"),
+        pytest.param(100_000, "--seed 3", marks=pytest.mark.slow),
+        pytest.param(10_000, "--seed 4 --slow-parser", marks=pytest.mark.slow),
+    ],
+)
+def test_any_bytes_are_refused_or_round_trip(cases, words):
+    right(fuzz("--cases", str(cases), *words.split()), cases)

@@ -1,43 +1,29 @@
 """Steps of third parties: found by entry point, imported when used, and never in another's way."""
 
 import json
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from torch import nn
 
+import example_packages
+from paths import ROOT
 from prepare.errors import ConfigError, StepError, UnknownStepError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS, Registry, owner, register
 from prepare.step import Step, TensorStep
 
-EXAMPLE = Path(__file__).parent / "example_plugin"
-
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The example package, installed by pip into a folder of its own."""
-    source = tmp_path_factory.mktemp("source") / "example"
-    shutil.copytree(EXAMPLE, source)
-    target = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--target", str(target), str(source)], check=True)
-    return target
+    return example_packages.installed("example_plugin", tmp_path_factory.mktemp("plugin"))
 
 
 def run(code, installed, *, check=True):
-    root = Path(__file__).parent.parent
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=check,
-        env={"PYTHONPATH": f"{installed}:{root}", "PATH": "/usr/bin:/bin"},
-    )
-    return done
+    env = {"PYTHONPATH": f"{installed}:{ROOT}", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=check, env=env)
 
 
 def test_an_installed_step_is_listed_without_being_imported(installed):

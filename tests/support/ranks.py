@@ -314,11 +314,11 @@ def some_ranks():
 # ------------------------------------------------------------------------------- FSDP
 
 
-def fsdp1(prepared, *, use_orig_params, strategy="FULL_SHARD"):
+def fsdp1(use_orig_params, strategy="FULL_SHARD"):
     """Strides that convolutions see in forward, those of their outputs, and how far gradients are off."""
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-    model = FLAT.apply(network()) if prepared else network()
+    model = FLAT.apply(network())
     seen = {}
     for name, module in model.named_children():
         if isinstance(module, nn.Conv2d):
@@ -326,21 +326,15 @@ def fsdp1(prepared, *, use_orig_params, strategy="FULL_SHARD"):
                 lambda module, _, output, name=name: seen.update({name: (module.weight.stride(), output.stride())})
             )  # fmt: skip
     sharded = FullyShardedDataParallel(
-        model,
-        device_id=torch.device("cpu"),
-        use_orig_params=use_orig_params,
+        model, device_id=torch.device("cpu"), use_orig_params=use_orig_params,
         sharding_strategy=ShardingStrategy[strategy],
-    )
+    )  # fmt: skip
     backward(sharded, mine(batches()[0]))
     gradients = None
     if use_orig_params:
         with FullyShardedDataParallel.summon_full_params(sharded, with_grads=True):
             gradients = off([parameter.grad for parameter in sharded.parameters()])
     return seen, gradients
-
-
-def fsdp1_prepared(use_orig_params, strategy="FULL_SHARD"):
-    return fsdp1(True, use_orig_params=use_orig_params, strategy=strategy)
 
 
 def _mesh():

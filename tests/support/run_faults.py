@@ -20,18 +20,9 @@ ROOT = CONF.parent
 
 
 WRITTEN = (
-    "recipe.yaml",
-    "plan.json",
-    "audit.json",
-    "audit.csv",
-    "flow.json",
-    "flow.svg",
-    "verify.json",
-    "report.html",
-    "environment.json",
-    "job.json",
-    "result.json",
-)
+    "recipe.yaml", "plan.json", "audit.json", "audit.csv", "flow.json", "flow.svg", "verify.json", "report.html",
+    "environment.json", "job.json", "result.json",
+)  # fmt: skip
 posix = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
 
 

@@ -19,17 +19,8 @@ OK = Result("ok", seconds=2.0)
 NOISE = Control(ratio=1.0, interval=(0.99, 1.01), noise=1.01)
 
 
-def bench(
-    ratio=0.5,
-    *,
-    low=None,
-    high=None,
-    verdict="faster",
-    what="inference",
-    cpu="a processor",
-    error="",
-    others=None,
-):
+def bench(ratio=0.5, *, low=None, high=None, verdict="faster", what="inference", cpu="a processor", error="",
+          others=None):  # fmt: skip
     """Return a bench of a prepared model with this time `ratio`; with `error`, its baseline did not run."""
     low, high = (ratio * 0.97 if low is None else low), (ratio * 1.03 if high is None else high)
     rows = (
@@ -67,13 +58,7 @@ def flow(breaks=0) -> Flow:
 def audit(converted=8, *, names=("conv",), after=1 << 20) -> Audit:
     rows = [AuditRow(name, "Conv3d", "weight", "parameter", (8, 8, 3, 3, 3), (216, 1, 72, 24, 8), "float32", "cpu",
                 ("channels_last_3d",), (), None, "converted", ("conv3d_memory_format",), None) for name in names]  # fmt: skip
-    counts = {
-        "ineffective": 0,
-        "skipped": 0,
-        "converted": converted,
-        "already": 8 - converted,
-        "untouched": 0,
-    }
+    counts = {"ineffective": 0, "skipped": 0, "converted": converted, "already": 8 - converted, "untouched": 0}  # fmt: skip
     summary = {"convolutions": counts, "status": counts, "tensors": len(rows), "dtypes": {"float32": len(rows)},
                "devices": {"cpu": len(rows)}, "bytes_before": 1 << 20, "bytes_after": after, "unregistered": []}  # fmt: skip
     return Audit(rows, summary)
@@ -117,29 +102,19 @@ def formats_by_precisions(folder: Path) -> Path:
     """Write a sweep of two formats by three precisions: one row is best, one fails, one is wrong, one never ran."""
     overrides = [["model=unet3d", f"memfmt={f}", f"precision={p}"] for f in FORMATS for p in PRECISIONS]  # fmt: skip
     plan(folder, overrides)
-    common = {"audited": audit(0), "flowed": flow(0), "verified": verification(1e-7)}
-    add_row(
-        folder,
-        0,
-        overrides[0],
-        **common,
-        benched=bench(1.0, verdict="no difference"),
-        steps={},
-    )
-    common |= {"audited": audit(0, after=1 << 19), "verified": verification(3e-3)}
-    add_row(
-        folder,
-        1,
-        overrides[1],
-        **common,
-        benched=bench(0.62),
-        steps={"half": {"dtype": "bfloat16"}},
-    )
+    half, last = {"dtype": "bfloat16"}, {"memory_format": "channels_last_3d"}
     failed = Result("failed", "error", "RuntimeError: \"slow_conv3d\" not implemented for 'Half'", "Traceback", 0.8)  # fmt: skip
-    add_row(folder, 2, overrides[2], result=failed)
-    common |= {"audited": audit(8), "flowed": flow(13), "verified": verification(2e-7, wrong=2)}
-    add_row(folder, 3, overrides[3], **common, benched=bench(1.2, verdict="slower"), steps={"conv3d_memory_format": {"memory_format": "channels_last_3d"}})  # fmt: skip
-    common |= {"audited": audit(8, after=1 << 19), "verified": verification(4e-3)}
-    add_row(folder, 4, overrides[4], **common, benched=bench(0.41),
-            steps={"half": {"dtype": "bfloat16"}, "conv3d_memory_format": {"memory_format": "channels_last_3d"}})  # fmt: skip
+    rows = (
+        {"audited": audit(0), "flowed": flow(0), "verified": verification(1e-7),
+         "benched": bench(1.0, verdict="no difference"), "steps": {}},
+        {"audited": audit(0, after=1 << 19), "flowed": flow(0), "verified": verification(3e-3), "benched": bench(0.62),
+         "steps": {"half": half}},
+        {"result": failed},
+        {"audited": audit(8), "flowed": flow(13), "verified": verification(2e-7, wrong=2),
+         "benched": bench(1.2, verdict="slower"), "steps": {"conv3d_memory_format": last}},
+        {"audited": audit(8, after=1 << 19), "flowed": flow(13), "verified": verification(4e-3), "benched": bench(0.41),
+         "steps": {"half": half, "conv3d_memory_format": last}},
+    )  # fmt: skip
+    for number, records in enumerate(rows):
+        add_row(folder, number, overrides[number], **records)
     return folder

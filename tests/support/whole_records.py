@@ -44,15 +44,7 @@ def tuning() -> Tuning:
 def exported() -> Export:
     contract = ArtefactContract(inputs=(InputContract(name="x", shape=(None, 3), dtype="float32", strides=(3, 1)),),
                                 layouts={"contiguous": "right", "channels_last": "wrong"}, environment={"A": "1"})  # fmt: skip
-    check = LayoutCheck(
-        layout="contiguous",
-        batch=2,
-        answer="right",
-        status="pass",
-        error=1e-7,
-        allowed=1e-4,
-        note="a",
-    )
+    check = LayoutCheck(layout="contiguous", batch=2, answer="right", status="pass", error=1e-7, allowed=1e-4, note="a")  # fmt: skip
     return Export(status="pass", reason="", exporter="onnx", options={"file": "model"}, artefact="model.onnx", sha256="ab", bytes=3,
                   files={"model.onnx": "ab"}, recipe="a", recipe_inside=True, versions={"torch": "2"}, contract=contract,
                   taken_out=(TakenOut(step="compile", modules=("0",), reason="a"),),
@@ -72,15 +64,7 @@ def write_run(folder: Path) -> None:
     """Write the record of a run that made every analysis."""
     write_record(folder)
     Flow.load(folder / "flow.json").save(folder / "flow_before.json")
-    lost = Lost(
-        tensor="0.weight",
-        before="float32",
-        after="float16",
-        elements=9,
-        overflowed=1,
-        flushed=1,
-        rounded=0,
-    )
+    lost = Lost(tensor="0.weight", before="float32", after="float16", elements=9, overflowed=1, flushed=1, rounded=0)  # fmt: skip
     check = Check(what="outputs", status="pass", mode="eval", batch=2, inputs="given", error=1e-7, allowed=1e-4, worst="0",
                   compared=1, sensitivity=1e-3, least_sensitive="0")  # fmt: skip
     Verification(status="pass", reason="", level="short", mode="eval", reference="float64", checks=(check,), lost=(lost,), culprit="",
@@ -96,15 +80,6 @@ def write_run(folder: Path) -> None:
     left = UnpatchedBreak(source="c:1", cause="d", breaks=1, reason="e")
     Patch(diff="-", calls=(call,), left=(left,), before=(2048, 3), after=(0, 1), verified="pass", verdict="faster", ratio=0.5,
           interval=(0.4, 0.6)).save(folder / "patch.json")  # fmt: skip
-    found = Finding(
-        name="one",
-        known=True,
-        verdict="wrong here",
-        where="Conv2d",
-        reason="a",
-        ratio=2.0,
-        ratio_interval=(1.0, 3.0),
-    )
-    Diagnosis(device="cpu", findings=(found,), environment=MACHINE, seconds=2.0).save(
-        folder / "doctor.json"
-    )
+    found = Finding(name="one", known=True, verdict="wrong here", where="Conv2d", reason="a", ratio=2.0, ratio_interval=(1.0, 3.0))  # fmt: skip
+    diagnosis = Diagnosis(device="cpu", findings=(found,), environment=MACHINE, seconds=2.0)
+    diagnosis.save(folder / "doctor.json")
