@@ -28,7 +28,7 @@ FORBIDDEN = {
     **dict.fromkeys((*TOOLS, *STAGES), OUTER),
     "report": {"torch", "prepare.cli"},
     "report/pages": {"prepare.report.terminal"},
-    "report/charts": {"prepare.report.pages", "prepare.report.terminal"},
+    "report/charts.py": {"prepare.report.pages", "prepare.report.terminal"},
     "report/terminal": {"prepare.report.pages", "prepare.report.charts"},
     "job": {"prepare.cli", "prepare.report", "prepare.sweep"},
     "sweep": {"prepare.cli", "prepare.report"},

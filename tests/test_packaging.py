@@ -283,7 +283,6 @@ def test_only_command_line_modules_need_its_packages(tmp_path):
             "prepare.cli.completion",
             "prepare.cli.compose_config",
             "prepare.cli.resolve_config",
-            "prepare.report.charts.flow_picture",
         ),
         *(
             f"prepare.report.terminal.{name}"
@@ -306,7 +305,6 @@ def test_only_command_line_modules_need_its_packages(tmp_path):
                 "bench_section",
                 "tune_section",
                 "sweep_page",
-                "diff_page",
             )
         ),
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from prepare.cli.answer import tell
+from prepare.core.utils.files import write_text
 from prepare.core.utils.text import line, plural, printable
 from prepare.errors import ConfigError, FileError, PrepareError
 from prepare.job.outcome import DONE
@@ -58,16 +59,16 @@ def _diff(argv: list[str]) -> int:
     if flags.page == "":
         raise ConfigError("diff", "--page names no file", "give one: --page FILE.html")
     from prepare.report.compare_runs import read_differences
-    from prepare.report.terminal.diff import show_differences
 
     differences = _read_named(lambda first: read_differences(first, Path(paths[1])), Path(paths[0]))
-    show_differences(differences, all_changes=flags.all)
+    for text in differences.lines(all_changes=flags.all):
+        line(printable(text))
     parts = {part.title: list(map(str, part.changes)) for part in differences.parts}
     tell(differences=parts)
     if flags.page is not None:
-        from prepare.report.pages.diff_page import write_diff_page
+        from prepare.report.pages.page import diff_page
 
-        write_diff_page(differences, Path(flags.page))
+        write_text(Path(flags.page), diff_page(differences))
         line(f"the page is in {printable(flags.page)}")
     return DONE
 

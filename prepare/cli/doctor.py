@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from prepare.core.utils.files import printable_path
+from prepare.core.utils.files import printable_path, write_text
 from prepare.core.utils.text import line
 from prepare.errors import ConfigError
 
@@ -33,7 +33,7 @@ def doctor(argv: list[str]) -> int:
 
     require_packages("rich")
     from prepare.doctor import examine
-    from prepare.report.pages.doctor_page import write_doctor_page
+    from prepare.report.pages.page import doctor_page
     from prepare.report.terminal.console import stage
     from prepare.report.terminal.document import show_document
 
@@ -48,7 +48,7 @@ def doctor(argv: list[str]) -> int:
     folder = Path(flags.folder)
     _make(folder)
     diagnosis.save(folder / "doctor.json")
-    write_doctor_page(diagnosis, folder / "doctor.html")
+    write_text(folder / "doctor.html", doctor_page(diagnosis))
     written = printable_path(folder / "doctor.json")
     line(f"written: {written}, doctor.html; to share them in an issue: doctor share {written}")
     return diagnosis.exit_code

@@ -27,6 +27,17 @@ def convolutions_text(numbers: Mapping[str, int], steps: Mapping[str, Any]) -> s
     return counts(numbers, CONVOLUTIONS)
 
 
+def steps_text(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """Return each step with the value of its first option: `device cpu, half bfloat16`."""
+    texts = (f"{name} {_first(options)}".strip() for name, options in steps.items())
+    return ", ".join(texts) or "no step"
+
+
+def _first(options: Mapping[str, Any] | None) -> str:
+    value = next(iter((options or {}).values()), "")
+    return value if isinstance(value, str) else ""
+
+
 def quantized_text(rows: Iterable[AuditRow]) -> str:
     """Return `3 weights int8 per row; left in float: 1 Conv2d: ...`; empty if no step stores weights so."""
     once = [row for row in rows if all(row.path <= other for other in row.shared_with)]
