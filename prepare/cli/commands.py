@@ -37,8 +37,8 @@ def require_packages(*packages: str) -> None:
 
 
 def _steps(argv: list[str]) -> int:
+    from prepare.cli.help import steps_text
     from prepare.registry import STEPS
-    from prepare.report.terminal.step_list import steps_text
 
     _check_count(argv, 0, "steps")
     line(steps_text(_width()))

@@ -79,7 +79,7 @@ def documents_of(record: Any) -> list[Document]:
 
 def _audit_document(audit: Any) -> Document:
     from prepare.report.run_documents import audit_parts
-    from prepare.report.terminal.run_rows import missed_notes
+    from prepare.report.sentences import missed_notes
 
     summary = audit.summary
     convolutions = counts(summary["convolutions"], STATUSES)

@@ -12,7 +12,7 @@ from prepare.audit.rows import STATUSES, AuditRow
 from prepare.core.document import Code, Document, Facts, Items, Table, Text
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.text import counts, plural, size
-from prepare.report.failure import failure_word
+from prepare.report.documents import failure_word
 from prepare.report.sentences import outputs_sentence, quantized_text
 from prepare.report.training_code import training_code as code_for_recipe
 

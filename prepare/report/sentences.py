@@ -64,6 +64,24 @@ def _most(item: tuple[str, int]) -> tuple[int, str]:
     return -item[1], item[0]
 
 
+def missed_notes(rows: Iterable[AuditRow]) -> list[str]:
+    """Return one line for each reason of unconverted tensors, `ineffective` first."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    missed = [row for row in rows if row.status in ("ineffective", "skipped")]
+    for row in sorted(missed, key=lambda row: row.status):
+        path = f"{row.module}.{row.tensor}" if row.module else row.tensor
+        by_reason.setdefault((row.status, row.reason or ""), []).append(path)
+    lines = [
+        f"{status}: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {reason}"
+        for (status, reason), names in by_reason.items()
+    ]
+    hidden = len(lines) - 4
+    return [
+        *lines[:4],
+        *([f"{plural(hidden, 'more reason')}; see audit.csv"] if hidden > 0 else []),
+    ]
+
+
 def autocast_text(amp: str) -> str:
     """Return the clause on the autocast of every forward; empty without autocast."""
     return "" if amp == "none" else f"under autocast to {amp}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from prepare.core.utils.speed import change_text, interval_text, verdict_text
 from prepare.core.utils.text import size
-from prepare.job.headline import CONVOLUTIONS, BenchFigures
+from prepare.job.headline import CONVOLUTIONS
 from prepare.registry import ordered_stages
 from prepare.report.sentences import memory_text, timing_text, verified_text
 from prepare.stage import Column
@@ -53,16 +53,6 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
 
 def _of_stage(column: Column, row: SweepRow) -> str:
     return column.text(row.figures)
-
-
-def timings(summary: Summary) -> list[str]:
-    """Return what any row timed (`inference`, `training step`); rows are ranked by the first."""
-    return list(dict.fromkeys(timed.what for row in summary.rows for timed in row.headline.timed))
-
-
-def timing(row: SweepRow, what: str) -> BenchFigures | None:
-    """Return the row's comparison of that kind."""
-    return next((timed for timed in row.headline.timed if timed.what == what), None)
 
 
 def reason_text(row: SweepRow) -> str:
