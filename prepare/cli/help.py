@@ -43,8 +43,8 @@ def help_page(width: int, config_dir: str | None = None) -> str:
     files = f"A run writes a folder: {', '.join(shown_files())}, prepare.log, .hydra/."
     page = Template(template).safe_substitute(
         APP_CONFIG_GROUPS="\n".join(folded) + "\n",
-        TASKS="\n".join(_key_rows(_task_rows(), width)),
-        STAGES="\n".join(_key_rows(_stage_rows(), width)),
+        TASKS="\n".join(_rows(_task_rows(), width)),
+        STAGES="\n".join(_rows(_stage_rows(), width)),
         FILES=textwrap.fill(files, width),
     )
     return as_called(page.rstrip())
@@ -60,16 +60,8 @@ def group_page(group: str, width: int, config_dir: str | None = None) -> str:
     if group not in names:
         raise ConfigError(group, "no such group", choose(group, names, noun="groups"))
     options = _options(group, config_dir)
-    column = max(map(len, options)) + 2
-    rows = [
-        textwrap.fill(
-            _sentence(path),
-            width,
-            initial_indent=f"  {name.ljust(column)}",
-            subsequent_indent=" " * (column + 2),
-        )
-        for name, path in options.items()
-    ]
+    texts = ((name, _sentence(path)) for name, path in options.items())
+    rows = _rows(texts, width, max(map(len, options)))
     return as_called("\n".join([f"{group}: choose one with {group}=OPTION", *rows]))
 
 
@@ -148,14 +140,14 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _key_rows(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
-    for key, text in rows:
-        start = f"  {key.ljust(_KEY)}  "
+def _rows(rows: Iterable[tuple[str, str]], width: int, column: int = _KEY) -> Iterator[str]:
+    """Yield a line for each name and text, folded to `width`; names take a column."""
+    for name, text in rows:
         yield textwrap.fill(
             text,
             width,
-            initial_indent=start,
-            subsequent_indent=" " * (_KEY + 4),
+            initial_indent=f"  {name.ljust(column)}  ",
+            subsequent_indent=" " * (column + 4),
             break_on_hyphens=False,
         )
 

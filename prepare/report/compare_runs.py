@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,9 +146,15 @@ def read_differences(first: Path, second: Path) -> Differences:
             f"{files.printable_path(path)} is {_KINDS[name]}" for path, name in sides
         )
         raise ConfigError("diff", wrong, _SAME_KIND)
-    parts, figures, gist = _COMPARE[kind](first, second)
-    parts = tuple(part for part in parts if part.changes)
-    return Differences(kind, str(first), str(second), parts, tuple(figures), gist)
+    parts, figures, gist = [], [], ""
+    if kind == "run":
+        parts, figures, gist = _compare_runs(first, second)
+    elif kind == "audit":
+        parts = [_audit_part(Audit.load(first), Audit.load(second))]
+    else:
+        parts = [_part("recipe", _recipe_changes(recipe.load(first), recipe.load(second)))]
+    parts = [part for part in parts if part.changes]
+    return Differences(kind, str(first), str(second), tuple(parts), tuple(figures), gist)
 
 
 def _kind(path: Path) -> str:
@@ -160,18 +166,8 @@ def _kind(path: Path) -> str:
     return "recipe" if path.suffix in (".yaml", ".yml") else "audit"
 
 
-_Compared = tuple[Iterable[ComparedPart], list[Change], str]
-
-
-def _compare_audits(first: Path, second: Path) -> _Compared:
-    return [_audit_part(Audit.load(first), Audit.load(second))], [], ""
-
-
-def _compare_recipes(first: Path, second: Path) -> _Compared:
-    return [_part("recipe", _recipe_changes(recipe.load(first), recipe.load(second)))], [], ""
-
-
-def _compare_runs(first: Path, second: Path) -> _Compared:
+def _compare_runs(first: Path, second: Path) -> tuple[list[ComparedPart], list[Change], str]:
+    """Return the parts in which two runs differ, the figures of both side by side, and the gist."""
     records = [_read_record(path) for path in (first, second)]
     headlines = [headline(r.result.figures if r.result else None) for r in records]
     results = [_results(*pair) for pair in zip(records, headlines, strict=True)]
@@ -191,21 +187,13 @@ def _compare_runs(first: Path, second: Path) -> _Compared:
     return parts, figures, _gist(headlines, statuses)
 
 
-_COMPARE: dict[str, Callable[[Path, Path], _Compared]] = {
-    "run": _compare_runs,
-    "audit": _compare_audits,
-    "recipe": _compare_recipes,
-}
-
-
 def _part(title: str, changes: list[Change]) -> ComparedPart:
     return ComparedPart(title, tuple(changes), tuple(changes))
 
 
 def _audit_part(first: Audit, second: Audit) -> ComparedPart:
-    return ComparedPart(
-        "audit", tuple(_audit_changes(first, second)), tuple(_audit_groups(first, second))
-    )
+    changes = tuple(map(_change, first.diff(second)))
+    return ComparedPart("audit", changes, tuple(_audit_groups(first, second)))
 
 
 def _read_record(folder: Path) -> SavedResults:
@@ -372,11 +360,6 @@ def _document(
         for label, found, fold in ((title, changes, ""), ("Each difference", every, fold))
     ]
     return Document(name=name, title=title, parts=lambda: tables)
-
-
-def _audit_changes(first: Audit, second: Audit) -> list[Change]:
-    """Return one change for each tensor that differs."""
-    return [_change(difference) for difference in first.diff(second)]
 
 
 def _audit_groups(first: Audit, second: Audit) -> list[Change]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from prepare.core.document import Advice, Answer, Document, Shown
 from prepare.core.utils.text import capitalized, first_line, plural
-from prepare.registry import ordered_stages, stages_of, tasks
+from prepare.registry import ordered_stages, stages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,11 +143,6 @@ def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice
     }
     found += [each for key, each in _DEFAULTS.items() if holds[key]]
     return min(found, key=lambda each: each.rank)
-
-
-def prepares(run: Results | SavedResults) -> bool:
-    """Return whether the run was to prepare its model."""
-    return tasks()[run.task or task_of(run.found)].prepares
 
 
 def _failure_answers(result: Result) -> list[Answer]:

@@ -64,6 +64,15 @@ def _most(item: tuple[str, int]) -> tuple[int, str]:
     return -item[1], item[0]
 
 
+def by_remedy(texts: Iterable[str]) -> dict[str, list[str]]:
+    """Return the texts by their remedy, which is what follows the last semicolon; empty for none."""
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        wrong, _, remedy = text.rpartition("; ")
+        groups.setdefault(remedy if wrong else "", []).append(wrong or text)
+    return groups
+
+
 def missed_notes(rows: Iterable[AuditRow]) -> list[str]:
     """Return one line for each reason of unconverted tensors, `ineffective` first."""
     by_reason: dict[tuple[str, str], list[str]] = {}

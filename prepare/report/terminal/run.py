@@ -15,6 +15,7 @@ from prepare.report.documents import advice, shown_of, stage_documents
 from prepare.report.objects import changes_table
 from prepare.report.sentences import (
     autocast_text,
+    by_remedy,
     convolutions_text,
     missed_notes,
     outputs_sentence,
@@ -66,7 +67,8 @@ class RunOutput:
         if results is not None:
             self._show_rest(results)
         if results is None or outcome.result.status in ("failed", "interrupted"):
-            show_problems((outcome.result.error or "").splitlines())
+            for problem in (outcome.result.error or "").splitlines():
+                line(printable(problem), errors=True)
             if outcome.result.traceback:
                 file = os.path.join(self._folder, "traceback.txt")  # noqa: PTH118  for reading
                 line(f"the traceback is in {file}", errors=True)
@@ -78,9 +80,9 @@ class RunOutput:
             _show_rows(_detail_rows(results, results.audit, documents, self._folder))
             _show_last("files", self._folder)
         elif results.found:
-            show_unprepared(results, documents, self._folder)
+            _show_unprepared(results, documents, self._folder)
         else:
-            show_plan(results, self._folder)
+            _show_plan(results, self._folder)
         _show_warnings(results.warnings)
         before = {cls.name for cls in ordered_stages() if cls.choose is not Stage.choose}
         for document in documents:
@@ -90,15 +92,11 @@ class RunOutput:
 
 def _show_warnings(warnings: Iterable[str]) -> None:
     """Print the warnings, and each advice once, after the warnings that share it."""
-    by_advice: dict[str, list[str]] = {}
-    for warning in warnings:
-        text, separator, advice = warning.rpartition("; ")
-        by_advice.setdefault(advice if separator else "", []).append(text if separator else warning)
-    for advice, texts in by_advice.items():
+    for remedy, texts in by_remedy(warnings).items():
         for text in texts:
             line(printable(f"warning: {text}"), errors=True)
-        if advice:
-            line(printable(f"  {advice}"), errors=True)
+        if remedy:
+            line(printable(f"  {remedy}"), errors=True)
 
 
 def shown_folder(folder: Path) -> str:
@@ -109,7 +107,7 @@ def shown_folder(folder: Path) -> str:
     return printable(folder.absolute() if outside else relative)
 
 
-def show_plan(results: Results, folder: str) -> None:
+def _show_plan(results: Results, folder: str) -> None:
     """Print the plan of a pipeline and the first tensors that it would change."""
     plan, steps = results.plan.summary(), _declared(results)
     rows = [("to change", f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')}")]
@@ -130,7 +128,7 @@ def show_plan(results: Results, folder: str) -> None:
             line("plan.json has them all")
 
 
-def show_unprepared(results: Results, documents: Iterable[Document], folder: str) -> None:
+def _show_unprepared(results: Results, documents: Iterable[Document], folder: str) -> None:
     """Print what is known of a model that is not prepared."""
     under = autocast_text(results.amp)
     line(f"{printable(results.model)} is not prepared{under and f', {under}'}")
@@ -139,12 +137,6 @@ def show_unprepared(results: Results, documents: Iterable[Document], folder: str
     for document in documents:
         show_document(document)
     line(f"  details are in {printable(folder)}")
-
-
-def show_problems(problems: Iterable[Any]) -> None:
-    """Print one line for each problem on stderr."""
-    for problem in problems:
-        line(printable(problem), errors=True)
 
 
 def _answer_rows(

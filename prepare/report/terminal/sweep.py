@@ -21,7 +21,7 @@ from prepare.report.sweep_table import (
     reason_text,
     reasons,
 )
-from prepare.report.terminal.console import console, has_width, show_table
+from prepare.report.terminal.console import console, has_width, table_lines
 from prepare.report.terminal.run import shown_folder
 from prepare.sweep.ranking import Ranking, rank
 
@@ -81,7 +81,8 @@ def _show_table(available: Sequence[Column], rows: Sequence[SweepRow], width: in
         )
     for cells in zip(*(texts[column] for column in shown), strict=True):
         table.add_row(*cells)
-    show_table(table, width=width)
+    for text in table_lines(table, width=width):
+        line(text)
     if len(shown) < len(available):
         hidden = ", ".join(column.title for column in available if column not in shown)
         line(f"columns left out, as the terminal is too narrow: {printable(hidden)}")
