@@ -146,7 +146,9 @@ def read_differences(first: Path, second: Path) -> Differences:
             f"{files.printable_path(path)} is {_KINDS[name]}" for path, name in sides
         )
         raise ConfigError("diff", wrong, _SAME_KIND)
-    parts, figures, gist = [], [], ""
+    parts: list[ComparedPart] = []
+    figures: list[Change] = []
+    gist = ""
     if kind == "run":
         parts, figures, gist = _compare_runs(first, second)
     elif kind == "audit":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.speed import change_text, interval_text, verdict_text
 from prepare.core.utils.text import size
@@ -41,17 +41,17 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
         Column("memory", lambda row: memory_text(row.headline), 5),
         Column("breaks", _lost(lambda lost: str(lost.breaks)), 4, number=True),
         Column("copied", _lost(lambda lost: size(lost.copied_bytes)), 6, number=True),
-        *(
-            replace(c, text=lambda row, text=c.text: text(row.figures))
-            for cls in ordered_stages()
-            for c in cls.columns
-        ),
+        *(replace(c, text=_of_figures(c.text)) for cls in ordered_stages() for c in cls.columns),
         Column("seconds", _seconds, 4, number=True),
     ]
     unneeded = {
         s for s in CONVOLUTIONS[2:] if {_count(s)(row) for row in summary.rows} <= {"", "0"}
     }
     return [c for c in available if c.title not in unneeded and any(map(c.text, summary.rows))]
+
+
+def _of_figures(text: Callable[[Any], str]) -> Callable[[SweepRow], str]:
+    return lambda row: text(row.figures)
 
 
 def reason_text(row: SweepRow) -> str:

@@ -180,10 +180,11 @@ def _run_lead(run: SavedResults, documents: Iterable[Document]) -> list[list[Par
     done = Facts(rows=tuple(facts), title="What was done")
     code = Code(text="" if wrong else training_code(run), title="In your code")
     lead = [part for document in documents for part in document.lead]
-    pictures = [part for part in lead if isinstance(part, Charts)]
-    others = [part for part in lead if not isinstance(part, Charts)]
-    columns: list[list[Part]] = [[*pictures], [done, code]] if pictures else [[done], [code]]
-    return [column for column in (*columns, others) if any(map(has_content, column))]
+    pictures: list[Part] = [part for part in lead if isinstance(part, Charts)]
+    others = [part for part in lead if part not in pictures]
+    columns: list[list[Part]] = [pictures, [done, code]] if pictures else [[done], [code]]
+    columns.append(others)
+    return [column for column in columns if any(map(has_content, column))]
 
 
 def _day(run: SavedResults) -> str:
