@@ -24,7 +24,7 @@ FORBIDDEN = {
     "audit": DECLARATION,
     "report": {"torch"},
     "report/pages": {"prepare.report.terminal"},
-    "report/charts": {"prepare.report.pages", "prepare.report.terminal"},
+    "report/charts.py": {"prepare.report.pages", "prepare.report.terminal"},
     "report/terminal": {"prepare.report.pages", "prepare.report.charts"},
 }
 PUBLIC = (

@@ -259,8 +259,7 @@ def test_only_command_line_modules_need_its_packages(tmp_path):
     """
     done = without(CLI, code, tmp_path)
     assert done.stderr == ""
-    needs = ("prepare.hydra", "prepare.cli.", "prepare.report.terminal.", "prepare.report.pages.",
-             "prepare.report.charts.flow_picture")  # fmt: skip
+    needs = ("prepare.hydra", "prepare.cli.", "prepare.report.terminal.", "prepare.report.pages.")
     assert [name for name in done.stdout.split() if not name.startswith(needs)] == []
 
 

@@ -6,17 +6,19 @@ import importlib
 import json
 import shutil
 import sys
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from prepare.cli.answer import tell
+from prepare.core.utils.files import printable_path, write_text
 from prepare.core.utils.text import line, plural, printable
 from prepare.errors import ConfigError, FileError, PrepareError
 from prepare.job.outcome import DONE
 
 _WIDEST = 110
-
+_DOCTOR = "doctor [--device DEVICE] [--seconds N] [--folder FOLDER] [--dry-run]"
 
 _Read = TypeVar("_Read")
 
@@ -36,8 +38,8 @@ def require_packages(*packages: str) -> None:
 
 
 def _steps(argv: list[str]) -> int:
+    from prepare.cli.help import steps_text
     from prepare.registry import STEPS
-    from prepare.report.terminal.step_list import steps_text
 
     _check_count(argv, 0, "steps")
     line(steps_text(_width()))
@@ -46,9 +48,7 @@ def _steps(argv: list[str]) -> int:
 
 
 def _diff(argv: list[str]) -> int:
-    from argparse import ArgumentParser
-
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = _parser()
     parser.add_argument("--page", nargs="?", const="")
     parser.add_argument("--all", action="store_true")
     flags, paths = parser.parse_known_args(argv)
@@ -58,16 +58,16 @@ def _diff(argv: list[str]) -> int:
     if flags.page == "":
         raise ConfigError("diff", "--page names no file", "give one: --page FILE.html")
     from prepare.report.compare_runs import read_differences
-    from prepare.report.terminal.diff import show_differences
 
     differences = _read_named(lambda first: read_differences(first, Path(paths[1])), Path(paths[0]))
-    show_differences(differences, all_changes=flags.all)
+    for text in differences.lines(all_changes=flags.all):
+        line(printable(text))
     parts = {part.title: list(map(str, part.changes)) for part in differences.parts}
     tell(differences=parts)
     if flags.page is not None:
-        from prepare.report.pages.diff_page import write_diff_page
+        from prepare.report.pages.page import diff_page
 
-        write_diff_page(differences, Path(flags.page))
+        write_text(Path(flags.page), diff_page(differences))
         line(f"the page is in {printable(flags.page)}")
     return DONE
 
@@ -84,9 +84,59 @@ def _summary(argv: list[str]) -> int:
 
 
 def _doctor(argv: list[str]) -> int:
-    from prepare.cli.doctor import doctor
+    """Examine this machine and write its files; return 1 if something is wrong on it, else 0."""
+    if argv and argv[0] == "share":
+        return _share(argv[1:])
+    parser = _parser()
+    parser.add_argument("--device")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--folder", default="doctor")
+    parser.add_argument("--dry-run", action="store_true")
+    try:
+        flags, rest = parser.parse_known_args(argv)
+    except ArgumentError as error:
+        raise ConfigError("doctor", str(error), _DOCTOR) from error
+    if rest:
+        raise ConfigError("doctor", f"{rest[0]!r} is not an option", _DOCTOR)
+    require_packages("rich")
+    from prepare.doctor import examine
+    from prepare.report.pages.page import doctor_page
+    from prepare.report.terminal.console import stage
+    from prepare.report.terminal.document import show_document
 
-    return doctor(argv)
+    with stage(f"examining this machine, about {flags.seconds:.0f} s at most", after=0.5) as show:
+        diagnosis = examine(
+            flags.device,
+            seconds=flags.seconds,
+            dry_run=flags.dry_run,
+            progress=lambda where, done, count: show(f"probed {done} of {count}: {where}"),
+        )
+    show_document(diagnosis.document())
+    folder = Path(flags.folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        wrong = f"{printable_path(folder)}: {error.strerror or type(error).__name__}"
+        raise ConfigError("--folder", wrong, "give another") from error
+    diagnosis.save(folder / "doctor.json")
+    write_text(folder / "doctor.html", doctor_page(diagnosis))
+    written = printable_path(folder / "doctor.json")
+    line(f"written: {written}, doctor.html; to share them in an issue: doctor share {written}")
+    return diagnosis.exit_code
+
+
+def _share(argv: list[str]) -> int:
+    from prepare.doctor.records import Diagnosis
+
+    if len(argv) > 1:
+        usage = "doctor share [FOLDER/doctor.json]"
+        raise ConfigError("doctor share", f"takes one file, got {len(argv)}", usage)
+    path = Path(argv[0] if argv else "doctor/doctor.json")
+    diagnosis = _read_named(Diagnosis.load, path)
+    shared = path.with_name("doctor-share.json")
+    diagnosis.shared().save(shared)
+    line(f"attach {printable_path(shared)}: it has no paths, names of hosts or commits")
+    return DONE
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -112,6 +162,10 @@ def show_usage(command: str) -> int:
 
     line(as_called(f"usage: python run.py {USAGES[command]}"))
     return DONE
+
+
+def _parser() -> ArgumentParser:
+    return ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
 
 
 def _check_count(argv: list[str], count: int, usage: str, what: str = "") -> None:
@@ -144,11 +198,9 @@ def show_versions() -> int:
 
 def show_help(argv: list[str]) -> int:
     """Print the page of --help, or of one group: `--help model`."""
-    from argparse import ArgumentParser
-
     from prepare.cli.help import group_page, help_page
 
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = _parser()
     parser.add_argument("--config-dir", "-cd", nargs="?")
     flags, words = parser.parse_known_args(argv)
     groups = [word for word in words if not word.startswith("-") and "=" not in word]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
+import re
+import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +24,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from prepare.cli import folder_names
 from prepare.cli.override_errors import (
     Menu,
     Override,
@@ -29,6 +32,7 @@ from prepare.cli.override_errors import (
     hides_the_model,
     is_certain,
     no_values,
+    unreadable,
     within,
 )
 from prepare.cli.resolve_config import (
@@ -40,7 +44,6 @@ from prepare.cli.resolve_config import (
     resolved,
     with_a_decoder,
 )
-from prepare.cli.word_errors import unreadable
 from prepare.core.utils.conf_folder import conf_dir
 from prepare.errors import ConfigError, Problem
 from prepare.job.settings import NO_MODEL, group_names, level_names, read_settings
@@ -56,13 +59,33 @@ REPLACE: dict[str, Any] = {} if BASE else {"replace": True}
 BUILT_IN = (ValueError, TypeError, AssertionError, AttributeError)
 ERRORS = (HydraException, OmegaConfBaseException, *BUILT_IN)
 
+_SLUG_LENGTH = 100
+# Overrides that change how a sweep runs and not its results: they are not part of a name.
+_NOT_NAMED = ("isolate=", "resume=", "overwrite=")
+
+
+def unique() -> str:
+    """Return a name that no two runs share, on any machine: microseconds, process and two random bytes."""
+    return f"{datetime.now().astimezone():%f}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+def slug(overrides: Iterable[str]) -> str:
+    """Return the overrides of a row as the name of a folder: ASCII, without slashes, 100 letters at most."""
+    text = ",".join(word for word in map(str, overrides) if not word.startswith(_NOT_NAMED))
+    name = re.sub(r"[^\w.=,-]+", "-", text, flags=re.ASCII).strip("-.")
+    if len(name) > _SLUG_LENGTH:
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        name = f"{name[: _SLUG_LENGTH - 9]}-{digest}"
+    return name or "defaults"
+
+
 # Registered on import: the worker of a launcher names the folder of a row before it runs the task.
 # OmegaConf 2.4 renames the function; 2.3 has the new name too, for an older function.
 _register: Callable[..., None] = (
     OmegaConf.register_new_resolver if BASE else OmegaConf.register_resolver
 )
-_register("prepare_unique", folder_names.unique, use_cache=True, replace=True)
-_register("prepare_slug", folder_names.slug, replace=True)
+_register("prepare_unique", unique, use_cache=True, replace=True)
+_register("prepare_slug", slug, replace=True)
 _register("prepare_pid", os.getpid, replace=True)
 
 

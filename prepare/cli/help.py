@@ -1,25 +1,28 @@
-"""Build the page of --help, or of one group, from the configuration files, without Hydra."""
+"""Build the page of --help, of one group, and of the steps, without Hydra."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from string import Template
-from typing import Any, get_args, get_type_hints
-
-import yaml
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from prepare.core.utils.conf_folder import conf_dir
+from prepare.core.utils.options import describe, plain
 from prepare.core.utils.suggest import choose
-from prepare.errors import ConfigError
+from prepare.errors import ConfigError, PrepareError
 from prepare.job.record import shown_files
 from prepare.job.settings import group_names, level_names
-from prepare.registry import ordered_stages, tasks
+from prepare.registry import STEPS, ordered_stages, tasks
+
+if TYPE_CHECKING:
+    from prepare.step import Step
 
 # The command as the template and the files of options write it.
 _FROM_A_CHECKOUT = "python run.py"
@@ -29,6 +32,8 @@ _KEY = 23
 
 def help_page(width: int, config_dir: str | None = None) -> str:
     """Return the page, its lists folded to `width` columns; `config_dir` is a folder of more options."""
+    import yaml  # from the extra; the list of the steps does without
+
     text = (conf_dir() / "config.yaml").read_text(encoding="utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     template = yaml.load(text, Loader=loader)["hydra"]["help"]["template"]  # noqa: S506  both are safe
@@ -38,8 +43,8 @@ def help_page(width: int, config_dir: str | None = None) -> str:
     files = f"A run writes a folder: {', '.join(shown_files())}, prepare.log, .hydra/."
     page = Template(template).safe_substitute(
         APP_CONFIG_GROUPS="\n".join(folded) + "\n",
-        TASKS="\n".join(_key_rows(_task_rows(), width)),
-        STAGES="\n".join(_key_rows(_stage_rows(), width)),
+        TASKS="\n".join(_rows(_task_rows(), width)),
+        STAGES="\n".join(_rows(_stage_rows(), width)),
         FILES=textwrap.fill(files, width),
     )
     return as_called(page.rstrip())
@@ -55,17 +60,55 @@ def group_page(group: str, width: int, config_dir: str | None = None) -> str:
     if group not in names:
         raise ConfigError(group, "no such group", choose(group, names, noun="groups"))
     options = _options(group, config_dir)
-    column = max(map(len, options)) + 2
-    rows = [
-        textwrap.fill(
-            _sentence(path),
-            width,
-            initial_indent=f"  {name.ljust(column)}",
-            subsequent_indent=" " * (column + 2),
-        )
-        for name, path in options.items()
-    ]
+    texts = ((name, _sentence(path)) for name, path in options.items())
+    rows = _rows(texts, width, max(map(len, options)))
     return as_called("\n".join([f"{group}: choose one with {group}=OPTION", *rows]))
+
+
+def steps_text(width: int) -> str:
+    """Return the text of all steps for a terminal of `width` columns."""
+    return "\n\n".join("\n".join(_step(name, width)) for name in STEPS)
+
+
+def _step(name: str, width: int) -> Iterator[str]:
+    try:
+        cls = STEPS[name]
+    except PrepareError as error:
+        yield f"{name}: {error.problems[0].wrong}"
+        return
+    yield f"{name}  ({cls.phase})"
+    for paragraph in _card(cls):
+        wrapped = textwrap.wrap(paragraph, width - 2, subsequent_indent="    ")
+        yield from (f"  {text}" for text in wrapped)
+    hints = get_type_hints(cls, include_extras=True)
+    options = {f"steps.{name}.{each.name}={_default(each)}": each.name for each in fields(cls)}
+    longest = max(map(len, options), default=0)
+    for option, key in options.items():
+        yield f"    {option.ljust(longest)}  {describe(hints[key])}"
+
+
+def _card(cls: type[Step]) -> list[str]:
+    """Return the paragraphs of the docstring: summary, `Helps`, `Hurts`, `Source`."""
+    text = inspect.getdoc(cls) or ""
+    if text.startswith(f"{cls.__name__}("):
+        return []  # the docstring that dataclass generates
+    paragraphs: list[str] = []
+    for text_line in text.splitlines():
+        starts = text_line.partition(":")[0] in ("Helps", "Hurts", "Source")
+        if starts or not text_line.strip() or not paragraphs:
+            paragraphs.append(text_line.strip())
+        else:
+            paragraphs[-1] = f"{paragraphs[-1]} {text_line.strip()}".strip()
+    return [paragraph for paragraph in paragraphs if paragraph]
+
+
+def _default(field: Field[Any]) -> str:
+    """Return the default as the command line writes it."""
+    if field.default is not MISSING:
+        return _as_text(plain(field.default))
+    if field.default_factory is not MISSING:
+        return _as_text(plain(field.default_factory()))
+    return "... (required)"
 
 
 def _task_rows() -> Iterator[tuple[str, str]]:
@@ -84,11 +127,11 @@ def _stage_rows() -> Iterator[tuple[str, str]]:
             default = getattr(cls, each.name, None)
             name = cls.name if each.name == "level" else f"{cls.name}.{each.name}"
             words = get_args(hints[each.name]) if each.name == "level" else ()
-            example = "|".join(words) or each.metadata["example"] or as_text(default)
-            yield f"{name}={example}", f"{about} ({as_text(default)})"
+            example = "|".join(words) or each.metadata["example"] or _as_text(default)
+            yield f"{name}={example}", f"{about} ({_as_text(default)})"
 
 
-def as_text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """Return a default as a user writes it: `null`, `true`, `[]`, `60`."""
     if isinstance(value, tuple | list):
         return f"[{','.join(map(str, value))}]"
@@ -97,14 +140,14 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _key_rows(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
-    for key, text in rows:
-        start = f"  {key.ljust(_KEY)}  "
+def _rows(rows: Iterable[tuple[str, str]], width: int, column: int = _KEY) -> Iterator[str]:
+    """Yield a line for each name and text, folded to `width`; names take a column."""
+    for name, text in rows:
         yield textwrap.fill(
             text,
             width,
-            initial_indent=start,
-            subsequent_indent=" " * (_KEY + 4),
+            initial_indent=f"  {name.ljust(column)}  ",
+            subsequent_indent=" " * (column + 4),
             break_on_hyphens=False,
         )
 

@@ -159,10 +159,7 @@ class Checks(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with code 2 if the configuration is wrong."""
         with _exit_on_errors():
-            launching, sweeping = (
-                as_composed(config.hydra, key) for key in ("launcher", "sweeper")
-            )
-            groups = group_problems(launching=launching, sweeping=sweeping)
+            groups = group_problems(**_launching(config))
             problems = [*groups, *folder_problems(config), *Composer().problems(config)]
             _exit_if_any([*problems, *resume_problems(config, sweep=False)])
             # Hydra writes its own files before the task begins.
@@ -178,11 +175,8 @@ class Checks(Callback):
         """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""
         with _exit_on_errors():
             composer = Composer(kwargs.get("config_name"))
-            launching, sweeping = (
-                as_composed(config.hydra, key) for key in ("launcher", "sweeper")
-            )
             choices = config.hydra.runtime.choices
-            _exit_if_any([*launcher_problems(choices, launching=launching, sweeping=sweeping)])
+            _exit_if_any([*launcher_problems(choices, **_launching(config))])
             rows, empty = composer.rows(config)
             folders = [
                 *folder_problems(config),
@@ -209,6 +203,12 @@ class Checks(Callback):
                 if not is_quiet():
                     state.progress = SweepProgress(folder, coordinator.manifest)
                     state.progress.start()
+
+
+def _launching(config: DictConfig) -> dict[str, Any]:
+    """Return the unresolved configurations of the launcher and the sweeper."""
+    words = {"launching": "launcher", "sweeping": "sweeper"}
+    return {word: as_composed(config.hydra, key) for word, key in words.items()}
 
 
 def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:

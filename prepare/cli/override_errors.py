@@ -1,22 +1,33 @@
-"""Explain an override that Hydra refused: what is wrong with it, and what to write instead."""
+"""Explain words and overrides that Hydra refused: what is wrong with each, and what to write instead."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prepare.cli.word_errors import COMMAND_LATE, NO_OVERRIDE
+from prepare.cli.commands import COMMANDS
 from prepare.core.utils.options import no_options
 from prepare.core.utils.suggest import choose, choose_option, nearest, options_text
 from prepare.errors import ConfigError, Problem
 from prepare.job.settings import NO_MODEL, key_names
-from prepare.registry import STAGES, STEPS
+from prepare.registry import STAGES, STEPS, tasks
 
+NO_OVERRIDE = "is neither key=value nor a command"
+COMMAND_LATE = "is a command, and must come first, without overrides"
+# Words of other command lines, and what they are called here.
+_OTHER_WORDS = {
+    "help": "--help",
+    "version": "--version",
+    "multirun": "--multirun",
+    "list": "steps",
+    **{word: f"mode={word}" for word in ("eval", "train")},
+}
+_KEY = re.compile(r"[+~]{0,2}[\w$-]+([./][\w$-]+)*(@[\w.:$-]*)?", re.ASCII)
 # The keys that the option of a group fills: if the option is wrong, a missing key there is no evidence.
 FILLS = {"model": ("model", "input"), "input": ("input",)}
-_STEP_GROUPS = ("steps",)
 # Other words for our keys.
 _OTHER_KEYS = {
     **dict.fromkeys(("dtype", "half", "fp16"), "precision"),
@@ -34,6 +45,7 @@ _REMOVED = {
 }
 # Packages that bring an option of Hydra's own groups; those of our launchers are in `launcher_checks`.
 _PLUGINS = {"hydra/launcher=rq": "hydra-rq-launcher"}
+_STEPS = "add one as +steps.NAME={}, set an option as steps.NAME.OPTION=value, drop one as steps.NAME=null"
 # Hydra's own groups, which choose how a sweep runs.
 HYDRAS = ("hydra/launcher", "hydra/sweeper")
 
@@ -48,6 +60,11 @@ class Override:
     value: Any = None
     several: bool = False
 
+    @property
+    def written(self) -> str:
+        """Return the value as it was written."""
+        return self.text.partition("=")[2]
+
 
 @dataclass(frozen=True)
 class Menu:
@@ -59,33 +76,32 @@ class Menu:
 
 def explain(override: Override, menu: Menu, message: str) -> Problem:
     """Return the problem of an override that Hydra refused with `message`."""
-    if not override.key:
+    key, chosen = override.key, f"{override.key}={override.value}"
+    if not key:
         return Problem(override.text, "no key before the =", "write key=value, without spaces")
-    if within(override.key, "hydra.sweeper.params"):
+    if within(key, "hydra.sweeper.params"):
         remedy = "give one of your keys several values, as in seed=1,2"
-        return Problem(override.key, "cannot be set on the command line", remedy)
+        return Problem(key, "cannot be set on the command line", remedy)
     if override.several:
         return _explain_several(override)
-    if override.key == "steps":
-        remedy = "add one as +steps.NAME={}, set an option as steps.NAME.OPTION=value"
-        remedy += ", drop one as steps.NAME=null"
-        return Problem("steps", "cannot be set as a whole", f"{remedy}; steps: {', '.join(STEPS)}")
-    for word in (override.key, f"{override.key}={override.value}"):
+    if key == "steps":
+        return Problem("steps", "cannot be set as a whole", f"{_STEPS}; steps: {', '.join(STEPS)}")
+    for word in (key, chosen):
         if word in _REMOVED:
             return Problem(word, "was removed", _REMOVED[word])
-    if override.key in menu.groups:
-        return _explain_choice(override, menu)
-    if plugin := _PLUGINS.get(f"{override.key}={override.value}"):
-        remedy = f"install it: pip install {plugin}"
-        return Problem(override.key, f"{override.value!r} is not installed", remedy)
-    if "/" in override.key and (options := re.findall(r"^\t([\w-]+)$", message, re.MULTILINE)):
+    if key in menu.groups:
+        keys = key in menu.config and isinstance(override.value, dict)
+        wrong_key = _explain_key(override, menu) if keys else None
+        return wrong_key or Problem(key, *_explain_choice(override, menu.groups[key]))
+    if plugin := _PLUGINS.get(chosen):
+        wrong = f"{override.value!r} is not installed"
+        return Problem(key, wrong, f"install it: pip install {plugin}")
+    if "/" in key and (options := re.findall(r"^\t([\w-]+)$", message, re.MULTILINE)):
         remedy = choose(str(override.value), options, noun="installed")
-        return Problem(override.key, f"{_value(override)!r} is not an option", remedy)
-    if override.key in HYDRAS and isinstance(override.value, list):
-        return several_options(override.key)
-    if problem := _explain_key(override, menu):
-        return problem
-    return Problem(override.key, first_sentence(message))
+        return Problem(key, f"{override.written!r} is not an option", remedy)
+    if key in HYDRAS and isinstance(override.value, list):
+        return several_options(key)
+    return _explain_key(override, menu) or Problem(key, first_sentence(message))
 
 
 def several_options(group: str) -> Problem:
@@ -95,7 +111,7 @@ def several_options(group: str) -> Problem:
 
 def filled_by(group: str) -> tuple[str, ...]:
     """Return the top-level keys that the option of a group fills."""
-    return FILLS.get(group, (group,) if group in STAGES else _STEP_GROUPS)
+    return FILLS.get(group, (group,) if group in STAGES else ("steps",))
 
 
 def is_certain(key: str, unfilled: Collection[str], known: Mapping[str, Any]) -> bool:
@@ -115,9 +131,8 @@ def is_certain(key: str, unfilled: Collection[str], known: Mapping[str, Any]) ->
 def no_values(key: str, value: str, groups: Mapping[str, list[str]]) -> Problem:
     """Return the problem of a sweep value that stands for no values."""
     if key in groups:
-        return Problem(
-            key, f"{value!r} matches none of its options", choose_option("", key, groups[key])
-        )
+        remedy = choose_option("", key, groups[key])
+        return Problem(key, f"{value!r} matches none of its options", remedy)
     remedy = "write the values with commas, as in {key}=1,2"
     if value.startswith("range"):
         remedy = "a range stops before its end, as in range(1,4) for 1, 2 and 3"
@@ -130,11 +145,8 @@ def callback_problem(override: str) -> Problem | None:
     """Return the problem of an override that would switch off or replace the checks before a run."""
     key, _, value = override.partition("=")
     key = key.lstrip("+~")
-    if (
-        key == "hydra.callbacks"
-        or within(key, _OUR_CALLBACK)
-        or (key == "hydra" and "callbacks" in value)
-    ):
+    every = key == "hydra.callbacks" or (key == "hydra" and "callbacks" in value)
+    if every or within(key, _OUR_CALLBACK):
         remedy = "add your own callback as +hydra.callbacks.NAME={_target_:package.Class}"
         return Problem(key, "the checks before a run cannot be changed", remedy)
     return None
@@ -161,7 +173,7 @@ def hides_the_model(problem: Problem) -> bool:
 
 
 def _explain_several(override: Override) -> Problem:
-    values = _value(override)
+    values = override.written
     if values.startswith("interval("):
         remedy = "the basic sweeper takes a,b or range(1,3)"
         return Problem(override.key, f"{values!r} needs a sweeper that searches", remedy)
@@ -172,39 +184,34 @@ def _explain_several(override: Override) -> Problem:
     return Problem(override.key, f"{values!r} gives several values", remedy)
 
 
-def _explain_choice(override: Override, menu: Menu) -> Problem:
-    key, value, options = override.key, override.value, menu.groups[override.key]
+def _explain_choice(override: Override, options: list[str]) -> tuple[str, str]:
+    """Return what is wrong with the choice of a group, and the remedy."""
+    key, value, written = override.key, override.value, override.written
     if override.kind == "delete":
-        return Problem(
-            key, f"{_value(override)!r} is not the chosen option", f"~{key} drops any choice"
-        )
+        return f"{written!r} is not the chosen option", f"~{key} drops any choice"
     if "@" in override.text.partition("=")[0]:
-        return Problem(
-            key, "does not take a package", f"write {key}={_value(override)}, without the @"
-        )
+        return "does not take a package", f"write {key}={written}, without the @"
     if value is None:
-        return Problem(key, "null is not an option", f"~{key} drops the choice")
+        return "null is not an option", f"~{key} drops the choice"
     if isinstance(value, list):
-        remedy = _instead_of_a_list(override, options)
-        return Problem(key, f"takes one option, not the list {_value(override)}", remedy)
+        return f"takes one option, not the list {written}", _instead_of_a_list(override, options)
     if isinstance(value, dict):
-        if key in menu.config and (problem := _explain_key(override, menu)):
-            return problem
         remedy = f"choose {key}=NAME, and set an option of a step as steps.NAME.OPTION=value"
-        return Problem(key, "takes the name of an option, not a mapping", remedy)
-    word = value if isinstance(value, str) else _value(override)
-    if word not in options:
+        return "takes the name of an option, not a mapping", remedy
+    word = value if isinstance(value, str) else written
+    if word in options:
+        return "is already chosen", f"write {key}={value} once, without the +"
+    if key == "device" and _is_device(word):
+        remedy = f"give it as steps.device.device={word}; options: {', '.join(options)}"
+    else:
         remedy = choose_option(word, key, options)
-        if key == "device" and _is_device(word):
-            remedy = f"give it as steps.device.device={word}; options: {', '.join(options)}"
-        return Problem(key, f"{word!r} is not an option", remedy)
-    return Problem(key, "is already chosen", f"write {key}={value} once, without the +")
+    return f"{word!r} is not an option", remedy
 
 
 def _instead_of_a_list(override: Override, options: list[str]) -> str:
     key, items = override.key, override.value
     if key == "input" and items and all(type(item) is int for item in items):
-        return f"give the shape as input.shape={_value(override)}"
+        return f"give the shape as input.shape={override.written}"
     if len(items) == 1 and items[0] in options:
         return f"write {key}={items[0]}"
     if len(items) > 1 and all(isinstance(item, str) for item in items):
@@ -214,36 +221,33 @@ def _instead_of_a_list(override: Override, options: list[str]) -> str:
 
 def _explain_key(override: Override, menu: Menu) -> Problem | None:
     node: Any = menu.config
-    parts = override.key.split(".")
+    key, value, parts = override.key, override.value, override.key.split(".")
     for index, part in enumerate(parts):
         where = ".".join(parts[:index])
         if isinstance(node, list):
             return None
+        if node is None:
+            remedy = f"set all of it, as in {where}={{{part}:value}}"
+            return Problem(key, f"{where} is null and has no keys", remedy)
         if not isinstance(node, Mapping):
-            kind, remedy = "a value", f"set it as {where}=value"
-            if node is None:
-                kind, remedy = "null", f"set all of it, as in {where}={{{part}:value}}"
-            return Problem(override.key, f"{where} is {kind} and has no keys", remedy)
+            wrong = f"{where} is a value and has no keys"
+            return Problem(key, wrong, f"set it as {where}=value")
         if part not in node:
             return _missing(override, menu, parts[: index + 1], node)
         node = node[part]
-    if isinstance(override.value, dict) and isinstance(node, Mapping):
-        unknown = [str(key) for key in override.value if key not in node]
+    is_mapping = isinstance(node, Mapping)
+    if isinstance(value, dict) and is_mapping:
+        unknown = [str(name) for name in value if name not in node]
         return _missing(override, menu, [*parts, unknown[0]], node) if unknown else None
     if override.kind == "add":
-        return Problem(override.key, "already exists", f"write {override.text.lstrip('+')}")
-    if isinstance(node, Mapping) and isinstance(override.value, list):
+        return Problem(key, "already exists", f"write {override.text.lstrip('+')}")
+    if is_mapping and isinstance(value, list):
         if parts[0] == "steps" and len(parts) == 2:
-            return no_options(parts[1], override.value)
-        return Problem(
-            override.key,
-            f"{_value(override)} is not a mapping",
-            f"set a key in it as {override.key}.KEY=value",
-        )
-    if isinstance(node, list) and not isinstance(override.value, list):
-        return Problem(
-            override.key, f"{_value(override)} is not a list", f"write {override.key}=[a,b]"
-        )
+            return no_options(parts[1], value)
+        remedy = f"set a key in it as {key}.KEY=value"
+        return Problem(key, f"{override.written} is not a mapping", remedy)
+    if isinstance(node, list) and not isinstance(value, list):
+        return Problem(key, f"{override.written} is not a list", f"write {key}=[a,b]")
     return None
 
 
@@ -257,7 +261,7 @@ def _missing(
         remedy = f"choose {where}=NAME first; {options_text(where, menu.groups[where])}"
         return Problem(override.key, "no option is chosen", remedy)
     if f"hydra/{where}" in HYDRAS:
-        return Problem(where, "no such key", f"did you mean hydra/{where}={_value(override)}?")
+        return Problem(where, "no such key", f"did you mean hydra/{where}={override.written}?")
     if len(parts) == 1:
         return Problem(where, "no such key", _top_level(override, menu, siblings))
     if parts[0] == "model":
@@ -327,5 +331,34 @@ def _is_device(word: str) -> bool:
     return True
 
 
-def _value(override: Override) -> str:
-    return override.text.partition("=")[2]
+def unreadable(text: str, groups: Mapping[str, list[str]]) -> Problem:
+    """Return the problem of a word that is neither an override nor a command."""
+    key, sign, value = text.partition("=")
+    if not sign:
+        return _not_an_override(text, groups)
+    if not _KEY.fullmatch(key):
+        remedy = "write names with dots between them and no spaces, as in steps.half.dtype"
+        return Problem(text, f"{key!r} is not a key", remedy)
+    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+    remedy = f"""quote a value that holds special characters: {shlex.quote(f'{key}="{quoted}"')}"""
+    if value[:1] in ("[", "{", "("):
+        remedy = "write a list as [a,b] and a mapping as {a:b}, without spaces; quote an item that "
+        remedy += f"""holds special characters: '{key}=["re:.*"]'"""
+    return Problem(key.strip("+~"), f"the value {value!r} cannot be read", remedy)
+
+
+def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
+    if word in COMMANDS:
+        return Problem(word, COMMAND_LATE, "see --help")
+    if word.endswith((",", "]", "}")):
+        remedy = "if it belongs to the value before it, leave the spaces out: key=[a,b]"
+        return Problem(word, NO_OVERRIDE, remedy)
+    spelled = {key: f"{key}=VALUE" for key in key_names()} | {
+        group: f"{group}=NAME" for group in groups
+    }
+    spelled |= _OTHER_WORDS | {word: f"task={word}" for word in tasks()}
+    spelled |= {name: name for name in COMMANDS}
+    spelled |= {option: f"{group}={option}" for group in groups for option in groups[group]}
+    close = nearest(word.strip("+~-"), spelled, cutoff=0.6)
+    remedy = f"did you mean {spelled[close[0]]}? " if close else ""
+    return Problem(word if word.strip() else repr(word), NO_OVERRIDE, f"{remedy}see --help")

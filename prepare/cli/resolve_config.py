@@ -39,7 +39,7 @@ def resolved(config: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
         except OmegaConfBaseException as error:
             problems.append(_unresolved(node, key, error))
             return None
-        if value is None and "${hydra:" in (written := str(_written(node, key))):
+        if value is None and "${hydra:" in (written := str(as_composed(node, key))):
             problems.append(Problem(where, f"{written} cannot be resolved: it has no value here"))
         if isinstance(value, DictConfig):
             return {str(inner): read(value, inner) for inner in value}
@@ -100,7 +100,7 @@ def log_configuration(about: DictConfig) -> dict[str, Any] | None:
 def shared_folder(config: DictConfig, rows: Sequence[Any]) -> list[Problem]:
     """Return the problem of a sweep whose rows would all write into one folder."""
     where = "hydra.sweep.subdir"
-    subdir = str(_written(config.hydra.sweep, "subdir"))
+    subdir = str(as_composed(config.hydra.sweep, "subdir"))
     if len(rows) < 2 or "${" in subdir or subdir == "???":
         return []
     return [
@@ -127,7 +127,7 @@ def resume_problems(config: DictConfig, *, sweep: bool) -> list[Problem]:
     if not sweep:
         remedy = "add --multirun and hydra.sweep.dir=FOLDER"
         return [Problem("resume", "resumes a sweep, and this is a single run", remedy)]
-    if "${prepare_unique" in str(_written(config.hydra.sweep, "dir")):
+    if "${prepare_unique" in str(as_composed(config.hydra.sweep, "dir")):
         wrong = "a new folder has nothing to resume"
         return [Problem("resume", wrong, "give the folder of the sweep as hydra.sweep.dir=FOLDER")]
     return []
@@ -137,11 +137,6 @@ def as_mapping(config: DictConfig, key: str) -> dict[str, Any]:
     """Return the unresolved value of a key; an empty mapping if it is not a mapping."""
     value = as_composed(config, key)
     return value if isinstance(value, dict) else {}
-
-
-def as_composed(config: DictConfig, key: str) -> Any:
-    """Return the unresolved value of a key as plain data."""
-    return _written(config, key)
 
 
 def plain_mapping(config: DictConfig) -> dict[str, Any]:
@@ -166,7 +161,7 @@ def with_a_decoder(problem: Problem, config: DictConfig) -> Problem:
     node = OmegaConf.select(config, above) if above else config
     if not isinstance(node, DictConfig) or key not in node:
         return problem
-    written = str(_written(node, key))
+    written = str(as_composed(node, key))
     if "${oc.env:" in written and problem.remedy.startswith("give "):
         remedy = f"""{problem.remedy}, and not a text, as in '{problem.where}="${{oc.decode:{written}}}"'"""
         return replace(problem, remedy=remedy)
@@ -179,10 +174,10 @@ def as_written(override: Any) -> str:
 
 
 def _unresolved(node: DictConfig | ListConfig, key: Any, error: Exception) -> Problem:
-    wrong = f"{_written(node, key)} cannot be resolved: {first_sentence(str(error))}"
+    wrong = f"{as_composed(node, key)} cannot be resolved: {first_sentence(str(error))}"
     return Problem(node._get_full_key(key), wrong)
 
 
-def _written(node: DictConfig | ListConfig, key: Any) -> Any:
-    """Return the value of a key before it is resolved."""
+def as_composed(node: DictConfig | ListConfig, key: Any) -> Any:
+    """Return the unresolved value of a key as plain data."""
     return cast("Any", OmegaConf.to_container(node, resolve=False))[key]

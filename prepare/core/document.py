@@ -44,10 +44,11 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A paragraph. `kind` is empty, `note` for small print, `remedy` or `error`."""
+    """A paragraph. `kind` is empty, `note` for small print, `remedy` or `error`; `link` is its address."""
 
     text: str
     kind: str = ""
+    link: str = ""
     where: Where = ""
 
 
@@ -72,12 +73,13 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table. Each column is a title and a kind: `head` or `name` (as code) for what a row is about, `word`
-    for a status, `code`, `number`, `prose` or `text`.
+    """A table. Each column is a title and a kind: `head` or `name` (as code) for what a row is about, `link`
+    if it also has an address, `word` for a status, `code`, `number`, `prose` or `text`.
 
     `label` names it for screen readers, `title` heads it. A `fold` is the line behind which a page hides it.
     `file` has all rows, if there are too many. `most` is the number of rows that a terminal prints, `noun`
-    what a row is.
+    what a row is; `links` are the addresses of the rows, empty for none. `form` is empty, `narrow`, `stacked`
+    if a phone shows the cells of a row below each other, or `stacked sides` if two of them are A and B.
     """
 
     label: str
@@ -88,8 +90,31 @@ class Table:
     file: str = ""
     most: int = 10
     noun: str = "row"
-    narrow: bool = False
+    links: Sequence[str] = ()
+    form: str = ""
     where: Where = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A cell of a matrix: a style, a figure, words below it, and a text with the address that it leads to."""
+
+    style: str
+    figure: str
+    words: str = ""
+    text: str = ""
+    link: str = ""
+    is_best: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """Coloured cells: a row is a name and its cells, None is no cell; `titles` head names and cells."""
+
+    caption: str
+    titles: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+    where: Where = "page"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +180,7 @@ class Tree:
     where: Where = "page"
 
 
-Part = Text | Items | Facts | Table | Charts | Code | Strip | Tree
+Part = Text | Items | Facts | Table | Matrix | Charts | Code | Strip | Tree
 Row = tuple[str, str]
 
 

@@ -34,7 +34,14 @@ def _parts(diagnosis: Diagnosis) -> Iterator[Part]:
     yield Items(texts=tuple(diagnosis_lines(diagnosis)), where="terminal")
     findings = sorted(diagnosis.findings, key=lambda each: VERDICTS.index(each.verdict))
     rows = [(f.verdict, f.where, f.remedy, f.reason, f.name) for f in findings]
-    yield Table(label="Findings", columns=_COLUMNS, rows=rows, file="doctor.json", where="page")
+    yield Table(
+        label="Findings",
+        columns=_COLUMNS,
+        rows=rows,
+        file="doctor.json",
+        form="stacked",
+        where="page",
+    )
     yield Facts(rows=_machine(diagnosis), title="Machine", where="page")
 
 

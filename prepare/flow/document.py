@@ -186,7 +186,7 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
             label="Before and after",
             columns=compared,
             rows=_compared(before, flow),
-            narrow=True,
+            form="narrow",
             where="page",
         )
     wanted = ", ".join(f"{name} for {rank}-d tensors" for rank, name in flow.wanted.items())

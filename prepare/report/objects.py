@@ -79,7 +79,7 @@ def documents_of(record: Any) -> list[Document]:
 
 def _audit_document(audit: Any) -> Document:
     from prepare.report.run_documents import audit_parts
-    from prepare.report.terminal.run_rows import missed_notes
+    from prepare.report.sentences import missed_notes
 
     summary = audit.summary
     convolutions = counts(summary["convolutions"], STATUSES)
@@ -137,16 +137,12 @@ def _changes(plan: Any) -> Iterable[str]:
     from prepare.core.model.memory_format import satisfied
 
     for side, old, new in zip(plan.old._fields, plan.old, plan.new, strict=True):
-        if old == new:
-            continue
+        texts = [_value(old), _value(new)]
         if side == "stride" and old is not None and new is not None:
             names = [" or ".join(satisfied(plan.shape, s)) or "no format" for s in (old, new)]
-            if names[0] != names[1]:
-                yield f"{names[0]} -> {names[1]}"
-                continue
-            yield f"strides {_value(old)} -> {_value(new)}"
-            continue
-        yield f"{_value(old)} -> {_value(new)}"
+            texts = names if names[0] != names[1] else [f"strides {texts[0]}", texts[1]]
+        if old != new:
+            yield " -> ".join(texts)
 
 
 def _value(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from prepare.core.utils.text import capitalized, plural, printable, size
+from prepare.core.utils.text import capitalized, printable
 
 # A number with an exponent, and the places where a long name may break: `steps.repair_layout`.
 _NUMBER = re.compile(r"\b\d+(?:\.\d+)?e[-+]\d+\b")
@@ -72,10 +72,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "breakable": breakable,
-        "bytes": size,
         "count": lambda number: f"{number:,}",
-        "listed": lambda values: ", ".join(map(str, values or ())),
-        "plural": plural,
         "capitalized": capitalized,
         "short": short,
     }

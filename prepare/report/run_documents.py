@@ -12,8 +12,8 @@ from prepare.audit.rows import STATUSES, AuditRow
 from prepare.core.document import Code, Document, Facts, Items, Table, Text
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.text import counts, plural, size
-from prepare.report.failure import failure_word
-from prepare.report.sentences import outputs_sentence, quantized_text
+from prepare.report.documents import failure_word
+from prepare.report.sentences import by_remedy, outputs_sentence, quantized_text
 from prepare.report.training_code import training_code as code_for_recipe
 
 if TYPE_CHECKING:
@@ -59,12 +59,8 @@ def audit_parts(audit: Audit, facts: Iterable[tuple[str, str]] = ()) -> Iterator
         f"{plural(len(audit.rows), 'row')} in the audit, one for each use of a tensor: {by_status}"
     )
     yield Text(text=text, kind="note")
-    columns = (
-        ("Status", "word"),
-        ("Reason", "prose"),
-        ("Tensors", "number"),
-        ("First tensor", "code"),
-    )
+    reasons = [("Status", "word"), ("Reason", "prose"), ("Tensors", "number")]
+    columns = (*reasons, ("First tensor", "code"))
     title = "Not converted, or only in part"
     yield Table(label="Not converted", title=title, columns=columns, rows=_reasons(audit.rows))
     tensors = [("Tensor", "name"), ("Module", "text"), ("Status", "word"), ("Shape", "number")]
@@ -90,7 +86,7 @@ def plan_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
 def issues(plan: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the known problems of a model on a device, grouped by their remedy."""
     for kind, key in (("wrong", "problems"), ("issues", "warnings")):
-        for remedy, texts in _by_remedy(plan.get(key, [])).items():
+        for remedy, texts in by_remedy(plan.get(key, [])).items():
             yield Items(texts=tuple(texts), title=remedy, kind=kind)
 
 
@@ -169,15 +165,6 @@ def _reproduce(run: SavedResults) -> Iterator[Part]:
         yield Code(
             text=text, title="In training code, with the recipe.yaml of this folder, shown above:"
         )
-
-
-def _by_remedy(texts: Iterable[str]) -> dict[str, list[str]]:
-    """Return the texts by their remedy, which is what follows the last semicolon; empty for none."""
-    groups: dict[str, list[str]] = {}
-    for text in texts:
-        wrong, _, remedy = text.rpartition("; ")
-        groups.setdefault(remedy if wrong else "", []).append(wrong or text)
-    return groups
 
 
 def _accelerator(identity: Mapping[str, Any]) -> str:

@@ -27,6 +27,17 @@ def convolutions_text(numbers: Mapping[str, int], steps: Mapping[str, Any]) -> s
     return counts(numbers, CONVOLUTIONS)
 
 
+def steps_text(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """Return each step with the value of its first option: `device cpu, half bfloat16`."""
+    texts = (f"{name} {_first(options)}".strip() for name, options in steps.items())
+    return ", ".join(texts) or "no step"
+
+
+def _first(options: Mapping[str, Any] | None) -> str:
+    value = next(iter((options or {}).values()), "")
+    return value if isinstance(value, str) else ""
+
+
 def quantized_text(rows: Iterable[AuditRow]) -> str:
     """Return `3 weights int8 per row; left in float: 1 Conv2d: ...`; empty if no step stores weights so."""
     once = [row for row in rows if all(row.path <= other for other in row.shared_with)]
@@ -51,6 +62,33 @@ def quantized_text(rows: Iterable[AuditRow]) -> str:
 def _most(item: tuple[str, int]) -> tuple[int, str]:
     """Return a key that sorts counted names, the most frequent first."""
     return -item[1], item[0]
+
+
+def by_remedy(texts: Iterable[str]) -> dict[str, list[str]]:
+    """Return the texts by their remedy, which is what follows the last semicolon; empty for none."""
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        wrong, _, remedy = text.rpartition("; ")
+        groups.setdefault(remedy if wrong else "", []).append(wrong or text)
+    return groups
+
+
+def missed_notes(rows: Iterable[AuditRow]) -> list[str]:
+    """Return one line for each reason of unconverted tensors, `ineffective` first."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    missed = [row for row in rows if row.status in ("ineffective", "skipped")]
+    for row in sorted(missed, key=lambda row: row.status):
+        path = f"{row.module}.{row.tensor}" if row.module else row.tensor
+        by_reason.setdefault((row.status, row.reason or ""), []).append(path)
+    lines = [
+        f"{status}: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {reason}"
+        for (status, reason), names in by_reason.items()
+    ]
+    hidden = len(lines) - 4
+    return [
+        *lines[:4],
+        *([f"{plural(hidden, 'more reason')}; see audit.csv"] if hidden > 0 else []),
+    ]
 
 
 def autocast_text(amp: str) -> str:

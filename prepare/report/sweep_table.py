@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.speed import change_text, interval_text, verdict_text
 from prepare.core.utils.text import size
-from prepare.job.headline import CONVOLUTIONS, BenchFigures
+from prepare.job.headline import CONVOLUTIONS
 from prepare.registry import ordered_stages
 from prepare.report.sentences import memory_text, timing_text, verified_text
 from prepare.stage import Column
 from prepare.sweep.ranking import RankedGroup, Ranking, first_timing
 
 if TYPE_CHECKING:
+    from prepare.job.headline import BenchFigures, FlowFigures
     from prepare.sweep.summary import Summary, SweepRow
 
 # Replaces a verdict if other jobs ran on the same cores.
@@ -25,24 +26,22 @@ _NAMED = 8
 
 def columns(summary: Summary, ranking: Ranking) -> list[Column]:
     """Return the columns that are not empty; the number of a best row has a star."""
+    # What the ratios were measured on is shown if that is not the same in all rows.
+    kinds = {timed.what for row in summary.rows if (timed := first_timing(row))}
     available = [
         Column("#", lambda row: f"{row.number}{'*' * (row.number in ranking.best)}", number=True),
         *(Column(key, _choice(key)) for key in summary.varying),
         Column("status", lambda row: row.status),
         Column("speed", verdict_of),
-        Column("time", _change, 3, number=True),
-        Column("interval", _interval, 2),
-        Column("timed", _timed_text(summary), 3),
+        Column("time", _timed(lambda t: change_text(t.verdict, t.ratio)), 3, number=True),
+        Column("interval", _timed(lambda t: interval_text(t.interval)), 2),
+        Column("timed", _timed(lambda t: t.what if len(kinds) > 1 else ""), 3),
         Column("verified", lambda row: verified_text(row.headline.verified, short=True), 1),
         *(Column(s, _count(s), 3 + n, number=True) for n, s in enumerate(CONVOLUTIONS)),
         Column("memory", lambda row: memory_text(row.headline), 5),
-        Column("breaks", _lost("breaks"), 4, number=True),
-        Column("copied", _lost("copied_bytes", size), 6, number=True),
-        *(
-            Column(c.title, partial(_of_stage, c), c.spare, c.number)
-            for cls in ordered_stages()
-            for c in cls.columns
-        ),
+        Column("breaks", _lost(lambda lost: str(lost.breaks)), 4, number=True),
+        Column("copied", _lost(lambda lost: size(lost.copied_bytes)), 6, number=True),
+        *(replace(c, text=_of_figures(c.text)) for cls in ordered_stages() for c in cls.columns),
         Column("seconds", _seconds, 4, number=True),
     ]
     unneeded = {
@@ -51,18 +50,8 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
     return [c for c in available if c.title not in unneeded and any(map(c.text, summary.rows))]
 
 
-def _of_stage(column: Column, row: SweepRow) -> str:
-    return column.text(row.figures)
-
-
-def timings(summary: Summary) -> list[str]:
-    """Return what any row timed (`inference`, `training step`); rows are ranked by the first."""
-    return list(dict.fromkeys(timed.what for row in summary.rows for timed in row.headline.timed))
-
-
-def timing(row: SweepRow, what: str) -> BenchFigures | None:
-    """Return the row's comparison of that kind."""
-    return next((timed for timed in row.headline.timed if timed.what == what), None)
+def _of_figures(text: Callable[[Any], str]) -> Callable[[SweepRow], str]:
+    return lambda row: text(row.figures)
 
 
 def reason_text(row: SweepRow) -> str:
@@ -160,33 +149,12 @@ def verdict_of(row: SweepRow) -> str:
     return verdict_text(comparison.verdict, comparison.ratio, comparison.interval)
 
 
-def _change(row: SweepRow) -> str:
-    comparison = first_timing(row)
-    return change_text(comparison.verdict, comparison.ratio) if comparison else ""
+def _timed(text: Callable[[BenchFigures], str]) -> Callable[[SweepRow], str]:
+    return lambda row: text(timed) if (timed := first_timing(row)) else ""
 
 
-def _interval(row: SweepRow) -> str:
-    comparison = first_timing(row)
-    return interval_text(comparison.interval) if comparison else ""
-
-
-def _timed_text(summary: Summary) -> Callable[[SweepRow], str]:
-    """Return what the ratio was measured on, if that is not the same in all rows."""
-    kinds = {comparison.what for row in summary.rows if (comparison := first_timing(row))}
-
-    def text(row: SweepRow) -> str:
-        comparison = first_timing(row)
-        return comparison.what if comparison and len(kinds) > 1 else ""
-
-    return text
-
-
-def _lost(key: str, form: Callable[[int], str] = str) -> Callable[[SweepRow], str]:
-    def text(row: SweepRow) -> str:
-        lost = row.headline.lost
-        return "" if lost is None or lost.status != "ok" else form(getattr(lost, key))
-
-    return text
+def _lost(text: Callable[[FlowFigures], str]) -> Callable[[SweepRow], str]:
+    return lambda row: text(lost) if (lost := row.headline.lost) and lost.status == "ok" else ""
 
 
 def _seconds(row: SweepRow) -> str:

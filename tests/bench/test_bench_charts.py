@@ -10,7 +10,7 @@ import pytest
 from made_benches import SVG, bench, comparison, verified
 from page_reader import HOSTILE, TEMPLATES, contrast
 from prepare.bench.document import bench_charts
-from prepare.report.charts.chart import (
+from prepare.report.charts import (
     MARKS,
     WIDTH,
     Axis,
@@ -20,9 +20,10 @@ from prepare.report.charts.chart import (
     Point,
     figure,
     laid_out,
+    number,
+    scale_over,
     write_charts,
 )
-from prepare.report.charts.scale import number, scale_over
 
 
 def bars(*values, **more):

@@ -27,28 +27,6 @@ def test_diff_says_what_differs_between_two_runs(go):
     assert "  memfmt: contiguous -> channels_last" in runs.out
 
 
-@pytest.mark.parametrize(
-    ("argv", "line"),
-    [
-        (["diff", "a"], "diff: takes 2 arguments, got 1; diff A B [--all] [--page FILE.html]: two runs' folders, audits or recipes"),
-        (["diff", "a", "b", "--page"], "diff: --page names no file; give one: --page FILE.html"),
-        (["diff", "broken.json", "b"], "broken.json: this is not an audit: "),
-        (["diff", "missing.json", "b"], "missing.json: cannot be read: No such file or directory"),
-        (["diff", ".", "."], ".: is not the record of a run; give the folder that a run has written"),
-        (["summary"], "summary: takes 1 argument, got 0; summary FOLDER: the folder of a sweep"),
-        (["summary", "."], ".: is not the folder of a sweep; give a folder under multirun/"),
-        (["steps", "x"], "steps: takes no argument, got 1"),
-        (["stps"], "stps: is neither key=value nor a command; did you mean steps? see --help"),
-    ],
-)  # fmt: skip
-def test_a_bare_word_used_wrongly_is_one_line(go, tmp_path, argv, line):
-    (tmp_path / "broken.json").write_text("{]")
-    ran = go(*argv)
-    assert ran.code == 2
-    assert ran.err.startswith(line)
-    assert len(ran.err.splitlines()) == 1
-
-
 def test_steps_lists_every_step_with_its_options_and_its_card(go):
     ran = go("steps")
     assert ran.code == 0

@@ -158,7 +158,6 @@ def test_what_hydra_refuses_to_call_is_called_by_neither(following, tmp_path, ta
     "file",
     [
         "cli/test_one_job.py",
-        "cli/test_composed_steps.py",
         "cli/test_mistakes.py",
         "cli/test_failed_runs.py",
         "cli/test_bare_words.py",

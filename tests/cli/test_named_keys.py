@@ -1,4 +1,7 @@
-"""Every key that a message or a note names exists: on the command line, or in Python."""
+"""Every option composes, and every key that a message names exists, on the command line or in Python.
+
+Hydra stays initialized for it, which no job here may share.
+"""
 
 import ast
 import inspect
@@ -9,8 +12,10 @@ import pytest
 import torch
 
 import prepare
+from paths import CONF
 from prepare import bench, checkpoint, tune, verify
 from prepare.cli.compose_config import composing
+from prepare.job.settings import group_names
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 
@@ -30,27 +35,23 @@ FUNCTIONS = (
 
 
 @pytest.fixture(scope="module")
-def keys():
+def composer():
+    with composing() as composer:
+        yield composer
+
+
+@pytest.fixture(scope="module")
+def keys(composer):
     """Every key of a configuration, with those of a step that may be added."""
     found = {f"steps.{name}" for name in STEPS}
     found |= {
         f"steps.{name}.{key}" for name in STEPS for key in STEPS[name].from_options({}).to_options()
     }
-    with composing() as composer:
-        for exporter in (PACKAGE.parent / "conf" / "export").glob("*.yaml"):
-            config = composer.compose(
-                ["model=unet3d", "memfmt=channels_last", "task=export", f"export={exporter.stem}"]
-            )
-            nested(config, "", found)
-        found |= {
-            "memfmt",
-            "precision",
-            "device",
-            "model._target_",
-            "hydra/launcher",
-            "hydra/sweeper",
-        }
-    return found
+    for exporter in (CONF / "export").glob("*.yaml"):
+        words = ["model=unet3d", "memfmt=channels_last", "task=export", f"export={exporter.stem}"]
+        nested(composer.compose(words), "", found)
+    more = {"memfmt", "precision", "device", "model._target_", "hydra/launcher", "hydra/sweeper"}
+    return found | more
 
 
 def nested(node, path, found):
@@ -117,3 +118,20 @@ def test_every_key_that_a_text_names_exists(keys, arguments):
 )
 def test_a_key_that_its_caller_cannot_give_is_found(key, caller, keys, arguments):
     assert unknown(key, caller, keys, arguments)
+
+
+@pytest.mark.parametrize(
+    ("group", "option"),
+    [
+        (group, path.stem)
+        for group in group_names()
+        for path in sorted(CONF.glob(f"{group}/*.yaml"))
+    ],
+)
+def test_every_option_of_every_group_composes_without_a_mistake(composer, group, option):
+    overrides = [f"{group}={option}"] if group == "model" else ["model=unet3d", f"{group}={option}"]
+    if option == "custom":
+        overrides.append("model._target_=my_package.nets.build")
+    if group == "export":
+        overrides.append("task=export")
+    assert composer.examine([overrides]) == []

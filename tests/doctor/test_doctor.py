@@ -22,7 +22,7 @@ from prepare.doctor.records import VERDICTS
 from prepare.doctor.worker import answer, run_probe
 from prepare.errors import ConfigError, DoctorError, RefusedError
 from prepare.pipeline import Pipeline
-from prepare.report.pages.doctor_page import doctor_page
+from prepare.report.pages.page import doctor_page
 
 ON_CPU = [issue for issue in issues() if "cpu" in issue.backend and issue.probe]
 DECIDED = [

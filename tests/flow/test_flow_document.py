@@ -11,7 +11,7 @@ from page_reader import READABLE, READABLE_PICTURE, TEMPLATES, contrast
 from prepare.core.document import Shown, Strip, Tree
 from prepare.flow.document import flow_document
 from prepare.flow.records import Flow
-from prepare.report.charts.cut import cut, width_of
+from prepare.report.charts import cut, width_of
 from prepare.report.pages.section import section_body
 from prepare.report.render import render
 

@@ -14,7 +14,7 @@ from prepare.errors import FlowError
 from prepare.flow import Flow, observe, predict
 from prepare.flow.document import flow_sentence
 from prepare.flow.records import Copy, Remedy
-from prepare.report.terminal.run_rows import _outputs
+from prepare.report.terminal.run import _outputs
 from shown_records import show
 
 

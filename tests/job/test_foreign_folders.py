@@ -10,12 +10,11 @@ import sweep_folders
 from made_benches import NET
 from prepare import checkpoint
 from prepare.cli import main as cli
+from prepare.core.utils.files import write_text
 from prepare.doctor.records import Diagnosis
 from prepare.job.record import Record, files_in
 from prepare.report.compare_runs import read_differences
-from prepare.report.pages.diff_page import write_diff_page
-from prepare.report.pages.doctor_page import write_doctor_page
-from prepare.report.pages.page import write_page
+from prepare.report.pages.page import diff_page, doctor_page, write_page
 from prepare.tune.cache import Cache
 from run_faults import posix, told
 from whole_records import contract, tuning, write_run
@@ -53,8 +52,8 @@ def test_every_writer_replaces_a_link_and_writes_nothing_outside(tmp_path, outsi
     linked.mkdir()
     for name in names:
         (linked / name).symlink_to(outside / "mine")
-    write_diff_page(differences, linked / "diff.html")
-    write_doctor_page(diagnosis, linked / "doctor.html")
+    write_text(linked / "diff.html", diff_page(differences))
+    write_text(linked / "doctor.html", doctor_page(diagnosis))
     diagnosis.save(linked / "doctor.json")
     contract().save(linked / "contract.yaml")
     checkpoint.save(nn.Linear(2, 2), linked / "w.safetensors")

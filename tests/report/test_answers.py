@@ -12,7 +12,7 @@ from prepare.flow.causes import layout_causes, named, source_name
 from prepare.flow.records import Copy, Event, Remedy
 from prepare.job.record import Job, Result
 from prepare.job.results import SavedResults
-from prepare.report.charts.chart import laid_out
+from prepare.report.charts import laid_out
 from prepare.report.documents import answers, shown_of, stage_documents
 from prepare.report.documents import verdict as verdict_of
 from prepare.report.render import breakable

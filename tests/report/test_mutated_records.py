@@ -26,10 +26,7 @@ from prepare.job.record import used_folder
 from prepare.job.results import read_results
 from prepare.patch.records import Patch
 from prepare.report.compare_runs import read_differences
-from prepare.report.pages.diff_page import diff_page
-from prepare.report.pages.doctor_page import doctor_page
-from prepare.report.pages.page import run_page
-from prepare.report.terminal.diff import show_differences
+from prepare.report.pages.page import diff_page, doctor_page, run_page
 from prepare.sweep.manifest import read_sweep_manifest
 from prepare.sweep.summary import read_summary
 from prepare.tune.records import Tuning
@@ -71,7 +68,7 @@ def read_run(folder: Path, file: str, sound: Path) -> list:
 
 def compare(first: Path, second: Path) -> None:
     differences = read_differences(first, second)
-    show_differences(differences, all_changes=True)
+    list(differences.lines(all_changes=True))
     diff_page(differences)
 
 

@@ -1,6 +1,7 @@
 """Records shown in Python: one line, the text of the terminal, a page's section, and all in a notebook."""
 
 import copy
+import os
 import sys
 from pathlib import Path
 
@@ -8,47 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from made_benches import bench, comparison
+from paths import PYTHONPATH
 from prepare.audit import audit
-from prepare.bench.records import Bench, Case, Comparison, Control, VariantResult
+from prepare.bench.records import Comparison, VariantResult
 from prepare.flow import observe
 from prepare.pipeline import Pipeline
-from prepare.tune.records import CandidateResult, Tuning
 from prepare.verify import verify
-
-
-def comparison():
-    rows = (
-        VariantResult(name="unprepared", verdict="baseline", seconds=0.2, ratio=1.0),
-        VariantResult(
-            name="prepared", verdict="faster", seconds=0.1, ratio=0.5, ratio_interval=(0.4, 0.6)
-        ),
-    )
-    settings = {"train": False, "confidence": 0.95, "threads": 1, "batch_size": 2}
-    return Comparison(
-        rows=rows,
-        baseline="unprepared",
-        aa=Control(ratio=1.0, interval=(0.99, 1.01), noise=1.01),
-        repeats=9,
-        seconds=1.0,
-        settings=settings,
-        environment={},
-    )
-
-
-def tuning():
-    row = CandidateResult(
-        name="channels_last",
-        steps={},
-        status="winner",
-        reason="faster",
-        cost=1,
-        ratio=0.5,
-        rounds=9,
-    )
-    return Tuning(
-        rows=(row,), winner="channels_last", mode="eval", allow=(), budget=1.0, seconds=1.0,
-        rounds=9, noise=1.01, made="", from_cache=False, conditions={}, environment={},
-    )  # fmt: skip
+from whole_records import tuning
 
 
 def make_records():
@@ -56,11 +24,8 @@ def make_records():
     pipeline = Pipeline.from_config({"conv2d_memory_format": {}})
     plan, reference, batch = pipeline.plan(model), copy.deepcopy(model), torch.randn(2, 3, 16, 16)
     pipeline.apply(model, known_issues="ignore")
-    bench = Bench(
-        level="", mode="eval", seconds=1.0, cases=(Case(what="inference", comparison=comparison()),)
-    )
     found = [plan, audit(model, plan=plan), observe(model, batch), verify(reference, model, batch)]
-    return {type(record).__name__: record for record in [*found, bench, comparison(), tuning()]}
+    return {type(record).__name__: record for record in [*found, bench(), comparison(), tuning()]}
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +38,9 @@ KINDS = {
     "Audit": ("4 tensors; convolutions: ", "2 converted"),
     "Flow": ("1 break, InstanceNorm2d", "lost in"),
     "Verification": ("pass: ", "verify (short)"),
-    "Bench": ("inference: ", "100 ms"),
-    "Comparison": ("unprepared baseline, prepared faster; 9 rounds", "0.400 to 0.600"),
-    "Tuning": ("channels_last: ", "tune (inference)"),
+    "Bench": ("inference: ", "40.0 ms"),
+    "Comparison": ("unprepared baseline, prepared faster; 20 rounds", "0.700 to 0.760"),
+    "Tuning": ("half: ", "tune (inference)"),
 }
 
 
@@ -126,7 +91,7 @@ def test_every_record_is_shown_in_a_notebook():
     nbformat = pytest.importorskip("nbformat")
     client = pytest.importorskip("nbclient")
     notebook = nbformat.v4.new_notebook()
-    code = NOTEBOOK.format(path=[str(Path(__file__).parent)])
+    code = NOTEBOOK.format(path=[str(Path(__file__).parent), *PYTHONPATH.split(os.pathsep)])
     notebook.cells = [nbformat.v4.new_code_cell(code)]
     client.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
     shown = [output.data for output in notebook.cells[0].outputs if "data" in output]

@@ -8,8 +8,8 @@ from browser import acted, browser, opened
 from made_runs import blocks, hostile_flow, write_record
 from page_reader import HOSTILE
 from prepare.audit import Audit
-from prepare.report.pages.long_table import LIMIT as ROWS_SHOWN
 from prepare.report.pages.page import run_page
+from prepare.report.pages.section import LIMIT as ROWS_SHOWN
 from prepare.report.render import short
 
 

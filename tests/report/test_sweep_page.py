@@ -15,10 +15,9 @@ from browser import acted, browser, opened
 from page_reader import HOSTILE, READABLE, TEMPLATES, Reader, contrast
 from prepare.core.utils.speed import verdict_text
 from prepare.job.record import Job, Record, Result
-from prepare.report.pages.long_table import LIMIT
 from prepare.report.pages.page import write_page
-from prepare.report.pages.sweep_matrix import matrix_of
-from prepare.report.pages.sweep_page import SECTIONS, sweep_page, write_sweep_page
+from prepare.report.pages.section import LIMIT
+from prepare.report.pages.sweep_page import matrix_of, sweep_page, write_sweep_page
 from prepare.sweep.locks import Claim
 from prepare.sweep.manifest import SweepManifest, job_claim, write_sweep_manifest
 from prepare.sweep.ranking import rank
@@ -59,7 +58,7 @@ def test_the_page_recommends_the_best_row(swept):
         "Did all rows end well? 4 of 6 ok 1 failed, 1 interrupted",
         "Best: #4 memfmt=channels_last_3d precision=bfloat16: 2.4x faster (59 % less time, 95 % interval: 58 to 60 %).",
         "python run.py model=unet3d memfmt=channels_last_3d precision=bfloat16",
-        "in 4-row/recipe.yaml",
+        "The recipe, in 4-row/recipe.yaml:",
         "dtype: bfloat16",
         'Pipeline.load("recipe.yaml", steps={"input_format": {}})',
         "Right? Right pass 0.004",
@@ -87,15 +86,13 @@ def test_a_cell_of_several_rows_shows_the_best_one(tmp_path):
     for number, row in enumerate(rows):
         made.add_row(tmp_path, number, row, benched=made.bench(0.9 - number / 10))
     summary = read_summary(tmp_path)
-    found = matrix_of(summary, rank(summary))
-    assert (found.down, found.across) == ("seed", "a")
+    assert matrix_of(summary, rank(summary)).caption == "seed by a"
     summary = replace(summary, varying=["a", "b"])
     found = matrix_of(summary, rank(summary))
-    assert (found.titles, [title for title, _ in found.lines]) == (["x", "y"], ["1", "2"])
-    (shared, nothing), (other, alone) = (line for _, line in found.lines)
-    assert (shared.row.number, shared.more, shared.figure) == (2, 2, "1.4x faster")
-    assert (nothing, other, alone.more) == (None, None, 0)
-    assert "the best of 3" in Reader(sweep_page(summary, tmp_path)).text
+    assert (found.titles, [title for title, _ in found.rows]) == (("a", "x", "y"), ["1", "2"])
+    (shared, nothing), (other, alone) = (cells for _, cells in found.rows)
+    assert (shared.text, shared.figure) == ("row #2, the best of 3", "1.4x faster")
+    assert (nothing, other, alone.text) == (None, None, "row #3")
 
 
 @pytest.mark.parametrize(
@@ -106,9 +103,9 @@ def test_the_matrix_takes_the_choices_with_the_most_values(tmp_path, rows, down,
     made.plan(tmp_path, rows)
     summary = read_summary(tmp_path)
     found = matrix_of(summary, rank(summary))
-    assert (found and found.down) == down
-    assert found is None or (len(found.lines), len(found.titles)) == shape
-    assert ("Matrix" in Reader(page_of(tmp_path)).text) == bool(found and found.across)
+    assert (found and found.titles[0]) == down
+    assert found is None or (len(found.rows), len(found.titles) - 1) == shape
+    assert ("Matrix" in Reader(page_of(tmp_path)).text) == bool(shape and shape[1] > 1)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +295,7 @@ def test_hostile_values_are_escaped_everywhere_on_the_page(swept, tmp_path):
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u2028\u202e]", text)
     found, safe = Reader(text), Reader(page_of(swept))
     assert found.tags <= safe.tags | {"h3", "figcaption"}
-    assert len(found.all("script")) == 1
+    assert not found.all("script")
     assert "alert(1)" in found.text
     assert "{{ 7 * 7 }}" in found.text
     assert "n" * 3000 not in text.replace("n" * 5000, "")
@@ -315,12 +312,6 @@ def test_the_page_is_accessible_to_screen_readers(swept):
     assert all(attrs["role"] == "img" for attrs in found.all("svg"))
     assert all("aria-label" in attrs for attrs in found.all("div") if attrs.get("role") == "region")
     assert len(found.all("caption")) == 1
-
-
-def test_sections_and_templates_match():
-    assert sorted(section.name for section in SECTIONS) == sorted(
-        path.stem for path in (TEMPLATES / "sweep").iterdir()
-    )
 
 
 @pytest.mark.parametrize("dark", [False, True])

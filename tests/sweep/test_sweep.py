@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from paths import RUN
 from prepare.cli import main as cli
-from prepare.cli.folder_names import slug, unique
+from prepare.cli.compose_config import slug, unique
 from prepare.job.record import Record, Result
 from prepare.sweep.summary import Summary, SweepRow, read_summary
 

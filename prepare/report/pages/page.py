@@ -1,10 +1,11 @@
-"""Write HTML pages as single files without network access; make the page of a run from its record."""
+"""HTML pages as single files without network access: of a run, of a diagnosis, of a comparison."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -12,22 +13,29 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from markupsafe import Markup
 
+from prepare import recipe
+from prepare.core.document import Charts, Code, Facts
 from prepare.core.utils import files
+from prepare.core.utils.text import plural, size
 from prepare.core.utils.wording import command_line_words
+from prepare.doctor.records import VERDICTS
+from prepare.errors import PrepareError
 from prepare.job.results import read_results
 from prepare.registry import ordered_stages
 from prepare.report.documents import answers, shown_of, verdict
-from prepare.report.pages.run_lead import day, run_lead
-from prepare.report.pages.section import MALFORMED, PageSection, sections
+from prepare.report.pages.section import MALFORMED, drawn, has_content, sections, unexpected
 from prepare.report.render import render, template_text
-from prepare.report.run_documents import command, own_documents
+from prepare.report.run_documents import command, own_documents, training_code
+from prepare.report.sentences import convolutions_text, steps_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from prepare.core.document import Answer, Document
+    from prepare.core.document import Answer, Document, Part
+    from prepare.doctor.records import Diagnosis
     from prepare.job.record import Result
     from prepare.job.results import SavedResults
+    from prepare.report.compare_runs import Differences
 
 NAME = "report.html"
 T = TypeVar("T")
@@ -57,15 +65,14 @@ def run_page(folder: str | Path, *, result: Result | None = None) -> str:
         run = replace(run, result=run.result or result)
         problems = list(run.problems)
         documents = list(run_documents(run, problems))
-        found = list(sections(documents, problems))
         return page(
             run.model,
-            found,
+            documents,
             cards=_known(answers, run, documents) or (),
             verdict=_known(verdict, run, documents) or "",
-            lead=_known(run_lead, run, documents) or "",
+            lead=_known(_run_lead, run, documents) or (),
             problems=problems,
-            about=("report of a run", _known(day, run) or ""),
+            about=("report of a run", _known(_day, run) or ""),
             command=_known(command, run) or "",
         )
 
@@ -83,8 +90,7 @@ def run_documents(run: SavedResults, problems: list[str]) -> Iterator[Document]:
             if document := make():
                 yield document
         except MALFORMED as error:
-            reason = f"{type(error).__name__}: {error}"
-            problems.append(f"{name}: a file has unexpected content ({reason})")
+            problems.append(unexpected(name, error))
 
 
 def _known(part: Callable[..., T], *args: Any) -> T | None:
@@ -97,36 +103,101 @@ def _known(part: Callable[..., T], *args: Any) -> T | None:
 
 def page(
     title: str,
-    sections: Iterable[PageSection],
+    documents: Iterable[Document],
     *,
     cards: Iterable[Answer] = (),
     verdict: str = "",
-    lead: str = "",
+    lead: Iterable[Iterable[Part]] = (),
     problems: Iterable[str] = (),
     about: Iterable[str] = (),
     command: str = "",
 ) -> str:
-    """Return a page: a header with answers, a list of the sections, and the sections.
+    """Return a page: a header with answers, a list of the sections, and a section for each document.
 
-    `about` and `command` stand in small letters above the title, `lead` is markup below the answers.
-    `problems` are sentences on unreadable files. A page with long tables has one script, which searches
-    them, and forbids every other script.
+    `about` and `command` stand in small letters above the title. Below the answers is the `lead`, parts that
+    stand below each other in each of its columns. `problems` are sentences on unreadable files. A page with
+    long tables has one script, which searches them, and forbids every other script.
     """
-    sections = list(sections)
-    long = any(_LONG in section.body for section in sections)
+    problems = list(problems)
+    found = list(sections(documents, problems))
+    columns = []
+    with suppress(*MALFORMED):  # a section says so
+        columns = [drawn(parts, f"lead-{at}", level=2) for at, parts in enumerate(lead)]
+    long = any(_LONG in section.body for section in found)
     return render(
         "page.html",
         title=title,
-        sections=sections,
-        anchors={section.name for section in sections},
+        sections=found,
+        anchors={section.name for section in found},
         cards=list(cards),
         verdict=verdict,
-        lead=lead,
-        problems=list(problems),
+        lead=columns,
+        problems=problems,
         about=list(about),
         command=command,
         script=_script() if long else None,
     )
+
+
+def doctor_page(diagnosis: Diagnosis) -> str:
+    """Return the page of a diagnosis; the same diagnosis gives the same bytes."""
+    wrong, slow = (len(diagnosis.of(verdict)) for verdict in VERDICTS[:2])
+    verdict = f"{wrong} wrong and {slow} slow on {diagnosis.device}"
+    about = ("diagnosis of a machine",)
+    return page("doctor", [diagnosis.document()], verdict=verdict, about=about)
+
+
+def diff_page(differences: Differences) -> str:
+    """Return the page of two compared runs, audits or recipes; the same differences give the same bytes."""
+    total = plural(differences.total, "difference") if differences.total else "no difference"
+    sides = Facts(rows=(("A", differences.first), ("B", differences.second)))
+    return page(
+        differences.gist.replace("->", "→") or total,
+        differences.documents(),
+        verdict=total if differences.gist else "",
+        lead=[[sides]],
+        about=(f"comparison of two {differences.kind}s",),
+    )
+
+
+def _run_lead(run: SavedResults, documents: Iterable[Document]) -> list[list[Part]]:
+    """Return what was done, the code for it, and what the documents add; nothing for an unprepared model."""
+    if run.audit is None:
+        return []
+    steps = _steps(run)
+    facts = [("Steps", steps_text(steps))]
+    amp = run.result.amp if run.result is not None else "none"
+    if amp != "none":
+        facts.append(("Autocast", f"every forward in {amp}"))
+    summary = run.audit.summary
+    facts.append(("Convolutions", convolutions_text(summary["convolutions"], steps)))
+    before, after = summary["bytes_before"], summary["bytes_after"]
+    facts.append(("Memory", f"{size(before)} before, {size(after)} after"))
+    if seen := run.job.seen if run.job else None:
+        facts.append(("Example", f"{seen['given']} -> {seen['gave']}"))
+    # Code for a model that computes something else is not worth a place on the first screen.
+    wrong = run.result is not None and run.result.status == "verification_failed"
+    done = Facts(rows=tuple(facts), title="What was done")
+    code = Code(text="" if wrong else training_code(run), title="In your code")
+    lead = [part for document in documents for part in document.lead]
+    pictures: list[Part] = [part for part in lead if isinstance(part, Charts)]
+    others = [part for part in lead if part not in pictures]
+    columns: list[list[Part]] = [pictures, [done, code]] if pictures else [[done], [code]]
+    columns.append(others)
+    return [column for column in columns if any(map(has_content, column))]
+
+
+def _day(run: SavedResults) -> str:
+    """Return day and minute of the run: `2026-11-24 06:55`; empty if not known."""
+    date = str((run.environment or {}).get("date") or "")
+    return date[:16].replace("T", " ")
+
+
+def _steps(run: SavedResults) -> Mapping[str, Mapping[str, Any] | None]:
+    try:
+        return recipe.loads(run.recipe) if run.recipe is not None else {}
+    except PrepareError:
+        return {}
 
 
 @cache

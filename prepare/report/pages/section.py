@@ -1,36 +1,46 @@
-"""Draw a document as the section of a page."""
+"""Draw the parts of documents as HTML; of a long table the first rows, and the others as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+import json
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError
 from markupsafe import Markup
 
 from prepare.core.document import Charts, Table
-from prepare.report.charts.chart import figure
-from prepare.report.pages.long_table import LongTable, long_table
-from prepare.report.render import render
+from prepare.report.charts import figure
+from prepare.report.render import render, short
 
 if TYPE_CHECKING:
-    from prepare.core.charts import Chart
     from prepare.core.document import Document, Part
 
-Context = dict[str, Any]
-T = TypeVar("T")
+# More rows than these make a page slow to open on a phone.
+LIMIT = 2000
+# Cut longer texts in the middle; the search finds only the remaining letters.
+_LETTERS = 400
 # Errors that a file of another version or of another program can raise.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError)
+# The field of a part, by the first of these names that it has, without which there is nothing to draw.
+_CONTENT = ("charts", "nodes", "rows", "texts", "text", "title")
 
 
-@dataclass(frozen=True)
-class PageSection:
+class PageSection(NamedTuple):
     """A rendered section: its anchor, title and HTML."""
 
     name: str
     title: str
     body: Markup
+
+
+class LongTable(NamedTuple):
+    """The first rows of a table as texts, the others as JSON for a page's script, and their number."""
+
+    rows: list[list[str]]
+    rest: Markup | None
+    total: int
 
 
 def sections(documents: Iterable[Document], problems: list[str]) -> Iterable[PageSection]:
@@ -42,75 +52,73 @@ def sections(documents: Iterable[Document], problems: list[str]) -> Iterable[Pag
         if not document.title:
             continue
         try:
-            yield PageSection(document.name, document.title, section_body(document))
+            if body := section_body(document):
+                yield PageSection(document.name, document.title, body)
         except MALFORMED as error:
-            reason = f"{type(error).__name__}: {error}"
-            problems.append(f"{document.title}: a file has unexpected content ({reason})")
+            problems.append(unexpected(document.title, error))
+
+
+def unexpected(where: str, error: Exception) -> str:
+    """Return the sentence on a file that cannot be drawn."""
+    return f"{where}: a file has unexpected content ({type(error).__name__}: {error})"
 
 
 def section_body(document: Document) -> Markup:
     """Return the parts of a document as HTML."""
-    parts = [_drawn(part, document.name, at) for at, part in enumerate(document.shown("page"))]
-    text = render("document.html", parts=[part for part in parts if part["has_content"]])
-    return Markup(text)  # noqa: S704  rendered by a template that escapes
+    return drawn(document.shown("page"), document.name)
 
 
-def _drawn(part: Part, name: str, at: int) -> dict[str, Any]:
+def drawn(parts: Iterable[Part], name: str, *, level: int = 3) -> Markup:
+    """Return parts as HTML, without the empty ones; their titles are headings of this level."""
+    shown = [_drawn(part, f"{name}-{at}") for at, part in enumerate(parts) if has_content(part)]
+    # The template escapes.
+    return Markup(render("document.html", parts=shown, level=level) if shown else "")  # noqa: S704
+
+
+def has_content(part: Part) -> bool:
+    """Return whether there is anything to draw of a part."""
+    return bool(next(getattr(part, key) for key in _CONTENT if hasattr(part, key)))
+
+
+def long_table(rows: Iterable[Sequence[Any]]) -> LongTable:
+    """Return a table; each of `rows` has a value for every column, None for an empty cell."""
+    cache: dict[Any, str] = {}
+    texts = ([_text(value, cache) for value in row] for row in rows)
+    first = list(islice(texts, LIMIT))
+    rest = list(texts)
+    return LongTable(first, _packed(rest) if rest else None, len(first) + len(rest))
+
+
+def _drawn(part: Part, name: str) -> dict[str, Any]:
     """Return a part for the template: its kind, and its charts and tables as they are drawn."""
-    kind = type(part).__name__
-    drawn: dict[str, Any] = {
-        "kind": kind,
-        "part": part,
-        "has_content": True,
-        "name": f"{name}-{at}",
-    }
+    drawn: dict[str, Any] = {"kind": type(part).__name__, "part": part, "name": name}
     if isinstance(part, Charts):
-        drawn["figures"] = [_figure(chart, f"{name}-{n}") for n, chart in enumerate(part.charts)]
-        drawn["has_content"] = bool(part.charts)
+        drawn["figures"] = [
+            (chart.title, figure(chart, name=f"{name}-{n}")) for n, chart in enumerate(part.charts)
+        ]
     elif isinstance(part, Table):
-        drawn["table"] = _table(part)
-        drawn["has_content"] = bool(drawn["table"].total)
-    elif hasattr(part, "texts"):
-        drawn["has_content"] = bool(part.texts)
-    elif hasattr(part, "nodes"):
-        drawn["has_content"] = bool(part.nodes)
-    elif hasattr(part, "rows"):
-        drawn["has_content"] = bool(part.rows)
+        drawn["table"] = long_table(part.rows)
     return drawn
 
 
-def _figure(chart: Chart, name: str) -> tuple[str, Markup]:
-    return chart.title, figure(chart, name=name)
+def _packed(rows: Iterable[list[str]]) -> Markup:
+    """Return the rows as JSON: each text once, the cells as indices into the texts.
 
-
-def _table(part: Table) -> LongTable:
-    return long_table(part.columns, part.rows, part.file)
-
-
-@dataclass(frozen=True)
-class Section(Generic[T]):
-    """A part of a page with a template of its own; `context` returns None if there is nothing to show."""
-
-    name: str
-    title: str
-    context: Callable[[T], Context | None]
-
-
-def rendered(
-    record: T, wanted: Iterable[Section[T]], problems: list[str], *, folder: str
-) -> Iterable[PageSection]:
-    """Yield the sections that are not empty, rendered by their templates in `folder`.
-
-    Leave out a section whose file is malformed, and add a sentence to `problems`.
+    Escape `<`, `>` and `&`, as the JSON is part of a page; JSON escapes all letters outside ASCII.
     """
-    for section in wanted:
-        try:
-            context = section.context(record)
-            if context is None:
-                continue
-            text = render(f"{folder}/{section.name}.html", **context)
-        except MALFORMED as error:
-            reason = f"{type(error).__name__}: {error}"
-            problems.append(f"{section.title}: a file has unexpected content ({reason})")
-            continue
-        yield PageSection(section.name, section.title, Markup(text))  # noqa: S704  rendered with escaping
+    indices: dict[str, int] = {}
+    cells = [indices.setdefault(text, len(indices)) for row in rows for text in row]
+    data = json.dumps({"texts": list(indices), "cells": cells}, separators=(",", ":"))
+    for sign in "<>&":
+        data = data.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(data)  # noqa: S704  escaped above
+
+
+def _text(value: Any, cache: dict[Any, str]) -> str:
+    """Return the text of a cell; cached, as most values of a long table repeat."""
+    if isinstance(value, list):
+        value = tuple(value)
+    if value not in cache:
+        text = ", ".join(map(str, value)) if isinstance(value, tuple) else value
+        cache[value] = "" if text is None else short(text, _LETTERS)
+    return cache[value]

@@ -1,8 +1,10 @@
-"""The page of a sweep: recommendation, matrix, speed against error, failures and all rows."""
+"""The page of a sweep: recommendation, failures, matrix, lost layouts, speed against error, and all rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,16 +12,12 @@ from urllib.parse import quote
 
 from prepare import recipe
 from prepare.core.charts import Axis, Bar, Bars, Plane, Point
+from prepare.core.document import Answer, Cell, Charts, Code, Document, Items, Matrix, Table, Text
 from prepare.core.utils import files
 from prepare.core.utils.text import plural, size, times
 from prepare.errors import PrepareError
 from prepare.job.results import read_plan
-from prepare.report.charts.chart import figure
-from prepare.report.pages.long_table import long_table
 from prepare.report.pages.page import NAME, page
-from prepare.report.pages.section import Context, Section, rendered
-from prepare.report.pages.sweep_cards import sweep_cards
-from prepare.report.pages.sweep_matrix import matrix_of
 from prepare.report.sentences import timing_text, verified_text
 from prepare.report.sweep_table import (
     choices,
@@ -28,14 +26,14 @@ from prepare.report.sweep_table import (
     numbered,
     reasons,
     shared_rows,
+    verdict_of,
 )
 from prepare.report.training_code import training_code
-from prepare.sweep.ranking import Ranking, command, first_timing, rank
+from prepare.sweep.ranking import Ranking, command, first_timing, rank, time_ratio
 from prepare.sweep.summary import UNENDED
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-
+    from prepare.core.document import Part
     from prepare.sweep.summary import Summary, SweepRow
 
 # More planes, or more points in one, are not readable; the table has all rows.
@@ -43,25 +41,14 @@ _PLANES, _POINTS = 4, 200
 _BARS = 40
 # Show at most so many recipes; the sentences name the best row of every field.
 _RECIPES = 10
-# More reasons below a table are not read.
-_REASONS = 40
+# More reasons below a table, and longer commands, are not read; more best rows do not fit on a card.
+_REASONS, _LETTERS, _FEW = 40, 4000, 3
 _MARKS = {"faster": "better", "slower": "worse"}
-_KINDS = {"#": "name", "status": "word"}
-
-
-@dataclass(frozen=True)
-class SweepRecord:
-    """The folder of a sweep, its summary and its ranking."""
-
-    folder: Path
-    summary: Summary
-    ranking: Ranking
-
-    def page_of(self, row: SweepRow) -> str:
-        """Return the relative address of the row's page; empty if it has none."""
-        if row.folder is None or not (self.folder / row.folder / NAME).is_file():
-            return ""
-        return f"./{quote(row.folder.encode('utf-8', 'surrogateescape'))}/{NAME}"
+_KINDS = {"#": "link", "status": "word"}
+# The limits of the ratio for each depth of colour; the texts of a cell say the same.
+_FASTER = ((0.5, "fast-3"), (0.8, "fast-2"), (1.0, "fast-1"))
+_SLOWER = ((2.0, "slow-3"), (1.25, "slow-2"), (1.0, "slow-1"))
+_STYLES = {"ok": "same", "no_effect": "odd", "skipped": "odd", "running": "odd", "waiting": "odd"}
 
 
 def write_sweep_page(summary: Summary, folder: Path) -> None:
@@ -71,122 +58,321 @@ def write_sweep_page(summary: Summary, folder: Path) -> None:
 
 def sweep_page(summary: Summary, folder: Path) -> str:
     """Return the page of a sweep; the same files give the same bytes."""
-    sweep = SweepRecord(folder, summary, rank(summary))
-    problems: list[str] = []
-    sections = list(rendered(sweep, SECTIONS, problems, folder="sweep"))
+    sweep = _Sweep(folder, summary, rank(summary))
+    parts = (
+        ("recommendation", "Recommendation", sweep.recommendation),
+        ("failures", "Failures", sweep.failures),
+        ("matrix", "Matrix", sweep.matrix),
+        ("layout", "Layout lost", sweep.layout),
+        ("tradeoff", "Speed against error", sweep.tradeoff),
+        ("rows", "All rows", sweep.all_rows),
+    )
+    documents = [Document(name=name, title=title, parts=make) for name, title, make in parts]
     return page(
         _title(summary),
-        sections,
+        documents,
         cards=sweep_cards(summary, sweep.ranking),
-        problems=problems,
         about=("report of a sweep",),
     )
 
 
-def recommendation(sweep: SweepRecord) -> Context:
-    """Return the conclusions, and the best row of each field with its recipe and its command."""
-    best = [field.best for field in sweep.ranking.groups if field.best]
-    return {
-        "conclusions": list(conclusions(sweep.summary, sweep.ranking)) or _why_none(sweep.summary),
-        "best": [
-            {
-                "number": row.number,
-                "choices": choices(row, sweep.summary.varying),
-                "recipe": _recipe(sweep.folder, row),
-                "file": f"{row.folder}/recipe.yaml",
-                "code": training_code(_plan(sweep.folder, row)),
-                "command": command(row),
-                "page": sweep.page_of(row),
-            }
-            for row in best[:_RECIPES]
-        ],
-    }
+@dataclass(frozen=True)
+class _Sweep:
+    """The folder of a sweep, its summary and its ranking; its methods yield the parts of sections."""
 
+    folder: Path
+    summary: Summary
+    ranking: Ranking
 
-def matrix(sweep: SweepRecord) -> Context | None:
-    """Return the matrix; None if no choice varies."""
-    table = matrix_of(sweep.summary, sweep.ranking)
-    if table is None:
-        return None
-    cells = [cell for _, line in table.lines for cell in line if cell]
-    pages = {cell.row.number: sweep.page_of(cell.row) for cell in cells}
-    any_timed = any(first_timing(row) for row in sweep.summary.rows)
-    if not any_timed and not table.across:
-        return None  # a column of statuses, which the table of all rows has too
-    return {"matrix": table, "pages": pages, "best": sweep.ranking.best, "timed": any_timed}
+    def recommendation(self) -> Iterator[Part]:
+        """Yield the conclusions, and the command and the recipe of the best row of each field."""
+        for text in [*conclusions(self.summary, self.ranking)] or _why_none(self.summary):
+            yield Text(text=f"{text}.")
+        best = [field.best for field in self.ranking.groups if field.best]
+        for row in best[:_RECIPES]:
+            name = f"#{row.number} {choices(row, self.summary.varying)}".rstrip()
+            title = f"The command of {name if len(best) > 1 else 'this row'}:"
+            yield Code(text=command(row), title=title, most=_LETTERS)
+            if link := self._page(row):
+                yield Text(text=f"Details are on the page of row #{row.number}", link=link)
+            if (steps := _recipe(self.folder, row)) is not None:
+                code = training_code(_plan(self.folder, row))
+                yield Code(text=code, title="In training code, with its recipe.yaml:")
+                yield Code(text=steps, title=f"The recipe, in {row.folder}/recipe.yaml:")
 
+    def failures(self) -> Iterator[Part]:
+        """Yield the rows that failed, grouped by reason."""
+        failed: dict[tuple[str, str], list[SweepRow]] = {}
+        for row in self.summary.rows:
+            if row.status not in ("ok", *UNENDED):
+                failed.setdefault((row.status, row.reason or ""), []).append(row)
+        if failed:
+            yield Table(
+                label="Failures",
+                columns=(
+                    *(("Status", "word"), ("Reason", "prose"), ("Rows", "number")),
+                    *(("Numbers", "text"), ("First row", "link")),
+                ),
+                rows=[
+                    (
+                        *(status, reason, plural(len(rows), "row")),
+                        *(numbered(row.number for row in rows), self._choices(rows[0])),
+                    )
+                    for (status, reason), rows in failed.items()
+                ],
+                links=[self._page(rows[0]) for rows in failed.values()],
+                form="stacked",
+            )
+            text = "The traceback of a failed row is in traceback.txt in its folder."
+            yield Text(text=text, kind="note")
 
-def layout(sweep: SweepRecord) -> Context | None:
-    """Return the breaks of each row as bars, the most first; None if no row loses the layout."""
-    lost = [(row, figures) for row in sweep.summary.rows if (figures := row.headline.lost)]
-    counted = sorted(lost, key=lambda pair: (-pair[1].breaks, pair[0].number))
-    if not any(figures.breaks for _, figures in counted):
-        return None
-    bars = [
-        Bar(
-            label=_label(row, sweep.summary),
-            value=figures.breaks,
-            text=f"{times(figures.breaks)}, {size(figures.copied_bytes)} copied",
-            mark="worse" if figures.breaks else "same",
+    def matrix(self) -> Iterator[Part]:
+        """Yield the matrix; nothing if no choice varies, or for a column of statuses, as in the table."""
+        timed = any(map(first_timing, self.summary.rows))
+        found = matrix_of(self.summary, self.ranking, self._page)
+        if found is None or not (timed or " by " in found.caption):
+            return
+        text = (
+            "Each cell says how fast the prepared model is against the unprepared one: blue is faster, "
+            "orange slower. Below it: the verification of outputs and gradients, with the error."
         )
-        for row, figures in counted
-        if figures.status == "ok"
-    ]
-    chart = Bars(title="Layout lost in one forward", rows=tuple(bars[:_BARS]))
-    return {"chart": figure(chart, name="layout"), "others": max(len(bars) - _BARS, 0)}
+        untimed = (
+            "Each cell shows the status of its row, and the verification of outputs and gradients."
+        )
+        yield Text(text=text if timed else untimed)
+        yield found
+
+    def layout(self) -> Iterator[Part]:
+        """Yield the breaks of each row as bars, the most first; nothing if no row loses the layout."""
+        lost = [(row, figures) for row in self.summary.rows if (figures := row.headline.lost)]
+        bars = [
+            Bar(
+                label=self._label(row),
+                value=figures.breaks,
+                text=f"{times(figures.breaks)}, {size(figures.copied_bytes)} copied",
+                mark="worse" if figures.breaks else "same",
+            )
+            for row, figures in sorted(lost, key=lambda pair: (-pair[1].breaks, pair[0].number))
+            if figures.status == "ok"
+        ]
+        if not any(bar.value for bar in bars):
+            return
+        yield Text(text="The rows that lose the layout most often come first.")
+        yield Charts(charts=(Bars(title="Layout lost in one forward", rows=tuple(bars[:_BARS])),))
+        if len(bars) > _BARS:
+            text = f"The table of all rows has {plural(len(bars) - _BARS, 'row')} more."
+            yield Text(text=text, kind="note")
+
+    def tradeoff(self) -> Iterator[Part]:
+        """Yield speed against error, one plane for each field; nothing if no row has both."""
+        planes, more = [], 0
+        for field in self.ranking.groups[:_PLANES]:
+            if points := [point for row in field.rows if (point := self._point(row))]:
+                planes.append(_plane(field.about or "Speed against error", points[:_POINTS]))
+                more += max(len(points) - _POINTS, 0)
+        if planes:
+            yield Text(text="Left is faster, low is more exact.")
+            yield Charts(charts=tuple(planes))
+        if more:
+            text = (
+                f"These are the fastest rows; the table of all rows has {plural(more, 'row')} more."
+            )
+            yield Text(text=text, kind="note")
+
+    def all_rows(self) -> Iterator[Part]:
+        """Yield the table of all rows, in the order of their rank."""
+        shown, rows = columns(self.summary, self.ranking), self.ranking.rows
+        star = "The best row has a star. " if self.ranking.best else ""
+        order = "measured time if comparable, then by " if any(map(first_timing, rows)) else ""
+        shared = numbered(shared_rows(self.ranking))
+        shared = shared and f". Not compared, as other runs used the same cores: {shared}"
+        text = f"{star}Rows are ordered by {order}number; summary.csv names their folders{shared}."
+        yield Text(text=text, kind="note")
+        kinds = ((c.title, _KINDS.get(c.title, "number" if c.number else "text")) for c in shown)
+        yield Table(
+            label="All rows",
+            columns=tuple(kinds),
+            rows=[[column.text(row) for column in shown] for row in rows],
+            file="summary.csv",
+            links=[*map(self._page, rows)],
+        )
+        why = [f"{numbered(found)}: {reason}" for found, reason in reasons(self.summary.rows)]
+        if len(why) > _REASONS:
+            why[_REASONS:] = [f"{plural(len(why) - _REASONS, 'reason')} more in summary.csv"]
+        yield Items(title="Why rows failed, are unclear or have no time", texts=tuple(why))
+
+    def _page(self, row: SweepRow) -> str:
+        """Return the relative address of the row's page; empty if it has none."""
+        if row.folder is None or not (self.folder / row.folder / NAME).is_file():
+            return ""
+        return f"./{quote(row.folder.encode('utf-8', 'surrogateescape'))}/{NAME}"
+
+    def _choices(self, row: SweepRow) -> str:
+        return choices(row, self.summary.varying)
+
+    def _label(self, row: SweepRow) -> str:
+        values = map(row.choices.get, self.summary.varying)
+        return " ".join([f"#{row.number}", *filter(None, values)])
+
+    def _point(self, row: SweepRow) -> Point | None:
+        """Return the point of a row; None if it has no time or no error."""
+        comparison, verified = first_timing(row), row.headline.verified
+        if comparison is None or comparison.ratio is None:
+            return None
+        if verified is None or verified.error is None:
+            return None
+        return Point(
+            label=self._label(row),
+            x=comparison.ratio,
+            y=verified.error,
+            x_interval=comparison.interval,
+            text=f"{timing_text(comparison)}; {verified_text(verified)}",
+            mark=_MARKS.get(comparison.verdict, "same"),
+        )
 
 
-def tradeoff(sweep: SweepRecord) -> Context | None:
-    """Return speed against error, one plane for each field; None if no row has both."""
-    planes = []
-    for number, field in enumerate(sweep.ranking.groups[:_PLANES]):
-        points = [point for row in field.rows if (point := _point(row, sweep.summary))]
-        if points:
-            chart = _chart(points[:_POINTS], f"plane-{number}")
-            planes.append((field.about, chart, max(len(points) - _POINTS, 0)))
-    return {"planes": planes} if planes else None
+def matrix_of(
+    summary: Summary, ranking: Ranking, address: Callable[[SweepRow], str] = lambda _: ""
+) -> Matrix | None:
+    """Return the matrix of the two choices with the most values; None if no choice varies.
 
-
-def failures(sweep: SweepRecord) -> Context | None:
-    """Return the rows that failed, grouped by reason."""
-    failed: dict[tuple[str, str], list[SweepRow]] = {}
-    for row in sweep.summary.rows:
-        if row.status not in ("ok", *UNENDED):
-            failed.setdefault((row.status, row.reason or ""), []).append(row)
-    groups = [
-        (status, reason, len(rows), numbered(row.number for row in rows), _first(rows, sweep))
-        for (status, reason), rows in failed.items()
-    ]
-    return {"groups": groups} if groups else None
-
-
-def all_rows(sweep: SweepRecord) -> Context:
-    """Return the table of all rows, in the order of their rank."""
-    shown = columns(sweep.summary, sweep.ranking)
-    kinds = [(c.title, _KINDS.get(c.title, "number" if c.number else "text")) for c in shown]
-    rows = sweep.ranking.rows
-    cells = ([column.text(row) for column in shown] for row in rows)
-    table = long_table(kinds, cells, "summary.csv", links=map(sweep.page_of, rows))
-    why = [(numbered(numbers), reason) for numbers, reason in reasons(sweep.summary.rows)]
-    shared = numbered(shared_rows(sweep.ranking))
-    return {
-        "table": table,
-        "reasons": why[:_REASONS],
-        "more": max(len(why) - _REASONS, 0),
-        "best": sweep.ranking.best,
-        "timed": any(map(first_timing, rows)),
-        "shared": shared,
+    It has a row for each value of the first and a column for each of the second; if only one choice varies,
+    a single column. A cell shows the best row of its pair of values, and links to its `address`.
+    """
+    values = {key: _values(summary, key) for key in summary.varying}
+    # Stable: of two choices with the same number of values, take the first.
+    down, across, *_ = *sorted(values, key=lambda key: -len(values[key])), "", ""
+    if not down:
+        return None
+    rows: dict[tuple[str, str], list[SweepRow]] = {}
+    for row in ranking.rows:
+        rows.setdefault((row.choices.get(down, ""), row.choices.get(across, "")), []).append(row)
+    cells = {
+        key: _cell(best, len(others), address(best), is_best=best.number in ranking.best)
+        for key, (best, *others) in rows.items()
     }
+    titles = values.get(across, [""])
+    return Matrix(
+        caption=f"{down} by {across}" if across else down,
+        titles=(down, *(title or "not given" if across else "result" for title in titles)),
+        rows=tuple(
+            (value or "not given", tuple(cells.get((value, title)) for title in titles))
+            for value in values[down]
+        ),
+    )
 
 
-SECTIONS = (
-    Section("recommendation", "Recommendation", recommendation),
-    Section("failures", "Failures", failures),
-    Section("matrix", "Matrix", matrix),
-    Section("layout", "Layout lost", layout),
-    Section("tradeoff", "Speed against error", tradeoff),
-    Section("rows", "All rows", all_rows),
-)
+def _values(summary: Summary, key: str) -> list[str]:
+    return list(dict.fromkeys(row.choices.get(key, "") for row in summary.rows))
+
+
+def _cell(row: SweepRow, more: int, link: str, *, is_best: bool) -> Cell:
+    """Return the cell of a row, the best of some."""
+    comparison, status = first_timing(row), row.status.replace("_", " ")
+    known = time_ratio(row) if row.status in ("ok", "verification_failed") else None
+    words = [status] if known is not None and row.status != "ok" else []
+    if comparison and row.status == "ok" and known is None:
+        words.append(comparison.verdict)
+    words.append(verified_text(row.headline.verified, short=True))
+    return Cell(
+        style=_style(row, known),
+        figure=status if known is None else verdict_of(row),
+        words="; ".join(filter(None, words)),
+        text=f"row #{row.number}{f', the best of {more + 1:,}' if more else ''}",
+        link=link,
+        is_best=is_best,
+    )
+
+
+def _style(row: SweepRow, known: float | None) -> str:
+    if row.status not in _STYLES:
+        return "bad"
+    comparison = first_timing(row)
+    if known is None or comparison is None or row.shared:
+        return _STYLES[row.status]
+    if comparison.verdict == "faster":
+        return next((style for most, style in _FASTER if known <= most), "same")
+    if comparison.verdict == "slower":
+        return next((style for least, style in _SLOWER if known >= least), "same")
+    return "same"
+
+
+def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
+    """Yield the answers of a sweep's page: which row is best, whether it is right, whether all ended well."""
+    rows = summary.rows
+    groups = [(group.about, group.best) for group in ranking.groups if group.best]
+    yield _best(summary, groups)
+    yield from _judged(groups[0][1]) if len(groups) == 1 else _counted(rows)
+    statuses = Counter(row.status for row in rows)
+    ok = statuses.pop("ok", 0)
+    others = ", ".join(f"{n:,} {status.replace('_', ' ')}" for status, n in statuses.items())
+    yield Answer(
+        question="Did all rows end well?",
+        kind="good" if ok == len(rows) else "warn",
+        answer=f"{ok:,} of {len(rows):,} ok",
+        remark=others,
+        section="failures" if others else "rows",
+    )
+
+
+def _best(summary: Summary, groups: list[tuple[str, SweepRow]]) -> Answer:
+    """Return the best rows of the groups, or why there is none."""
+    kind, remark = "good", ""
+    if not groups:
+        any_timed = any(map(first_timing, summary.rows))
+        answer = "None was shown to be faster" if any_timed else "No row was timed"
+        kind = "plain"
+    elif len(groups) == 1:
+        best = groups[0][1]
+        answer = f"#{best.number} {choices(best, summary.varying)}"
+        remark = timing_text(timed) if (timed := first_timing(best)) else ""
+    else:
+        answer = " and ".join(f"#{best.number}" for _, best in groups[:_FEW])
+        remark = "; ".join(f"{about}: {verdict_of(best)}" for about, best in groups[:_FEW])
+    return Answer(
+        question="Which is best?",
+        kind=kind,
+        answer=answer,
+        remark=remark,
+        section="recommendation",
+    )
+
+
+def _judged(row: SweepRow) -> Iterator[Answer]:
+    """Yield whether one row is right, and whether it keeps the layout."""
+    verified, lost = row.headline.verified, row.headline.lost
+    kinds = {"pass": ("good", "Right"), "fail": ("bad", "Wrong")}
+    kind, answer = kinds.get(verified.status if verified else "", ("warn", "Not verified"))
+    remark = verified_text(verified)
+    yield Answer(question="Right?", kind=kind, answer=answer, remark=remark, section="rows")
+    if lost:
+        yield Answer(
+            question="Layout?",
+            kind="bad" if lost.breaks else "good",
+            answer=f"Lost {times(lost.breaks)}" if lost.breaks else "Never lost",
+            remark=f"{size(lost.copied_bytes)} copied in each forward" if lost.breaks else "",
+            section="layout",
+        )
+
+
+def _counted(rows: Iterable[SweepRow]) -> Iterator[Answer]:
+    """Yield how many rows are right, and how many keep the layout."""
+    rows = list(rows)
+    checked = Counter(row.headline.verified.status for row in rows if row.headline.verified)
+    if checked:
+        kind = "bad" if checked["fail"] else "good" if set(checked) == {"pass"} else "warn"
+        others = ", ".join(f"{n:,} {status}" for status, n in checked.items() if status != "pass")
+        answer = f"{checked['pass']:,} of {checked.total():,} are right"
+        yield Answer(question="Right?", kind=kind, answer=answer, remark=others, section="rows")
+    followed = [row.headline.lost.breaks for row in rows if row.headline.lost]
+    if followed:
+        kept = followed.count(0)
+        yield Answer(
+            question="Layout?",
+            kind="good" if kept == len(followed) else "bad",
+            answer=f"Kept in {kept:,} of {len(followed):,} rows",
+            section="layout",
+        )
 
 
 def _title(summary: Summary) -> str:
@@ -201,52 +387,22 @@ def _why_none(summary: Summary) -> list[str]:
 
 
 def _recipe(folder: Path, row: SweepRow) -> str | None:
-    try:
-        steps = recipe.load(folder / (row.folder or "") / "recipe.yaml")
-        return recipe.dumps(steps)
-    except PrepareError:
-        return None  # the table shows its row nevertheless
+    with suppress(PrepareError):  # the table shows its row nevertheless
+        return recipe.dumps(recipe.load(folder / (row.folder or "") / "recipe.yaml"))
+    return None
 
 
 def _plan(folder: Path, row: SweepRow) -> dict[str, Any] | None:
-    try:
+    with suppress(PrepareError):
         return read_plan(folder / (row.folder or ""))
-    except PrepareError:
-        return None
+    return None
 
 
-def _first(rows: list[SweepRow], sweep: SweepRecord) -> tuple[str, str]:
-    """Return the choices of the first row, and the address of its page."""
-    return choices(rows[0], sweep.summary.varying), sweep.page_of(rows[0])
-
-
-def _label(row: SweepRow, summary: Summary) -> str:
-    return " ".join([f"#{row.number}", *filter(None, map(row.choices.get, summary.varying))])
-
-
-def _point(row: SweepRow, summary: Summary) -> Point | None:
-    """Return the point of a row; None if it has no time or no error."""
-    comparison, verified = first_timing(row), row.headline.verified
-    if comparison is None or comparison.ratio is None:
-        return None
-    if verified is None or verified.error is None:
-        return None
-    return Point(
-        label=_label(row, summary),
-        x=comparison.ratio,
-        y=verified.error,
-        x_interval=comparison.interval,
-        text=f"{timing_text(comparison)}; {verified_text(verified)}",
-        mark=_MARKS.get(comparison.verdict, "same"),
-    )
-
-
-def _chart(points: Iterable[Point], name: str) -> Markup:
+def _plane(title: str, points: Iterable[Point]) -> Plane:
     unprepared = Point(label="unprepared", x=1.0, y=0.0, text="the reference", mark="baseline")
-    plane = Plane(
-        title="Speed against error",
+    return Plane(
+        title=title,
         points=(unprepared, *points),
         x=Axis(label="time, unprepared = 1"),
         y=Axis(label="largest error", log=True),
     )
-    return figure(plane, name=name)

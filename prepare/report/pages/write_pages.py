@@ -28,7 +28,7 @@ def write_pages(outcome: Outcome, folder: Path) -> None:
     if outcome.results is not None:
         from prepare.core.document import Charts, Strip
         from prepare.core.utils import files
-        from prepare.report.charts.chart import write_charts
+        from prepare.report.charts import write_charts
         from prepare.report.documents import shown_of, stage_documents
         from prepare.report.render import render
 

@@ -49,14 +49,8 @@ def stage(what: str, *, after: float = 1.0) -> Iterator[Callable[[str], None]]:
         timer.cancel()
 
 
-def show_table(table: Table, *, width: int | None = None) -> None:
-    """Print a table without trailing spaces, in `width` letters if that is given."""
-    for text in table_lines(table, width=width):
-        line(text)
-
-
 def table_lines(table: Table, *, width: int | None = None) -> list[str]:
-    """Return the lines of a table without trailing spaces."""
+    """Return the lines of a table without trailing spaces, in `width` letters if that is given."""
     terminal = console()
     terminal.width = width or terminal.width
     with terminal.capture() as captured:

@@ -5,22 +5,32 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.text import line, output, plural, printable, size
 from prepare.registry import ordered_stages
-from prepare.report.documents import shown_of, stage_documents
+from prepare.report.documents import advice, shown_of, stage_documents
 from prepare.report.objects import changes_table
-from prepare.report.sentences import autocast_text
+from prepare.report.sentences import (
+    autocast_text,
+    by_remedy,
+    convolutions_text,
+    missed_notes,
+    outputs_sentence,
+    quantized_text,
+    steps_text,
+)
 from prepare.report.terminal.console import console, has_width
 from prepare.report.terminal.document import part_lines, show_document
-from prepare.report.terminal.run_rows import answer_rows, declared, detail_rows
+from prepare.report.training_code import recipe_call
 from prepare.stage import Stage
 
 if TYPE_CHECKING:
+    from prepare.audit import Audit
     from prepare.core.document import Document
+    from prepare.core.forward.conv_layouts import LayoutCount
     from prepare.job.outcome import Outcome
     from prepare.job.results import Results
 
@@ -40,12 +50,12 @@ class RunOutput:
         if results.audit is None:
             return
         documents = stage_documents(shown_of(results, self._folder))
-        rows = answer_rows(results, results.audit, documents)
+        rows = _answer_rows(results, results.audit, documents)
         if not self._shown:
             for document in documents:
                 if document.is_whole:  # of a stage that ran before the model was prepared
                     show_document(document)
-            line(f"{printable(results.model)} is prepared: {declared(results)}")
+            line(f"{printable(results.model)} is prepared: {_declared(results)}")
         # A stage that ends later may stand before one that was shown.
         _show_rows([row for row in rows if row not in self._shown])
         self._shown = rows
@@ -57,7 +67,8 @@ class RunOutput:
         if results is not None:
             self._show_rest(results)
         if results is None or outcome.result.status in ("failed", "interrupted"):
-            show_problems((outcome.result.error or "").splitlines())
+            for problem in (outcome.result.error or "").splitlines():
+                line(printable(problem), errors=True)
             if outcome.result.traceback:
                 file = os.path.join(self._folder, "traceback.txt")  # noqa: PTH118  for reading
                 line(f"the traceback is in {file}", errors=True)
@@ -66,12 +77,12 @@ class RunOutput:
         documents = stage_documents(shown_of(results, self._folder))
         if results.audit is not None:
             self.show(results)
-            _show_rows(detail_rows(results, results.audit, documents, self._folder))
+            _show_rows(_detail_rows(results, results.audit, documents, self._folder))
             _show_last("files", self._folder)
         elif results.found:
-            show_unprepared(results, documents, self._folder)
+            _show_unprepared(results, documents, self._folder)
         else:
-            show_plan(results, self._folder)
+            _show_plan(results, self._folder)
         _show_warnings(results.warnings)
         before = {cls.name for cls in ordered_stages() if cls.choose is not Stage.choose}
         for document in documents:
@@ -81,15 +92,11 @@ class RunOutput:
 
 def _show_warnings(warnings: Iterable[str]) -> None:
     """Print the warnings, and each advice once, after the warnings that share it."""
-    by_advice: dict[str, list[str]] = {}
-    for warning in warnings:
-        text, separator, advice = warning.rpartition("; ")
-        by_advice.setdefault(advice if separator else "", []).append(text if separator else warning)
-    for advice, texts in by_advice.items():
+    for remedy, texts in by_remedy(warnings).items():
         for text in texts:
             line(printable(f"warning: {text}"), errors=True)
-        if advice:
-            line(printable(f"  {advice}"), errors=True)
+        if remedy:
+            line(printable(f"  {remedy}"), errors=True)
 
 
 def shown_folder(folder: Path) -> str:
@@ -100,9 +107,9 @@ def shown_folder(folder: Path) -> str:
     return printable(folder.absolute() if outside else relative)
 
 
-def show_plan(results: Results, folder: str) -> None:
+def _show_plan(results: Results, folder: str) -> None:
     """Print the plan of a pipeline and the first tensors that it would change."""
-    plan, steps = results.plan.summary(), declared(results)
+    plan, steps = results.plan.summary(), _declared(results)
     rows = [("to change", f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')}")]
     rows += [("wanted by", f"{name}: {count}") for name, count in plan["by_step"].items()]
     rows.append(("memory", f"{size(plan['bytes_before'])} now, {size(plan['bytes_after'])} after"))
@@ -121,7 +128,7 @@ def show_plan(results: Results, folder: str) -> None:
             line("plan.json has them all")
 
 
-def show_unprepared(results: Results, documents: Iterable[Document], folder: str) -> None:
+def _show_unprepared(results: Results, documents: Iterable[Document], folder: str) -> None:
     """Print what is known of a model that is not prepared."""
     under = autocast_text(results.amp)
     line(f"{printable(results.model)} is not prepared{under and f', {under}'}")
@@ -132,10 +139,72 @@ def show_unprepared(results: Results, documents: Iterable[Document], folder: str
     line(f"  details are in {printable(folder)}")
 
 
-def show_problems(problems: Iterable[Any]) -> None:
-    """Print one line for each problem on stderr."""
-    for problem in problems:
-        line(printable(problem), errors=True)
+def _answer_rows(
+    results: Results, audit: Audit, documents: Iterable[Document]
+) -> list[tuple[str, str]]:
+    """Return the answers, in the order in which they become known."""
+    counted = convolutions_text(audit.summary["convolutions"], results.pipeline.to_config())
+    return [("convolutions", counted), *(row for document in documents for row in document.rows)]
+
+
+def _detail_rows(
+    results: Results, audit: Audit, documents: Sequence[Document], folder: str
+) -> list[tuple[str, str]]:
+    """Return what follows the answers: what to do, what was prepared, and the notes."""
+    summary = audit.summary
+    before, after = summary["bytes_before"], summary["bytes_after"]
+    rows = [] if results.stopped else [("what to do", _advice_text(results, documents, folder))]
+    rows.append(("tensors", _tensors(summary)))
+    if text := quantized_text(audit.rows):
+        rows.append(("quantized", text))
+    rows.append(("memory", f"{size(before)} before, {size(after)} after"))
+    if results.example is None:
+        rows.append(("example", "not run; give one with input.shape=[...]"))
+    else:
+        rows.append(("example", f"{results.example.inputs} -> {results.example.outputs}"))
+        ineffective = summary["convolutions"].get("ineffective", 0)
+        rows += [
+            ("outputs", _outputs(count, ineffective)) for count in results.example.convolutions
+        ]
+    rows += [row for document in documents for row in document.details]
+    said = [note for document in documents for note in document.notes]
+    notes = [*said, *results.notes, *missed_notes(audit.rows)]
+    return [*rows, *(("note", text) for text in notes)]
+
+
+def _declared(results: Results) -> str:
+    """Return the steps, and the autocast in which the model runs."""
+    steps = steps_text(results.pipeline.to_config())
+    return ", ".join(filter(None, [steps, autocast_text(results.amp)]))
+
+
+def _advice_text(results: Results, documents: Iterable[Document], folder: str) -> str:
+    """Return what to do as one sentence; for a recipe to use, the call that applies it."""
+    plan, found = results.plan, advice(results, documents)
+    text = f"{found.answer[0].lower()}{found.answer[1:]}"
+    if found.section == "reproduce":
+        path = os.path.join(folder, "recipe.yaml")  # noqa: PTH118  a path for reading, not for use
+        call = recipe_call(path, repairs=plan.training_steps, errors=bool(plan.training_errors))
+        return f"{text}: {call}"
+    said = [text for document in documents for _, text in document.rows]
+    if not found.remark or any(found.answer[1:] in each for each in said):
+        return text
+    return f"{text}{', ' if found.remark.startswith('or') else ': '}{found.remark}"
+
+
+def _tensors(audit: Mapping[str, Any]) -> str:
+    dtypes = ", ".join(f"{count} {name}" for name, count in audit["dtypes"].items())
+    return f"{audit['tensors']:,} parameters and buffers: {dtypes}"
+
+
+def _outputs(count: LayoutCount, ineffective: int) -> str:
+    text = outputs_sentence(
+        format=count.format, gave=count.gave, of=count.of, ambiguous=count.ambiguous
+    )
+    if ineffective and count.gave == count.of:
+        # Both lines are true: torch takes the layout of the input, and converts the weight in each call.
+        text += f"; their inputs decide that, also for the {ineffective} ineffective"
+    return text
 
 
 def _show_rows(rows: list[tuple[str, str]], *, width: int = _LABEL) -> None:

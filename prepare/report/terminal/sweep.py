@@ -13,7 +13,6 @@ from rich.table import Table
 from prepare.core.utils import files, json_records
 from prepare.core.utils.csv_text import csv_text
 from prepare.core.utils.text import line, one_line, output, plural, printable
-from prepare.job.headline import CONVOLUTIONS
 from prepare.report.sweep_table import (
     Column,
     columns,
@@ -21,15 +20,12 @@ from prepare.report.sweep_table import (
     numbered,
     reason_text,
     reasons,
-    timing,
-    timings,
 )
-from prepare.report.terminal.console import console, has_width, show_table
+from prepare.report.terminal.console import console, has_width, table_lines
 from prepare.report.terminal.run import shown_folder
 from prepare.sweep.ranking import Ranking, rank
 
 if TYPE_CHECKING:
-    from prepare.job.headline import VerifyFigures
     from prepare.sweep.summary import Summary, SweepRow
 
 FORMAT, VERSION = "prepare.summary", 1
@@ -85,7 +81,8 @@ def _show_table(available: Sequence[Column], rows: Sequence[SweepRow], width: in
         )
     for cells in zip(*(texts[column] for column in shown), strict=True):
         table.add_row(*cells)
-    show_table(table, width=width)
+    for text in table_lines(table, width=width):
+        line(text)
     if len(shown) < len(available):
         hidden = ", ".join(column.title for column in available if column not in shown)
         line(f"columns left out, as the terminal is too narrow: {printable(hidden)}")
@@ -102,46 +99,15 @@ def _data(row: SweepRow, ranking: Ranking) -> dict[str, Any]:
 
 
 def _csv(summary: Summary, ranking: Ranking) -> Iterator[list[Any]]:
-    timed = timings(summary)
-    parts = ("ratio", "low", "high", "verdict")
-    others = _other_figures(summary)
-    yield [
-        *("number", *summary.varying, "status", "best", *CONVOLUTIONS, "bytes_before"),
-        *("bytes_after", "verified", "error", "allowed", "error_of", "layout_lost", "copied_bytes"),
-        *(f"{what.replace(' ', '_')}_{part}" for what in timed for part in parts),
-        *("shared", "seconds", "reason", "folder", *others),
-    ]
+    figures = list(dict.fromkeys(key for row in summary.rows for key in row.figures))
+    own = ("shared", "seconds", "reason", "folder")
+    yield ["number", *summary.varying, "status", "best", *own, *figures]
     for row in summary.rows:
-        figures, counted = row.headline, row.headline.convolutions or {}
-        lost = figures.lost
         yield [
             *(row.number, *map(row.choices.get, summary.varying), row.status),
-            *(row.number in ranking.best, *map(counted.get, CONVOLUTIONS)),
-            *(figures.bytes_before, figures.bytes_after),
-            *_checked(figures.verified),
-            *((lost.breaks, lost.copied_bytes) if lost else (None,) * 2),
-            *(cell for what in timed for cell in _timed(row, what)),
-            *(row.shared, row.seconds, row.reason, row.folder),
-            *map(row.figures.get, others),
+            *(row.number in ranking.best, *(getattr(row, key) for key in own)),
+            *map(row.figures.get, figures),
         ]
-
-
-def _other_figures(summary: Summary) -> list[str]:
-    """Return the names of the figures of all rows, for the columns after those with names of their own."""
-    return list(dict.fromkeys(key for row in summary.rows for key in row.figures))
-
-
-def _checked(verified: VerifyFigures | None) -> tuple[Any, ...]:
-    if verified is None:
-        return (None,) * 4
-    return verified.status, verified.error, verified.allowed, verified.what
-
-
-def _timed(row: SweepRow, what: str) -> list[Any]:
-    timed = timing(row, what)
-    if timed is None:
-        return [None] * 4
-    return [timed.ratio, *(timed.interval or (None, None)), timed.verdict]
 
 
 def _markdown(summary: Summary, ranking: Ranking) -> Iterator[str]:

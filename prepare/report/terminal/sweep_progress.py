@@ -84,18 +84,13 @@ class SweepProgress:
     def _counts(self) -> str:
         done, rows = len(self._statuses), self._manifest.rows
         statuses = list(self._statuses.values())
-        failed = sum(status in _FAILED for status in statuses)
-        interrupted = statuses.count("interrupted")
+        counted = {
+            "running": self._running,
+            "failed": sum(status in _FAILED for status in statuses),
+            "interrupted": statuses.count("interrupted"),
+        }
         parts = [f"{done} of {len(rows)} done" if rows else f"{done} done"]
-        parts += [
-            f"{count} {word}"
-            for count, word in (
-                (self._running, "running"),
-                (failed, "failed"),
-                (interrupted, "interrupted"),
-            )
-            if count
-        ]
+        parts += [f"{count} {word}" for word, count in counted.items() if count]
         if rows and self._kept < done < len(rows):
             each = (time.monotonic() - self._began) / (done - self._kept)
             parts.append(f"about {_time(each * (len(rows) - done))} left")
