@@ -23,7 +23,7 @@ from prepare.verify.records import Check
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
     from prepare.pipeline import Pipeline
-    from prepare.verify.execution.model_pair import ModelPair
+    from prepare.verify.execution.runner import ModelPair
 
 # A function of a model and a batch, or of the data that it loads itself; more is better.
 Metric = Callable[[nn.Module, Any], float]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from prepare.verify.execution.default_dtype import Float64Default
+from prepare.verify.execution.determinism import Float64Default
 
 INTS = torch.arange(1, 6)
 MASK = INTS > 2

@@ -16,9 +16,8 @@ from prepare.core.forward.call import Call
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.forward.stand_ins import standing_in
 from prepare.core.utils.signals import held_interrupts, interruptible
-from prepare.verify.execution.default_dtype import Float64Default
-from prepare.verify.execution.determinism import DeterministicMode
-from prepare.verify.execution.memory_safety import repair_convolutions
+from prepare.verify.execution.determinism import DeterministicMode, Float64Default
+from prepare.verify.execution.hooks import repair_convolutions
 from prepare.verify.execution.single_run import RunResult, random_gradient, seed_everything
 
 # Gets a function that makes the call, the module, and its arguments; returns the outputs.

@@ -22,9 +22,12 @@ from prepare.core.model.tensors import is_plain
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.pipeline.transfer import check_cast
-from prepare.verify.execution.default_dtype import Float64Default
-from prepare.verify.execution.determinism import DeterministicMode, make_deterministic
-from prepare.verify.execution.memory_safety import UnsafeBackwardDetector, repair_convolutions
+from prepare.verify.execution.determinism import (
+    DeterministicMode,
+    Float64Default,
+    make_deterministic,
+)
+from prepare.verify.execution.hooks import UnsafeBackwardDetector, repair_convolutions
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
@@ -119,15 +122,16 @@ def compiled_stand_in(tensor: Tensor) -> Tensor:
     return tensor if isinstance(tensor, nn.Parameter) else copy_of(tensor)
 
 
-def contiguous(call: Call) -> Call:
-    """Copy every tensor of a call to the contiguous format."""
-    return call.map(lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
+def contiguous(tensor: Tensor) -> Tensor:
+    """Copy a tensor to the contiguous format."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """Return a contiguous stand-in in another real (or the matching complex) dtype; integers are kept.
 
-    Numbers beyond the range of `dtype` become its largest, so that the noise of rounding stays finite.
+    It is on `device`, by default that of the tensor. Numbers beyond the range of `dtype` become its largest,
+    so that the noise of rounding stays finite.
     """
     if not is_plain(tensor):
         return tensor
@@ -136,7 +140,8 @@ def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
             dtype = torch.promote_types(dtype, torch.complex32)
         elif not tensor.is_floating_point():
             dtype = tensor.dtype
-        values = torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor.resolve_neg())
+        values = torch.empty(tensor.shape, dtype=dtype, device=device or tensor.device)
+        values.copy_(tensor.resolve_neg())
         if not tensor.is_complex():
             check_cast("", tensor, values, clamp=True)
     if not isinstance(tensor, nn.Parameter):
