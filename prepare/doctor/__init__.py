@@ -1,6 +1,7 @@
 """Find out by probes what torch computes wrongly or slowly on this very machine.
 
 Examples:
+    >>> from prepare.doctor import examine
     >>> diagnosis = examine("cpu", probes=["softmax_layout"])
     >>> [(found.name, found.verdict) for found in diagnosis.findings]
     [('softmax_layout', 'slow here')]
