@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import yaml
 
 from prepare.core.utils import files
-from prepare.core.utils.json_records import Kind, Record, load, write_json
+from prepare.core.utils.json_records import JsonRecord, Kind, load, write_json
 from prepare.errors import ContractError
 
 _KIND = Kind("prepare.contract", 1, "a contract", "a contract.yaml", ContractError)
@@ -134,7 +134,7 @@ class ContractChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContractCheck(Record):
+class ContractCheck(JsonRecord):
     """The result of a check: all changes, the worst first.
 
     `today` is the contract as it would be recorded today; a saved check has none. `file` is the contract.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.display import Readable
 from prepare.core.utils.environment import check_environment
-from prepare.core.utils.json_records import Kind, Record
+from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.errors import DoctorError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Diagnosis(Record, Readable):
+class Diagnosis(JsonRecord, Readable):
     """The findings on one device of one machine."""
 
     KIND: ClassVar[Kind] = Kind("prepare.doctor", 1, "a diagnosis", "a doctor.json", DoctorError)

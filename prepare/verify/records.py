@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from prepare.core.utils.display import Readable
-from prepare.core.utils.json_records import Kind, Record
+from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.errors import VerificationError
 
 STATUSES = ("pass", "fail", "cannot tell")
@@ -64,7 +64,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Verification(Record, Readable):
+class Verification(JsonRecord, Readable):
     """The result of a verification: does the prepared model compute what the unprepared one does?
 
     `status` is `pass`, `fail` or `cannot tell`; `reason` says why. `culprit` is the first module that is

@@ -63,7 +63,7 @@ class Kind(NamedTuple):
         return {"format": self.format, "version": self.version}
 
 
-class Record:
+class JsonRecord:
     """A dataclass that is saved to a JSON file and loaded from it; `KIND` says what such a file is."""
 
     __slots__ = ()
