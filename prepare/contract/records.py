@@ -117,7 +117,7 @@ class Contract:
         return load(cls, path, _KIND, check=_check, parse=_parse, limit=_LIMIT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ContractChange:
     """One difference between a contract and the model of today.
 
