@@ -109,8 +109,8 @@ class PreparedCandidate:
                     memory=max(_MIN_CHECK_MEMORY, int(_MEMORY_PART * free)),
                     _exact_runs=exact,
                     amp=self._amp,
-                    metric=self._limit and self._limit.metric,
-                    max_drop=self._limit and self._limit.max_drop,
+                    metric=self._limit.metric if self._limit else None,
+                    max_drop=self._limit.max_drop if self._limit else None,
                 )
         except Exception as error:  # out of memory, or a candidate that no check anticipates
             reason = f"it raised {type(error).__name__}: {first_line(error)}"

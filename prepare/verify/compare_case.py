@@ -261,7 +261,7 @@ class CaseComparison:
             status = "skipped" if self.case.is_variation else "cannot tell"
             return self.check(kind, status, note=ALL_ZERO)
         undecided = "cannot tell" if self._counts(kind) else "skipped"
-        changes = {}
+        changes: dict[str, Any] = {}
         if exceeding and self.retry_failure and not exceeding[0].is_beyond_noise:
             note = f"not decided, since a second look was not possible: {self.retry_failure}"
             changes = {"status": undecided, "note": note}

@@ -25,6 +25,8 @@ from prepare.core.utils.files import printable_path, read_text, write_text
 from prepare.core.utils.text import printable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from prepare.errors import PrepareError
 
 _T = TypeVar("_T")
@@ -69,12 +71,12 @@ class JsonRecord:
     __slots__ = ()
     KIND: ClassVar[Kind]
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | Path) -> None:
         """Write it as JSON. Raises FileError."""
         write_json(path, self.KIND.head | asdict(self), lines=True)  # type: ignore[call-overload]
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> Self:
+    def load(cls, path: str | Path) -> Self:
         """Read it from its JSON.
 
         Raises:
