@@ -6,18 +6,12 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from verify_checks import FLAT, PIPELINES, check, checks_by_kind, prepared
+from verify_faults import Net
 
 from prepare.pipeline import Pipeline
 from prepare.verify import verify
 from prepare.verify.tolerance import Deviation, compare, sensitivity
-from verify_checks import (
-    FLAT,
-    PIPELINES,
-    check,
-    checks_by_kind,
-    prepared,
-)
-from verify_faults import Net
 
 
 def test_bfloat16_is_allowed_the_error_of_bfloat16_and_no_more():

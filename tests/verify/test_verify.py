@@ -7,6 +7,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
+from verify_checks import FLAT, PIPELINES, check, checks_by_kind, flat_norm, prepared
+from verify_faults import FAULTS, Net
 
 from flow_nets import MORE, NETS
 from paths import CONF
@@ -17,15 +19,6 @@ from prepare.verify import verify
 from prepare.verify.execution import single_run
 from prepare.verify.inputs import resized
 from small_nets import build, facts
-from verify_checks import (
-    FLAT,
-    PIPELINES,
-    check,
-    checks_by_kind,
-    flat_norm,
-    prepared,
-)
-from verify_faults import FAULTS, Net
 
 # Not a clean preparation: NaN in the weight gradient of a depthwise ConvTranspose3d.
 NOT_CLEAN = {("monai_mednext", "float32")}
