@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,9 +44,12 @@ def _timed(
     factor: float,
     than: str,
     case: OperationCase,
-    control: OperationCase,
+    *,
     change: Callable[[nn.Module], None] | None = None,
+    **other: Any,
 ) -> Run:
+    """Time a case against the same with `other` fields, whose module `change` changes."""
+    control = replace(case, **other)
     return lambda device: iter(
         [pace(case, control, device, factor=factor, than=than, change=change)]
     )
@@ -55,14 +59,6 @@ def _repair(module: nn.Module) -> None:
     from prepare.pipeline import Pipeline
 
     Pipeline.from_config({"repair_layout": {"force": True}}).apply(module, known_issues="ignore")
-
-
-def _weight_norm() -> nn.Module:
-    return nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 3))
-
-
-def _wrapped(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(build())
 
 
 def _computed_weight(device: str) -> Iterator[CaseOutcome]:
@@ -152,7 +148,6 @@ def _overflow(device: str) -> Iterator[CaseOutcome]:
 _conv3d = partial(nn.Conv3d, 32, 32, 3, padding=1)
 _FLAT, _FLAT_3D = "channels_last", "channels_last_3d"
 _VOLUME = (2, 32, 16, 32, 32)
-_IMAGE = (2, 32, 32, 32)
 
 KNOWN: dict[str, Probe] = {
     "instance_norm_gradients_cpu": Probe(
@@ -180,9 +175,8 @@ KNOWN: dict[str, Probe] = {
         "Conv2d with few output pixels",
         _timed(
             1.25, "its repair",
-            OperationCase(_wrapped(partial(nn.Conv2d, 2048, 512, 1)), (1, 2048, 7, 7), _FLAT),
-            OperationCase(_wrapped(partial(nn.Conv2d, 2048, 512, 1)), (1, 2048, 7, 7), _FLAT),
-            _repair,
+            OperationCase(lambda: nn.Sequential(nn.Conv2d(2048, 512, 1)), (1, 2048, 7, 7), _FLAT),
+            change=_repair,
         ),
     ),
     "pooling_3d_layout": Probe(
@@ -218,8 +212,8 @@ KNOWN: dict[str, Probe] = {
         "Conv2d in float16",
         _timed(
             2.0, "float32",
-            OperationCase(partial(nn.Conv2d, 32, 32, 3), _IMAGE, _FLAT, "float16"),
-            OperationCase(partial(nn.Conv2d, 32, 32, 3), _IMAGE, _FLAT),
+            OperationCase(partial(nn.Conv2d, 32, 32, 3), (2, 32, 32, 32), _FLAT, "float16"),
+            dtype="float32",
         ),
     ),
     "conv3d_contiguous_mps": Probe(
@@ -239,8 +233,7 @@ KNOWN: dict[str, Probe] = {
         "Conv3d in 16 bits",
         _timed(
             2.0, "channels_last_3d",
-            OperationCase(_conv3d, _VOLUME, "contiguous", _BFLOAT16),
-            OperationCase(_conv3d, _VOLUME, _FLAT_3D, _BFLOAT16),
+            OperationCase(_conv3d, _VOLUME, "contiguous", _BFLOAT16), format=_FLAT_3D,
         ),
     ),
     "conv3d_large_16_bit": Probe("Conv3d in 16 bits at large sizes", _large_conv3d),
@@ -251,7 +244,7 @@ KNOWN: dict[str, Probe] = {
         _timed(
             2.0, "float32",
             OperationCase(partial(nn.Conv2d, 96, 96, 3, groups=96), (16, 96, 56, 56), _FLAT, _BFLOAT16),
-            OperationCase(partial(nn.Conv2d, 96, 96, 3, groups=96), (16, 96, 56, 56), _FLAT),
+            dtype="float32",
         ),
     ),
     "group_norm_layout_cuda": Probe(
@@ -262,7 +255,7 @@ KNOWN: dict[str, Probe] = {
         _timed(
             2.0, "bias=False",
             OperationCase(partial(_conv3d, dilation=2), _VOLUME, "contiguous", _BFLOAT16),
-            OperationCase(partial(_conv3d, dilation=2, bias=False), _VOLUME, "contiguous", _BFLOAT16),
+            build=partial(_conv3d, dilation=2, bias=False),
         ),
     ),
     "conv2d_grouped_channels_last": Probe(
@@ -270,7 +263,7 @@ KNOWN: dict[str, Probe] = {
         _timed(
             2.0, "contiguous",
             OperationCase(partial(nn.Conv2d, 128, 128, 3, groups=32), (8, 128, 56, 56), _FLAT, _BFLOAT16),
-            OperationCase(partial(nn.Conv2d, 128, 128, 3, groups=32), (8, 128, 56, 56), dtype=_BFLOAT16),
+            format="contiguous",
         ),
     ),
     "upsample_nearest_channels_last": Probe(
@@ -278,7 +271,7 @@ KNOWN: dict[str, Probe] = {
         _timed(
             1.25, "contiguous",
             OperationCase(partial(nn.Upsample, scale_factor=2), (1, 192, 120, 208), _FLAT, _BFLOAT16),
-            OperationCase(partial(nn.Upsample, scale_factor=2), (1, 192, 120, 208), dtype=_BFLOAT16),
+            format="contiguous",
         ),
     ),
     "avg_pool2d_padded_backward": Probe(
