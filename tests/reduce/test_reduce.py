@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from single_module_faults import FAULTS, MODULES, SLOW_FAULTS, Net, batch_of, bfloat16
 from torch import nn
 
 import planted_faults
@@ -13,9 +14,7 @@ from prepare.errors import ModelError
 from prepare.reduce import reduce, search
 from prepare.reduce.records import CRASHES, HANGS, RAISES, SLOW, WRONG, ModuleCall
 from prepare.reduce.script import answer, run_script, script_of
-from prepare.reduce.search import WorkerTrials, trial_here
-from prepare.reduce.shrink import variants
-from single_module_faults import FAULTS, MODULES, SLOW_FAULTS, Net, batch_of, bfloat16
+from prepare.reduce.search import WorkerTrials, trial_here, variants
 
 NORM = next(
     fault for fault in FAULTS if str(fault) == "batch_norm2d-not_a_number-many_channels-backward"
