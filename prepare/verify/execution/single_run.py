@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from prepare.core.forward.call import Call
 
 NamedTensors = dict[str, Tensor | None]
+# Compilers read the gradient of every input, also of those that are not leaves.
+_LEAF_GRADIENT = r"The \.grad attribute of a Tensor that is not a leaf"
 
 
 @dataclass
@@ -89,7 +91,7 @@ def run_model(
             context or contextlib.nullcontext(),
             Float64Default() if dtype == torch.float64 else contextlib.nullcontext(),
             # Also around backward, which runs checkpointed segments of the forward again.
-            _without_leaf_warning() if compiled else DeterministicMode(),
+            ignored_warnings(_LEAF_GRADIENT) if compiled else DeterministicMode(),
         ):
             with (
                 detector if skip_unsafe_backward else contextlib.nullcontext(),
@@ -101,8 +103,7 @@ def run_model(
             if backward and result.unsafe_module is None:
                 _backward(tensors, seed, scale)
         result.outputs = {name: tensor.detach() for name, tensor in tensors.items()}
-        parameters = model.named_parameters()
-        trained = {name: p for name, p in parameters if p.requires_grad}
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if scale != 1.0:
             _unscale((*leaves.values(), *trained.values()), scale)
         result.inputs = {name: leaf.grad for name, leaf in leaves.items()}
@@ -223,10 +224,3 @@ def _numpy_state() -> Iterator[None]:
     finally:
         if numpy:
             numpy.random.set_state(state)
-
-
-@contextlib.contextmanager
-def _without_leaf_warning() -> Iterator[None]:
-    """Suppress a warning: compilers read the gradient of every input, also of those that are not leaves."""
-    with ignored_warnings(r"The \.grad attribute of a Tensor that is not a leaf"):
-        yield
