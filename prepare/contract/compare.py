@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from prepare.contract.records import (
     BETTER,
@@ -24,43 +25,27 @@ _KEPT = ("channels_last", "channels_last_3d", "ambiguous")
 
 
 def compare(contract: Contract, today: Contract) -> ContractCheck:
-    """Return all changes, the worst first."""
-    changes = [
-        *_recipe(contract, today),
-        *_structure(contract, today),
-        *_weights(contract, today),
-        *_places(contract, today),
-        *_layouts(contract, today),
-        *_optimizer(contract, today),
-        *_verification(contract, today),
-        *_time(contract, today),
-        *_versions(contract, today),
-    ]
-    merged = _merged(changes)
-    return ContractCheck(
-        changes=tuple(sorted(merged, key=lambda c: KINDS.index(c.kind))), today=today
-    )
-
-
-def _merged(changes: list[ContractChange]) -> Iterator[ContractChange]:
-    """Merge the changes that differ only in their place into one with a count."""
-    groups: dict[tuple[str, str, str, str], list[ContractChange]] = {}
-    for change in changes:
-        # A place is shown with its own line of code.
-        key = (change.kind, change.what, change.text, change.source)
-        groups.setdefault(key, []).append(change)
-    for (kind, what, text, source), group in groups.items():
-        yield ContractChange(
-            kind=kind, what=what, where=group[0].where, text=text, source=source, count=len(group)
-        )
+    """Return all changes, the worst first; those that differ only in their place are one, with a count."""
+    parts = (_recipe, _structure, _weights, _places, _layouts, _optimizer, _verification, _time,
+             _versions)  # fmt: skip
+    changes: dict[tuple[str, str, str, str], ContractChange] = {}
+    for part in parts:
+        for change in part(contract, today):
+            # A place is shown with its own line of code.
+            key = (change.kind, change.what, change.text, change.source)
+            known = changes.get(key)
+            changes[key] = replace(known, count=known.count + 1) if known else change
+    ranked = sorted(changes.values(), key=lambda change: KINDS.index(change.kind))
+    return ContractCheck(changes=tuple(ranked), today=today)
 
 
 def _recipe(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     before, after = contract.steps or {}, today.steps or {}
     for name in {**before, **after}:
-        if before.get(name) != after.get(name):
-            text = "its options changed" if name in before and name in after else ""
-            yield _broken("recipe", name, text or ("is gone" if name in before else "is new"))
+        if name not in before or name not in after:
+            yield _broken("recipe", name, "is gone" if name in before else "is new")
+        elif before[name] != after[name]:
+            yield _broken("recipe", name, "its options changed")
 
 
 def _structure(contract: Contract, today: Contract) -> Iterator[ContractChange]:
@@ -86,33 +71,25 @@ def _weights(contract: Contract, today: Contract) -> Iterator[ContractChange]:
             if old != new:
                 yield _broken("weights", name, f"{what} {old} is now {new}")
         if before[0] == after[0] and before[1] != after[1]:
-            better = before[2] == "contiguous" and after[2] in _KEPT
+            kind = BETTER if before[2] == "contiguous" and after[2] in _KEPT else BROKEN
             text = f"{before[2]} is now {after[2]}"
             if before[2] == after[2]:
                 text = f"strides {before[1]} are now {after[1]}"
-            yield ContractChange(
-                kind=BETTER if better else BROKEN, what="weights", where=name, text=text
-            )
+            yield ContractChange(kind, "weights", name, text)
 
 
 def _places(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     before = {place.key: place for place in contract.places}
     after = {place.key: place for place in today.places}
-    for key in {**before, **after}:
-        old, new = before.get(key), after.get(key)
-        counts = (old.count if old else 0), (new.count if new else 0)
-        if counts[0] == counts[1]:
-            continue
-        place = new or old
-        assert place is not None
+    for key, place in {**before, **after}.items():
+        was, now = (places[key].count if key in places else 0 for places in (before, after))
         text = f"{place.kind} in {place.phase}: {place.cause}"
-        if 0 not in counts:
-            text += f", {counts[0]} times before, {counts[1]} now"
+        text += f", {was} times before, {now} now" if was and now else ""
         where = place.module or contract.model
-        if counts[1] > counts[0]:
+        if now > was:
             yield _broken("flow", where, f"new {text}", place.source)
-        else:
-            yield ContractChange(kind=BETTER, what="flow", where=where, text=f"no longer a {text}")
+        elif now < was:
+            yield ContractChange(BETTER, "flow", where, f"no longer a {text}")
 
 
 def _layouts(contract: Contract, today: Contract) -> Iterator[ContractChange]:
@@ -121,14 +98,12 @@ def _layouts(contract: Contract, today: Contract) -> Iterator[ContractChange]:
         if (before in _KEPT) != (after in _KEPT):
             kind = BROKEN if before in _KEPT else BETTER
             text = f"gave {before}, gives {after} now"
-            yield ContractChange(kind=kind, what="convolutions", where=name, text=text)
+            yield ContractChange(kind, "convolutions", name, text)
 
 
 def _optimizer(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     if contract.optimizer and not today.optimizer:
-        yield ContractChange(
-            kind=NOTE, what="optimizer", where="", text="not checked: none was given"
-        )
+        yield ContractChange(NOTE, "optimizer", "", "not checked: none was given")
     for name in contract.optimizer.keys() & today.optimizer.keys():
         before, after = contract.optimizer[name], today.optimizer[name]
         if before != after:
@@ -141,15 +116,11 @@ def _verification(contract: Contract, today: Contract) -> Iterator[ContractChang
         if after == "fail":
             yield _broken("verification", "", f"{before} before, fails now")
         elif after == "cannot tell":
-            yield ContractChange(
-                kind=TOO_NOISY, what="verification", where="", text="cannot tell now"
-            )
+            yield ContractChange(TOO_NOISY, "verification", "", "cannot tell now")
         else:
-            yield ContractChange(
-                kind=BETTER, what="verification", where="", text=f"{before} before, passes now"
-            )
+            yield ContractChange(BETTER, "verification", "", f"{before} before, passes now")
     elif before and not after:
-        yield ContractChange(kind=NOTE, what="verification", where="", text="not repeated")
+        yield ContractChange(NOTE, "verification", "", "not repeated")
     recorded = {tolerance.what: tolerance for tolerance in contract.tolerances}
     for now in today.tolerances if "fail" not in (before, after) else ():
         old = recorded.get(now.what)
@@ -164,31 +135,28 @@ def _time(contract: Contract, today: Contract) -> Iterator[ContractChange]:
         return
     what = "time ratio"
     if after is None:
-        yield ContractChange(kind=NOTE, what=what, where="", text="not measured")
+        yield ContractChange(NOTE, what, "", "not measured")
         return
     text = f"{before.ratio:.2f} ({before.low:.2f} to {before.high:.2f}) before, "
     text += f"{after.ratio:.2f} ({after.low:.2f} to {after.high:.2f}) now"
     if before.machine != after.machine:
-        yield ContractChange(kind=NOTE, what=what, where="", text=f"{text}, on another machine")
-    elif before.disturbed or after.disturbed:
-        text = f"{text}; {after.disturbed or before.disturbed}"
-        yield ContractChange(kind=TOO_NOISY, what=what, where="", text=text)
+        yield ContractChange(NOTE, what, "", f"{text}, on another machine")
+    elif disturbed := after.disturbed or before.disturbed:
+        yield ContractChange(TOO_NOISY, what, "", f"{text}; {disturbed}")
     elif after.low > before.high * _TIME:
         yield _broken(what, "", text)
     elif after.high * _TIME < before.low:
-        yield ContractChange(kind=BETTER, what=what, where="", text=text)
-    elif not (after.low <= before.ratio <= after.high):
-        yield ContractChange(kind=TOO_NOISY, what=what, where="", text=text)
+        yield ContractChange(BETTER, what, "", text)
+    elif not after.low <= before.ratio <= after.high:
+        yield ContractChange(TOO_NOISY, what, "", text)
 
 
 def _versions(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     for name in sorted(contract.seen.keys() | today.seen.keys()):
         before, after = contract.seen.get(name, "none"), today.seen.get(name, "none")
         if before != after:
-            yield ContractChange(
-                kind=NOTE, what="versions", where=name, text=f"{before} is now {after}"
-            )
+            yield ContractChange(NOTE, "versions", name, f"{before} is now {after}")
 
 
 def _broken(what: str, where: str, text: str, source: str = "") -> ContractChange:
-    return ContractChange(kind=BROKEN, what=what, where=where, text=text, source=source)
+    return ContractChange(BROKEN, what, where, text, source)

@@ -1,22 +1,33 @@
-"""Observe what a contract checks: weights, layouts, breaks, casts, verification and time of a model."""
+"""Record what a contract checks: weights, layouts, breaks, casts, verification and time of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from prepare.contract.records import Contract, Place, TimeRatio, Tolerance
+from prepare.contract.compare import compare
+from prepare.contract.records import Contract, ContractCheck, Place, TimeRatio, Tolerance
 from prepare.core.forward.call import call_of
+from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import is_strided, name_of, named_modules, named_tensors
 from prepare.core.model.threads import with_threads
+from prepare.core.utils.environment import environment
+from prepare.core.utils.machine import disturbance
+from prepare.core.utils.suggest import choose
+from prepare.errors import ConfigError, RefusedError
 from prepare.flow import observe
 from prepare.flow.casts import CastWatcher
 from prepare.flow.layouts import layout_of
+from prepare.pipeline import Pipeline
 from prepare.verify.inputs import user_call, user_formatter
 
 if TYPE_CHECKING:
@@ -24,13 +35,107 @@ if TYPE_CHECKING:
 
     from prepare.core.forward.autocast import Amp
     from prepare.flow.records import Flow
-    from prepare.pipeline import Pipeline
     from prepare.verify.records import Verification
 
 _PACKAGES = ("torch", "monai", "diffusers", "transformers", "timm", "torchvision",
     "dynamic-network-architectures")  # fmt: skip
 _SECONDS = 9.0
 _SAME, _OTHER = "in the layout of its parameter", "in another layout than its parameter"
+_MODES = ("eval", "train")
+Recipe = Pipeline | Mapping[str, Any] | str | Path
+
+
+def record(
+    model: nn.Module,
+    batch: Any,
+    recipe: Recipe | None = None,
+    *,
+    mode: Literal["eval", "train"] = "eval",
+    amp: Amp = "none",
+    optimizer: Optimizer | None = None,
+    threads: int | None = None,
+    time: bool = False,
+) -> Contract:
+    """Return the contract of a model: its structure, strides, breaks, casts and the error of its results.
+
+    Args:
+        model: not changed. With a recipe, copies of it are prepared and verified against it; without one
+            the model itself is looked at, as it was prepared before, and nothing is verified.
+        batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
+        recipe: the steps, `{name: options}`, or the path of a recipe.
+        mode: the mode in which the model runs; `train` also follows the gradients.
+        amp: run the forward under `torch.autocast` to this dtype.
+        optimizer: of the model, without a recipe: the layouts of its state are recorded too.
+        threads: the number of threads of torch, on which the layouts of some kernels depend.
+        time: also measure the time relative to the unprepared model, with its interval; needs a recipe.
+
+    Raises:
+        ConfigError: the recipe is wrong, or `time` or `optimizer` does not go with it.
+        ModelError: the forward or backward raised.
+    """
+    _check_arguments(recipe, mode, optimizer, time=time)
+    if recipe is None:
+        flags = {module: module.training for module in model.modules()}
+        model.train(mode == "train")
+        try:
+            return observe_contract(
+                model, batch, mode=mode, amp=amp, optimizer=optimizer, threads=threads
+            )
+        finally:
+            for module, flag in flags.items():
+                module.training = flag
+    if isinstance(recipe, str | Path):
+        recipe = Pipeline.load(recipe)
+    pipeline = recipe if isinstance(recipe, Pipeline) else Pipeline.from_config(recipe)
+    pipeline.warn_of_left_out()
+    reference, prepared = _copy(model), _copy(model)
+    for each in (reference, prepared):
+        each.train(mode == "train")
+    # The contract holds the numbers; a known issue shows in its verification.
+    pipeline.apply(prepared, known_issues="ignore")
+    return observe_contract(
+        prepared,
+        batch,
+        mode=mode,
+        amp=amp,
+        pipeline=pipeline,
+        reference=reference,
+        threads=threads,
+        time=time,
+    )
+
+
+def check(
+    model: nn.Module,
+    batch: Any,
+    contract: Contract,
+    recipe: Recipe | None = None,
+    *,
+    optimizer: Optimizer | None = None,
+) -> ContractCheck:
+    """Compare a model of today with a contract, in the contract's mode and number of threads.
+
+    `recipe` is that of the contract by default, which may set only what is harmless (see
+    `Pipeline.from_recipe`); one that differs from it breaks the contract. The time is
+    measured again if the contract has one. A change of a library's version alone breaks nothing.
+
+    Raises:
+        ConfigError: the recipe is wrong, or has no effect on this model.
+        ModelError: the forward or backward raised.
+    """
+    if recipe is None and contract.steps is not None:
+        recipe = Pipeline.from_recipe(contract.steps)
+    today = record(
+        model,
+        batch,
+        recipe,
+        mode=contract.mode,  # type: ignore[arg-type]
+        amp=contract.amp,  # type: ignore[arg-type]
+        optimizer=optimizer,
+        threads=contract.threads,
+        time=contract.time is not None,
+    )
+    return compare(contract, today)
 
 
 def observe_contract(
@@ -43,13 +148,12 @@ def observe_contract(
     reference: nn.Module | None = None,
     optimizer: Optimizer | None = None,
     threads: int | None = None,
-    verification: Verification | None = None,
     time: bool = False,
 ) -> Contract:
     """Return the contract that `prepared` keeps now; it is in the mode `mode`, and is not changed.
 
     `threads` is the number for torch while the layouts are observed: kernels depend on it. Without a
-    `reference` nothing is verified and timed, except that `verification` may have been made before.
+    `reference` nothing is verified and timed.
     """
     call = call_of(batch)
     if pipeline is not None:
@@ -57,13 +161,13 @@ def observe_contract(
     watcher = CastWatcher(prepared)
     with with_threads(threads or torch.get_num_threads()), watcher:
         flow = observe(prepared, call, backward=mode == "train", amp=amp)
-    if verification is None and reference is not None:
+    verification = ratio = None
+    if reference is not None:
         from prepare.verify import verify
 
         verification = verify(reference, prepared, batch, pipeline=pipeline, mode=mode, amp=amp)  # type: ignore[arg-type]
-    ratio = None
-    if time and reference is not None:
-        ratio = _time(reference, prepared, batch, pipeline, mode=mode, amp=amp)
+        if time:
+            ratio = _time(reference, prepared, batch, pipeline, mode=mode, amp=amp)
     return Contract(
         model=type(prepared).__name__,
         mode=mode,
@@ -110,24 +214,21 @@ def _layouts(flow: Flow) -> dict[str, str]:
 
 
 def _places(flow: Flow, watcher: CastWatcher) -> Iterator[Place]:
-    found: dict[tuple[str, str, str, str], Place] = {}
     places = [
-        Place(kind="break", phase=each.phase, module=each.module, cause=each.cause,
-              count=each.count, source=each.source)
+        Place(each.kind, each.phase, each.module, each.cause, each.count, each.source)
         for each in flow.events
         if each.kind == "break"
-    ]  # fmt: skip
+    ]
     places += [
-        Place(kind="cast", phase="forward", module=site.module, cause=site.dtypes, count=count,
-              source=site.source)
+        Place("cast", "forward", site.module, site.dtypes, count, site.source)
         for site, count in watcher.counts.items()
-    ]  # fmt: skip
+    ]
+    counts: Counter[tuple[str, ...]] = Counter()
     for place in places:
-        known = found.get(place.key)
-        count = place.count + (known.count if known else 0)
-        found[place.key] = Place(kind=place.kind, phase=place.phase, module=place.module,
-                                 cause=place.cause, count=count, source=place.source)  # fmt: skip
-    yield from found.values()
+        counts[place.key] += place.count
+    # Of several places with one key, the source of the last.
+    for key, place in {place.key: place for place in places}.items():
+        yield replace(place, count=counts[key])
 
 
 def _tolerances(verification: Verification) -> Iterator[Tolerance]:
@@ -158,8 +259,6 @@ def _time(
     amp: Amp,
 ) -> TimeRatio | None:
     from prepare.bench import compare
-    from prepare.core.utils.environment import environment
-    from prepare.core.utils.machine import disturbance
 
     formatter = None if pipeline is None else user_formatter(pipeline)
     found = compare(
@@ -175,17 +274,36 @@ def _time(
         return None
     where = environment()
     low, high = row.ratio_interval
-    machine = f"{where['cpu']}, {found.settings.get('threads', where['threads'])} threads"
-    return TimeRatio(ratio=row.ratio, low=low, high=high,
-                     machine=", ".join([machine, *where["devices"]]),
-                     disturbed=disturbance(found.settings))  # fmt: skip
+    threads = f"{found.settings.get('threads', where['threads'])} threads"
+    machine = ", ".join([where["cpu"], threads, *where["devices"]])
+    disturbed = disturbance(found.settings)
+    return TimeRatio(ratio=row.ratio, low=low, high=high, machine=machine, disturbed=disturbed)
+
+
+def _check_arguments(recipe: Any, mode: str, optimizer: Optimizer | None, *, time: bool) -> None:
+    if mode not in _MODES:
+        raise ConfigError("mode", f"{mode!r} is not a mode", choose(mode, _MODES))
+    if time and recipe is None:
+        wrong = "needs a recipe: the time is relative to the unprepared model"
+        raise ConfigError("time", wrong, "give recipe, or leave time out")
+    if optimizer is not None and recipe is not None:
+        wrong = "belongs to the model, and a recipe is applied to a copy of it"
+        raise ConfigError(
+            "optimizer", wrong, "apply the recipe to the model, and give no recipe here"
+        )
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy_or_build(model)
+    except CopyError as error:
+        remedy = "prepare it, and record it without a recipe"
+        raise RefusedError("model", f"cannot be copied: {error}", remedy) from error
 
 
 def _versions() -> dict[str, str]:
     found = {}
     for name in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found

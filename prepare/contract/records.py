@@ -6,17 +6,15 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
-from prepare.core.utils import files, json_records
+from prepare.core.utils import files
+from prepare.core.utils.json_records import JsonRecord, Kind, load, write_json
 from prepare.errors import ContractError
 
-_KIND = json_records.Kind("prepare.contract", 1, "a contract", "a contract.yaml", ContractError)
-_CHECK = json_records.Kind(
-    "prepare.contract_check", 1, "the check of a contract", "a contract.json", ContractError
-)
+_KIND = Kind("prepare.contract", 1, "a contract", "a contract.yaml", ContractError)
 # More than a contract of a hundred thousand tensors needs.
 _LIMIT = 1 << 26
 # Of a weight: its shape, strides, layout, dtype and device.
@@ -26,7 +24,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """A place of the forward, or of the backward, where the layout breaks or a tensor is cast.
 
@@ -116,10 +114,10 @@ class Contract:
             FileError: the file cannot be read.
             ContractError: the file is not a contract, or is of another version.
         """
-        return json_records.load(cls, path, _KIND, check=_check, parse=_parse, limit=_LIMIT)
+        return load(cls, path, _KIND, check=_check, parse=_parse, limit=_LIMIT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ContractChange:
     """One difference between a contract and the model of today.
 
@@ -136,12 +134,15 @@ class ContractChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContractCheck:
+class ContractCheck(JsonRecord):
     """The result of a check: all changes, the worst first.
 
     `today` is the contract as it would be recorded today; a saved check has none. `file` is the contract.
     """
 
+    KIND: ClassVar[Kind] = Kind(
+        "prepare.contract_check", 1, "the check of a contract", "a contract.json", ContractError
+    )
     changes: tuple[ContractChange, ...]
     today: Contract | None = field(default=None, metadata={"late": True})
     file: str = field(default="", metadata={"late": True})
@@ -149,16 +150,7 @@ class ContractCheck:
     def save(self, path: str | Path) -> None:
         """Write `contract.json` with the changes. Raises FileError."""
         data = {"file": self.file, "changes": [asdict(change) for change in self.changes]}
-        json_records.write_json(path, _CHECK.head | {"status": self.status} | data, lines=True)
-
-    @classmethod
-    def load(cls, path: str | Path) -> ContractCheck:
-        """Load a check from its JSON, without torch.
-
-        Raises:
-            ContractError: the file is not a check, or is of another version.
-        """
-        return json_records.load(cls, path, _CHECK)
+        write_json(path, self.KIND.head | {"status": self.status} | data, lines=True)
 
     def of(self, kind: str) -> list[ContractChange]:
         """Return the changes of this kind."""

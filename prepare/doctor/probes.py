@@ -6,16 +6,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import Any
 
+import torch
 from torch import nn
 
-from prepare.doctor import special
+from prepare.core.utils.text import first_line, size
 from prepare.doctor.cases import CaseOutcome, OperationCase, judge, loses_layout, pace
 
 Run = Callable[[str], Iterator[CaseOutcome]]
 _BFLOAT16 = "bfloat16"
 # The factor from which on a general probe calls channels-last slow: many kernels differ by less.
 _GENERAL_FACTOR = 5.0
+# The reported size of a Conv3d that is wrong in 16 bits, and a small one.
+_CHANNELS, _KERNEL = 16, (1, 3, 3)
+_LARGE, _SMALL = (1, _CHANNELS, 124, 1282, 722), (1, _CHANNELS, 12, 66, 66)
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,12 @@ def _timed(
     factor: float,
     than: str,
     case: OperationCase,
-    control: OperationCase,
+    *,
     change: Callable[[nn.Module], None] | None = None,
+    **other: Any,
 ) -> Run:
+    """Time a case against the same with `other` fields, whose module `change` changes."""
+    control = replace(case, **other)
     return lambda device: iter(
         [pace(case, control, device, factor=factor, than=than, change=change)]
     )
@@ -65,18 +73,93 @@ def _repair(module: nn.Module) -> None:
     Pipeline.from_config({"repair_layout": {"force": True}}).apply(module, known_issues="ignore")
 
 
-def _weight_norm() -> nn.Module:
-    return nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 3))
+def _computed_weight(device: str) -> Iterator[CaseOutcome]:
+    """Compute a weight by weight_norm from channels-last tensors, and look at its strides."""
+    module = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 3)).to(device)
+    original = module.parametrizations.weight.original1
+    original.data = original.data.to(memory_format=torch.channels_last)
+    kept = module.weight.is_contiguous(memory_format=torch.channels_last)
+    text = f"weight_norm {'keeps' if kept else 'loses'} channels_last"
+    yield CaseOutcome("" if kept else "slow here", text)
 
 
-def _wrapped(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(build())
+def _large_conv3d(device: str) -> Iterator[CaseOutcome]:
+    """Run the reported size, and judge its first, middle and last slices; a small one on a CPU."""
+    shape = _SMALL if device == "cpu" else _LARGE
+    for format_ in (torch.contiguous_format, torch.channels_last_3d):
+        torch.manual_seed(0)
+        conv = nn.Conv3d(_CHANNELS, _CHANNELS, _KERNEL, bias=False).bfloat16()
+        given = torch.randn(shape, device=device, dtype=torch.bfloat16)
+        exact_conv = nn.Conv3d(_CHANNELS, _CHANNELS, _KERNEL, bias=False).double()
+        exact_conv.weight.data = conv.weight.data.double()
+        with torch.no_grad():
+            out = conv.to(device)(given.to(memory_format=format_))
+            worst = 0.0
+            for index in (0, shape[2] // 2, shape[2] - 1):
+                exact = exact_conv(given[:, :, index : index + 1].double().cpu())
+                found = out[:, :, index : index + 1].double().cpu()
+                worst = max(worst, ((found - exact).abs().max() / exact.abs().max()).item())
+        name = "contiguous" if format_ is torch.contiguous_format else "channels_last_3d"
+        bad = "wrong here" if not worst < 0.06 else ""
+        text = f"error {min(worst, 1e18):.1e} ({size(given.nbytes)}, {name})"
+        yield CaseOutcome(bad, text, min(worst, 1e18), 0.06)
+
+
+def _tf32_conv3d(device: str) -> Iterator[CaseOutcome]:
+    """Judge Conv3d with TF32 allowed, at several numbers of channels and kernels."""
+    torch.backends.cudnn.allow_tf32 = True
+    for channels, kernel in ((8, 3), (32, 3), (64, 1), (32, 5)):
+        build = partial(nn.Conv3d, channels, channels, kernel, padding=kernel // 2)
+        for format_ in ("contiguous", "channels_last_3d"):
+            yield judge(
+                OperationCase(build, (2, channels, 8, 8, 8), format_, repeats=1, allowed=0.02),
+                device,
+            )
+
+
+def _repeated_forward(device: str) -> Iterator[CaseOutcome]:
+    """Run equal forwards of convolutions; their outputs must be equal bit by bit."""
+    for groups, kernel in ((1, 1), (1, 3), (96, 3)):
+        build = partial(nn.Conv2d, 96, 96, kernel, padding=kernel // 2, groups=groups)
+        module, given = OperationCase(build, (8, 96, 28, 28)).placed(device)
+        with torch.no_grad():
+            outputs = [module(given) for _ in range(10)]
+        differ = sum(not torch.equal(each, outputs[0]) for each in outputs[1:])
+        text = f"{differ} of 9 repeated forwards differ (kernel {kernel}, {groups} groups)"
+        yield CaseOutcome("wrong here" if differ else "", text)
+
+
+def _compiled_transposed(device: str) -> Iterator[CaseOutcome]:
+    """Compile two ConvTranspose2d, and run forward and backward in channels-last."""
+    layers = (nn.ConvTranspose2d(32, 16, 5, stride=2), nn.ReLU(), nn.ConvTranspose2d(16, 8, 5))
+    module = nn.Sequential(*layers).to(device)
+    for layer in (layers[0], layers[2]):
+        layer.weight.data = layer.weight.data.to(memory_format=torch.channels_last)
+    given = torch.randn(2, 32, 5, 5, device=device).to(memory_format=torch.channels_last)
+    try:
+        torch.compile(module)(given.requires_grad_()).sum().backward()
+    except AssertionError as error:
+        yield CaseOutcome("wrong here", f"the backward fails: {first_line(error)}")
+    except Exception as error:  # a compiler that cannot run here says nothing about the issue
+        yield CaseOutcome("", f"not run: {type(error).__name__}: {first_line(error)}")
+    else:
+        yield CaseOutcome("", "forward and backward run")
+
+
+def _overflow(device: str) -> Iterator[CaseOutcome]:
+    """Give an infinite activation to a batch norm in training, as a float16 overflow does."""
+    norm = nn.BatchNorm2d(4).to(device)
+    given = torch.ones(1, 4, 8, 8, device=device)
+    given[0, 1, 3, 3] = torch.inf
+    norm(given)
+    kept = bool(torch.isfinite(norm.running_var).all())  # type: ignore[arg-type]
+    text = f"the running variance is {'finite' if kept else 'NaN'} after an infinite activation"
+    yield CaseOutcome("" if kept else "wrong here", text)
 
 
 _conv3d = partial(nn.Conv3d, 32, 32, 3, padding=1)
 _FLAT, _FLAT_3D = "channels_last", "channels_last_3d"
 _VOLUME = (2, 32, 16, 32, 32)
-_IMAGE = (2, 32, 32, 32)
 
 KNOWN: dict[str, Probe] = {
     "instance_norm_gradients_cpu": Probe(
@@ -111,9 +194,8 @@ KNOWN: dict[str, Probe] = {
         "Conv2d with few output pixels",
         _timed(
             1.25, "its repair",
-            OperationCase(_wrapped(partial(nn.Conv2d, 2048, 512, 1)), (1, 2048, 7, 7), _FLAT),
-            OperationCase(_wrapped(partial(nn.Conv2d, 2048, 512, 1)), (1, 2048, 7, 7), _FLAT),
-            _repair,
+            OperationCase(lambda: nn.Sequential(nn.Conv2d(2048, 512, 1)), (1, 2048, 7, 7), _FLAT),
+            change=_repair,
         ),
     ),
     "pooling_3d_layout": Probe(
@@ -130,7 +212,7 @@ KNOWN: dict[str, Probe] = {
         "LayerNorm over (C, H, W)",
         _kept(OperationCase(partial(nn.LayerNorm, (8, 6, 6)), (2, 8, 6, 6), _FLAT)),
     ),
-    "computed_weight_layout": Probe("a computed weight", special.computed_weight),
+    "computed_weight_layout": Probe("a computed weight", _computed_weight),
     "conv3d_bfloat16_small_cpu": Probe(
         "Conv3d with an input smaller than its kernel",
         _judged(
@@ -149,8 +231,8 @@ KNOWN: dict[str, Probe] = {
         "Conv2d in float16",
         _timed(
             2.0, "float32",
-            OperationCase(partial(nn.Conv2d, 32, 32, 3), _IMAGE, _FLAT, "float16"),
-            OperationCase(partial(nn.Conv2d, 32, 32, 3), _IMAGE, _FLAT),
+            OperationCase(partial(nn.Conv2d, 32, 32, 3), (2, 32, 32, 32), _FLAT, "float16"),
+            dtype="float32",
         ),
     ),
     "conv3d_contiguous_mps": Probe(
@@ -170,19 +252,18 @@ KNOWN: dict[str, Probe] = {
         "Conv3d in 16 bits",
         _timed(
             2.0, "channels_last_3d",
-            OperationCase(_conv3d, _VOLUME, "contiguous", _BFLOAT16),
-            OperationCase(_conv3d, _VOLUME, _FLAT_3D, _BFLOAT16),
+            OperationCase(_conv3d, _VOLUME, "contiguous", _BFLOAT16), format=_FLAT_3D,
         ),
     ),
-    "conv3d_large_16_bit": Probe("Conv3d in 16 bits at large sizes", special.large_conv3d),
-    "conv3d_tf32": Probe("Conv3d with TF32", special.tf32_conv3d),
-    "conv2d_engine_5": Probe("Conv2d, forward twice", special.repeated_forward),
+    "conv3d_large_16_bit": Probe("Conv3d in 16 bits at large sizes", _large_conv3d),
+    "conv3d_tf32": Probe("Conv3d with TF32", _tf32_conv3d),
+    "conv2d_engine_5": Probe("Conv2d, forward twice", _repeated_forward),
     "conv2d_engine_5_off": Probe(
         "depthwise Conv2d in bfloat16",
         _timed(
             2.0, "float32",
             OperationCase(partial(nn.Conv2d, 96, 96, 3, groups=96), (16, 96, 56, 56), _FLAT, _BFLOAT16),
-            OperationCase(partial(nn.Conv2d, 96, 96, 3, groups=96), (16, 96, 56, 56), _FLAT),
+            dtype="float32",
         ),
     ),
     "group_norm_layout_cuda": Probe(
@@ -193,7 +274,7 @@ KNOWN: dict[str, Probe] = {
         _timed(
             2.0, "bias=False",
             OperationCase(partial(_conv3d, dilation=2), _VOLUME, "contiguous", _BFLOAT16),
-            OperationCase(partial(_conv3d, dilation=2, bias=False), _VOLUME, "contiguous", _BFLOAT16),
+            build=partial(_conv3d, dilation=2, bias=False),
         ),
     ),
     "conv2d_grouped_channels_last": Probe(
@@ -201,7 +282,7 @@ KNOWN: dict[str, Probe] = {
         _timed(
             2.0, "contiguous",
             OperationCase(partial(nn.Conv2d, 128, 128, 3, groups=32), (8, 128, 56, 56), _FLAT, _BFLOAT16),
-            OperationCase(partial(nn.Conv2d, 128, 128, 3, groups=32), (8, 128, 56, 56), dtype=_BFLOAT16),
+            format="contiguous",
         ),
     ),
     "upsample_nearest_channels_last": Probe(
@@ -209,15 +290,15 @@ KNOWN: dict[str, Probe] = {
         _timed(
             1.25, "contiguous",
             OperationCase(partial(nn.Upsample, scale_factor=2), (1, 192, 120, 208), _FLAT, _BFLOAT16),
-            OperationCase(partial(nn.Upsample, scale_factor=2), (1, 192, 120, 208), dtype=_BFLOAT16),
+            format="contiguous",
         ),
     ),
     "avg_pool2d_padded_backward": Probe(
         "AvgPool2d with padding",
         _judged(OperationCase(partial(nn.AvgPool2d, 2, stride=1, padding=1), (2, 8, 9, 9), _FLAT)),
     ),
-    "conv_transpose2d_compiled": Probe("compiled ConvTranspose2d", special.compiled_transposed, 100.0),
-    "batch_norm_statistics_float16": Probe("BatchNorm2d after an overflow", special.overflow),
+    "conv_transpose2d_compiled": Probe("compiled ConvTranspose2d", _compiled_transposed, 100.0),
+    "batch_norm_statistics_float16": Probe("BatchNorm2d after an overflow", _overflow),
     "channels_last_ignored_rocm": Probe(
         "Conv2d", _kept(OperationCase(partial(nn.Conv2d, 8, 16, 3), (2, 8, 16, 16), _FLAT))
     ),
@@ -226,7 +307,7 @@ KNOWN: dict[str, Probe] = {
         _timed(
             1.25, "contiguous",
             OperationCase(partial(nn.Conv2d, 64, 64, 3, padding=1), (8, 64, 56, 56), _FLAT, _BFLOAT16),
-            OperationCase(partial(nn.Conv2d, 64, 64, 3, padding=1), (8, 64, 56, 56), dtype=_BFLOAT16),
+            format="contiguous",
         ),
     ),
     "avg_pool2d_backward_mps": Probe(

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from prepare.core.utils import json_records
+from prepare.core.model.doctor_answers import VERDICTS, WRONG
 from prepare.core.utils.display import Readable
 from prepare.core.utils.environment import check_environment
+from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.errors import DoctorError
 
 if TYPE_CHECKING:
     from prepare.core.document import Document
 
-_KIND = json_records.Kind("prepare.doctor", 1, "a diagnosis", "a doctor.json", DoctorError)
-VERDICTS = ("wrong here", "inexact here", "slow here", "fine here", "not probed")
-WRONG, INEXACT, SLOW, FINE, NOT_PROBED = VERDICTS
 # What of an environment may be shared: no paths, no names of hosts or repositories.
 _SHARED = ("python", "torch", "packages", "cpu", "instructions", "cores", "threads", "devices")
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][^\s\\/'\":,;()]+){2,}|~[\\/]\S+")
@@ -46,9 +43,10 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Diagnosis(Readable):
+class Diagnosis(JsonRecord, Readable):
     """The findings on one device of one machine."""
 
+    KIND: ClassVar[Kind] = Kind("prepare.doctor", 1, "a diagnosis", "a doctor.json", DoctorError)
     device: str
     findings: tuple[Finding, ...]
     environment: dict[str, Any]
@@ -69,28 +67,15 @@ class Diagnosis(Readable):
 
         return diagnosis_document(self)
 
-    def save(self, path: str | Path) -> None:
-        """Write `doctor.json`. Raises FileError."""
-        json_records.write_json(path, _KIND.head | asdict(self), lines=True)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Diagnosis:
-        """Load a diagnosis from its JSON, without torch.
-
-        Raises:
-            DoctorError: the file is not a diagnosis, or is of another version.
-        """
-        return json_records.load(cls, path, _KIND, check=_check)
+    def check(self) -> None:
+        """Raise ValueError if the environment or a verdict is none."""
+        check_environment(self.environment)
+        for each in self.findings:
+            if each.verdict not in VERDICTS:
+                raise ValueError(f"{each.verdict!r} is not a verdict")
 
     def shared(self) -> Diagnosis:
         """Return the diagnosis without paths, names of hosts and commits, to attach to an issue."""
         known = {key: self.environment.get(key) for key in (*_SHARED, "accelerator")}
         findings = (replace(each, reason=_PATH.sub("PATH", each.reason)) for each in self.findings)
         return replace(self, environment=known, findings=tuple(findings))
-
-
-def _check(diagnosis: Diagnosis) -> None:
-    check_environment(diagnosis.environment)
-    for each in diagnosis.findings:
-        if each.verdict not in VERDICTS:
-            raise ValueError(f"{each.verdict!r} is not a verdict")

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.nested import tensors_in
-from prepare.verify.check_model import _default_memory
+from prepare.verify.check_model import default_memory
 from prepare.verify.execution.budget import Budget, estimate
 from prepare.verify.execution.determinism import training_flags
-from prepare.verify.execution.model_pair import ModelPair
-from prepare.verify.execution.runner import Runner
-from prepare.verify.static_checks import tensor_pairs
+from prepare.verify.execution.runner import ModelPair, Runner
 from prepare.verify.tolerance import (
     Deviation,
     compare,
@@ -46,10 +44,9 @@ class Reference:
     """The unprepared model: it judges outputs for any call, and keeps its own outputs for each batch size."""
 
     def __init__(self, reference: nn.Module, prepared: nn.Module, call: Call) -> None:
-        pairs = tensor_pairs(reference, prepared)
-        self._models = ModelPair.of(reference, prepared, pairs, None, ())
+        self._models = ModelPair(reference, prepared)
         flags = training_flags(reference, "eval")
-        budget = Budget(_SECONDS, _default_memory(prepared))
+        budget = Budget(_SECONDS, default_memory(prepared))
         cost = estimate(reference, call, flags)
         self._runner = Runner(self._models, flags, budget, cost, backward=False)
         self._known: dict[int | None, tuple[NamedTensors, list[NamedTensors]]] = {}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 from prepare.core.forward.call import call_of
 from prepare.core.model.memory_format import satisfied
@@ -15,6 +14,7 @@ from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.reduce.records import ALLOWED, ModuleCall
 from prepare.reduce.script import plain_options
+from prepare.verify.execution.hooks import OutputHook
 from prepare.verify.execution.single_run import run_model, same_stand_in
 from prepare.verify.inputs import user_call
 
@@ -36,7 +36,7 @@ def collect_calls(
     return collector.calls
 
 
-class _Collector:
+class _Collector(OutputHook):
     """While entered, collects the calls of modules that a script can repeat."""
 
     def __init__(self, model: nn.Module, *, training: bool) -> None:
@@ -44,14 +44,7 @@ class _Collector:
         self._training = training
         self._names = {id(module): name for name, module in named_modules(model)}
 
-    def __enter__(self) -> Self:
-        self._handle = torch_module.register_module_forward_hook(self._add)
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._handle.remove()
-
-    def _add(self, module: nn.Module, args: Any, output: Any) -> None:
+    def on_output(self, module: nn.Module, args: Any, output: Any) -> None:
         name = self._names.get(id(module))
         one = len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor)
         is_leaf = next(module.children(), None) is None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,12 +54,9 @@ class ModuleCall:
     @property
     def size(self) -> tuple[float, ...]:
         """Numbers that a reduction makes smaller, the most important first."""
-        elements = 1
-        for length in self.shape:
-            elements *= length
         channels = [value for _, value in self.arguments if isinstance(value, int)]
         rest = (self.repeats, self.backward, self.dtype != "float32", self.format != "contiguous")
-        return (elements + sum(channels), len(self.options), *map(float, rest))
+        return (math.prod(self.shape) + sum(channels), len(self.options), *map(float, rest))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +74,6 @@ class Reduction:
     call: ModuleCall | None = None
     text: str = ""
     known: str = ""
-    trials: int = 0
-    seconds: float = 0.0
-    environment: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: str | Path) -> None:
         """Write the script. Raises FileError."""

@@ -18,7 +18,7 @@ from prepare.core.utils.text import first_line, size
 from prepare.errors import PrepareError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.tune.compare_candidates import CandidateError, CheckResult
-from prepare.verify.check_model import check_model
+from prepare.verify import verify
 from prepare.verify.inputs import user_formatter
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class PreparedCandidate:
         free = free_memory(torch.device("cpu")) or 0
         try:
             with ignored_warnings():
-                verification = check_model(
+                verification = verify(
                     reference,
                     self.model,
                     batch,
@@ -107,9 +107,10 @@ class PreparedCandidate:
                     gradients=self._mode == "train",
                     seconds=max(_MIN_CHECK_SECONDS, budget),
                     memory=max(_MIN_CHECK_MEMORY, int(_MEMORY_PART * free)),
-                    exact_runs=exact,
+                    _exact_runs=exact,
                     amp=self._amp,
-                    limit=self._limit,
+                    metric=self._limit.metric if self._limit else None,
+                    max_drop=self._limit.max_drop if self._limit else None,
                 )
         except Exception as error:  # out of memory, or a candidate that no check anticipates
             reason = f"it raised {type(error).__name__}: {first_line(error)}"

@@ -1,34 +1,30 @@
-"""Compare the prepared model with the exact run and the baseline on one case."""
+"""Compare the prepared model with the exact run and the baseline on one case, and judge what differs."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from prepare.core.forward.explain_error import explained
 from prepare.core.model.tensors import name_of
-from prepare.verify.compare_modules import ModuleDifferences, compare_modules
+from prepare.core.utils.text import plural
+from prepare.verify.compare_modules import MODULE_FIELDS, ModuleDifferences, compare_modules
 from prepare.verify.execution.budget import Budget, Cost, estimate
 from prepare.verify.execution.determinism import training_flags
 from prepare.verify.execution.runner import (
     CannotTellError,
     ExactRuns,
+    ModelPair,
     PreparedModelError,
     Runner,
     RunResults,
     raise_if_out_of_memory,
 )
-from prepare.verify.inputs import jittered
-from prepare.verify.module_checks import (
-    lacks_float64,
-    may_be_rounding,
-    module_checks,
-    without_outputs,
-    without_proof,
-)
+from prepare.verify.inputs import RETRIES, VerificationCase, jittered
 from prepare.verify.records import ALL_ZERO, Check
 from prepare.verify.tolerance import (
     Deviation,
@@ -43,8 +39,6 @@ from prepare.verify.tolerance import (
 )
 
 if TYPE_CHECKING:
-    from prepare.verify.cases import VerificationCase
-    from prepare.verify.execution.model_pair import ModelPair
     from prepare.verify.execution.single_run import NamedTensors, RunResult
 
 # The kinds of tensors that are compared, and the field of RunResult that holds each.
@@ -54,8 +48,8 @@ RESULT_FIELDS = {
     "parameter gradients": "parameters",
     "buffers": "buffers",
 }
-# A tensor that exceeds its tolerance is compared again, so often, on inputs changed by this fraction.
-RETRIES, JITTER = 2, 0.02
+# Modules are compared alone if the whole model's gradients would hide systematic errors of this fraction.
+SHARP = 0.001
 _RANDOM = (
     "the reference itself returns other outputs with every seed: it draws random numbers that cannot be "
     "fixed, or is not deterministic"
@@ -123,24 +117,19 @@ class CaseComparison:
             return [self.check("forward", "fail", note=self.raised)]
         except Exception as error:  # raised by the reference's own code
             return [self._reference_raised(error)]
-        kinds, skipped = self._kinds(results), self._skipped_gradients(results)
-        self.differences = {kind: self._compare(results, kind) for kind in kinds}
+        self.differences = {kind: self._compare(results, kind) for kind in self._kinds(results)}
+        wrong = [kind for kind in RESULT_FIELDS if self.exceeding(kind)]
         # Without float64 a second look proves little, and modules alone are compared with float64.
-        alone = module_checks(self, self._judged(results)) if self._may_be_proven else []
+        may_be_proven = lacks_float64(self) and all(may_be_rounding(self, kind) for kind in wrong)
+        alone = module_checks(self, self._judged(results)) if wrong and may_be_proven else []
         if not alone or any(check.status == "skipped" or check.note for check in alone):
             self._compare_again(results)
-        checks = self._judged(results) + skipped
+        checks = self._judged(results) + self._skipped_gradients(results)
         alone = alone or module_checks(self, checks)
         return without_outputs(self, without_proof(self, checks, alone), alone) + alone
 
-    @property
-    def _may_be_proven(self) -> bool:
-        """Return True if only gradients are off, as by rounding, and float64 does not fit."""
-        wrong = [kind for kind in RESULT_FIELDS if self.exceeding(kind)]
-        return bool(wrong) and lacks_float64(self) and all(may_be_rounding(self, k) for k in wrong)
-
     def _judged(self, results: RunResults) -> list[Check]:
-        return [self._judge(kind, results) for kind in RESULT_FIELDS if kind in self.differences]
+        return [self._judge(kind, results) for kind in self.differences if kind in RESULT_FIELDS]
 
     @property
     def exact_dtype(self) -> torch.dtype | None:
@@ -176,14 +165,13 @@ class CaseComparison:
 
     def _skipped_gradients(self, results: RunResults) -> list[Check]:
         """Return the checks of gradients that were skipped, with the reason."""
-        name = results.prepared.unsafe_module
-        if name is None and not self._unaffordable:
+        if self._unaffordable:
+            note = f"not compared: {self._unaffordable}"
+        elif (name := results.prepared.unsafe_module) is not None:
+            place = name or "the model"
+            note = f"torch may overwrite memory in the backward of {place}, so it was not run"
+        else:
             return []
-        note = self._unaffordable and f"not compared: {self._unaffordable}"
-        note = (
-            note
-            or f"torch may overwrite memory in the backward of {name or 'the model'}, so it was not run"
-        )
         kinds = [kind for kind in RESULT_FIELDS if "gradients" in kind]
         return [self.check(kind, "skipped", note=note) for kind in kinds]
 
@@ -238,9 +226,11 @@ class CaseComparison:
             certain = [kind for kind, item in excess if item.is_beyond_noise]
             if len(certain) == len(excess) or any(map(self._counts, certain)):
                 return
-            call = jittered(self.case.call, JITTER, seed) if seed else self.case.call
+            call = self.case.call
             try:
-                results = self.runner.run_all(call) if seed else results
+                if seed:
+                    call = call.map(partial(jittered, seed=seed))
+                    results = self.runner.run_all(call)
                 results.perturbed += self.runner.run_perturbed(call, self._forward_error(), seed)
             except (CannotTellError, PreparedModelError) as reason:
                 self.retry_failure = str(reason)
@@ -270,38 +260,37 @@ class CaseComparison:
         if kind == "outputs" and not exceeding and all_zero(results.exact.outputs):
             status = "skipped" if self.case.is_variation else "cannot tell"
             return self.check(kind, status, note=ALL_ZERO)
-        worst = max(differences, key=lambda item: item.excess)
-        counts = self._counts(kind)
-        status, note = "pass", worst.note
-        if exceeding and self.retry_failure and not worst.is_beyond_noise:
-            status = "cannot tell" if counts else "skipped"
+        undecided = "cannot tell" if self._counts(kind) else "skipped"
+        changes: dict[str, Any] = {}
+        if exceeding and self.retry_failure and not exceeding[0].is_beyond_noise:
             note = f"not decided, since a second look was not possible: {self.retry_failure}"
-        elif exceeding:
-            status = "fail" if counts else "wrong"
-        elif kind != "buffers" and is_too_noisy(differences):
-            status = "cannot tell" if counts else "skipped"
+            changes = {"status": undecided, "note": note}
+        elif not exceeding and kind != "buffers" and is_too_noisy(differences):
             note = f"the unprepared model in {name_of(self.models.dtype)} is itself too far off"
             note += "; with trained weights it may not be" if "gradients" in kind else ""
-        seen, place = sensitivity(differences, by_module=kind == "parameter gradients")
+            changes = {"status": undecided, "note": note}
+        if kind != "buffers":
+            seen, place = sensitivity(differences, by_module=kind == "parameter gradients")
+            changes |= {"sensitivity": _finite_or_none(seen), "least_sensitive": place}
+        return self.worst(kind, compared=len(differences), **changes)
+
+    def worst(self, kind: str, **results: Any) -> Check:
+        """Return the check of a kind of tensors with the worst of them, a failure if that is too far off."""
+        worst = max(self.differences[kind], key=lambda item: item.excess)
+        failed = "fail" if self._counts(kind) else "wrong"
+        found = {"status": failed if self.exceeding(kind) else "pass", "note": worst.note}
         return self.check(
             kind,
-            status,
-            note=note,
+            **found | results,
             worst=worst.name,
-            sensitivity=None if kind == "buffers" else _finite_or_none(seen),
-            least_sensitive="" if kind == "buffers" else place,
-            compared=len(differences),
             error=_finite_or_none(worst.error),
             allowed=_finite_or_none(worst.allowed),
         )
 
     def _counts(self, kind: str) -> bool:
         """Return True if a wrong tensor of this kind fails the verification; in eval, gradients do not."""
-        return (
-            kind == "outputs"
-            or self.mode == "train"
-            or (kind == "buffers" and self.case.mode == "eval")
-        )
+        is_buffer_of_eval = kind == "buffers" and self.case.mode == "eval"
+        return kind.endswith("outputs") or self.mode == "train" or is_buffer_of_eval
 
     def _reference_raised(self, error: Exception) -> Check:
         raise_if_out_of_memory(error)
@@ -331,3 +320,145 @@ def _milder(before: Deviation, again: Deviation | None) -> Deviation:
 
 def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def module_checks(comparison: CaseComparison, checks: list[Check]) -> list[Check]:
+    """Compare all modules alone if the `checks` of the whole model hide errors; return further checks."""
+    if not _are_needed(comparison, checks):
+        return []
+    runner, backward = comparison.runner, _has_gradients(checks)
+    kinds = [kind for kind in MODULE_FIELDS if backward or kind == "module outputs"]
+    try:
+        found = compare_modules(runner, comparison.case.call, backward=backward)
+    except (CannotTellError, PreparedModelError) as reason:
+        note = f"not compared: {reason}"
+        return [comparison.check(kind, "skipped", note=note) for kind in kinds]
+    comparison.differences |= found.deviations
+    comparison.alone = found
+    return [_judge_alone(comparison, kind, found, checks) for kind in kinds]
+
+
+def _are_needed(comparison: CaseComparison, checks: list[Check]) -> bool:
+    case = comparison.case
+    if comparison.compiled or case.is_variation or case.outputs_only:
+        return False
+    if comparison.models.amp != "none":  # each module would need the casts of the code around it
+        return False
+    if any(check.status == "fail" and check.what == "outputs" for check in checks):
+        return False
+    # The tolerance of the whole model is that of 8 bits; a module with the same weights computes exactly.
+    if lacks_float64(comparison) or comparison.models.quantized:
+        return True
+    if any(check.note == ALL_ZERO for check in checks):
+        return True
+    if not comparison.mode == case.mode == "train":
+        return False
+    failed = [check.what for check in checks if check.status == "fail"]
+    if failed:
+        return all(may_be_rounding(comparison, what) for what in failed)
+    return _is_blind(comparison, checks)
+
+
+def _is_blind(comparison: CaseComparison, checks: list[Check]) -> bool:
+    """Return True if the whole model hides an error of `SHARP` in the gradients of a module."""
+    gradients = [check for check in checks if "gradients" in check.what]
+    if not _has_gradients(checks) or any(check.status != "pass" for check in gradients):
+        return _has_gradients(checks)
+    # Also modules with small gradients, as those behind a layer scale of 1e-6.
+    found = comparison.differences["parameter gradients"]
+    seen, _ = sensitivity(found, by_module=True, negligible=0.0)
+    return seen > SHARP or any((check.sensitivity or 0.0) > SHARP for check in gradients)
+
+
+def without_proof(
+    comparison: CaseComparison, checks: list[Check], alone: list[Check]
+) -> list[Check]:
+    """Turn failures of the whole model's gradients where only rounding may be the cause.
+
+    If every module alone is right in float64, and the whole model's gradients are those of its modules, the
+    model amplifies rounding, and that is not a failure. Else it is `cannot tell` if some modules had no
+    gradients in the whole model, or without float64, where the error of the exact run is not known.
+    """
+    if len(alone) != len(MODULE_FIELDS) or not all(map(_is_right, alone)):
+        return checks
+    is_sum = comparison.alone.is_sum if comparison.alone else None
+    if is_sum is False and not lacks_float64(comparison):
+        return checks
+    status = "pass" if is_sum else "cannot tell"
+    seen = max(check.sensitivity or 0.0 for check in alone)
+    return [_without_proof(comparison, check, status, seen) for check in checks]
+
+
+def without_outputs(
+    comparison: CaseComparison, checks: list[Check], alone: list[Check]
+) -> list[Check]:
+    """Skip outputs that are all zero if every module alone is right, and some have other outputs."""
+    has_numbers = any(item.allowed for item in comparison.differences.get("module outputs", []))
+    if not has_numbers or not all(map(_is_right, alone)):
+        return checks
+    note = f"{ALL_ZERO}; each module alone is right"
+    return [
+        replace(check, status="skipped", note=note) if check.note == ALL_ZERO else check
+        for check in checks
+    ]
+
+
+def _is_right(check: Check) -> bool:
+    return check.status == "pass" and not check.note
+
+
+def _without_proof(comparison: CaseComparison, check: Check, status: str, seen: float) -> Check:
+    exceeding = comparison.exceeding(check.what)
+    if not exceeding or not may_be_rounding(comparison, check.what):
+        return check
+    if all(item.error <= seen for item in exceeding):  # the modules alone would not show it
+        return check
+    # No longer a difference, so the search for the first wrong module does not stop here.
+    kept = [item for item in comparison.differences[check.what] if not item.exceeds]
+    comparison.differences[check.what] = kept
+    if status == "pass":
+        note = f"{check.worst} amplifies rounding: each module alone is right"
+        return replace(check, status=status, note=note, error=None, allowed=None)
+    reason = "float64 does not fit" if lacks_float64(comparison) else "some modules get no gradient"
+    note = f"may be amplified rounding: each module alone is right, and {reason}"
+    return replace(check, status=status, note=note)
+
+
+def may_be_rounding(comparison: CaseComparison, kind: str) -> bool:
+    """Return True if all that exceeds its tolerance are gradients, and by no more than noise may explain."""
+    exceeding = comparison.exceeding(kind)
+    return "gradients" in kind and not any(item.is_beyond_noise or item.note for item in exceeding)
+
+
+def lacks_float64(comparison: CaseComparison) -> bool:
+    """Return True if the exact run was in float32, since float64 does not fit."""
+    return comparison.exact_dtype == torch.float32 and not comparison.runner.exact_raised
+
+
+def _has_gradients(checks: list[Check]) -> bool:
+    return any(check.what == "parameter gradients" and check.compared for check in checks)
+
+
+def _judge_alone(
+    comparison: CaseComparison, kind: str, found: ModuleDifferences, checks: list[Check]
+) -> Check:
+    left_out = _left_out(found)
+    if not found.deviations.get(kind):
+        return comparison.check(kind, "skipped", note=left_out or "nothing to compare")
+    finds, place = found.sensitivities.get(kind, (None, ""))
+    if found.left_out:
+        # An error in one of these is found in the whole model only.
+        whole = [c.sensitivity or 0.0 for c in checks if kind.partition(" ")[2] in c.what]
+        finds, place = max((finds or 0.0, place), (max(whole), next(iter(found.left_out))))
+    check = comparison.worst(
+        kind, compared=len(found.compared), sensitivity=finds, least_sensitive=place
+    )
+    return check if comparison.exceeding(kind) else replace(check, note=left_out)
+
+
+def _left_out(found: ModuleDifferences) -> str:
+    if not found.left_out:
+        return ""
+    name, reason = next(iter(found.left_out.items()))
+    count = plural(len(found.left_out), "module")
+    return f"{count} not compared alone, first {name or 'the model itself'}: {reason}"

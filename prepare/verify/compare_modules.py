@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.float32_calls import same_casts
+from prepare.core.forward.nested import tensors_in
 from prepare.core.forward.stand_ins import copy_of, standing_in
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.quantized import quantized_weight, quantizes_inputs
@@ -34,14 +35,19 @@ from prepare.verify.execution.module_calls import (
     RecordedCall,
 )
 from prepare.verify.execution.runner import CannotTellError, raise_if_out_of_memory
-from prepare.verify.gradient_sums import GradientSums
-from prepare.verify.inputs import jittered_tensor, nudged_tensor
-from prepare.verify.tolerance import NEGLIGIBLE, TOO_NOISY, Deviation, compare, first_non_finite
+from prepare.verify.inputs import RETRIES, jittered, nudged
+from prepare.verify.tolerance import (
+    NEGLIGIBLE,
+    TOO_NOISY,
+    Deviation,
+    compare,
+    first_non_finite,
+    rounding_floor,
+)
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
-    from prepare.verify.execution.model_pair import ModelPair
-    from prepare.verify.execution.runner import Runner
+    from prepare.verify.execution.runner import ModelPair, Runner
     from prepare.verify.execution.single_run import RunResult
 
 # The kinds of tensors that are compared, and the fields of RunResult that hold each.
@@ -57,8 +63,6 @@ _DEPTH_DEFAULT = 100
 # convolution before a norm, is noise of another size in each kernel.
 _FACTOR = {torch.float16: 10.0, torch.bfloat16: 10.0}
 _FACTOR_DEFAULT = 30.0
-# A call that exceeds its tolerance is compared again, so often, on inputs changed by this fraction.
-_RETRIES, _JITTER = 2, 0.02
 
 
 @dataclass
@@ -69,7 +73,7 @@ class ModuleDifferences:
     error of a kind that exceeds the tolerance, in the least sensitive module, and that module. `left_out`
     says why modules could not be run alone, `shapes` holds the shape of each module's first input. `is_sum`
     is True if the gradients of the model are those of its modules alone, None if that cannot be told, see
-    `prepare.verify.gradient_sums`.
+    `GradientSums`.
     """
 
     deviations: dict[str, list[Deviation]] = field(default_factory=dict)
@@ -170,19 +174,25 @@ class _Comparer:
     def compare(self, call: RecordedCall) -> dict[str, list[Deviation]]:
         """Compare one call; repeat it on slightly different inputs while a tensor exceeds its tolerance."""
         found = self._compare_once(call, keep=True)
-        for seed in range(1, _RETRIES + 1):
+        for seed in range(1, RETRIES + 1):
             if not any(item.exceeds for items in found.values() for item in items):
                 break
-            changed = call.changed(partial(jittered_tensor, fraction=_JITTER, seed=seed))
+            changed = call.changed(partial(jittered, seed=seed))
             again = self._compare_once(changed, nudge=True)
-            found = {kind: _milder(items, again[kind]) for kind, items in found.items()}
+            found = {
+                kind: [
+                    min(pair, key=lambda item: item.excess)
+                    for pair in zip(items, again[kind], strict=True)
+                ]
+                for kind, items in found.items()
+            }
         return found
 
     def _compare_once(
         self, call: RecordedCall, *, keep: bool = False, nudge: bool = False
     ) -> dict[str, list[Deviation]]:
-        run = self._lone(self.models.prepared, call, single_run.same_stand_in, copy_of)
-        run.amp = self.models.amp
+        amp = self.models.amp
+        run = self._lone(self.models.prepared, call, single_run.same_stand_in, copy_of, amp=amp)
         prepared = run.run(call, backward=self.backward)
         if keep:
             call.input_gradients = run.argument_gradients(call)
@@ -190,7 +200,7 @@ class _Comparer:
         exact, scales = self._run_exact(call)
         baselines = self._run_baseline(call)
         if nudge:
-            baselines += self._run_baseline(call.changed(nudged_tensor))
+            baselines += self._run_baseline(call.changed(nudged))
         kinds = [kind for kind in MODULE_FIELDS if self.backward or kind == "module outputs"]
         return {kind: self._deviations(kind, exact, baselines, prepared, scales) for kind in kinds}
 
@@ -230,30 +240,29 @@ class _Comparer:
         """
 
         def stand_in(tensor: Tensor) -> Tensor:
-            rounded = self.models.alone_stand_in(tensor)
-            return single_run.cast(rounded, torch.float64, rounded.device)
+            return single_run.cast(self.models.alone_stand_in(tensor), torch.float64)
 
         def convert(tensor: Tensor) -> Tensor:
-            return single_run.cast(tensor.detach(), torch.float64, tensor.device)
+            return single_run.cast(tensor.detach(), torch.float64)
 
-        run = self._lone(self.models.reference, call, stand_in, convert)
-        run.dtype = torch.float64
+        run = self._lone(self.models.reference, call, stand_in, convert, dtype=torch.float64)
         result = run.run(call, backward=self.backward)
         return result, run.scales(result)
 
     def _run_baseline(self, call: RecordedCall) -> list[RunResult]:
         """Run the reference's module in the prepared model's dtypes, contiguous; empty if that raises."""
-
-        def convert(tensor: Tensor) -> Tensor:
-            return tensor.detach().clone(memory_format=torch.contiguous_format)
-
-        run = self._lone(self.models.reference, call, self.models.alone_stand_in, convert)
-        run.repair, run.amp = self.models.dtype == torch.bfloat16, self.models.amp
-        modules = (
-            self._modules[m][call.module] for m in (self.models.reference, self.models.prepared)
+        models = self.models
+        run = self._lone(
+            models.reference,
+            call,
+            models.alone_stand_in,
+            single_run.contiguous,
+            repair=models.dtype == torch.bfloat16,
+            amp=models.amp,
         )
+        both = (self._modules[model][call.module] for model in (models.reference, models.prepared))
         try:
-            with same_casts(*modules):
+            with same_casts(*both):
                 return [run.run(call, backward=self.backward)]
         except Exception as error:
             raise_if_out_of_memory(error)
@@ -265,9 +274,65 @@ class _Comparer:
         call: RecordedCall,
         stand_in: Callable[[Tensor], Tensor],
         convert: Callable[[Tensor], Tensor],
+        **options: Any,
     ) -> LoneRun:
         module = self._modules[model][call.module]
-        return LoneRun(module, self._names, self.interceptor, stand_in, convert)
+        return LoneRun(module, self._names, self.interceptor, stand_in, convert, **options)
+
+
+class GradientSums:
+    """The sums of the gradients that the modules of a model return alone.
+
+    A model may amplify rounding without any limit: the true gradient of a norm's weight before another norm
+    is zero, and what is left are the rounding errors of all that follows. If each module alone is right, and
+    the gradients of the whole model are those that its modules alone return, this is the only cause left.
+    Memory that two modules share would show here.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        first = {id(parameter): name for name, parameter in model.named_parameters()}
+        every = model.named_parameters(remove_duplicate=False)
+        self._names = {name: first[id(parameter)] for name, parameter in every}
+        self._floor = rounding_floor(dtype, 1)
+        self._parameters: dict[str, Tensor] = {}
+        self._inputs: list[Tensor] = []
+        self._differs = self._is_random = False
+
+    def add(self, call: RecordedCall, run: LoneRun, result: RunResult) -> None:
+        """Add one call of a module: `run` ran it alone, with this result."""
+        self._is_random |= run.is_random
+        for name, gradient in result.parameters.items():
+            parameter = self._names.get(f"{call.module}.{name}".removeprefix("."))
+            if parameter and gradient is not None:
+                known = self._parameters.get(parameter)
+                self._parameters[parameter] = gradient if known is None else known + gradient
+        for child in call.children:
+            for index, output in enumerate(tensors_in(child.outputs)):
+                self._compare(child.output_gradients.get(index), run.gradient_of(output))
+        if not call.module:
+            gradients = run.argument_gradients(call)
+            self._inputs = [gradient for gradient in gradients if gradient is not None]
+
+    def agree_with(self, whole: RunResult) -> bool | None:
+        """Return whether the gradients of the whole model are these; None if some of them were random."""
+        if self._is_random:
+            return None
+        for name, gradient in whole.parameters.items():
+            self._compare(gradient, self._parameters.get(name))
+        inputs = [gradient for gradient in whole.inputs.values() if gradient is not None]
+        if len(inputs) != len(self._inputs):
+            return None
+        for gradient, alone in zip(inputs, self._inputs, strict=True):
+            self._compare(gradient, alone)
+        return not self._differs
+
+    def _compare(self, whole: Tensor | None, alone: Tensor | None) -> None:
+        if whole is None or alone is None:
+            present = alone if whole is None else whole
+            self._differs |= present is not None and bool(present.any())
+        elif whole.numel():
+            difference, size = float((whole - alone).abs().max()), float(whole.abs().max())
+            self._differs |= not difference <= self._floor * size
 
 
 def _consumed(calls: list[RecordedCall]) -> Iterator[RecordedCall]:
@@ -287,7 +352,3 @@ def _deterministic(models: ModelPair, flags: Mapping[str, bool]) -> Iterator[Non
             stack.enter_context(standing_in(model, lambda tensor: tensor))
             make_deterministic(model, flags)
         yield
-
-
-def _milder(before: list[Deviation], again: list[Deviation]) -> list[Deviation]:
-    return [min(pair, key=lambda item: item.excess) for pair in zip(before, again, strict=True)]

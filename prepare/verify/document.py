@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ _BLIND = 0.001
 _SERIOUS = ("fail", "wrong", "cannot tell")
 # Most losses of casts say the same.
 _LOSSES = 2000
+_REDUCES = "This command makes a short script of the first module that is wrong, with torch alone:"
 _ABOUT_ERRORS = (
     "An error is the largest difference from the exact result, relative to the size of the tensor. What is "
     "allowed follows from the error of the unprepared model with the same types; a gradient may differ more, "
@@ -80,7 +80,11 @@ def verdict_sentence(verification: Verification) -> str:
     reference = f" against {verification.reference}" if verification.reference else ""
     if alone := max((c.compared for c in checks if c.what.startswith("module ")), default=0):
         reference += f", {plural(alone, 'module')} alone against float64"
-    text = f"pass: {plural(len(checks), 'check')}{reference}{_output_error(checks)}"
+    shares = [part for c in checks if c.what == "outputs" and (part := _share(c)) is not None]
+    if shares:
+        worst = "<1" if max(shares) < 0.01 else f"{100 * max(shares):.0f}"
+        reference += f", outputs at {worst} % of the limit"
+    text = f"pass: {plural(len(checks), 'check')}{reference}"
     if skipped := skipped_outputs(verification):
         text += f"; {skipped}"
     if verification.reason:
@@ -118,8 +122,7 @@ def error_text(verification: Verification) -> str:
     part = _share(worst)
     text = f"output error {worst.error:.2g}"
     text += "" if part is None else f", {share_text(part)} of what is allowed"
-    gradients = any("gradients" in check.what for check in checks)
-    return f"{text}; gradients right" if gradients else text
+    return text + "; gradients right" * any("gradients" in check.what for check in checks)
 
 
 def share_text(part: float) -> str:
@@ -132,27 +135,25 @@ def share_text(part: float) -> str:
 
 
 def _answer(verification: Verification) -> Answer:
-    kind, answer, remark = "good", "Right", error_text(verification)
+    kind, answer, remark, sentence = "warn", "Cannot tell if right", verification.reason, ""
     if verification.status == "fail":
-        remark = verification.reason
-        sentence = f"Wrong: {remark}"
+        kind, answer = "bad", "Wrong"
         remark += f"; first in {verification.culprit}" if verification.culprit else ""
-        if verification.culprit:
-            sentence = f"Wrong: {remark}"
-        return Answer(
-            question=QUESTION,
-            kind="bad",
-            answer="Wrong",
-            remark=remark,
-            section=_SECTION,
-            sentence=sentence,
-        )
-    if verification.status != "pass":
-        kind, answer, remark = "warn", "Cannot tell if right", verification.reason
-    elif any(check.status == "wrong" for check in verification.checks):
-        kind, remark = "warn", verification.reason
-        answer = f"Right in mode {verification.mode} only"
-    return Answer(question=QUESTION, kind=kind, answer=answer, remark=remark, section=_SECTION)
+        sentence = f"Wrong: {remark}"
+    elif verification.status == "pass":
+        is_wrong = any(check.status == "wrong" for check in verification.checks)
+        kind, answer, remark = "good", "Right", error_text(verification)
+        if is_wrong:
+            kind, remark = "warn", verification.reason
+            answer = f"Right in mode {verification.mode} only"
+    return Answer(
+        question=QUESTION,
+        kind=kind,
+        answer=answer,
+        remark=remark,
+        section=_SECTION,
+        sentence=sentence,
+    )
 
 
 def _advice(verification: Verification) -> Iterator[Advice]:
@@ -174,15 +175,14 @@ def _in_terminal(verification: Verification, shown: Shown) -> Iterator[Part]:
         noun="check",
         where="terminal",
     )
-    if verification.culprit:
-        text = f"the first difference is in {verification.culprit}"
+    texts = (
+        f"the first difference is in {verification.culprit}" if verification.culprit else "",
+        verification.advice,
+        _lost(verification.lost) if verification.lost else "",
+        f"details are in {shown.file('verify.json')}" if shown.folder else "",
+    )
+    for text in filter(None, texts):
         yield Text(text=text, where="terminal")
-    if verification.advice:
-        yield Text(text=verification.advice, where="terminal")
-    if verification.lost:
-        yield Text(text=_lost(verification.lost), where="terminal")
-    if shown.folder:
-        yield Text(text=f"details are in {shown.file('verify.json')}", where="terminal")
 
 
 def _on_page(verification: Verification, shown: Shown) -> Iterator[Part]:
@@ -195,12 +195,8 @@ def _on_page(verification: Verification, shown: Shown) -> Iterator[Part]:
         yield Text(text=verification.advice, where="page")
     if verification.status == "fail" and shown.overrides and "reduced" not in shown.found:
         words = [w for w in shown.overrides if not w.startswith(("task=", "hydra.run.dir="))]
-        title = (
-            "This command makes a short script of the first module that is wrong, with torch alone:"
-        )
-        yield Code(
-            text=shlex.join(["python", "run.py", *words, "task=reduce"]), title=title, most=4000
-        )
+        command = shlex.join(["python", "run.py", *words, "task=reduce"])
+        yield Code(text=command, title=_REDUCES, most=4000)
     columns = [("Status", "text"), ("Compared", "text"), ("Mode", "text"), ("Batch", "number")]
     columns += [("Inputs", "text"), ("Worst", "code"), ("Error", "number"), ("Allowed", "number")]
     columns += [("Of the allowed", "number")]
@@ -225,16 +221,8 @@ def _on_page(verification: Verification, shown: Shown) -> Iterator[Part]:
 def _check(check: Check) -> tuple[object, ...]:
     part = _share(check)
     of_allowed = "" if part is None else share_text(part)
-    figures = (small(check.error), small(check.allowed), of_allowed)
-    return (
-        check.status,
-        check.what,
-        check.mode,
-        check.batch or "",
-        check.inputs,
-        check.worst,
-        *figures,
-    )
+    case = (check.status, check.what, check.mode, check.batch or "", check.inputs, check.worst)
+    return *case, small(check.error), small(check.allowed), of_allowed
 
 
 def _serious(check: Check) -> tuple[str, ...]:
@@ -248,15 +236,6 @@ def _share(check: Check) -> float | None:
     return check.error / check.allowed if check.error is not None and check.allowed else None
 
 
-def _output_error(checks: list[Check]) -> str:
-    """Return the error of the outputs, and its share of what is allowed; empty if it was not measured."""
-    shares = [part for c in checks if c.what == "outputs" and (part := _share(c)) is not None]
-    if not shares:
-        return ""
-    worst = max(shares)
-    return f", outputs at {'<1 %' if worst < 0.01 else f'{100 * worst:.0f} %'} of the limit"
-
-
 def _has_more(verification: Verification) -> bool:
     """Return True if gradients are the least sensitive, and mode train would compare modules alone."""
     outputs, gradients = map(verification.sensitivity, ("outputs", "gradients"))
@@ -266,14 +245,11 @@ def _has_more(verification: Verification) -> bool:
 
 
 def _lost(losses: tuple[Lost, ...]) -> str:
-    total: Counter[str] = Counter()
-    for loss in losses:
-        total.update(overflowed=loss.overflowed, flushed=loss.flushed, rounded=loss.rounded)
     effects = {
-        "overflowed": "became infinite",
-        "flushed": "became zero",
-        "rounded": "whole numbers were rounded",
+        "became infinite": sum(loss.overflowed for loss in losses),
+        "became zero": sum(loss.flushed for loss in losses),
+        "whole numbers were rounded": sum(loss.rounded for loss in losses),
     }
-    counts = ", ".join(f"{total[key]:,} {text}" for key, text in effects.items() if total[key])
+    counts = ", ".join(f"{count:,} {text}" for text, count in effects.items() if count)
     worst = printable(losses[0].tensor)
     return f"casts: {counts}, in {plural(len(losses), 'tensor')}, most in {worst}"

@@ -1,9 +1,10 @@
-"""Format the user's batch for the prepared model, and vary it: size, mean, small random changes."""
+"""Format the user's batch for the prepared model, and vary it: mode, size, mean, small random changes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,42 @@ from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
+
+# At this mean, in standard deviations, CPU group norm loses all digits of channels-last inputs.
+LARGE_MEAN = 100.0
+# A tensor that exceeds its tolerance is compared again, so often, on inputs changed by this fraction.
+RETRIES, JITTER = 2, 0.02
+
+
+@dataclass(frozen=True)
+class VerificationCase:
+    """One call in one mode. `is_variation`: not the user's own batch in the user's mode.
+
+    With `outputs_only` no backward runs, and float32 is taken as exact: a cheap first look at the batch.
+    """
+
+    mode: str
+    call: Call
+    inputs: str = ""
+    is_variation: bool = False
+    outputs_only: bool = False
+
+
+def cases_for(level: str, mode: str, call: Call) -> list[VerificationCase]:
+    """Return the cases of a level; the first one is the user's batch in the user's mode."""
+    first = VerificationCase(mode, call)
+    if level == "short":
+        return [first]
+    cases = []
+    for case_mode in (mode, "train" if mode == "eval" else "eval"):
+        for size in (1, 2) if call.batch else (None,):
+            sized = call if size is None else resized(call, size)
+            if case_mode != mode or sized is not call:
+                cases.append(VerificationCase(case_mode, sized, is_variation=True))
+            if any(tensor.is_floating_point() for tensor in call.tensors()):
+                inputs, large = f"mean {LARGE_MEAN:.0f} deviations", shifted(sized, LARGE_MEAN)
+                cases.append(VerificationCase(case_mode, large, inputs, is_variation=True))
+    return [first, *cases]
 
 
 def user_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
@@ -55,7 +92,7 @@ def resized(call: Call, size: int) -> Call:
         if not tensor.dim() or len(tensor) != batch:
             return tensor
         repeats = -(-size // batch)
-        parts = [tensor, *(jittered_tensor(tensor, 0.1, seed) for seed in range(1, repeats))]
+        parts = [tensor, *(jittered(tensor, seed, 0.1) for seed in range(1, repeats))]
         return torch.cat([part.contiguous() for part in parts])[:size].contiguous()
 
     return call.map(resize)
@@ -69,28 +106,19 @@ def shifted(call: Call, deviations: float) -> Call:
             return tensor
         return tensor + deviations * tensor.double().std().to(tensor.dtype)
 
-    return call.map(shift) if deviations else call
+    return call.map(shift)
 
 
-def jittered(call: Call, fraction: float, seed: int) -> Call:
-    """Add random numbers to each floating-point tensor, scaled to a fraction of its standard deviation."""
-    return call.map(lambda tensor: jittered_tensor(tensor, fraction, seed))
-
-
-def nudged(call: Call, seed: int = 0) -> Call:
-    """Return the call with each floating-point number changed by about one unit in the last place."""
-    return call.map(lambda tensor: nudged_tensor(tensor, seed))
-
-
-def nudged_tensor(tensor: Tensor, seed: int = 0) -> Tensor:
+def nudged(tensor: Tensor) -> Tensor:
     """Change each floating-point number of a tensor by about one unit in the last place."""
     if not tensor.is_floating_point():
         return tensor
-    eps = torch.finfo(tensor.dtype).eps
-    return tensor + tensor * eps * _signs(tensor, seed)
+    bits = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(0))
+    signs = (bits * 2 - 1).to(tensor.device, tensor.dtype)
+    return tensor + tensor * torch.finfo(tensor.dtype).eps * signs
 
 
-def jittered_tensor(tensor: Tensor, fraction: float, seed: int) -> Tensor:
+def jittered(tensor: Tensor, seed: int, fraction: float = JITTER) -> Tensor:
     """Add random numbers to a floating-point tensor, scaled to a fraction of its standard deviation."""
     if not tensor.is_floating_point() or tensor.numel() < 2:
         return tensor
@@ -99,16 +127,10 @@ def jittered_tensor(tensor: Tensor, fraction: float, seed: int) -> Tensor:
     return tensor + (noise * scale).to(tensor.device, tensor.dtype)
 
 
-def _signs(tensor: Tensor, seed: int) -> Tensor:
-    bits = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(seed))
-    return (bits * 2 - 1).to(tensor.device, tensor.dtype)
-
-
 def _formatter_like(model: nn.Module) -> Formatter:
     """Return a formatter for the device and dtype of most of the model's parameters."""
-    counts: dict[tuple[torch.device, torch.dtype], int] = {}
+    counts: Counter[tuple[torch.device, torch.dtype]] = Counter()
     for tensor in model.parameters():
         if tensor.is_floating_point():
-            kind = (tensor.device, tensor.dtype)
-            counts[kind] = counts.get(kind, 0) + tensor.numel()
-    return Formatter(*max(counts, key=lambda kind: counts[kind])) if counts else Formatter()
+            counts[tensor.device, tensor.dtype] += tensor.numel()
+    return Formatter(*counts.most_common(1)[0][0]) if counts else Formatter()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from prepare.core.utils import json_records
 from prepare.core.utils.display import Readable
+from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.errors import VerificationError
 
-_KIND = json_records.Kind("prepare.verify", 1, "a verification", "a verify.json", VerificationError)
 STATUSES = ("pass", "fail", "cannot tell")
 # The note of a check of outputs, for example of a diffusion model whose last convolution starts with zeros.
 ALL_ZERO = "they are all zero, so nothing can be compared"
@@ -66,7 +64,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Verification(Readable):
+class Verification(JsonRecord, Readable):
     """The result of a verification: does the prepared model compute what the unprepared one does?
 
     `status` is `pass`, `fail` or `cannot tell`; `reason` says why. `culprit` is the first module that is
@@ -75,6 +73,9 @@ class Verification(Readable):
     `environment` says where it ran; files of earlier versions have none.
     """
 
+    KIND: ClassVar[Kind] = Kind(
+        "prepare.verify", 1, "a verification", "a verify.json", VerificationError
+    )
     status: str
     reason: str
     level: str
@@ -103,23 +104,10 @@ class Verification(Readable):
         whole = [item for what, item in found if what != f"module {kind}"]
         return min([*alone, *([max(whole)] if whole else [])], default=None)
 
-    def save(self, path: str | Path) -> None:
-        """Write `verify.json`. Raises FileError."""
-        json_records.write_json(path, _KIND.head | asdict(self), lines=True)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Verification:
-        """Load a verification from its JSON, without torch.
-
-        Raises:
-            VerificationError: the file is not a verification, or is of another version.
-        """
-        return json_records.load(cls, path, _KIND, check=_check_status)
-
-
-def _check_status(verification: Verification) -> None:
-    if verification.status not in STATUSES:
-        raise ValueError(f"{verification.status!r} is not a status")
+    def check(self) -> None:
+        """Raise ValueError if the status is none."""
+        if self.status not in STATUSES:
+            raise ValueError(f"{self.status!r} is not a status")
 
 
 def unknown(reason: str, *, level: str, mode: str) -> Verification:

@@ -122,13 +122,8 @@ class VerifyStage(Stage):
         verification = found.get("verify")
         if verification is None or verification.status != "fail":
             return None
-        reason = verification.reason.partition(":")[0]
-        return Verdict(
-            status="verification_failed",
-            reason=reason,
-            error=verification.reason,
-            code=NOT_VERIFIED,
-        )
+        reason, wrong = verification.reason.partition(":")[0], verification.reason
+        return Verdict(status="verification_failed", reason=reason, error=wrong, code=NOT_VERIFIED)
 
     @classmethod
     def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,12 +143,11 @@ class VerifyStage(Stage):
             "verified_allowed": _finite(worst.allowed) if worst else None,
         }
         for name in ("outputs", "input gradients", "parameter gradients"):
-            checks = [check for check in measured if check.what == name]
-            if checks:
+            if checks := [check for check in measured if check.what == name]:
                 largest = max(checks, key=lambda check: check.error or 0.0)
                 key = name.replace(" ", "_")
-                values |= {f"{key}_error": largest.error}
-                values |= {f"{key}_allowed": _finite(largest.allowed)}
+                values[f"{key}_error"] = largest.error
+                values[f"{key}_allowed"] = _finite(largest.allowed)
         return values
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -133,13 +132,10 @@ def check_flags(reference: nn.Module, prepared: nn.Module, mode_changed: tuple[s
         if expected == module.training or _is_under(name, mode_changed):
             continue
         if may_read_mode(prepared_modules, name):
-            note = f"{name} is in {_mode_of(module)} mode, but not in the reference"
+            mode = "train" if module.training else "eval"
+            note = f"{name} is in {mode} mode, but not in the reference"
             return Check(what="flags", status="fail", worst=name, compared=len(flags), note=note)
     return Check(what="flags", status="pass", compared=len(flags))
-
-
-def _mode_of(module: nn.Module) -> str:
-    return "train" if module.training else "eval"
 
 
 def _keeps_tensors(step: Step) -> bool:
@@ -185,22 +181,15 @@ def _cast_loss(path: str, before: Tensor, after: Tensor) -> Lost | None:
     is_comparable = is_plain(before) and is_plain(after) and before.shape == after.shape
     if not is_comparable or before.dtype == after.dtype or not before.is_floating_point():
         return None
-    counts = dict(_loss_counts(before.detach(), after.detach().to(before.device)))
-    if not any(counts.values()):
-        return None
-    return Lost(
+    before, after = before.detach(), after.detach().to(before.device)
+    is_whole = before.numel() > 1 and bool((before == before.round()).all())
+    loss = Lost(
         tensor=path,
         before=name_of(before.dtype),
         after=name_of(after.dtype),
         elements=before.numel(),
-        overflowed=counts["overflowed"],
-        flushed=counts["flushed"],
-        rounded=counts["rounded"],
+        overflowed=int((before.isfinite() & ~after.isfinite()).sum()),
+        flushed=int(((before != 0) & (after == 0)).sum()),
+        rounded=int((before != after.to(before.dtype)).sum()) if is_whole else 0,
     )
-
-
-def _loss_counts(before: Tensor, after: Tensor) -> Iterator[tuple[str, int]]:
-    yield "overflowed", int((before.isfinite() & ~after.isfinite()).sum())
-    yield "flushed", int(((before != 0) & (after == 0)).sum())
-    is_whole = before.numel() > 1 and bool((before == before.round()).all())
-    yield "rounded", int((before != after.to(before.dtype)).sum()) if is_whole else 0
+    return loss if loss.overflowed or loss.flushed or loss.rounded else None

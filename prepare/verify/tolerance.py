@@ -84,7 +84,9 @@ class Deviation:
         """Ratio of the error to the tolerance; infinite if the error is NaN."""
         if math.isnan(self.error):
             return math.inf
-        return self.error / self.allowed if self.allowed else math.inf * bool(self.error)
+        if not self.allowed:
+            return math.inf if self.error else 0.0
+        return self.error / self.allowed
 
 
 def rounding_floor(dtype: torch.dtype, depth: int) -> float:

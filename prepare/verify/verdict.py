@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from prepare.core.model.call_issues import CallIssues, describe
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.environment import environment
-from prepare.verify.advice import Fault, advise
+from prepare.core.utils.wording import dropped, option, step
 from prepare.verify.compare_modules import MODULE_FIELDS
 from prepare.verify.records import Check, Lost, Verification
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from prepare.verify.compare_case import CaseComparison
     from prepare.verify.execution.budget import Budget
-    from prepare.verify.execution.model_pair import ModelPair
+    from prepare.verify.execution.runner import ModelPair
 
 _SEVERITY = ("fail", "wrong", "cannot tell")
+_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm)
+_FORMAT_STEPS = ("conv2d_memory_format", "conv3d_memory_format")
+# The checks without a forward: their causes are not in what the modules compute.
+_STATIC = frozenset({"metric", "flags", "values", "casts", "layout"})
 
 
 def conclude(
@@ -78,17 +84,17 @@ def _diagnose(
         item for c in comparisons for kind in c.differences for item in c.exceeding(kind)
     ]
     baseline_wrong = any(item.is_baseline_wrong for item in differences)
-    fault = Fault(
-        failed=frozenset(check.what for check in bad),
+    causes = causes_of(
+        failed={check.what for check in bad},
         culprit=culprit,
         module=module,
         steps=models.pipeline.to_config() if models.pipeline else {},
         raised=next((c.raised for c in comparisons if c.raised), ""),
-        by_compiler=by_compiler,
         baseline_wrong_in=name_of(models.dtype) if baseline_wrong else "",
+        by_compiler=by_compiler,
         at_this_size=_issues_of(module, shape),
     )
-    return culprit, advise(fault)
+    return culprit, advise(causes)
 
 
 def _issues_of(module: nn.Module | None, shape: torch.Size | None) -> tuple[str, ...]:
@@ -123,3 +129,106 @@ def _first_wrong_module(comparison: CaseComparison) -> tuple[str | None, torch.S
             return wrong[0].name, found.shapes.get(wrong[0].name)
     worst = [*comparison.exceeding("parameter gradients"), *comparison.exceeding("buffers")]
     return (worst[0].name.rpartition(".")[0] if worst else None), None
+
+
+def causes_of(  # noqa: PLR0912  one branch for each cause
+    *,
+    failed: Collection[str],
+    culprit: str,
+    module: nn.Module | None,
+    steps: Mapping[str, Any],
+    raised: str = "",
+    baseline_wrong_in: str = "",
+    by_compiler: bool = False,
+    at_this_size: Iterable[str] = (),
+) -> Iterator[str]:
+    """Yield the possible causes of a failure, the most probable first, each with its remedy.
+
+    `failed` holds the kinds of the failed checks, `culprit` the name of `module`, `steps` the pipeline's
+    configuration, `raised` the error of the forward. `baseline_wrong_in` is the dtype, if the unprepared
+    model is as wrong in it. `by_compiler`: all is right without the compiler. `at_this_size`: the known
+    issues of a call of this size, as sentences.
+    """
+    formats = [name for name in _FORMAT_STEPS if name in steps and _is_channels_last(steps[name])]
+    half, name = steps.get("half"), culprit or "NAME"
+    repair = "" if "repair_layout" in steps else f"add {step('repair_layout')}, or "
+    if by_compiler:
+        yield (
+            "the compiler computes something else than the modules do: choose another backend or mode of the "
+            f"step compile, or remove it with {dropped('compile')}"
+        )
+    if raised:
+        yield f"its forward cannot run on the prepared inputs: {raised}"
+    for sentence in at_this_size:
+        yield f"{name} is {sentence}; {repair}exclude it"
+    if baseline_wrong_in:
+        yield (
+            f"torch itself is wrong in {name} in {baseline_wrong_in} on this device: the unprepared "
+            "model in that dtype, in the contiguous format, is as far off"
+        )
+    if "layout" in failed:
+        yield (
+            "something undid the preparation, such as load_state_dict(assign=True) or a second cast: "
+            "apply the pipeline again"
+        )
+    if "values" in failed:
+        yield (
+            "the reference is not a copy of the same weights, or the model was trained or loaded since: "
+            "take copy.deepcopy(model) just before apply"
+        )
+    if "flags" in failed:
+        yield (
+            "model.train() or .eval() was called on a part of one of the two models, or a class does not "
+            "copy its mode: call prepared.train(mode) and reference.train(mode) with the same mode"
+        )
+    if "casts" in failed:
+        yield (
+            f"{_half_dtype(half)} cannot hold its numbers, which became infinite, and make NaN of results: "
+            f"{_keep(steps, name)}, or clamp them with {option('half', 'clamp', value=True)}"
+        )
+    if "metric" in failed:
+        yield (
+            "the metric is more sensitive to the errors of the dtype than the tolerance of outputs: allow a "
+            "larger max_drop, or take a precision with more digits"
+            + (", or keep the modules that prepare.tune.keep_in_float32 finds" if half else "")
+        )
+    if failed and _STATIC.issuperset(failed):
+        return
+    if formats and isinstance(module, _NORMS):
+        yield (
+            f"torch's {type(module).__name__} is wrong for channels-last tensors on this device: "
+            f"{repair}exclude the convolutions around it with {option(formats[0], 'exclude', [...])}"
+        )
+    if half and "casts" not in failed:
+        yield (
+            f"{name} needs more precision or a wider range than {_half_dtype(half)} has: "
+            f"{_keep(steps, name)}"
+        )
+    if formats and not isinstance(module, _NORMS):
+        yield (
+            f"the code of {name} depends on the layout of tensors (view, as_strided, a custom kernel): "
+            f"{repair}exclude it with {option(formats[0], 'exclude', [name])}"
+        )
+    yield "the model computes something else at every call, or one of its hooks changes gradients"
+
+
+def advise(causes: Iterable[str]) -> str:
+    """Return a paragraph that lists the causes."""
+    listed = (f"({chr(97 + i)}) {cause}" for i, cause in enumerate(causes))
+    return "If you expected this to work, it may be that " + ", or that ".join(listed) + "."
+
+
+def _half_dtype(half: Any) -> str:
+    """Return the dtype that the step `half` casts to."""
+    return str((half or {}).get("dtype", "its new dtype"))
+
+
+def _keep(steps: Mapping[str, Any], name: str) -> str:
+    keep = option("half", "keep", ["norms", name])
+    if _half_dtype(steps.get("half")) == "float16":
+        return f"add {keep}, or use {option('half', 'dtype', 'bfloat16')}"
+    return f"add {keep}"
+
+
+def _is_channels_last(options: Any) -> bool:
+    return str((options or {}).get("memory_format", "channels_last")).startswith("channels_last")

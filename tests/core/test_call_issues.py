@@ -10,8 +10,7 @@ from prepare.core.model.issue_sizes import SIZES
 from prepare.core.model.known_issues import issues
 from prepare.flow import observe, predict
 from prepare.pipeline import Pipeline
-from prepare.verify.advice import Fault, advise
-from prepare.verify.verdict import _issues_of
+from prepare.verify.verdict import _issues_of, advise, causes_of
 
 NAME = "conv3d_bfloat16_small_cpu"
 SMALL, LARGE = (2, 8, 2, 2, 2), (2, 8, 4, 4, 4)
@@ -55,14 +54,14 @@ def test_the_flow_notes_a_call_with_wrong_numbers(follow):
 
 def test_the_advice_names_the_issue_of_this_size_first():
     (sentence,) = _issues_of(conv(), torch.Size(SMALL))
-    fault = Fault(
-        failed=frozenset({"outputs"}),
+    causes = causes_of(
+        failed={"outputs"},
         culprit="2",
         module=conv(),
         steps={"half": {"dtype": "bfloat16"}},
         at_this_size=(sentence,),
     )
-    text = advise(fault)
+    text = advise(causes)
     assert f"(a) 2 is {sentence}" in text
     assert 'add "repair_layout": {}, or exclude it' in text
     assert _issues_of(conv(), torch.Size(LARGE)) == ()

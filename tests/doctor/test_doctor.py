@@ -16,10 +16,9 @@ from prepare.core.model.known_issues import issues
 from prepare.core.utils.child_process import ForkedRunner
 from prepare.doctor import Diagnosis, Finding, examine
 from prepare.doctor.document import diagnosis_lines
-from prepare.doctor.examination import _answer
+from prepare.doctor.examination import _ask, answer, run_probe
 from prepare.doctor.probes import GENERAL, KNOWN, PROBES
 from prepare.doctor.records import VERDICTS
-from prepare.doctor.worker import answer, run_probe
 from prepare.errors import ConfigError, DoctorError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.report.pages.page import doctor_page
@@ -82,10 +81,10 @@ def test_a_probe_that_breaks_down_is_a_finding(setup, reason, monkeypatch):
 
     monkeypatch.setitem(PROBES, "silu", replace(PROBES["silu"], seconds=2.0))
     runner = ForkedRunner(broken)
-    found = _answer(runner, {"probe": "silu", "device": "cpu", "memory": 1 << 30})
+    found = _ask(runner, {"probe": "silu", "device": "cpu", "memory": 1 << 30})
     runner.stop()
-    assert found["bad"] == "wrong here"
-    assert reason in found["text"]
+    assert found.bad == "wrong here"
+    assert reason in found.text
 
 
 def test_probes_after_the_time_are_not_probed_and_say_why():

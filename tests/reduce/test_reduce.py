@@ -12,10 +12,8 @@ from prepare.core.utils.child_process import ForkedRunner
 from prepare.errors import ModelError
 from prepare.reduce import reduce, search
 from prepare.reduce.records import CRASHES, HANGS, RAISES, SLOW, WRONG, ModuleCall
-from prepare.reduce.script import script_of
-from prepare.reduce.search import WorkerTrials, trial_here
-from prepare.reduce.shrink import variants
-from prepare.reduce.worker import answer, run_script
+from prepare.reduce.script import answer, run_script, script_of
+from prepare.reduce.search import WorkerTrials, trial_here, variants
 from single_module_faults import FAULTS, MODULES, SLOW_FAULTS, Net, batch_of, bfloat16
 
 NORM = next(
@@ -39,11 +37,8 @@ def check_reduction(fault, monkeypatch, *, slow=False):
     net, x = net_of(fault)
     with monkeypatch.context() as planting:
         # The forward of the network itself may raise the fault: the calls are collected before.
-        from prepare.reduce import run as module
-        from prepare.reduce.calls import collect_calls
-
-        calls = collect_calls(net, x, pipeline=None, training=True)
-        planting.setattr(module, "collect_calls", lambda *_, **__: list(calls))
+        calls = search.collect_calls(net, x, pipeline=None, training=True)
+        planting.setattr(search, "collect_calls", lambda *_, **__: list(calls))
         fault.plant(planting)
         found = reduce(net, x, isolated=False, seconds=120, slow=slow)
         assert found is not None

@@ -12,8 +12,7 @@ from prepare.verify.stage import VerifyStage
 
 NET = ("model=unet2d", "model.width=4", "model.depth=2", "device=cpu", "input.shape=[1,1,16,16]")
 CALL = ModuleCall(name="stem", kind="SiLU", arguments=(), options=(), shape=(1, 2))
-FOUND = Reduction(fault="wrong", module="stem", call=CALL, script="x = 1\n", text="error 2",
-                  known="", trials=3, seconds=1.0)  # fmt: skip
+FOUND = Reduction(fault="wrong", module="stem", call=CALL, script="x = 1\n", text="error 2")
 
 
 @pytest.mark.parametrize(

@@ -78,25 +78,9 @@ class Acts(ModelStep):
         model["flat"].register_forward_hook(print)
 
 
-class ZeroesAnother(Acts):
-    __doc__ = CARD
-
-    def more(self, model):
-        model["deep"][0].weight.data.zero_()
-
-
-class CastsAnother(Acts):
-    __doc__ = CARD
-
-    def more(self, model):
-        model["deep"].double()
-
-
-class WritesInto(Acts):
-    __doc__ = CARD
-
-    def more(self, model):
-        model["flat"][0].weight.data.zero_()
+def acting(more):
+    """Return a step that also does `more` to the model."""
+    return type("Acting", (Acts,), {"__doc__": CARD, "more": lambda _, model: more(model)})
 
 
 class NeverDone(Acts):
@@ -104,13 +88,6 @@ class NeverDone(Acts):
 
     def targets(self, model):
         return ("flat",)
-
-
-class HooksALambda(Acts):
-    __doc__ = CARD
-
-    def more(self, model):
-        model["flat"].register_forward_hook(lambda *_: None)
 
 
 class LooksInside(Acts):
@@ -156,23 +133,30 @@ class NoCard(Casts):
     """Casts."""
 
 
+ZEROES_ANOTHER = acting(lambda model: model["deep"][0].weight.data.zero_())
+CASTS_ANOTHER = acting(lambda model: model["deep"].double())
+WRITES_INTO = acting(lambda model: model["flat"][0].weight.data.zero_())
+HOOKS_A_LAMBDA = acting(lambda model: model["flat"].register_forward_hook(lambda *_: None))
 # For each property: a step that breaks it, and the message of the failing test.
 BROKEN = {
     "test_it_has_something_to_do_here": (Idle, "give `options` with which it changes"),
     "test_a_plan_touches_nothing_and_is_the_same_twice": (WritesInWant, "planning changed"),
     "test_want_is_pure": (ChangesItsMind, "two answers"),
-    "test_only_what_the_plan_named_changes": (ZeroesAnother, r"not in the plan: \['deep.0.weight'"),
-    "test_every_tensor_is_as_planned": (CastsAnother, "deep.0.bias was planned as"),
+    "test_only_what_the_plan_named_changes": (
+        ZEROES_ANOTHER,
+        r"not in the plan: \['deep.0.weight'",
+    ),
+    "test_every_tensor_is_as_planned": (CASTS_ANOTHER, "deep.0.bias was planned as"),
     "test_afterwards_the_plan_is_empty_and_twice_is_once": (
         NeverDone,
         "still has work to do on flat",
     ),
     "test_the_model_its_parameters_and_ties_keep_their_identity": (Replaces, "is another object"),
     "test_a_failure_afterwards_leaves_the_model_as_it_was": (
-        WritesInto,
+        WRITES_INTO,
         "changed flat.0.weight",
     ),
-    "test_a_prepared_model_can_be_copied_and_pickled": (HooksALambda, "pickle"),
+    "test_a_prepared_model_can_be_copied_and_pickled": (HOOKS_A_LAMBDA, "pickle"),
     "test_a_model_without_anything_to_prepare_is_left_alone": (
         LooksInside,
         "object cannot be interpreted",

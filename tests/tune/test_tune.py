@@ -184,13 +184,13 @@ def test_all_candidates_time_as_many_calls_as_the_baseline(monkeypatch):
 
 @pytest.mark.parametrize(("budget", "seconds"), [(2.0, 30.0), (90.0, 90.0)])
 def test_a_verification_may_take_as_long_as_the_tuning(monkeypatch, budget, seconds):
-    given, check_model = [], candidate_run.check_model
+    given, verify = [], candidate_run.verify
 
     def told(*args, **how):
         given.append(how["seconds"])
-        return check_model(*args, **how)
+        return verify(*args, **how)
 
-    monkeypatch.setattr(candidate_run, "check_model", told)
+    monkeypatch.setattr(candidate_run, "verify", told)
     candidate, model = Candidate("flat", {"conv2d_memory_format": {}}), small().eval()
     runner = PreparedCandidate(model, candidate, [BATCH], mode="eval", clock=time.perf_counter)
     assert runner.check(model, BATCH, {}, budget=budget).status == "pass"

@@ -9,12 +9,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from prepare.verify import verify
+from prepare.verify.compare_case import without_proof
 from prepare.verify.compare_modules import ModuleDifferences
 from prepare.verify.document import verify_sentence
 from prepare.verify.execution.budget import Budget
 from prepare.verify.execution.module_calls import CallInterceptor
 from prepare.verify.execution.runner import Runner
-from prepare.verify.module_checks import without_proof
 from prepare.verify.records import Check
 from verify_checks import FLAT, PIPELINES, check, checks_by_kind, prepared
 

@@ -10,13 +10,7 @@ from torch import nn
 from prepare.pipeline import Pipeline
 from prepare.verify import verify
 from prepare.verify.tolerance import Deviation, compare, sensitivity
-from verify_checks import (
-    FLAT,
-    PIPELINES,
-    check,
-    checks_by_kind,
-    prepared,
-)
+from verify_checks import FLAT, PIPELINES, check, checks_by_kind, prepared
 from verify_faults import Net
 
 
@@ -172,3 +166,9 @@ def test_the_sensitivity_is_that_of_the_least_sensitive_module():
     assert sensitivity(items, by_module=True) == (0.01, "a")
     assert sensitivity(items, by_module=False) == (0.02, "a.weight")
     assert sensitivity([], by_module=True)[1] == ""
+
+
+def test_a_tensor_without_an_error_is_never_the_worst():
+    fine, off = Deviation("fine", 0.0, 0.0, 0.0), Deviation("off", 1.0, 0.5, 0.0)
+    assert max((fine, off), key=lambda item: item.excess) is off
+    assert Deviation("wrong", 0.1, 0.0, 0.0).excess == float("inf")

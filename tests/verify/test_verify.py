@@ -14,18 +14,10 @@ from prepare.core.forward.call import call_of
 from prepare.core.forward.example_input import Example, build_example
 from prepare.errors import RefusedError
 from prepare.verify import verify
-from prepare.verify.check_model import check_model
 from prepare.verify.execution import single_run
 from prepare.verify.inputs import resized
 from small_nets import build, facts
-from verify_checks import (
-    FLAT,
-    PIPELINES,
-    check,
-    checks_by_kind,
-    flat_norm,
-    prepared,
-)
+from verify_checks import FLAT, PIPELINES, check, checks_by_kind, flat_norm, prepared
 from verify_faults import FAULTS, Net
 
 # Not a clean preparation: NaN in the weight gradient of a depthwise ConvTranspose3d.
@@ -144,11 +136,11 @@ def test_verifications_that_share_exact_runs_compute_them_once(monkeypatch):
         return run_model(*args, **options)
 
     monkeypatch.setattr(single_run, "run_model", recording)
-    options = {"pipeline": pipeline, "exact_runs": exact_runs}
-    first, second = (check_model(reference, model, batch, gradients=False, **options) for _ in "ab")
+    options = {"pipeline": pipeline, "_exact_runs": exact_runs}
+    first, second = (verify(reference, model, batch, gradients=False, **options) for _ in "ab")
     assert dtypes.count(torch.float64) == 1
     assert [check.error for check in first.checks] == [check.error for check in second.checks]
-    third = check_model(reference, model, batch, **options)
+    third = verify(reference, model, batch, **options)
     assert dtypes.count(torch.float64) > 1
     assert any("gradient" in check.what for check in third.checks)
 

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from prepare.core.forward.call import call_of
-from prepare.verify import verify
+from prepare.verify import check_model, verify
 from prepare.verify.document import verify_sentence
-from prepare.verify.execution import free_cores
 from prepare.verify.execution.budget import Budget, Cost, estimate
 from prepare.verify.execution.determinism import training_flags
 from prepare.verify.execution.runner import CannotTellError, Runner
@@ -48,7 +47,7 @@ def second_look_fails(monkeypatch):
         raise CannotTellError("no time is left")
 
     monkeypatch.setattr(Runner, "run_perturbed", refuse)
-    monkeypatch.setattr("prepare.verify.module_checks.compare_modules", refuse)
+    monkeypatch.setattr("prepare.verify.compare_case.compare_modules", refuse)
     reference, batch = flat_norm(nn.SiLU())
     return reference, batch, {"conv2d_memory_format": {}}
 
@@ -80,11 +79,11 @@ def test_a_slow_batch_compares_gradients_of_one_sample(monkeypatch, fault):
 
 @pytest.mark.parametrize(("others", "threads"), [(0, 2), (1, 1), (9, 1)])
 def test_busy_cores_leave_one_thread_for_each_free_core(monkeypatch, others, threads):
-    monkeypatch.setattr(free_cores, "other_runnable", lambda: others)
-    monkeypatch.setattr(free_cores.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(check_model, "_other_runnable", lambda: others)
+    monkeypatch.setattr(check_model.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     torch.set_num_threads(2)
     try:
-        with free_cores.threads_for_free_cores():
+        with check_model._threads_for_free_cores():
             assert torch.get_num_threads() == threads
         assert torch.get_num_threads() == 2
     finally:

@@ -1,8 +1,6 @@
 """Test that a verification is saved, loaded and shown."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -59,14 +57,6 @@ def test_gradients_that_hide_errors_are_named_with_a_remedy(mode, ending):
     assert verify_sentence(found).endswith(
         "(errors below 18 % in conv1 cannot be told from noise" + ending
     )
-
-
-def test_the_record_and_the_report_load_without_torch():
-    code = (
-        "import sys, prepare.verify.document, prepare.verify.records; print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 def shown(result, capsys):

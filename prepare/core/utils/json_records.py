@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     NamedTuple,
+    Self,
     TypeVar,
     Union,
     get_args,
@@ -23,6 +25,8 @@ from prepare.core.utils.files import printable_path, read_text, write_text
 from prepare.core.utils.text import printable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from prepare.errors import PrepareError
 
 _T = TypeVar("_T")
@@ -59,6 +63,30 @@ class Kind(NamedTuple):
     def head(self) -> dict[str, Any]:
         """The first two members of such a file."""
         return {"format": self.format, "version": self.version}
+
+
+class JsonRecord:
+    """A dataclass that is saved to a JSON file and loaded from it; `KIND` says what such a file is."""
+
+    __slots__ = ()
+    KIND: ClassVar[Kind]
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON. Raises FileError."""
+        write_json(path, self.KIND.head | asdict(self), lines=True)  # type: ignore[call-overload]
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read it from its JSON.
+
+        Raises:
+            FileError: the file cannot be read.
+            PrepareError: the file is of another kind or version; its class is that of `KIND`.
+        """
+        return load(cls, path, cls.KIND, check=cls.check)
+
+    def check(self) -> None:
+        """Raise ValueError or KeyError if what was read makes no sense."""
 
 
 def load(
@@ -168,7 +196,8 @@ def _late_fields(cls: type) -> frozenset[str]:
 
 @cache
 def _field_parsers(cls: type) -> dict[str, _Parser | None]:
-    return {name: _parser(hint) for name, hint in get_type_hints(cls).items()}
+    hints = get_type_hints(cls).items()
+    return {name: _parser(hint) for name, hint in hints if get_origin(hint) is not ClassVar}
 
 
 def _parser(hint: Any) -> _Parser | None:

@@ -70,10 +70,8 @@ class Cost:
         moved = dtype.itemsize * (
             3 * (self.elements + self.parameters) + sum(self._unfolded(dtype)) // 2
         )
-        forward = (
-            self.operations / rate + moved / _BYTES_PER_SECOND + self.calls * _SECONDS_PER_CALL
-        )
-        return forward * (3 if backward else 1)
+        forward = self.operations / rate + moved / _BYTES_PER_SECOND
+        return (forward + self.calls * _SECONDS_PER_CALL) * (3 if backward else 1)
 
     def _unfolded(self, dtype: torch.dtype) -> list[int]:
         keys = {torch.float64: (True, False), torch.float32: (True,)}.get(dtype, ())
@@ -153,14 +151,8 @@ def estimate(model: nn.Module, call: Call, flags: Mapping[str, bool]) -> Cost:
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             raise
     cost = Cost(parameters=cost.parameters)
-    return _count(
-        model,
-        call.map(copy_of),
-        flags,
-        stand_in=real_stand_in,
-        mode=contextlib.nullcontext(),
-        cost=cost,
-    )
+    mode = contextlib.nullcontext()
+    return _count(model, call.map(copy_of), flags, stand_in=real_stand_in, mode=mode, cost=cost)
 
 
 def _count(

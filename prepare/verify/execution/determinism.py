@@ -1,7 +1,8 @@
-"""Disable dropout, give all runs the same random numbers, and set the training mode of each module."""
+"""Make runs comparable: no dropout, the same random numbers and training modes, and float64 by default."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 _DROPOUTS = frozenset(
     {torch.dropout, torch.dropout_, torch.alpha_dropout, torch.feature_dropout}
@@ -20,6 +22,20 @@ _NORMAL = frozenset({torch.randn, torch.randn_like})
 _BERNOULLI = frozenset({torch.bernoulli, Tensor.bernoulli})
 _IN_PLACE = frozenset({Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_})
 _RANDOM = _UNIFORM | _NORMAL | _BERNOULLI | _IN_PLACE
+# Their results have the default dtype, whatever their arguments.
+_FLOATING = frozenset(
+    {torch.empty, torch.empty_strided, torch.empty_permuted, torch.zeros, torch.ones, torch.eye}
+    | {torch.rand, torch.randn, torch.normal, torch.linspace, torch.logspace, torch.range}
+    | {torch.fft.fftfreq, torch.fft.rfftfreq, torch.kaiser_window, torch.bartlett_window}
+    | {torch.blackman_window, torch.hamming_window, torch.hann_window}
+)
+# Their results have it for numbers that are floating.
+_BY_VALUE = frozenset(
+    {torch.arange, torch.full, torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor}
+    | {torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor}
+)
+# A cast names its dtype; these in their own name.
+_CASTS = frozenset({Tensor.float, Tensor.cfloat, Tensor.type})  # type: ignore[attr-defined]
 
 
 class DeterministicMode(TorchFunctionMode):
@@ -124,3 +140,50 @@ def make_deterministic(model: nn.Module, flags: Mapping[str, bool]) -> None:
 
 def _named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return model.named_modules(remove_duplicate=False)
+
+
+class Float64Default(TorchFunctionMode):
+    """Within it, what torch computes in the default dtype is float64: new tensors, and quotients of integers.
+
+    Not `torch.set_default_dtype`, which is that of all threads: a model that another one runs meanwhile would
+    compute in float64. This mode does not see scripted code, nor `torch.Tensor(...)`.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _FLOATING and kwargs.get("dtype") is None and not _has_floats(args, kwargs):
+            return func(*args, **kwargs | {"dtype": torch.float64})
+        output = func(*args, **kwargs)
+        wider = {torch.get_default_dtype(): torch.float64, torch.complex64: torch.complex128}
+        dtype = wider.get(output.dtype) if isinstance(output, Tensor) else None
+        if dtype is None or func in _CASTS or _has_floats(args, kwargs):
+            return output
+        if func in _BY_VALUE:
+            return func(*args, **kwargs | {"dtype": dtype})
+        if not any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
+            return output
+        for convert in (_tensor_to_float64, _number_to_float64):
+            with contextlib.suppress(RuntimeError, TypeError, ValueError, IndexError):
+                again = func(*tree_map(convert, args), **tree_map(convert, kwargs))
+                if again.dtype == dtype:
+                    return again
+        return output.to(dtype)  # it requires its integers and numbers
+
+
+def _has_floats(args: tuple, kwargs: dict) -> bool:
+    """Return whether an argument determines the dtype of the result."""
+    return any(
+        isinstance(leaf, torch.dtype)
+        or (isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()))
+        for leaf in tree_leaves((args, kwargs))
+    )
+
+
+def _tensor_to_float64(value: Any) -> Any:
+    return value.to(torch.float64) if isinstance(value, Tensor) else value
+
+
+def _number_to_float64(value: Any) -> Any:
+    return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value

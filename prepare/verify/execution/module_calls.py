@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -16,9 +17,8 @@ from prepare.core.forward.call import Call
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.forward.stand_ins import standing_in
 from prepare.core.utils.signals import held_interrupts, interruptible
-from prepare.verify.execution.default_dtype import Float64Default
-from prepare.verify.execution.determinism import DeterministicMode
-from prepare.verify.execution.memory_safety import repair_convolutions
+from prepare.verify.execution.determinism import DeterministicMode, Float64Default
+from prepare.verify.execution.hooks import repair_convolutions
 from prepare.verify.execution.single_run import RunResult, random_gradient, seed_everything
 
 # Gets a function that makes the call, the module, and its arguments; returns the outputs.
@@ -135,7 +135,7 @@ class CallRecorder:
         call.outputs = map_tensors(self._copy, output)
         for index, tensor in enumerate(tensors_in(output)):
             if tensor.requires_grad:
-                tensor.register_hook(_GradientKeeper(call, index))
+                tensor.register_hook(partial(_keep_gradient, call.output_gradients, index))
         if self._running:
             self._running[-1].children.append(call)
         self.calls.append(call)
@@ -149,15 +149,6 @@ class CallRecorder:
             copy.requires_grad_(requires_grad and (copy.is_floating_point() or copy.is_complex()))
             self._copies[key] = (tensor, copy)
         return self._copies[key][1]
-
-
-@dataclass
-class _GradientKeeper:
-    call: RecordedCall
-    index: int
-
-    def __call__(self, gradient: Tensor) -> None:
-        self.call.output_gradients[self.index] = gradient.detach().clone()
 
 
 @dataclass
@@ -202,7 +193,8 @@ class LoneRun:
                 raise NotAloneError(f"calls {name} in another order")
             left.remove(child)
             if left is children:
-                self._add_roots(f"input of {name}", arguments, child.input_gradients)
+                known = dict(enumerate(child.input_gradients))
+                self._add_roots(f"input of {name}", arguments.tensors(), known)
                 return map_tensors(self._leaf, child.outputs)
             # The forward may have been without a graph.
             return map_tensors(lambda tensor: self._leaves[id(tensor)][0].clone(), child.outputs)
@@ -227,8 +219,7 @@ class LoneRun:
                     output = interruptible(self.module, *arguments.args, **arguments.kwargs)
                 if children:
                     raise NotAloneError(f"does not call {children[0].module}")
-                gradients = [call.output_gradients.get(i) for i in range(_count(output))]
-                self._add_roots("output", output, gradients)
+                self._add_roots("output", tensors_in(output), call.output_gradients)
                 if backward:
                     self._backward()
             return self._result(own, stand_ins)
@@ -266,12 +257,12 @@ class LoneRun:
                 found[name] = gradient * (largest if tensor.dim() > 1 else 1.0)
         return found
 
-    def _add_roots(self, name: str, value: Any, gradients: list[Tensor | None]) -> None:
-        tensors = value.tensors() if isinstance(value, Call) else tensors_in(value)
-        known = dict(enumerate(gradients))
+    def _add_roots(
+        self, name: str, tensors: Iterable[Tensor], gradients: Mapping[int, Tensor | None]
+    ) -> None:
         for index, tensor in enumerate(tensors):
             # A clone, since the code that follows may change the tensor in place.
-            root = f"{name} [{len(self._roots)}, {index}]", tensor.clone(), known.get(index)
+            root = f"{name} [{len(self._roots)}, {index}]", tensor.clone(), gradients.get(index)
             self._roots.append(root)
 
     def _backward(self) -> None:
@@ -325,5 +316,5 @@ def _is_in_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
-def _count(value: Any) -> int:
-    return sum(1 for _ in tensors_in(value))
+def _keep_gradient(gradients: dict[int, Tensor], index: int, gradient: Tensor) -> None:
+    gradients[index] = gradient.detach().clone()

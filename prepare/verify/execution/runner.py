@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.float32_calls import same_casts
+from prepare.core.model.quantized import float_values, is_int8, quantizes_inputs, rounded_like
+from prepare.core.model.tensors import is_plain
 from prepare.verify.execution import single_run
-from prepare.verify.execution.perturbation import Perturbed, Rounded
-from prepare.verify.execution.single_run import RunResult
+from prepare.verify.execution.hooks import perturbed, rounded, rounding_inputs
+from prepare.verify.execution.single_run import RunResult, cast
 from prepare.verify.inputs import format_call, nudged, user_call
+from prepare.verify.static_checks import tensor_pairs
 from prepare.verify.tolerance import all_finite
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
-    from prepare.verify.cases import VerificationCase
+    from prepare.pipeline import Pipeline
     from prepare.verify.execution.budget import Budget, Cost
-    from prepare.verify.execution.model_pair import ModelPair
+    from prepare.verify.inputs import VerificationCase
 
 # Exact runs by case and training flags, each with its dtype.
 ExactRuns = dict[Any, tuple[torch.dtype, RunResult]]
@@ -38,6 +41,71 @@ class CannotTellError(Exception):
 
 class PreparedModelError(Exception):
     """The prepared model raised; the message explains the error."""
+
+
+@dataclass
+class ModelPair:
+    """The reference and the prepared model, and the dtypes and devices of the prepared model's tensors.
+
+    `rewritten` names the modules whose tensors a structure step replaced, `pairs` holds the tensors that both
+    models have in common. `targets` holds the dtype and device of each prepared tensor, by the id of the
+    reference's tensor. `dtype` is the coarsest dtype of the prepared model, or that of `amp`, the autocast in
+    which it runs. `depth` is the number of its modules with parameters. `quantized` holds the prepared
+    weights in 8 bits, by the id of the reference's tensor.
+    """
+
+    reference: nn.Module
+    prepared: nn.Module
+    pipeline: Pipeline | None = None
+    rewritten: tuple[str, ...] = ()
+    amp: str = "none"
+
+    def __post_init__(self) -> None:
+        tensors = (*self.prepared.parameters(), *self.prepared.buffers())
+        dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+        if self.amp != "none":
+            dtypes.add(getattr(torch, self.amp))
+        self.dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+        self.depth = sum(bool(module._parameters) for module in self.prepared.modules())
+        self.pairs = tensor_pairs(self.reference, self.prepared)
+        pairs = [(id(original), original, tensor) for original, tensor in self.pairs.values()]
+        self.targets = {key: (tensor.dtype, tensor.device) for key, _, tensor in pairs}
+        self.quantized = {
+            key: tensor for key, original, tensor in pairs if is_int8(tensor) and is_plain(original)
+        }
+
+    def baseline_stand_in(self, tensor: Tensor) -> Tensor:
+        """Cast one of the reference's tensors to the prepared model's dtype and device, contiguous.
+
+        A weight that is quantized in the prepared model is rounded to as many bits, by our own code.
+        """
+        values = cast(tensor, *self.targets.get(id(tensor), (tensor.dtype, tensor.device)))
+        if (weight := self.quantized.get(id(tensor))) is not None:
+            with torch.no_grad():
+                values.copy_(rounded_like(values.float(), weight))
+        return values
+
+    def alone_stand_in(self, tensor: Tensor) -> Tensor:
+        """Return the same with the very values that the prepared model's quantized weight stands for."""
+        values = self.baseline_stand_in(tensor)
+        if (weight := self.quantized.get(id(tensor))) is not None:
+            with torch.no_grad():
+                values.copy_(float_values(weight))
+        return values
+
+    def rounding_inputs(self) -> AbstractContextManager[object]:
+        """Return a context in which the reference's modules round their inputs as the prepared ones do."""
+        weights = {
+            id(module): weight
+            for module in self.reference.modules()
+            if (weight := self.quantized.get(id(module._parameters.get("weight")))) is not None
+            and quantizes_inputs(weight)
+        }
+        return rounding_inputs(weights) if weights else nullcontext()
+
+    def rounded_stand_in(self, tensor: Tensor) -> Tensor:
+        """Return the same tensor in float32, with its values rounded to the prepared model's dtype."""
+        return cast(self.baseline_stand_in(tensor), torch.float32)
 
 
 @dataclass
@@ -61,8 +129,8 @@ class Runner:
     `exact_dtype` is the dtype of the last exact run. With `compiled` the prepared model runs with its
     compiler. Without `backward` all models run forward only; with `skip_unsafe_backward` the prepared model
     does so if its backward might overwrite memory. `exact_raised`: the reference cannot run in float64.
-    `exact_runs` caches exact runs of the call of `case`,
-    which are the same for every prepared model. Only runs without gradients are cached, to save memory.
+    `exact_runs` caches exact runs of the call of `case`, which are the same for every prepared model. Only
+    runs without gradients are cached, to save memory.
     Under autocast to float16, gradients are scaled by a factor with which those of the baseline are finite.
     """
 
@@ -84,18 +152,14 @@ class Runner:
         if self.models.amp == "float16" and self.backward:
             self._scale = _FIRST_SCALE
 
-    def run_all(
-        self, call: Call, contexts: tuple[_Context, _Context, _Context] = (None, None, None)
-    ) -> RunResults:
-        """Run the exact, the baseline and the prepared model, each in its own context.
+    def run_all(self, call: Call) -> RunResults:
+        """Run the exact, the baseline and the prepared model.
 
         Raises:
             CannotTellError: a run does not fit into the budget.
             PreparedModelError: the prepared model raised. An error of the reference is not wrapped.
         """
-        exact = self._run_exact(call, contexts[0])
-        baseline = self.run_baseline(call, context=contexts[1])
-        return RunResults(exact, baseline, self.run_prepared(call, context=contexts[2]))
+        return RunResults(self._run_exact(call), self.run_baseline(call), self.run_prepared(call))
 
     def run_prepared(
         self, call: Call, *, seed: int = 0, backward: bool = True, context: _Context = None
@@ -154,12 +218,12 @@ class Runner:
             self._baseline_raised = True
         if torch.finfo(models.dtype).bits >= torch.finfo(torch.float32).bits:
             return []
-        with Rounded(models.reference, models.dtype):
+        with rounded(models.reference, models.dtype):
             return run(torch.float32, models.rounded_stand_in)
 
     def run_perturbed(self, call: Call, fraction: float, seed: int) -> list[RunResult]:
         """Run the baseline with each module's output perturbed by a fraction of its standard deviation."""
-        return self.run_baseline(call, context=Perturbed(self.models.reference, fraction, seed))
+        return self.run_baseline(call, context=perturbed(self.models.reference, fraction, seed))
 
     def _run_reference(
         self,
@@ -174,11 +238,11 @@ class Runner:
         if reason := self.budget.refuses(self.cost, dtype, backward=backward):
             raise CannotTellError(reason)
         models = self.models
-        call = single_run.contiguous(format_call(call, models.prepared, models.pipeline))
+        call = format_call(call, models.prepared, models.pipeline).map(single_run.contiguous)
         if dtype != models.dtype:
-            call = call.map(lambda tensor: single_run.cast(tensor, dtype, tensor.device))
+            call = call.map(partial(cast, dtype=dtype))
         elif dtype == self.exact_dtype:
-            call = nudged(call)  # otherwise it would repeat the exact run, without any noise
+            call = call.map(nudged)  # otherwise it would repeat the exact run, without any noise
         try:
             while True:
                 with self.budget.timing(self.cost, dtype, backward=backward):
@@ -201,50 +265,45 @@ class Runner:
             raise_if_out_of_memory(error)
             return []
 
-    def _run_exact(self, call: Call, context: _Context) -> RunResult:
+    def _run_exact(self, call: Call) -> RunResult:
         """Return the exact run of the reference; without gradients, that of the case's call is cached."""
         case = self.case
-        if case is None or context is not None or self.backward or call is not case.call:
-            return self.run_exact(call, context)
-        key = (*self._case_key(case), tuple(self.flags.items()))
+        if case is None or self.backward or call is not case.call:
+            return self.run_exact(call)
+        key = (case.mode, case.inputs, call.batch, case.outputs_only, *self.flags.items())
         if key not in self.exact_runs:
-            result = self.run_exact(call, context)
+            result = self.run_exact(call)
             self.exact_runs[key] = self.exact_dtype, result
         self.exact_dtype, result = self.exact_runs[key]
         return result
 
-    @staticmethod
-    def _case_key(case: VerificationCase) -> tuple[Any, ...]:
-        return case.mode, case.inputs, case.call.batch, case.outputs_only
-
-    def run_exact(self, call: Call, context: _Context = None) -> RunResult:
+    def run_exact(self, call: Call) -> RunResult:
         """Run in float64, or in float32 if that does not fit or the model casts to float32 itself."""
         outputs_only = self.case is not None and self.case.outputs_only
         if not outputs_only and not self._refusal(torch.float64):
             try:
-                return self._run_in(torch.float64, call, context)
+                return self._run_in(torch.float64, call)
             except Exception as error:
                 raise_if_out_of_memory(error)
                 self.exact_raised = True
         if reason := self._refusal(torch.float32):
             raise CannotTellError(reason)
-        return self._run_in(torch.float32, call, context)
+        return self._run_in(torch.float32, call)
 
     def _refusal(self, dtype: torch.dtype) -> str:
         return self.budget.refuses(self.cost, dtype, backward=self.backward)
 
-    def _run_in(self, dtype: torch.dtype, call: Call, context: _Context) -> RunResult:
+    def _run_in(self, dtype: torch.dtype, call: Call) -> RunResult:
         self.exact_dtype = dtype
-        call = call.map(lambda tensor: single_run.cast(tensor.detach(), dtype, tensor.device))
+        call = call.map(lambda tensor: cast(tensor.detach(), dtype))
         with self.budget.timing(self.cost, dtype, backward=self.backward):
             return single_run.run_model(
                 self.models.reference,
                 call,
-                self.models.exact_stand_in(dtype),
+                partial(cast, dtype=dtype),
                 flags=self.flags,
                 dtype=dtype,
                 backward=self.backward,
-                context=context,
             )
 
 

@@ -22,14 +22,19 @@ from prepare.core.model.tensors import is_plain
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.pipeline.transfer import check_cast
-from prepare.verify.execution.default_dtype import Float64Default
-from prepare.verify.execution.determinism import DeterministicMode, make_deterministic
-from prepare.verify.execution.memory_safety import UnsafeBackwardDetector, repair_convolutions
+from prepare.verify.execution.determinism import (
+    DeterministicMode,
+    Float64Default,
+    make_deterministic,
+)
+from prepare.verify.execution.hooks import UnsafeBackwardDetector, repair_convolutions
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
 
 NamedTensors = dict[str, Tensor | None]
+# Compilers read the gradient of every input, also of those that are not leaves.
+_LEAF_GRADIENT = r"The \.grad attribute of a Tensor that is not a leaf"
 
 
 @dataclass
@@ -86,7 +91,7 @@ def run_model(
             context or contextlib.nullcontext(),
             Float64Default() if dtype == torch.float64 else contextlib.nullcontext(),
             # Also around backward, which runs checkpointed segments of the forward again.
-            _without_leaf_warning() if compiled else DeterministicMode(),
+            ignored_warnings(_LEAF_GRADIENT) if compiled else DeterministicMode(),
         ):
             with (
                 detector if skip_unsafe_backward else contextlib.nullcontext(),
@@ -98,8 +103,7 @@ def run_model(
             if backward and result.unsafe_module is None:
                 _backward(tensors, seed, scale)
         result.outputs = {name: tensor.detach() for name, tensor in tensors.items()}
-        parameters = model.named_parameters()
-        trained = {name: p for name, p in parameters if p.requires_grad}
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if scale != 1.0:
             _unscale((*leaves.values(), *trained.values()), scale)
         result.inputs = {name: leaf.grad for name, leaf in leaves.items()}
@@ -119,15 +123,16 @@ def compiled_stand_in(tensor: Tensor) -> Tensor:
     return tensor if isinstance(tensor, nn.Parameter) else copy_of(tensor)
 
 
-def contiguous(call: Call) -> Call:
-    """Copy every tensor of a call to the contiguous format."""
-    return call.map(lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
+def contiguous(tensor: Tensor) -> Tensor:
+    """Copy a tensor to the contiguous format."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """Return a contiguous stand-in in another real (or the matching complex) dtype; integers are kept.
 
-    Numbers beyond the range of `dtype` become its largest, so that the noise of rounding stays finite.
+    It is on `device`, by default that of the tensor. Numbers beyond the range of `dtype` become its largest,
+    so that the noise of rounding stays finite.
     """
     if not is_plain(tensor):
         return tensor
@@ -136,7 +141,8 @@ def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
             dtype = torch.promote_types(dtype, torch.complex32)
         elif not tensor.is_floating_point():
             dtype = tensor.dtype
-        values = torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor.resolve_neg())
+        values = torch.empty(tensor.shape, dtype=dtype, device=device or tensor.device)
+        values.copy_(tensor.resolve_neg())
         if not tensor.is_complex():
             check_cast("", tensor, values, clamp=True)
     if not isinstance(tensor, nn.Parameter):
@@ -218,10 +224,3 @@ def _numpy_state() -> Iterator[None]:
     finally:
         if numpy:
             numpy.random.set_state(state)
-
-
-@contextlib.contextmanager
-def _without_leaf_warning() -> Iterator[None]:
-    """Suppress a warning: compilers read the gradient of every input, also of those that are not leaves."""
-    with ignored_warnings(r"The \.grad attribute of a Tensor that is not a leaf"):
-        yield
