@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from prepare.core.utils.conf_folder import conf_dir
+from prepare.core.utils.folders import conf_dir
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError
 from prepare.job.record import shown_files

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from prepare.contract.records import Contract, Place, TimeRatio, Tolerance
 from prepare.core.forward.call import call_of
-from prepare.core.model.repair_marker import is_repair
+from prepare.core.model.module_kinds import is_repair
 from prepare.core.model.tensors import is_strided, name_of, named_modules, named_tensors
 from prepare.core.model.threads import with_threads
 from prepare.flow import observe

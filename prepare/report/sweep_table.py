@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from prepare.core.utils.speed import change_text, interval_text, verdict_text
+from prepare.core.utils.numbers import change_text, interval_text, verdict_text
 from prepare.core.utils.text import size
 from prepare.job.headline import CONVOLUTIONS, BenchFigures
 from prepare.registry import ordered_stages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prepare.core.model.call_issues import CallIssues, describe
+from prepare.core.model.issues_here import CallIssues, describe
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.environment import environment
 from prepare.verify.advice import Fault, advise

@@ -6,10 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.core.forward.conv_layouts import ConvCall, LayoutCount, count_layouts, watch
 from prepare.core.forward.example_input import Example, build_example, read_example
 from prepare.core.forward.nested import describe
-from prepare.core.forward.run_example import run_example
+from prepare.core.forward.run_example import (
+    ConvCall,
+    LayoutCount,
+    count_layouts,
+    run_example,
+    watch,
+)
 from prepare.errors import ConfigError, ModelError
 from prepare.pipeline import Pipeline
 from sample_nets import Mixed, Net, TakesTwo

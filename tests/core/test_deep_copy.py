@@ -9,7 +9,7 @@ from einops.layers import torch as einops
 from torch import nn
 
 from prepare.core.model.deep_copy import CopyError, deep_copy
-from prepare.core.model.mode_reads import may_read_mode
+from prepare.core.model.training_mode import may_read_mode
 from prepare.verify import verify
 from prepare.verify.static_checks import check_flags
 from small_nets import same

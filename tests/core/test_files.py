@@ -9,7 +9,7 @@ import pytest
 
 from file_checks import names, posix
 from prepare.core.utils import files, json_records
-from prepare.core.utils.csv_text import csv_text
+from prepare.core.utils.text import csv_text
 from prepare.errors import FileError
 
 

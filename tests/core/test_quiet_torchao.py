@@ -2,7 +2,7 @@
 
 import logging
 
-from prepare.core.utils.quiet_torchao import quiet_torchao
+from prepare.core.utils.packages import quiet_torchao
 
 
 def test_a_job_shows_only_errors_of_torchao(monkeypatch):

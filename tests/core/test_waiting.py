@@ -7,9 +7,9 @@ import sys
 import pytest
 from torch import nn
 
-from prepare.core.utils import waiting
+from prepare.core.utils import machine
 from prepare.core.utils.environment import environment
-from prepare.core.utils.waiting import limit_spinning
+from prepare.core.utils.machine import limit_spinning
 from prepare.pipeline import Pipeline
 
 
@@ -25,7 +25,7 @@ def seen_by_openmp(code: str, **variables: str) -> str:
     return next((line for line in lines if line.startswith("GOMP_SPINCOUNT")), "")
 
 
-SET = "from prepare.core.utils.waiting import limit_spinning; limit_spinning(); "
+SET = "from prepare.core.utils.machine import limit_spinning; limit_spinning(); "
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings another OpenMP")
@@ -59,7 +59,7 @@ def crowded(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     for name, text in (("_LOADAVG", "9 9 9 999/1200 1"), ("_MAPS", "/lib/libgomp.so.1")):
         (tmp_path / name).write_text(text)
-        monkeypatch.setattr(waiting, name, tmp_path / name)
+        monkeypatch.setattr(machine, name, tmp_path / name)
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     return tmp_path
 

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prepare.core.model.convolutions import CONVOLUTIONS
+from prepare.core.model.module_kinds import CONVOLUTIONS, is_repair
 from prepare.core.model.module_tree import copy_tree
-from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import computed_names, is_strided, weight_hooks
 from prepare.core.utils.process_state import PROCESS_STATE
 from prepare.core.utils.signals import interruptible

@@ -10,7 +10,7 @@ from typing import Any
 
 from prepare.core.utils import json_records
 from prepare.core.utils.accelerator import accelerator
-from prepare.core.utils.waiting import waiting
+from prepare.core.utils.machine import how_threads_wait
 
 _PACKAGES = ("torch-prepare", "hydra-core", "omegaconf", "numpy", "torchao")
 # The fields of /proc/cpuinfo with the instruction sets that torch's kernels use, on x86 and on ARM.
@@ -54,7 +54,7 @@ def environment() -> dict[str, Any]:
         "instructions": _instructions(cpuinfo),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "waiting": waiting(),
+        "waiting": how_threads_wait(),
         "devices": _devices(),
         # A change of any of these may change the fastest kernel, or make it wrong.
         "accelerator": accelerator(),

@@ -15,8 +15,7 @@ from prepare.report.pages.long_table import LongTable, long_table
 from prepare.report.render import render
 
 if TYPE_CHECKING:
-    from prepare.core.charts import Chart
-    from prepare.core.document import Document, Part
+    from prepare.core.document import Chart, Document, Part
 
 Context = dict[str, Any]
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from prepare.core.document import Answer
-from prepare.core.utils.speed import verdict_text
+from prepare.core.utils.numbers import verdict_text
 from prepare.core.utils.text import size, times
 from prepare.report.sentences import timing_text, verified_text
 from prepare.report.sweep_table import choices

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from prepare import recipe
-from prepare.core.charts import Axis, Bar, Bars, Plane, Point
+from prepare.core.document import Axis, Bar, Bars, Plane, Point
 from prepare.core.utils import files
 from prepare.core.utils.text import plural, size, times
 from prepare.errors import PrepareError

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from prepare.audit import Audit
     from prepare.audit.rows import AuditRow
     from prepare.core.document import Document
-    from prepare.core.forward.conv_layouts import LayoutCount
+    from prepare.core.forward.run_example import LayoutCount
     from prepare.job.results import Results
 
 Rows = list[tuple[str, str]]
