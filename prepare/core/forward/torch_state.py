@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -18,9 +18,9 @@ _NHWC = "PYTORCH_MIOPEN_SUGGEST_NHWC"
 MIXED = "mixed"
 
 
-class _Switch(NamedTuple):
+class _Setting(NamedTuple):
     get: Callable[[], Any]
-    set: Callable[[Any], None]
+    set: Callable[[Any], object]
 
     def read(self) -> Any:
         try:
@@ -42,18 +42,67 @@ def set_switch(name: str, value: Any) -> None:
 def saved_switches() -> Callable[[], None]:
     """Return a function that sets every switch to its present value."""
     # The fields come last: setting a precision of matrix products, or TF32, sets several of them.
-    values = [(switch, switch.read()) for switch in (*_SWITCHES.values(), *_fields())]
+    return _saved((*_SWITCHES.values(), *_fields()))
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Restore torch's global settings, random states, the current folder and sys.path afterwards.
+
+    One thread at a time is in such a block. Inside it the current folder is on sys.path, so that the user's
+    packages can be imported.
+    """
+    with PROCESS_STATE:
+        path, folder = list(sys.path), os.getcwd()  # noqa: PTH109
+        restore_settings, restore_switches = _saved(_SETTINGS), saved_switches()
+        device = torch.get_default_device()
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        try:
+            yield
+        finally:
+            sys.path[:] = path
+            os.chdir(folder)
+            # Setting it, even to the same device, slows every later call of a factory function.
+            if torch.get_default_device() != device:
+                torch.set_default_device(None if device.type == "cpu" else device)
+            restore_settings()
+            restore_switches()
+
+
+def _saved(settings: Iterable[_Setting]) -> Callable[[], None]:
+    values = [(setting, setting.read()) for setting in settings]
 
     def restore() -> None:
-        for switch, value in values:
-            if value != MIXED and switch.read() != value:
-                switch.set(value)
+        for setting, value in values:
+            # Some settings reach into other threads, even if the value is the same.
+            if value is not MIXED and not _equal(setting.read(), value):
+                setting.set(value)
 
     return restore
 
 
-def _attribute(owner: Any, name: str) -> _Switch:
-    return _Switch(lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+def _equal(now: Any, before: Any) -> bool:
+    if isinstance(before, list):  # of random states
+        return now is not None and all(map(_equal, now, before))
+    return torch.equal(now, before) if isinstance(before, torch.Tensor) else bool(now == before)
+
+
+def _attribute(owner: Any, name: str) -> _Setting:
+    return _Setting(lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+
+
+def _fields() -> list[_Setting]:
+    """Return the field of each operation; torch has them from version 2.9 on."""
+    torch_backends: Any = torch.backends
+    if not hasattr(torch_backends.cuda.matmul, "fp32_precision"):
+        return []
+    owners = [torch_backends.cuda.matmul]
+    for backend in (torch_backends.cudnn, torch_backends.mkldnn):
+        owners += [
+            getattr(backend, name) for name in ("conv", "rnn", "matmul") if hasattr(backend, name)
+        ]
+    return [_attribute(owner, "fp32_precision") for owner in owners]
 
 
 def _nhwc() -> bool | None:
@@ -68,102 +117,28 @@ def _set_nhwc(value: bool | None) -> None:  # noqa: FBT001
         os.environ[_NHWC] = str(int(value))
 
 
-def _fields() -> list[_Switch]:
-    """Return the field of each operation; torch has them from version 2.9 on."""
-    torch_backends: Any = torch.backends
-    if not hasattr(torch_backends.cuda.matmul, "fp32_precision"):
-        return []
-    owners = [torch_backends.cuda.matmul]
-    for backend in (torch_backends.cudnn, torch_backends.mkldnn):
-        owners += [
-            getattr(backend, name) for name in ("conv", "rnn", "matmul") if hasattr(backend, name)
-        ]
-    return [_attribute(owner, "fp32_precision") for owner in owners]
+def _device_states() -> list[torch.Tensor] | None:
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
 
 _SWITCHES = {
     "cudnn_benchmark": _attribute(torch.backends.cudnn, "benchmark"),
     "cudnn_deterministic": _attribute(torch.backends.cudnn, "deterministic"),
-    "matmul_precision": _Switch(
+    "matmul_precision": _Setting(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
     ),
     # Not the field of each operation: torch then refuses to read the older switch, which others do.
     "cudnn_tf32": _attribute(torch.backends.cudnn, "allow_tf32"),
-    "miopen_nhwc": _Switch(_nhwc, _set_nhwc),
+    "miopen_nhwc": _Setting(_nhwc, _set_nhwc),
 }
-
-
-@contextmanager
-def isolated() -> Iterator[None]:
-    """Restore torch's global settings, random states, the current folder and sys.path afterwards.
-
-    One thread at a time is in such a block. Inside it the current folder is on sys.path, so that the user's
-    packages can be imported.
-    """
-    with PROCESS_STATE:
-        path, folder = list(sys.path), os.getcwd()  # noqa: PTH109
-        settings = [(read, restore, read()) for read, restore in _SETTINGS]
-        restore_switches = saved_switches()
-        device = torch.get_default_device()
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-        try:
-            yield
-        finally:
-            sys.path[:] = path
-            os.chdir(folder)
-            # Setting it, even to the same device, slows every later call of a factory function.
-            if torch.get_default_device() != device:
-                torch.set_default_device(None if device.type == "cpu" else device)
-            for read, restore, value in settings:
-                # Some settings reach into other threads, even if the value is the same.
-                if not _equal(read(), value):
-                    restore(value)
-            restore_switches()
-
-
-def _equal(now: Any, before: Any) -> bool:
-    if isinstance(before, list):  # of random states
-        return now is not None and all(map(_equal, now, before))
-    return torch.equal(now, before) if isinstance(before, torch.Tensor) else now == before
-
-
-def _set_deterministic(value: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
-
-
-def _cudnn_enabled() -> bool:
-    return torch.backends.cudnn.enabled
-
-
-def _enable_cudnn(value: bool) -> None:  # noqa: FBT001
-    torch.backends.cudnn.enabled = value
-
-
-def _deterministic() -> tuple[bool, bool]:
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-
-
-def _device_states() -> list[torch.Tensor] | None:
-    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-
-
-def _set_device_states(states: list[torch.Tensor] | None) -> None:
-    if states is not None:
-        torch.cuda.set_rng_state_all(states)
-
-
-# Pairs of functions: read a setting, restore it.
-_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
-    (torch.get_num_threads, torch.set_num_threads),
-    (_deterministic, _set_deterministic),
-    (_cudnn_enabled, _enable_cudnn),
-    (torch.get_rng_state, torch.set_rng_state),
-    (_device_states, _set_device_states),
-    (random.getstate, random.setstate),
+_SETTINGS = (
+    _Setting(torch.get_default_dtype, torch.set_default_dtype),
+    _Setting(torch.is_grad_enabled, torch.set_grad_enabled),
+    _Setting(torch.get_num_threads, torch.set_num_threads),
+    _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    _attribute(torch.backends.cudnn, "enabled"),
+    _Setting(torch.get_rng_state, torch.set_rng_state),
+    # None before the first use of CUDA.
+    _Setting(_device_states, lambda states: states and torch.cuda.set_rng_state_all(states)),
+    _Setting(random.getstate, random.setstate),
 )
