@@ -16,8 +16,16 @@ from prepare.steps import compile  # noqa: A004
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
-def export_model(model: _Model) -> _Model:
-    """See `prepare.checkpoint.export`."""
+def export(model: _Model) -> _Model:
+    """Undo a preparation in place, so that the model can be used without `prepare`; return the model.
+
+    Weights become contiguous, repaired modules get torch's own classes, and the input formatting and
+    compiled calls are removed; your Parameters and hooks stay. Dtypes and devices stay as well: a cast
+    cannot be undone. A file written by `torch.save(export(model))` loads without `prepare`.
+
+    Raises:
+        RefusedError: as `Pipeline.apply`; the model is unchanged.
+    """
     compiled = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
     try:
         for module in compiled:

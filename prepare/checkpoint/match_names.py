@@ -23,6 +23,7 @@ from prepare.core.model.tensors import (
     named_tensors,
     special_form,
 )
+from prepare.core.utils.files import printable_path
 from prepare.core.utils.text import plural
 from prepare.errors import Problem, RefusedError
 from prepare.pipeline.preconditions import scripted_problems
@@ -133,7 +134,7 @@ def _load(
         problems = list(_shape_problems(opened, shapes))
         message = " ".join(str(error).split())[:300]
         wrong = f"does not fit {type(copy).__name__}: {message}"
-        raise several(problems or [problem(opened.path, None, wrong)]) from error
+        raise several(problems or [Problem(printable_path(opened.path), wrong)]) from error
     return tuple(result.missing_keys), tuple(result.unexpected_keys)
 
 
@@ -152,7 +153,7 @@ def _shape_problems(
         f"first {printable_name(first)}: {stored} in the file, {held} in the model"
     )
     remedy = "give the file of this model, or build the model with the sizes that it was saved with"
-    yield problem(opened.path, None, wrong, remedy)
+    yield Problem(printable_path(opened.path), wrong, remedy)
 
 
 def _stand_in(stored: StoredTensor) -> Tensor:
