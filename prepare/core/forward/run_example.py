@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,7 @@ def watch(model: nn.Module) -> Iterator[list[ConvCall]]:
         yield calls
         return
     handles = [
-        module.register_forward_hook(_ConvHook(name, calls), with_kwargs=True)
+        module.register_forward_hook(_recorder(name, calls), with_kwargs=True)
         for name, module in model.named_modules()
         if isinstance(module, CONVOLUTIONS_2D_3D)
     ]
@@ -85,18 +85,13 @@ def count_layouts(calls: list[ConvCall], formats: Iterable[str] = ()) -> list[La
     return counts
 
 
-class _ConvHook:
-    def __init__(self, name: str, calls: list[ConvCall]) -> None:
-        self.name, self.calls = name, calls
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+def _recorder(name: str, calls: list[ConvCall]) -> Callable[..., None]:
+    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         x = args[0] if args else kwargs.get("input")
         if isinstance(x, Tensor) and isinstance(output, Tensor):
-            self.calls.append(ConvCall(self.name, output.dim(), _formats(x), _formats(output)))
-        # Any other return value would replace the module's output.
-        return None  # noqa: PLR1711, RET501
+            calls.append(ConvCall(name, output.dim(), _formats(x), _formats(output)))
+
+    return record
 
 
 def _formats(tensor: Tensor) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ class Protected:
 
     def __init__(self, model: nn.Module) -> None:
         self._overriding = [
-            (name, module) for name, module in named_modules(model) if _overrides(module)
+            (name, module) for name, module in named_modules(model) if _overrides(type(module))
         ]
         self._kept: dict[str, dict[int, str]] = {}
 
@@ -41,7 +41,7 @@ def _kept(name: str, module: nn.Module, dtype: str) -> dict[int, str]:
     """Return the tensors under `module` that are not in `dtype` after its own code has cast a copy."""
     kept: dict[int, str] = {}
     target, cast = getattr(torch, dtype), _CASTS.get(dtype, "to")
-    overridden = _overrides(module)
+    overridden = _overrides(type(module))
     for method, called in (("_apply", cast), (cast, cast), ("to", "to")):
         if method not in overridden:
             continue
@@ -78,17 +78,9 @@ def _without_data(tensor: Tensor) -> Tensor:
     return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 
-def _overrides(module: nn.Module) -> tuple[str, ...]:
-    cls: type = type(module)
-    return _overrides_of(cls)
-
-
 @cache
-def _overrides_of(cls: type) -> tuple[str, ...]:
+def _overrides(cls: type[nn.Module]) -> tuple[str, ...]:
     """Return the casting methods of `cls` that are not defined in torch."""
-    overridden = []
-    for method in ("_apply", "to", "half", "bfloat16", "float"):
-        module = getattr(getattr(cls, method), "__module__", "torch")
-        if not module.startswith("torch."):
-            overridden.append(method)
-    return tuple(overridden)
+    methods = ("_apply", "to", "half", "bfloat16", "float")
+    defined = {name: getattr(getattr(cls, name), "__module__", "torch") for name in methods}
+    return tuple(name for name, module in defined.items() if not module.startswith("torch."))

@@ -41,6 +41,15 @@ def copy_tree(
     return clone
 
 
+def remove_hooks(module: nn.Module, *kinds: type) -> None:
+    """Remove the forward hooks and pre-hooks of these classes from `module` itself."""
+    for table in (module._forward_pre_hooks, module._forward_hooks):
+        for key, hook in list(table.items()):
+            if isinstance(hook, kinds):
+                del table[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
 class Snapshot:
     """The class, attributes, children and hooks of every module of a model; not the values of tensors."""
 

@@ -104,7 +104,7 @@ def _tensors_in(path: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Te
 def computed_names(module: nn.Module) -> tuple[str, ...]:
     """Return the names of tensors that parametrizations or torch's older hooks compute in `module`."""
     names = list(getattr(module, "parametrizations", None) or ()) if _parametrized(module) else []
-    if _hooks(module):
+    if module._forward_pre_hooks:
         hooked = dict.fromkeys(name for _, name in weight_hooks(module))
         names += [name for name in hooked if name not in module._parameters]
     return tuple(names)
@@ -210,10 +210,6 @@ def stored_values(tensor: Tensor) -> Tensor:
     if tensor.layout is torch.sparse_coo:
         return tensor.detach()._values()
     return tensor.detach().values() if tensor.layout in _COMPRESSED else tensor
-
-
-def _hooks(module: nn.Module) -> bool:
-    return bool(module._forward_pre_hooks)
 
 
 def _parametrized(module: nn.Module) -> bool:

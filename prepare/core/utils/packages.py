@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+from importlib import metadata
 
 # Import names of packages, and the extra of ours that installs each.
 EXTRAS = {
@@ -60,6 +61,14 @@ def install_remedy(module: str, *, imported: bool = False) -> str:
     return (
         f"install it: pip install {name}, or {_LOCAL}" if imported else f"install it, or {_LOCAL}"
     )
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package, or None; the package is not imported."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def missing_module(text: str) -> str | None:
