@@ -132,9 +132,9 @@ def run_example(model: nn.Module, example: Example, *, amp: str = "none") -> For
         try:
             with torch.no_grad(), autocast(amp, device_of([model])):
                 output = model(*example.args, **example.kwargs)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:
-            if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-                raise
             raise explained(model, error) from error
     return Forward(inputs, describe(output), calls)
 
