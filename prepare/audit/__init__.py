@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prepare.audit.rows import AuditRow
 from prepare.core.utils import files, json_records
-from prepare.core.utils.display import Readable
+from prepare.core.utils.json_records import Readable
 from prepare.core.utils.text import csv_text
 from prepare.errors import AuditError
 

@@ -4,16 +4,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prepare.checkpoint.export_model import export
     from prepare.checkpoint.load_checkpoint import Loaded, load
-    from prepare.checkpoint.save_checkpoint import save
+    from prepare.checkpoint.save_checkpoint import export, save
 
 __all__ = ["Loaded", "export", "load", "save"]
 
 # Imported when they are used: these modules load torch.
 _MODULES = {
     "Loaded": "load_checkpoint",
-    "export": "export_model",
+    "export": "save_checkpoint",
     "load": "load_checkpoint",
     "save": "save_checkpoint",
 }

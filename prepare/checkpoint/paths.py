@@ -26,11 +26,9 @@ def instead(path: Path) -> str:
         return f"there is no folder {files.printable_path(folder)}"
     there = sorted(each.name for each in folder.iterdir())
     if is_folder:
-        weights = [name for name in there if name.endswith((*_READ, INDEX))]
+        weights = [name for name in there if name.endswith((*_READ, INDEX))][:5]
         return (
-            f"give one of its files: {', '.join(weights[:5])}"
-            if weights
-            else "give the path of a file"
+            f"give one of its files: {', '.join(weights)}" if weights else "give the path of a file"
         )
     close = nearest(path.name, there)
     return f"did you mean {files.printable_path(folder / close[0])}?" if close else ""

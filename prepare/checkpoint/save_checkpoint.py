@@ -1,4 +1,6 @@
-"""Write the weights of a model: contiguous, tied tensors once, with the sha256 of each tensor."""
+"""Leave `prepare`: write the weights of a model for any program, or undo its preparation in place."""
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -6,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +18,20 @@ from prepare.checkpoint.paths import beside, check_suffix
 from prepare.checkpoint.stored_tensor import problem, raw, several
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.quantized import QUANTIZED, is_quantized
-from prepare.core.model.tensors import identity, is_plain, layout_name, name_of, special_form
+from prepare.core.model.tensors import (
+    NamedTensor,
+    identity,
+    is_plain,
+    layout_name,
+    name_of,
+    special_form,
+)
 from prepare.core.utils.files import NewFile, both
 from prepare.errors import CheckpointError, ConfigError
 from prepare.pipeline import Pipeline
+from prepare.registry import STEPS
+from prepare.step import TensorStep, Want
+from prepare.steps import compile  # noqa: A004
 
 _CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
@@ -27,6 +39,7 @@ _CODES = {
     "uint16": "U16", "uint32": "U32", "uint64": "U64", "complex64": "C64",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
+_Model = TypeVar("_Model", bound=nn.Module)
 
 
 def save(model: nn.Module, path: str | Path, *, pipeline: Pipeline | None = None) -> None:
@@ -86,9 +99,8 @@ def _weights_of(path: Path, model: nn.Module) -> Weights:
     quantized: list[str] = []
     for name, value in state.items():
         if not isinstance(value, Tensor):
-            wrong = (
-                f"is a {type(value).__name__} of its module, and a file of weights holds tensors"
-            )
+            kind = f"a {type(value).__name__} of its module"
+            wrong = f"is {kind}, and a file of weights holds tensors"
             problems.append(problem(path, name, wrong, "save it with torch.save"))
         elif is_quantized(value):
             quantized.append(name)
@@ -186,3 +198,41 @@ def _canonical(tensor: Tensor) -> Tensor:
 def _saved_tensor(name: str, values: Tensor) -> SavedTensor:
     digest = hashlib.sha256(raw(values)).hexdigest()
     return SavedTensor(name, name_of(values.dtype), tuple(values.shape), digest)
+
+
+def export(model: _Model) -> _Model:
+    """Undo a preparation in place, so that the model can be used without `prepare`; return the model.
+
+    Weights become contiguous, repaired modules get torch's own classes, and the input formatting and
+    compiled calls are removed; your Parameters and hooks stay. Dtypes and devices stay as well: a cast
+    cannot be undone. A file written by `torch.save(export(model))` loads without `prepare`.
+
+    Raises:
+        RefusedError: as `Pipeline.apply`; the model is unchanged.
+    """
+    compiled = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
+    try:
+        for module in compiled:
+            compile.undo(module)
+        Pipeline([_Contiguous()]).apply(model, strict=False, known_issues="ignore")
+    except BaseException:
+        for module, call in compiled.items():
+            module._compiled_call_impl = call
+        raise
+    for name in STEPS:
+        STEPS[name].undo(model)
+    return model
+
+
+class _Contiguous(TensorStep):
+    """Makes channels-last tensors contiguous; other strides are those that the author chose."""
+
+    name = "export"
+
+    def want(self, tensor: NamedTensor) -> Want | None:
+        values = tensor.tensor
+        formats = {4: "channels_last", 5: "channels_last_3d"}
+        if not is_plain(values) or values.dim() not in formats:
+            return None
+        channels_last = canonical_stride(values.shape, formats[values.dim()])
+        return Want(memory_format="contiguous") if values.stride() == channels_last else None

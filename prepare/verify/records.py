@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prepare.core.utils import json_records
-from prepare.core.utils.display import Readable
+from prepare.core.utils.json_records import Readable
 from prepare.errors import VerificationError
 
 _KIND = json_records.Kind("prepare.verify", 1, "a verification", "a verify.json", VerificationError)

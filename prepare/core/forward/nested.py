@@ -82,14 +82,11 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
 
 def _with(value: Any, items: dict[Any, Any], changed: dict[Any, Any]) -> Any:
     """Return a container like `value` that holds `items`, of which only some have `changed`."""
+    kind: Any = type(value)
     if isinstance(value, tuple):
-        return (
-            type(value)._make(items.values())
-            if hasattr(value, "_make")
-            else type(value)(items.values())
-        )
+        return getattr(kind, "_make", kind)(items.values())
     if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
-        return type(value)(items)
+        return kind(items)
     fresh = copy.copy(value)
     for key, item in changed.items():
         if isinstance(value, list | Mapping):

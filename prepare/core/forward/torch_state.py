@@ -121,6 +121,11 @@ def _device_states() -> list[torch.Tensor] | None:
     return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
 
+def _set_device_states(states: list[torch.Tensor] | None) -> None:
+    if states is not None:
+        torch.cuda.set_rng_state_all(states)
+
+
 _SWITCHES = {
     "cudnn_benchmark": _attribute(torch.backends.cudnn, "benchmark"),
     "cudnn_deterministic": _attribute(torch.backends.cudnn, "deterministic"),
@@ -138,7 +143,6 @@ _SETTINGS = (
     _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     _attribute(torch.backends.cudnn, "enabled"),
     _Setting(torch.get_rng_state, torch.set_rng_state),
-    # None before the first use of CUDA.
-    _Setting(_device_states, lambda states: states and torch.cuda.set_rng_state_all(states)),
+    _Setting(_device_states, _set_device_states),
     _Setting(random.getstate, random.setstate),
 )

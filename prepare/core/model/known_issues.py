@@ -93,7 +93,7 @@ class Issue:
 
 def make_issue(name: str, entry: dict[str, Any]) -> Issue:
     """Return the issue of one entry; raise TypeError if a field is missing or unknown."""
-    values = {
+    values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
     }
     return Issue(name, **{**values, "cure": tuple(entry["cure"].items())})

@@ -1,7 +1,8 @@
-"""Write and read records: JSON files that name their format and version."""
+"""Write, read and show records: JSON files that name their format and version."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -29,8 +30,26 @@ _T = TypeVar("_T")
 _Parser = Callable[[Any], Any]
 # More than the record of a model of a hundred thousand tensors needs.
 LIMIT = 1 << 28
+# The report reads records, so no record imports it: it is looked up when one is shown.
+_REPORT = "prepare.report.objects"
 _LARGEST = 1 << 63
 _NAMES = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+class Readable:
+    """A record whose `repr` is one line, `str` the table of the command line, and HTML its section."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return _shown("one_line", self)
+
+    def __str__(self) -> str:
+        return _shown("text", self)
+
+    def _repr_html_(self) -> str | None:
+        """Return the section of a page, with its style, for notebooks; None without jinja2."""
+        return _shown("html", self)
 
 
 def write_json(path: str | os.PathLike, data: dict[str, Any], *, lines: bool = False) -> None:
@@ -225,3 +244,7 @@ def json_lines(data: dict) -> str:
             text = json.dumps(value, allow_nan=False)
         members.append(f"{json.dumps(str(key))}: {text}")
     return "{\n" + ",\n".join(members) + "\n}"
+
+
+def _shown(form: str, record: Readable) -> Any:
+    return getattr(importlib.import_module(_REPORT), form)(record)

@@ -47,9 +47,9 @@ def size(count: int) -> str:
 def printable(text: Any) -> str:
     """Return `text` as one line for any terminal, with unprintable characters escaped."""
     text = str(text)
-    return (
-        text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode()
-    )
+    if text.isprintable():
+        return text
+    return text.encode("unicode_escape", "backslashreplace").decode()
 
 
 def first_line(message: object) -> str:
