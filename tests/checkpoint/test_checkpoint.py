@@ -23,10 +23,7 @@ from checkpoint_nets import (
 )
 from prepare.checkpoint import load, save
 from prepare.checkpoint.init_empty import build_empty, empty_parameters
-from prepare.errors import (
-    CheckpointError,
-    RefusedError,
-)
+from prepare.errors import CheckpointError, RefusedError
 from prepare.pipeline import Pipeline
 
 

@@ -8,14 +8,10 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from checkpoint_nets import (
-    small,
-)
+from checkpoint_nets import small
 from prepare.checkpoint import load, save
 from prepare.cli import main as cli
-from prepare.errors import (
-    CheckpointError,
-)
+from prepare.errors import CheckpointError
 
 RUN = ["model=unet2d", "device=cpu", "bench=none", "flow=none", "memfmt=channels_last"]
 RUN += ["input.shape=[1,1,16,16]", "model.width=4", "model.depth=2"]

@@ -80,12 +80,7 @@ def gradient_strides(model: nn.Module, batch: Any, amp: str) -> list[GradientStr
 
 def _gradients(model: nn.Module, batch: Any, amp: str) -> Mapping[str, Tensor | None]:
     """Run one forward and backward on stand-ins; return the gradients by the names of the parameters."""
-    with (
-        held_interrupts(),
-        isolated(),
-        eager_if_compiled(model),
-        standing_in(model, real_stand_in),
-    ):
+    with held_interrupts(), isolated(), eager_if_compiled(model), standing_in(model, real_stand_in):
         args, kwargs = stand_ins_for(arguments(batch), copy_of)
         try:
             with torch.inference_mode(mode=False), torch.enable_grad():

@@ -43,11 +43,7 @@ _SWITCHES = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _BLOCKED = "openvino_telemetry"
 # torchao logs each kernel that it has for other devices, torch logs a deprecation in it, and diffusers that a
 # class of an older torchao is missing.
-_LOGGERS = (
-    "torchao",
-    "torch.utils._pytree",
-    "diffusers.quantizers.torchao.torchao_quantizer",
-)
+_LOGGERS = ("torchao", "torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quantizer")
 
 
 def install_remedy(module: str, *, imported: bool = False) -> str:

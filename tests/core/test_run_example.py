@@ -132,7 +132,7 @@ def test_a_forward_runs_without_gradients():
 
 
 def test_a_failing_forward_names_the_innermost_module():
-    line = r"tests/core/test_conv_layouts.py:\d+, in forward"
+    line = r"tests/core/test_run_example.py:\d+, in forward"
     with pytest.raises(
         ModelError, match=rf"^forward of 1 \(Fails\): .*{line}: RuntimeError: after 2$"
     ):
