@@ -19,14 +19,7 @@ from prepare.errors import ConfigError, ModelError
 from prepare.pipeline import Pipeline
 from sample_nets import Mixed, Net, TakesTwo
 
-DEFAULT = {
-    "shape": None,
-    "dtype": "float32",
-    "low": None,
-    "high": None,
-    "args": None,
-    "kwargs": None,
-}
+DEFAULT = dict.fromkeys(("shape", "low", "high", "args", "kwargs")) | {"dtype": "float32"}
 
 
 class Pair(NamedTuple):
@@ -145,11 +138,7 @@ def test_a_failing_forward_names_the_innermost_module():
         (Net(), (torch.randn(1, 3, 8, 8).half(),), "differ in precision"),
         (Net(), (torch.randn(1, 4, 8, 8),), "may not fit this model"),
         (nn.Linear(4, 4), (torch.randn(2, 5),), "may not fit this model"),
-        (
-            TakesTwo(),
-            (torch.randn(1, 3, 8, 8),),
-            "give a tuple of positional or a mapping of named ones",
-        ),
+        (TakesTwo(), (torch.randn(1, 3, 8, 8),), "give a tuple of positional or a mapping"),
         (nn.Embedding(3, 4), (torch.tensor([7]),), "too large integers"),
     ],
 )

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch
+from checkpoint_nets import small
 from torch import nn
 
-from checkpoint_nets import small
 from prepare.pipeline import Pipeline
 
 FORMATS = ("w.safetensors", "w.pt")
