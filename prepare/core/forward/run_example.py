@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,14 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConvCall:
-    """One call of one convolution: the formats that the strides of its input and output satisfy.
+    """One call of one convolution, and the formats that the strides of its output satisfy.
 
-    Strides often satisfy several (one channel, or one pixel), so both are sets of formats.
+    Strides often satisfy several (one channel, or one pixel).
     """
 
     module: str
     rank: int
-    input_formats: tuple[str, ...]
     output_formats: tuple[str, ...]
 
 
@@ -60,7 +60,7 @@ def watch(model: nn.Module) -> Iterator[list[ConvCall]]:
         yield calls
         return
     handles = [
-        module.register_forward_hook(_recorder(name, calls), with_kwargs=True)
+        module.register_forward_hook(partial(_record, name, calls))
         for name, module in model.named_modules()
         if isinstance(module, CONVOLUTIONS_2D_3D)
     ]
@@ -85,13 +85,9 @@ def count_layouts(calls: list[ConvCall], formats: Iterable[str] = ()) -> list[La
     return counts
 
 
-def _recorder(name: str, calls: list[ConvCall]) -> Callable[..., None]:
-    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        x = args[0] if args else kwargs.get("input")
-        if isinstance(x, Tensor) and isinstance(output, Tensor):
-            calls.append(ConvCall(name, output.dim(), _formats(x), _formats(output)))
-
-    return record
+def _record(name: str, calls: list[ConvCall], _module: Any, _args: Any, output: Any) -> None:
+    if isinstance(output, Tensor):
+        calls.append(ConvCall(name, output.dim(), _formats(output)))
 
 
 def _formats(tensor: Tensor) -> tuple[str, ...]:

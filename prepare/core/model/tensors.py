@@ -42,9 +42,9 @@ class NamedTensor(NamedTuple):
         return f"{self.owner}.{self.name}" if self.owner else self.name
 
 
-def named_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield every module under every name; `nn.Module.named_modules` yields a shared module once."""
-    stack = [(name, model, frozenset[int]())]
+    stack = [("", model, frozenset[int]())]
     while stack:
         name, module, above = stack.pop()
         if id(module) in above:
