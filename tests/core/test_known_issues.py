@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from issue_checks import FLAT, gradient, is_last, last, with_norm
 from torch import nn
 from torch.nn.utils import convert_conv3d_weight_memory_format
 
-from issue_checks import FLAT, gradient, is_last, last, with_norm
 from paths import PYTHONPATH
 from prepare.core.model.issue_sizes import SIZES
 from prepare.core.model.known_issues import ONLY, issues, make_issue, standing
@@ -192,6 +192,8 @@ def test_an_entry_retires_with_the_torch_that_mends_it():
     assert entry_stands("2.13.0")
     assert not entry_stands("2.14.0")
     assert not entry_stands(backend="cuda")
+    assert not standing("cpu", "1.4.0")
+    assert standing("cuda:1", "2.13.0")
 
 
 def test_an_entry_stands_for_its_cudnn_architecture_and_macos():
@@ -254,8 +256,3 @@ def test_entries_of_cuda_concern_their_formats_and_dtypes(operation, formats, dt
     names = {issue.name for issue in found if issue.concerns(operation, formats, dtypes)}
     always = {"computed_weight_layout", "conv3d_dilated_bias"}
     assert names - always == expected
-
-
-def test_an_entry_of_another_torch_is_not_standing():
-    assert not standing("cpu", "1.4.0")
-    assert standing("cuda:1", "2.13.0")

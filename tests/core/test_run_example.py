@@ -163,15 +163,11 @@ def test_one_shape_is_one_tensor_standard_normal_in_every_precision():
     assert torch.equal(half, single.half())
 
 
-def test_the_seed_decides_the_values():
-    config = {**DEFAULT, "shape": [8]}
-    assert torch.equal(build_example(config, 1).args[0], build_example(config, 1).args[0])
-    assert not torch.equal(build_example(config, 1).args[0], build_example(config, 2).args[0])
-
-
-def test_building_an_example_leaves_torchs_own_random_numbers_alone():
-    before = torch.get_rng_state()
-    build(shape=[8])
+def test_the_seed_decides_and_torchs_own_numbers_are_left_alone():
+    before, config = torch.get_rng_state(), {**DEFAULT, "shape": [8]}
+    first, again, other = (build_example(config, seed).args[0] for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), before)
 
 
