@@ -51,15 +51,14 @@ def open_weights(
         remedy = "save it with prepare.checkpoint.save, or take check='auto'"
         wrong = f"has no {beside(path).name} beside it, so nothing can be checked"
         raise CheckpointError(files.printable_path(path), wrong, remedy)
-    digests = {}
-    if manifest and check != "never":
-        manifest.check(path, stored)
-        digests = {tensor.name: tensor.sha256 for tensor in manifest.tensors}
-        digests |= {name: digests[first] for name, first in manifest.tied.items()}
+    digests: dict[str, str] = {}
     if manifest:
-        versions = manifest.versions
-    tied = manifest.tied if manifest else {}
-    stored = stored | {n: stored[first] for n, first in tied.items() if first in stored}
+        versions, tied = manifest.versions, manifest.tied
+        if check != "never":
+            manifest.check(path, stored)
+            digests = {tensor.name: tensor.sha256 for tensor in manifest.tensors}
+            digests |= {name: digests[first] for name, first in tied.items()}
+        stored = stored | {name: stored[first] for name, first in tied.items() if first in stored}
     if rename:
         stored, versions = _renamed(path, stored, rename), None
     return OpenedWeights(path, stored, versions, manifest, digests)

@@ -5,20 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from prepare.core.utils.files import printable_path, read_text, write_text
 from prepare.core.utils.text import printable
@@ -161,10 +153,10 @@ def check_values(data: Mapping[str, Any], types: Mapping[str, Any]) -> None:
 
 def _parse_object(cls: type, data: Any) -> Any:
     """Build `cls` from a JSON object whose keys are its fields; those marked `late` may be absent."""
-    parsers = _field_parsers(cls)
+    parsers, late = _fields_of(cls)
     if not isinstance(data, dict):
         raise TypeError(f"an object was expected, not {type(data).__name__}")
-    if parsers.keys() - _late_fields(cls) - data.keys() or data.keys() - parsers.keys():
+    if parsers.keys() - late - data.keys() or data.keys() - parsers.keys():
         raise ValueError(f"the keys are {sorted(data)}, not {sorted(parsers)}")
     return cls(**{key: _at(key, parsers[key], value) for key, value in data.items()})
 
@@ -179,21 +171,17 @@ def _at(key: Any, parse: _Parser | None, value: Any) -> Any:
 
 
 @cache
-def _late_fields(cls: type) -> frozenset[str]:
-    if not is_dataclass(cls):
-        return frozenset()
-    return frozenset(each.name for each in fields(cls) if each.metadata.get("late"))
-
-
-@cache
-def _field_parsers(cls: type) -> dict[str, _Parser | None]:
-    return {name: _parser(hint) for name, hint in get_type_hints(cls).items()}
+def _fields_of(cls: type) -> tuple[dict[str, _Parser | None], frozenset[str]]:
+    """Return the parser of each field, and the names of those that may be absent."""
+    parsers = {name: _parser(hint) for name, hint in typing.get_type_hints(cls).items()}
+    declared = fields(cls) if is_dataclass(cls) else ()
+    return parsers, frozenset(each.name for each in declared if each.metadata.get("late"))
 
 
 def _parser(hint: Any) -> _Parser | None:
     """Return the function that turns a JSON value into a `hint`; None if it may be anything."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
         (other,) = (arg for arg in args if arg is not NoneType)
         return partial(_parse_optional, _parser(other))
     if origin in (tuple, list):
