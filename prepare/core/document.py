@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class Shown:
     audit: Any = None
     unchanged: bool = False
     stopped: bool = False
-    overrides: tuple[str, ...] = field(default=())
+    overrides: tuple[str, ...] = ()
     folder: str = ""
 
     def had(self, stage: str) -> bool:
