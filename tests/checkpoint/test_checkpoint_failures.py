@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from checkpoint_checks import small_bytes
-from checkpoint_nets import same_state, small, state_of
+from checkpoint_nets import same_state, small, small_bytes, state_of
 from failing_calls import FailAt
 from prepare.checkpoint import load, save
 from prepare.checkpoint.init_empty import build_empty

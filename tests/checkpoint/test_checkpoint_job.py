@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from checkpoint_nets import small
 from torch import nn
 
+from checkpoint_nets import small
 from prepare.checkpoint import load, save
 from prepare.cli import main as cli
 from prepare.errors import CheckpointError

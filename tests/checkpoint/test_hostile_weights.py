@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_checks import FORMATS
-from checkpoint_nets import same_state, small, state_of
 from torch import nn
 
+from checkpoint_nets import FORMATS, same_state, small, state_of
 from prepare.checkpoint import load, save
 from prepare.checkpoint.init_empty import build_empty
 from prepare.errors import CheckpointError

@@ -7,9 +7,9 @@ import stat
 import tracemalloc
 
 import pytest
-from file_checks import NO_SPACE, names, posix
 
 from failing_calls import FailAt
+from file_checks import NO_SPACE, names, posix
 from prepare.core.utils import files, json_records
 from prepare.errors import FileError
 

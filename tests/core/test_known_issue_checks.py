@@ -5,9 +5,9 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from issue_checks import FLAT, gradient, is_last, last, with_norm
 from torch import nn
 
+from issue_checks import FLAT, gradient, is_last, last, with_norm
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, KnownIssueError, KnownIssueWarning
 from prepare.pipeline import Pipeline

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from issue_checks import FLAT, gradient, is_last, last, with_norm
 from torch import nn
 from torch.nn.utils import convert_conv3d_weight_memory_format
 
+from issue_checks import FLAT, gradient, is_last, last, with_norm
 from paths import PYTHONPATH
 from prepare.core.model.issue_sizes import SIZES
 from prepare.core.model.known_issues import ONLY, issues, make_issue, standing

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import strategies as st
-from test_random_models import for_all
 
 from prepare import checkpoint
 from prepare.audit import audit
@@ -15,6 +14,7 @@ from prepare.errors import CheckpointError, RefusedError
 from prepare.pipeline import Pipeline
 from random_models import SPECIAL_SPECS
 from small_nets import bits, facts, tensors
+from test_random_models import for_all
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning"),

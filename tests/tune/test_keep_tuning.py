@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_tune_record import record
 from torch import nn
 
 from keep_checks import LOUD, Energy, Net, Offset, seeded
@@ -18,6 +17,7 @@ from prepare.tune.candidate_run import PreparedCandidate
 from prepare.tune.document import kept_rows
 from prepare.tune.records import KeptModule
 from shown_records import show
+from test_tune_record import record
 
 
 @pytest.fixture
