@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prepare.core.utils.waiting import limit_spinning
+from prepare.core.utils.machine import limit_spinning
 
 limit_spinning()
 

@@ -34,8 +34,8 @@ from torch import Tensor, nn
 from zoo_networks import nnunet
 
 from prepare.core.utils.json_records import write_json
+from prepare.core.utils.machine import how_threads_wait
 from prepare.core.utils.text import first_line
-from prepare.core.utils.waiting import waiting
 from prepare.pipeline import Pipeline
 
 VARIANTS = ("contiguous", "contiguous (again)", "channels-last", "channels-last, repaired")
@@ -172,7 +172,7 @@ def report_to_extend(options: argparse.Namespace) -> dict:
         "threads": options.threads,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "busy": options.busy,
-        "waiting": waiting(),
+        "waiting": how_threads_wait(),
         "sizes": {name: {f"{rank}-d": n for rank, n in of.items()} for name, of in SIZES.items()},
     }
     if options.resume and options.json and options.json.exists():

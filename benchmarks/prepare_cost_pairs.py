@@ -23,7 +23,7 @@ from torch.nn.utils import (
 )
 
 from prepare.core.model import huge_pages
-from prepare.core.utils.waiting import waiting
+from prepare.core.utils.machine import how_threads_wait
 from prepare.pipeline import Pipeline
 
 # Channels of convolutions whose float32 weights have so many megabytes.
@@ -96,7 +96,7 @@ def run(busy: int, minutes: float, gigabytes: float) -> dict[str, Any]:
     """Measure every case beside so many busy processes, print the ratios, return all figures."""
     report: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     report |= {"machine": platform.machine(), "busy": busy, "gigabytes": gigabytes}
-    report |= {"waiting": waiting() or "default"}
+    report |= {"waiting": how_threads_wait() or "default"}
     report |= {"huge_pages": huge_pages._pays(), "cases": []}
     cases = list(itertools.product((1, 36, 150), (2, 3), ("float16", "bfloat16")))
     end = time.monotonic() + 60 * minutes

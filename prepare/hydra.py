@@ -9,7 +9,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 
-from prepare.core.utils.conf_folder import conf_dir
+from prepare.core.utils.folders import conf_dir
 
 _UNDER = "prepare"
 # The groups that fill `steps`. Another application has its own networks, example inputs and launchers.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from prepare.core.model.quantized import dtype_text
 from prepare.core.model.tensors import name_of, stride_of
-from prepare.core.utils.display import Readable
+from prepare.core.utils.json_records import Readable
 from prepare.errors import ConfigError, Problem
 
 

@@ -10,9 +10,9 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils import files, plain_yaml
+from prepare.core.utils.plain_yaml import dotted, kind_of, short_repr
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.wording import words
-from prepare.core.utils.yaml_scalars import dotted, kind_of, short_repr
 from prepare.errors import FileError, Problem, RecipeError
 
 if TYPE_CHECKING:
@@ -40,10 +40,7 @@ def load(path: str | os.PathLike[str]) -> _Steps:
 def loads(text: str | bytes, *, where: str = "recipe") -> _Steps:
     """Return the steps of the recipe `text`; raise RecipeError with places in the file `where`."""
     document = plain_yaml.read(text, where, remedy=_BEGINNING)
-    steps = _steps(document.value, document.at)
-    # Indentation and escapes can make the written text longer; it must still be within the limits.
-    _text(steps, where)
-    return steps
+    return _steps(document.value, document.at)
 
 
 def save(path: str | os.PathLike[str], steps: _Steps) -> None:
@@ -58,7 +55,8 @@ def dumps(steps: _Steps) -> str:
     """
     if problems := _step_problems(steps, dotted):
         raise RecipeError.of(problems[:MAX_PROBLEMS])
-    return _text(steps, "steps")
+    content = {"format": FORMAT, "version": VERSION, "steps": steps}
+    return plain_yaml.write(content, "steps")
 
 
 def options_of(step: "Step") -> dict[str, Any]:
@@ -100,10 +98,6 @@ def _not_allowed(step: "Step") -> Iterator[str]:
         elif isinstance(value, dict):
             rest = (key for key in value if key not in allowed[name])
             yield from (dotted(("steps", step.name, name, key)) for key in rest)
-
-
-def _text(steps: _Steps, where: str) -> str:
-    return plain_yaml.write({"format": FORMAT, "version": VERSION, "steps": steps}, where)
 
 
 def _steps(tree: object, at: _At) -> _Steps:

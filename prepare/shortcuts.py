@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from torch import nn
 
 from prepare.core.utils import files
-from prepare.core.utils.display import Readable
+from prepare.core.utils.json_records import Readable
 from prepare.core.utils.options import plain
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError

@@ -13,7 +13,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
-from prepare.core.utils.telemetry import switch_off_telemetry
+from prepare.core.utils.packages import switch_off_telemetry
 from prepare.export.exporter import EXPORTERS
 from prepare.registry import STEPS, register
 from yaml_cache import use_yaml_cache

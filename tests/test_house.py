@@ -191,11 +191,11 @@ def test_steps_are_listed_and_checked_without_torch():
     assert run(code) == "False"
 
 
-def test_only_display_looks_the_report_up_by_name():
+def test_only_one_file_looks_the_report_up_by_name():
     # A record is shown by the report, which imports the record: the only look-up against the layers.
     upper = ("cli", "report", "shortcuts.py", "sweep", "job", "__init__.py")
     lower = set(FILES) - {path for part in upper for path in files_of(part)}
     naming = {
         path.relative_to(ROOT).as_posix() for path in lower if '"prepare.report' in path.read_text()
     }
-    assert naming == {"core/utils/display.py"}
+    assert naming == {"core/utils/json_records.py"}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prepare.audit.rows import AuditRow
 from prepare.core.utils import files, json_records
-from prepare.core.utils.csv_text import csv_text
-from prepare.core.utils.display import Readable
+from prepare.core.utils.json_records import Readable
+from prepare.core.utils.text import csv_text
 from prepare.errors import AuditError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
     are read here, never from what a step reports.
     """
     from prepare.audit.read_model import read_model
-    from prepare.core.utils.gc_pause import paused_collector
+    from prepare.core.utils.process_state import paused_collector
     from prepare.core.utils.signals import held_interrupts
 
     with held_interrupts(may_hang=True), paused_collector():

@@ -6,24 +6,31 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from prepare.bench.records import PREPARED, Bench, Comparison
-from prepare.core.charts import Axis, Bar, Bars, Chart, Plane, Point
 from prepare.core.document import (
     UNCHANGED,
     Advice,
     Answer,
+    Axis,
+    Bar,
+    Bars,
+    Chart,
     Charts,
     Document,
     Items,
+    Plane,
+    Point,
     Shown,
     Table,
     Text,
 )
 from prepare.core.utils.machine import disturbance
-from prepare.core.utils.numbers import digits, seconds, span
-from prepare.core.utils.speed import (
+from prepare.core.utils.numbers import (
     change_text,
+    digits,
     interval_text,
     noise_text,
+    seconds,
+    span,
     speed_text,
     verdict_text,
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from prepare.core.model.wait import wait_for
+from prepare.core.model.devices import wait_for
 
 if TYPE_CHECKING:
     import resource

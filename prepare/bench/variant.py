@@ -16,8 +16,8 @@ from prepare.bench.peak_memory import measure_peak, page_faults
 from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import arguments, tensors_in
-from prepare.core.model.wait import wait_for
-from prepare.core.utils.gc_pause import paused_collector
+from prepare.core.model.devices import wait_for
+from prepare.core.utils.process_state import paused_collector
 from prepare.core.utils.text import first_line
 from prepare.errors import PrepareError, RefusedError
 

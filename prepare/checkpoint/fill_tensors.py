@@ -53,9 +53,13 @@ def fill(
         RefusedError: the model cannot be changed now, or a dtype cannot hold the values.
     """
     table = make_table(model, steps)
-    reads = [read for request in table.requests if (read := _plan_read(request, matched))]
+    planned = [(request, _plan_read(request, matched)) for request in table.requests]
+    reads = [read for _, read in planned if read]
     _refuse(model, table, reads)
-    _nothing_left_out(opened, table, reads)
+    if empty := [request for request, read in planned if not read and request.tensor.is_meta]:
+        wrong = "is not in the file, and on the meta device it holds no values"
+        remedy = "give a function that builds the model, or a model that holds values"
+        raise several([problem(opened.path, r.places[0].path, wrong, remedy) for r in empty])
     with torch.no_grad():
         fresh = _read_all(reads, opened)
         return _exchange(model, zip(reads, fresh, strict=True))
@@ -92,20 +96,6 @@ def _refuse(model: nn.Module, table: RequestTable, reads: list[_TensorRead]) -> 
         raise RefusedError.of(problems)
 
 
-def _nothing_left_out(opened: OpenedWeights, table: RequestTable, reads: list[_TensorRead]) -> None:
-    """Raise unless the file has values for every tensor on meta: nothing else has them."""
-    requested = {id(read.request) for read in reads}
-    problems = []
-    for request in table.requests:
-        path = request.places[0].path
-        if request.tensor.is_meta and id(request) not in requested:
-            remedy = "give a function that builds the model, or a model that holds values"
-            wrong = "is not in the file, and on the meta device it holds no values"
-            problems.append(problem(opened.path, path, wrong, remedy))
-    if problems:
-        raise several(problems)
-
-
 def _read_all(reads: list[_TensorRead], opened: OpenedWeights) -> list[Tensor]:
     workers = max(1, min(_MOST_THREADS, torch.get_num_threads(), len(reads)))
     pool = ThreadPoolExecutor(workers)
@@ -120,9 +110,8 @@ def _read(read: _TensorRead, opened: OpenedWeights) -> Tensor:
     tensor, source = read.request.tensor, read.source
     fresh = torch.empty_strided(tensor.shape, read.stride, dtype=read.dtype, device=read.device)
     if isinstance(source, Tensor):
-        check_cast(
-            read.request.path, source, fresh.copy_(source.resolve_neg()), clamp=read.request.clamp
-        )
+        fresh.copy_(source.resolve_neg())
+        check_cast(read.request.path, source, fresh, clamp=read.request.clamp)
         return fresh
     _fill_one(huge_pages(fresh), source, read.request, opened)
     for alias in read.aliases:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import Generic, Literal, TypeVar, cast
 
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
-from prepare.checkpoint import Loaded
 from prepare.checkpoint.fill_tensors import fill
 from prepare.checkpoint.init_empty import build_empty, empty_buffers
 from prepare.checkpoint.match_names import Matched, match
@@ -27,19 +27,60 @@ _CHECKS = ("auto", "always", "never")
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
-def load_checkpoint(
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[_Model]):
+    """A prepared model with the weights of a file.
+
+    Attributes:
+        model: the model.
+        pipeline: the pipeline that prepared it: that of the call, or that of the recipe beside the
+            file; its `format` prepares batches.
+        missing: names of the model that are not in the file; empty unless `strict=False`.
+        unexpected: names of the file that are not in the model; empty unless `strict=False`.
+    """
+
+    model: _Model
+    pipeline: Pipeline
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+
+
+def load(
     path: str | Path,
     model: _Model | Callable[[], _Model],
     *,
-    pipeline: Pipeline | None,
-    device: str | None,
-    strict: bool,
-    rename: Rename | None,
-    key: str | None,
-    check: Literal["auto", "always", "never"],
-    known_issues: KnownIssues,
+    pipeline: Pipeline | None = None,
+    device: str | None = None,
+    strict: bool = True,
+    rename: Rename | None = None,
+    key: str | None = None,
+    check: Literal["auto", "always", "never"] = "auto",
+    known_issues: KnownIssues = "error",
 ) -> Loaded[_Model]:
-    """See `prepare.checkpoint.load`."""
+    """Load weights straight into a prepared model: each tensor is made once, in its final form.
+
+    No code in a file is ever run. If anything fails, a `model` that was passed is unchanged.
+
+    Create the optimizer after this call, then call `pipeline.apply(model, optimizer=optimizer)`, and
+    only then load the optimizer's state: this keeps the state in the layout of the parameters.
+
+    Args:
+        path: a .safetensors file, a file of `torch.save`, or the .index.json of several files.
+        model: best a function that builds the model; it is called so that parameters take no memory.
+            A model on the meta device, or one that holds values, is filled in place.
+        pipeline: prepares the model. The default is the recipe beside the file, or else no step.
+        device: replaces the device that the pipeline names.
+        strict: raise if a tensor is missing or unexpected; else return the names.
+        rename: maps a name in the file to the name in the model, or to None to leave it out.
+        key: the entry with the weights, in a file of `torch.save` that contains more.
+        check: compare the sha256 of every tensor if PATH.json exists ("auto"), require PATH.json
+            ("always"), or compare nothing ("never").
+        known_issues: as in `Pipeline.apply`.
+
+    Raises:
+        CheckpointError: the file is damaged, or does not fit; one problem for each tensor.
+        RefusedError, ConfigError: as `Pipeline.apply`.
+    """
     check_known_issues(known_issues)
     if check not in _CHECKS:
         raise ConfigError("check", f"{check!r} is not allowed", choose(str(check), _CHECKS))

@@ -19,10 +19,12 @@ from prepare.core.model.tensors import (
     is_strided,
     is_wrapper,
     layout_name,
+    name_of,
     named_modules,
     named_tensors,
     special_form,
 )
+from prepare.core.utils.files import printable_path
 from prepare.core.utils.text import plural
 from prepare.errors import Problem, RefusedError
 from prepare.pipeline.preconditions import scripted_problems
@@ -30,7 +32,7 @@ from prepare.pipeline.preconditions import scripted_problems
 # More tensors of another shape are one problem.
 _LISTED = 3
 # A file and a model may differ in these dtypes; a cast between others would change the values.
-_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def _load(
         problems = list(_shape_problems(opened, shapes))
         message = " ".join(str(error).split())[:300]
         wrong = f"does not fit {type(copy).__name__}: {message}"
-        raise several(problems or [problem(opened.path, None, wrong)]) from error
+        raise several(problems or [Problem(printable_path(opened.path), wrong)]) from error
     return tuple(result.missing_keys), tuple(result.unexpected_keys)
 
 
@@ -152,7 +154,7 @@ def _shape_problems(
         f"first {printable_name(first)}: {stored} in the file, {held} in the model"
     )
     remedy = "give the file of this model, or build the model with the sizes that it was saved with"
-    yield problem(opened.path, None, wrong, remedy)
+    yield Problem(printable_path(opened.path), wrong, remedy)
 
 
 def _stand_in(stored: StoredTensor) -> Tensor:
@@ -184,11 +186,9 @@ def _type_problems(source: StoredTensor | Tensor, tensor: Tensor | None) -> list
         wrong = f"is dense in the file, and {form} in the model"
         remedy = "load it with model.load_state_dict, then apply the pipeline"
         return [problem(source.file, source.name, wrong, remedy)]
-    if source.dtype is tensor.dtype:
+    if source.dtype is tensor.dtype or {source.dtype, tensor.dtype} <= _FLOATS:
         return []
-    if source.dtype in _FLOATS and tensor.dtype in _FLOATS:
-        return []
-    was, now = (str(t.dtype).removeprefix("torch.") for t in (source, tensor))
+    was, now = name_of(source.dtype), name_of(tensor.dtype)
     wrong = f"has the dtype {was} in the file, and {now} in the model"
     remedy = "only float types are cast into one another"
     return [problem(source.file, source.name, wrong, remedy)]

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prepare.checkpoint import safetensors_format, torch_format
+from prepare.checkpoint.file_formats import (
+    is_safetensors,
+    is_torch_file,
+    read_safetensors,
+    read_torch,
+)
 from prepare.checkpoint.manifest import Manifest, read_manifest
 from prepare.checkpoint.paths import INDEX, beside, instead
 from prepare.checkpoint.stored_tensor import StoredTensor, problem, several
@@ -45,16 +50,15 @@ def open_weights(
     if check == "always" and manifest is None:
         remedy = "save it with prepare.checkpoint.save, or take check='auto'"
         wrong = f"has no {beside(path).name} beside it, so nothing can be checked"
-        raise CheckpointError.of([problem(path, None, wrong, remedy)])
-    digests = {}
-    if manifest and check != "never":
-        manifest.check(path, stored)
-        digests = {tensor.name: tensor.sha256 for tensor in manifest.tensors}
-        digests |= {name: digests[first] for name, first in manifest.tied.items()}
+        raise CheckpointError(files.printable_path(path), wrong, remedy)
+    digests: dict[str, str] = {}
     if manifest:
-        versions = manifest.versions
-    tied = manifest.tied if manifest else {}
-    stored = stored | {n: stored[first] for n, first in tied.items() if first in stored}
+        versions, tied = manifest.versions, manifest.tied
+        if check != "never":
+            manifest.check(path, stored)
+            digests = {tensor.name: tensor.sha256 for tensor in manifest.tensors}
+            digests |= {name: digests[first] for name, first in tied.items()}
+        stored = stored | {name: stored[first] for name, first in tied.items() if first in stored}
     if rename:
         stored, versions = _renamed(path, stored, rename), None
     return OpenedWeights(path, stored, versions, manifest, digests)
@@ -64,16 +68,18 @@ def _read(path: Path, key: str | None) -> tuple[dict[str, StoredTensor], Mapping
     if path.name.endswith(INDEX):
         return _read_index(path), None
     beginning = _beginning(path)
-    if key is not None and not torch_format.is_torch_file(beginning):
+    if key is not None and not is_torch_file(beginning):
         wrong = f"has no entries, so none called {key!r}"
-        raise CheckpointError.of([problem(path, None, wrong, "drop key=: it is for torch's files")])
-    if torch_format.is_torch_file(beginning):
-        return torch_format.read_tensors(path, key)
-    if not safetensors_format.is_safetensors(beginning):
+        raise CheckpointError(
+            files.printable_path(path), wrong, "drop key=: it is for torch's files"
+        )
+    if is_torch_file(beginning):
+        return read_torch(path, key)
+    if not is_safetensors(beginning):
         what = "is empty" if not beginning else "is neither a safetensors file nor one of torch's"
         remedy = "give .safetensors, or what torch.save wrote (since 1.6; older: save it again)"
-        raise CheckpointError.of([problem(path, None, what, remedy)])
-    return safetensors_format.read_tensors(path), None
+        raise CheckpointError(files.printable_path(path), what, remedy)
+    return read_safetensors(path), None
 
 
 def _read_index(path: Path) -> dict[str, StoredTensor]:
@@ -86,14 +92,13 @@ def _read_index(path: Path) -> dict[str, StoredTensor]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         wrong = f"is not an index of weights: {type(error).__name__}: {str(error)[:100]}"
         remedy = "it holds {weight_map: {tensor: file}}"
-        raise CheckpointError.of([problem(path, None, wrong, remedy)]) from error
+        raise CheckpointError(files.printable_path(path), wrong, remedy) from error
     shard_tensors: dict[str, dict[str, StoredTensor]] = {}
     for shard in dict.fromkeys(shards.values()):
         if not shard or Path(shard).name != shard or shard.endswith(INDEX):
             wrong = f"names the file {files.printable_path(shard)}, which is not in its folder"
-            raise CheckpointError.of(
-                [problem(path, None, wrong, "put all shards beside the index")]
-            )
+            remedy = "put all shards beside the index"
+            raise CheckpointError(files.printable_path(path), wrong, remedy)
         shard_tensors[shard], _ = _read(path.with_name(shard), None)
     lacking = [problem(path.with_name(shard), name, f"is not there, and {path.name} says it is")
                for name, shard in shards.items() if name not in shard_tensors[shard]]  # fmt: skip
@@ -106,12 +111,9 @@ def _beginning(path: Path) -> bytes:
     try:
         with open(path, "rb", opener=files.open_regular) as file:
             return file.read(16)
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # ValueError: a name that is not Unicode, or holds a null
+    except (OSError, ValueError) as error:  # a name that is not Unicode, or holds a null
         wrong = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise CheckpointError.of([problem(path, None, wrong, instead(path))]) from error
+        raise CheckpointError(files.printable_path(path), wrong, instead(path)) from error
 
 
 def _renamed(

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from prepare.core.utils import files
-from prepare.core.utils.suggest import choose, nearest
+from prepare.core.utils.suggest import choose
 
 # The format that is written for each suffix; a file that is read is recognised by its content.
 SUFFIXES = {".safetensors": "safetensors", **dict.fromkeys((".pt", ".pth", ".ckpt"), "torch")}
@@ -19,21 +19,14 @@ def beside(path: Path) -> Path:
 
 
 def instead(path: Path) -> str:
-    """Return a remedy for a path that is a folder, or a file that does not exist: a similar name."""
-    is_folder = files.is_folder(path)
-    folder = path if is_folder else path.parent
-    if not files.is_folder(folder):
-        return f"there is no folder {files.printable_path(folder)}"
-    there = sorted(each.name for each in folder.iterdir())
-    if is_folder:
-        weights = [name for name in there if name.endswith((*_READ, INDEX))]
+    """Return a remedy for a path that is a folder, or a file that does not exist."""
+    if files.is_folder(path):
+        there = sorted(each.name for each in path.iterdir())
+        weights = [name for name in there if name.endswith((*_READ, INDEX))][:5]
         return (
-            f"give one of its files: {', '.join(weights[:5])}"
-            if weights
-            else "give the path of a file"
+            f"give one of its files: {', '.join(weights)}" if weights else "give the path of a file"
         )
-    close = nearest(path.name, there)
-    return f"did you mean {files.printable_path(folder / close[0])}?" if close else ""
+    return "" if os.path.lexists(path) else files.missing_remedy(path)
 
 
 def check_readable(text: str) -> None:

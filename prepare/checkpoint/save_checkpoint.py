@@ -1,29 +1,60 @@
-"""Write the weights of a model: contiguous, tied tensors once, with the sha256 of each tensor."""
+"""Leave `prepare`: write the weights of a model for any program, or undo its preparation in place."""
+
+from __future__ import annotations
 
 import hashlib
+import json
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from prepare.checkpoint.manifest import Manifest, SavedTensor
 from prepare.checkpoint.paths import beside, check_suffix
-from prepare.checkpoint.safetensors_format import Writer, header_of
 from prepare.checkpoint.stored_tensor import problem, raw, several
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.quantized import QUANTIZED, is_quantized
-from prepare.core.model.tensors import identity, is_plain, layout_name, name_of, special_form
-from prepare.core.utils import files
+from prepare.core.model.tensors import (
+    NamedTensor,
+    identity,
+    is_plain,
+    layout_name,
+    name_of,
+    special_form,
+)
+from prepare.core.utils.files import NewFile, both
 from prepare.errors import CheckpointError, ConfigError
 from prepare.pipeline import Pipeline
+from prepare.registry import STEPS
+from prepare.step import TensorStep, Want
+from prepare.steps import compile  # noqa: A004
+
+_CODES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+    "uint16": "U16", "uint32": "U32", "uint64": "U64", "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+_Model = TypeVar("_Model", bound=nn.Module)
 
 
-def save_checkpoint(model: nn.Module, path: str | Path, pipeline: Pipeline | None) -> None:
-    """See `prepare.checkpoint.save`."""
+def save(model: nn.Module, path: str | Path, *, pipeline: Pipeline | None = None) -> None:
+    """Write the weights of `model` in a standard format, and a manifest beside them, PATH.json.
+
+    The suffix decides the format: .safetensors, or .pt, .pth, .bin and .ckpt for that of torch. Every
+    tensor is written contiguous, whatever its layout; tied tensors are written once. The manifest has
+    the recipe of `pipeline`, and the sha256, shape and dtype of every tensor; `load` uses it.
+    Both files replace older ones together; after a failure the older ones are unchanged.
+
+    Raises:
+        CheckpointError: the format has no place for something in the model.
+        ConfigError: the suffix is unknown.
+        FileError: a file cannot be written.
+    """
     path = Path(path)
     try:
         kind = check_suffix(path)
@@ -31,12 +62,12 @@ def save_checkpoint(model: nn.Module, path: str | Path, pipeline: Pipeline | Non
         raise ConfigError("path", *error.args) from None
     if pipeline is not None:
         pipeline.warn_of_left_out()
-    weights = weights_of(path, model)
-    with files.both(path, beside(path)) as (file, manifest):
+    weights = _weights_of(path, model)
+    with both(path, beside(path)) as (file, manifest):
         saved = (
-            write_safetensors(file, path, weights)
+            _write_safetensors(file, path, weights)
             if kind == "safetensors"
-            else write_torch(file, weights)
+            else _write_torch(file, weights)
         )
         steps = pipeline.to_recipe() if pipeline else None
         manifest.write(Manifest(saved, weights.tied, weights.versions, steps).text())
@@ -54,7 +85,7 @@ class Weights:
     versions: dict[str, Any]
 
 
-def weights_of(path: Path, model: nn.Module) -> Weights:
+def _weights_of(path: Path, model: nn.Module) -> Weights:
     """Return the weights of `model`.
 
     Raises:
@@ -68,9 +99,8 @@ def weights_of(path: Path, model: nn.Module) -> Weights:
     quantized: list[str] = []
     for name, value in state.items():
         if not isinstance(value, Tensor):
-            wrong = (
-                f"is a {type(value).__name__} of its module, and a file of weights holds tensors"
-            )
+            kind = f"a {type(value).__name__} of its module"
+            wrong = f"is {kind}, and a file of weights holds tensors"
             problems.append(problem(path, name, wrong, "save it with torch.save"))
         elif is_quantized(value):
             quantized.append(name)
@@ -101,13 +131,12 @@ def _not_plain(value: Tensor) -> tuple[str, str]:
     return f"is a {type(value).__name__} of its own", "gather or dequantize it first"
 
 
-def write_safetensors(file: Writer, path: Path, weights: Weights) -> tuple[SavedTensor, ...]:
-    """Write one tensor after the other, so that at most one is in memory twice."""
-    try:
-        file.write(header_of(weights.tensors))
-    except ValueError as error:
-        name, wrong = error.args
-        raise CheckpointError.of([problem(path, name, wrong, "take a .pt file")]) from None
+def _write_safetensors(file: NewFile, path: Path, weights: Weights) -> tuple[SavedTensor, ...]:
+    """Write one tensor after the other, so that at most one is in memory twice.
+
+    The package `safetensors` takes the whole model, contiguous, at once.
+    """
+    file.write(_header(path, weights.tensors))
     saved = []
     for name, tensor in weights.tensors.items():
         values = _canonical(tensor)
@@ -116,7 +145,30 @@ def write_safetensors(file: Writer, path: Path, weights: Weights) -> tuple[Saved
     return tuple(saved)
 
 
-def write_torch(file: Writer, weights: Weights) -> tuple[SavedTensor, ...]:
+def _header(path: Path, tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the length and the header of a file of these tensors: https://huggingface.co/docs/safetensors."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        dtype, wrong = name_of(tensor.dtype), ""
+        if dtype not in _CODES:
+            wrong = f"safetensors has no place for {dtype}"
+        elif name == "__metadata__" or name.encode(errors="ignore").decode() != name:
+            wrong = "safetensors has no place for that name"
+        if wrong:
+            raise CheckpointError.of([problem(path, name, wrong, "take a .pt file")])
+        begin, end = end, end + tensor.nbytes
+        entries[name] = {
+            "dtype": _CODES[dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that values begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_torch(file: NewFile, weights: Weights) -> tuple[SavedTensor, ...]:
     """Write all tensors at once by `torch.save`; tied ones share their values in the file."""
     values = {name: _alone(_canonical(tensor)) for name, tensor in weights.tensors.items()}
     state = OrderedDict(values | {name: values[first] for name, first in weights.tied.items()})
@@ -146,3 +198,41 @@ def _canonical(tensor: Tensor) -> Tensor:
 def _saved_tensor(name: str, values: Tensor) -> SavedTensor:
     digest = hashlib.sha256(raw(values)).hexdigest()
     return SavedTensor(name, name_of(values.dtype), tuple(values.shape), digest)
+
+
+def export(model: _Model) -> _Model:
+    """Undo a preparation in place, so that the model can be used without `prepare`; return the model.
+
+    Weights become contiguous, repaired modules get torch's own classes, and the input formatting and
+    compiled calls are removed; your Parameters and hooks stay. Dtypes and devices stay as well: a cast
+    cannot be undone. A file written by `torch.save(export(model))` loads without `prepare`.
+
+    Raises:
+        RefusedError: as `Pipeline.apply`; the model is unchanged.
+    """
+    compiled = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
+    try:
+        for module in compiled:
+            compile.undo(module)
+        Pipeline([_Contiguous()]).apply(model, strict=False, known_issues="ignore")
+    except BaseException:
+        for module, call in compiled.items():
+            module._compiled_call_impl = call
+        raise
+    for name in STEPS:
+        STEPS[name].undo(model)
+    return model
+
+
+class _Contiguous(TensorStep):
+    """Makes channels-last tensors contiguous; other strides are those that the author chose."""
+
+    name = "export"
+
+    def want(self, tensor: NamedTensor) -> Want | None:
+        values = tensor.tensor
+        formats = {4: "channels_last", 5: "channels_last_3d"}
+        if not is_plain(values) or values.dim() not in formats:
+            return None
+        channels_last = canonical_stride(values.shape, formats[values.dim()])
+        return Want(memory_format="contiguous") if values.stride() == channels_last else None

@@ -63,12 +63,9 @@ class StoredTensor:
         return CheckpointError.of([problem(self.file, self.name, wrong, remedy)])
 
 
-def problem(file: Path, tensor: str | None, wrong: str, remedy: str = "") -> Problem:
-    """Return a problem of a file, or of one tensor in it; any name is made printable on one line."""
-    where = files.printable_path(file)
-    if tensor is not None:
-        where += f", {printable_name(tensor)}"
-    return Problem(where, wrong, remedy)
+def problem(file: Path, tensor: str, wrong: str, remedy: str = "") -> Problem:
+    """Return a problem of one tensor in a file; any name is made printable on one line."""
+    return Problem(f"{files.printable_path(file)}, {printable_name(tensor)}", wrong, remedy)
 
 
 def several(problems: Sequence[Problem], remedy: str = "") -> CheckpointError:

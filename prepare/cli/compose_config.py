@@ -44,7 +44,7 @@ from prepare.cli.resolve_config import (
     resolved,
     with_a_decoder,
 )
-from prepare.core.utils.conf_folder import conf_dir
+from prepare.core.utils.folders import conf_dir
 from prepare.errors import ConfigError, Problem
 from prepare.job.settings import NO_MODEL, group_names, level_names, read_settings
 from prepare.registry import ordered_stages

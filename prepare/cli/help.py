@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from prepare.core.utils.conf_folder import conf_dir
+from prepare.core.utils.folders import conf_dir
 from prepare.core.utils.options import describe, plain
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, PrepareError

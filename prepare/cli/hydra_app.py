@@ -33,7 +33,7 @@ from prepare.cli.resolve_config import (
     shared_folder,
     shared_save,
 )
-from prepare.core.utils.conf_folder import conf_dir
+from prepare.core.utils.folders import conf_dir
 from prepare.core.utils.signals import Stopped
 from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, PrepareError, Problem

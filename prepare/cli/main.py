@@ -24,10 +24,10 @@ from prepare.cli.commands import (
     show_usage,
     show_versions,
 )
+from prepare.core.utils.machine import limit_spinning
+from prepare.core.utils.packages import switch_off_telemetry
 from prepare.core.utils.signals import stopped_by_sigterm
-from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.text import line, plural
-from prepare.core.utils.waiting import limit_spinning
 from prepare.core.utils.wording import command_line_words
 from prepare.distributed import rank
 from prepare.errors import ConfigError, PrepareError, Problem, SweepError

@@ -3,11 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from prepare.core.charts import Bars, Plane
+    from prepare.core.utils.numbers import Interval
+
+# The kinds of bars and points: the baseline, better (smaller), worse (larger), not different, and
+# invalid because its outputs are wrong. Each has a colour; points also have a shape.
+MARKS = ("baseline", "better", "worse", "same", "wrong")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One bar: a value of at least 0, or None if it is not known; `text` is the formatted value."""
+
+    label: str
+    value: float | None
+    interval: Interval = None
+    text: str = ""
+    mark: str = "same"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One point; `text` is the formatted position."""
+
+    label: str
+    x: float
+    y: float
+    x_interval: Interval = None
+    text: str = ""
+    mark: str = "same"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis of a plane; `lines` are (value, label) of lines across it.
+
+    A logarithmic axis starts with a separate place for 0; a linear axis starts at 0.
+    """
+
+    label: str
+    log: bool = False
+    lines: tuple[tuple[float, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Horizontal bars from 0, one below the other."""
+
+    title: str
+    rows: tuple[Bar, ...]
+
+    @property
+    def baseline(self) -> float | None:
+        """Return the value of the first bar that is marked as the baseline."""
+        return next((bar.value for bar in self.rows if bar.mark == "baseline"), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plane:
+    """Points in a plane."""
+
+    title: str
+    points: tuple[Point, ...]
+    x: Axis
+    y: Axis
+
+
+Chart = Bars | Plane
 
 # The kinds of answers; a page gives each a colour and an icon.
 KINDS = ("good", "bad", "warn", "plain")
@@ -121,7 +186,7 @@ class Matrix:
 class Charts:
     """Bars and planes; `file` is the picture of them in the folder of the run."""
 
-    charts: tuple[Bars | Plane, ...]
+    charts: tuple[Chart, ...]
     file: str = ""
     where: Where = "page"
 
@@ -244,7 +309,7 @@ class Shown:
     audit: Any = None
     unchanged: bool = False
     stopped: bool = False
-    overrides: tuple[str, ...] = field(default=())
+    overrides: tuple[str, ...] = ()
     folder: str = ""
 
     def had(self, stage: str) -> bool:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import Advice, Answer, Document, Facts, Items, Shown, Table, Text
-from prepare.core.utils.numbers import seconds, small
-from prepare.core.utils.speed import verdict_text
+from prepare.core.utils.numbers import seconds, small, verdict_text
 from prepare.core.utils.text import plural, size
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from prepare.bench.records import Comparison, check_comparison
 from prepare.core.utils import json_records
-from prepare.core.utils.display import Readable
+from prepare.core.utils.json_records import Readable
 from prepare.errors import ExportError
 
 _KIND = json_records.Kind("prepare.export", 1, "an export", "an export.json", ExportError)

@@ -23,8 +23,8 @@ from prepare.core.forward.stand_ins import (
     standing_in,
 )
 from prepare.core.forward.torch_state import isolated
-from prepare.core.model.call_issues import CallIssues, describe
-from prepare.core.model.repair_marker import is_repaired
+from prepare.core.model.issues_here import CallIssues, describe
+from prepare.core.model.module_kinds import is_repaired
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.errors import RefusedError
 from prepare.flow.aggregate import FlowBuilder

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prepare.core.utils import json_records
-from prepare.core.utils.display import Readable
+from prepare.core.utils.json_records import Readable
 from prepare.errors import FlowError
 
 _KIND = json_records.Kind("prepare.flow", 1, "a flow", "a flow.json", FlowError)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from prepare.core.model.convolutions import CONVOLUTIONS_2D_3D
 from prepare.core.model.memory_format import FORMATS, canonical_stride, satisfied, takes
+from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import is_strided, named_tensors
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError

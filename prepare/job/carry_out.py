@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from prepare.audit import audit
-from prepare.core.forward.compile_cache import CacheCounts, compile_cache
-from prepare.core.forward.compiled import contains_compiled
-from prepare.core.forward.conv_layouts import count_layouts
+from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_compiled
 from prepare.core.forward.example_input import build_example
-from prepare.core.forward.run_example import run_example
+from prepare.core.forward.run_example import count_layouts, run_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.progress import stage_if
 from prepare.core.utils.text import size

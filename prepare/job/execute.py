@@ -9,9 +9,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.utils.quiet_torchao import quiet_torchao
+from prepare.core.utils.packages import quiet_torchao, switch_off_telemetry
 from prepare.core.utils.signals import held_interrupts
-from prepare.core.utils.telemetry import switch_off_telemetry
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import CheckpointError, FileError
 from prepare.job.outcome import Outcome, failure, finished, write_result

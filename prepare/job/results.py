@@ -15,7 +15,7 @@ from prepare.job.record import NOTHING_CHANGED, Job, Record, Result
 from prepare.registry import ordered_stages
 
 if TYPE_CHECKING:
-    from prepare.core.forward.conv_layouts import LayoutCount
+    from prepare.core.forward.run_example import LayoutCount
     from prepare.pipeline import Pipeline
     from prepare.plan import Plan
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import Code, Document, Shown, Table, Text
-from prepare.core.utils.speed import speed_text
+from prepare.core.utils.numbers import speed_text
 from prepare.core.utils.text import capitalized, plural, size
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from prepare.core.model.computed_weights import computed_tensors
+from prepare.core.model.own_code import computed_tensors
 from prepare.core.model.quantized import stored_bytes
 from prepare.core.model.tensors import NamedTensor, name_of
 from prepare.plan import State, TensorPlan, state

@@ -6,11 +6,10 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from prepare.core.model.convolutions import CONVOLUTIONS_2D_3D
-from prepare.core.model.doctor_answers import standing_here
+from prepare.core.model.issues_here import standing_here
 from prepare.core.model.known_issues import ONLY, Issue
 from prepare.core.model.memory_format import canonical_stride
-from prepare.core.model.repair_marker import is_repair
+from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D, is_repair
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import argument, step, words

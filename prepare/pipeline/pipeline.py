@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from prepare import recipe
 from prepare.core.forward.autocast import Amp, check_amp
-from prepare.core.utils.gc_pause import paused_collector
 from prepare.core.utils.options import no_options, plain
+from prepare.core.utils.process_state import paused_collector
 from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.text import first_line, plural
 from prepare.errors import (

@@ -2,8 +2,7 @@
 
 import torch
 
-from prepare.core.utils.machine import usable_cores
-from prepare.core.utils.waiting import spinning_among
+from prepare.core.utils.machine import spinning_among, usable_cores
 from prepare.errors import Problem
 from prepare.pipeline.tensor_table import RequestTable, TensorRequest
 

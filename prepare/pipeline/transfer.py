@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prepare.core.model.devices import wait_for
 from prepare.core.model.huge_pages import huge_pages
 from prepare.core.model.memory_format import span
 from prepare.core.model.tensors import name_of, special_form, stored_values, with_bits_of
 from prepare.core.model.threads import OneThreadWorkers
-from prepare.core.model.wait import wait_for
 from prepare.core.utils.signals import act_on_interrupts, held_interrupts
 from prepare.core.utils.wording import option, words
 from prepare.errors import PartialError, Problem, RefusedError

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from prepare.core.forward.call import call_of
 from prepare.core.model.memory_format import satisfied
-from prepare.core.model.repair_marker import is_repair
+from prepare.core.model.module_kinds import is_repair
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.reduce.records import ALLOWED, ModuleCall
 from prepare.reduce.script import plain_options

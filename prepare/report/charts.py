@@ -8,14 +8,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from prepare.core.charts import MARKS, Axis, Bar, Bars, Chart, Interval, Plane, Point
+from prepare.core.document import MARKS, Axis, Bar, Bars, Chart, Plane, Point
 from prepare.core.utils import files
 from prepare.core.utils.text import printable
 from prepare.report.render import render
+
+if TYPE_CHECKING:
+    from prepare.core.utils.numbers import Interval
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 # In pixels. As wide as a phone, so that a text of 13 pixels is readable there.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.utils.speed import speed_text
+from prepare.core.utils.numbers import speed_text
 from prepare.core.utils.text import counts, plural, size
 from prepare.job.headline import CONVOLUTIONS
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.utils.speed import change_text, interval_text, verdict_text
+from prepare.core.utils.numbers import change_text, interval_text, verdict_text
 from prepare.core.utils.text import size
 from prepare.job.headline import CONVOLUTIONS
 from prepare.registry import ordered_stages

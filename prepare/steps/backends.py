@@ -87,13 +87,13 @@ class Backends(ModelStep):
             )
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
-        from prepare.core.forward.backends import read_switch
+        from prepare.core.forward.torch_state import read_switch
 
         differ = any(read_switch(name) != value for name, value in self._wanted().items())
         return ("",) if differ else ()
 
     def act(self, model: torch.nn.Module) -> None:
-        from prepare.core.forward.backends import saved_switches, set_switch
+        from prepare.core.forward.torch_state import saved_switches, set_switch
 
         if not _restore:
             _restore.append(saved_switches())
@@ -101,7 +101,7 @@ class Backends(ModelStep):
             set_switch(name, value)
 
     def _wanted(self) -> dict[str, Any]:
-        """Return the value of each switch of `prepare.core.forward.backends` that is to be set."""
+        """Return the value of each switch of `prepare.core.forward.torch_state` that is to be set."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         tf32 = values.pop("tf32")
         if tf32 is not None:

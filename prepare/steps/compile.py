@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from prepare.core.forward.compile_cache import CacheCounts, compile_cache
+from prepare.core.forward.compiled import CacheCounts, compile_cache
 from prepare.core.utils import wording
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose, nearest

@@ -29,7 +29,6 @@ _PRELOADED = (
     "torch.utils._device",
     "prepare.audit",
     "prepare.audit.read_model",
-    "prepare.core.forward.conv_layouts",
     "prepare.core.forward.input_formatter",
     "prepare.core.forward.run_example",
     "prepare.core.forward.torch_state",

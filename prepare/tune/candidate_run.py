@@ -12,7 +12,7 @@ from torch import nn
 from prepare.bench.samples import Series
 from prepare.bench.variant import Variant
 from prepare.core.model.deep_copy import CopyError, copy_or_build
-from prepare.core.model.free_memory import free_memory
+from prepare.core.model.devices import free_memory
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line, size
 from prepare.errors import PrepareError, RefusedError

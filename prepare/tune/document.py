@@ -6,14 +6,29 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from prepare.core.charts import Axis, Bar, Bars, Chart, Plane, Point
-from prepare.core.document import Advice, Answer, Charts, Document, Items, Shown, Table, Text
+from prepare.core.document import (
+    Advice,
+    Answer,
+    Axis,
+    Bar,
+    Bars,
+    Chart,
+    Charts,
+    Document,
+    Items,
+    Plane,
+    Point,
+    Shown,
+    Table,
+    Text,
+)
 from prepare.core.utils.machine import disturbance
-from prepare.core.utils.numbers import seconds, small
-from prepare.core.utils.speed import (
+from prepare.core.utils.numbers import (
     change_text,
     interval_text,
     noise_text,
+    seconds,
+    small,
     speed_text,
     verdict_text,
 )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from prepare.bench import statistics
 from prepare.bench.records import check_ratios
 from prepare.core.utils import json_records
-from prepare.core.utils.display import Readable
 from prepare.core.utils.environment import check_environment
+from prepare.core.utils.json_records import Readable
 from prepare.errors import TuneError
 from prepare.patterns import NORMS, exactly
 

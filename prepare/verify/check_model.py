@@ -18,7 +18,7 @@ from prepare.core.forward.autocast import Amp, autocast, check_amp, device_of
 from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.stand_ins import lazy_parameter
-from prepare.core.model.free_memory import free_memory
+from prepare.core.model.devices import free_memory
 from prepare.core.model.threads import with_threads
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import argument

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from prepare.core.utils.display import Readable
-from prepare.core.utils.json_records import JsonRecord, Kind
+from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.errors import VerificationError
 
 STATUSES = ("pass", "fail", "cannot tell")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from prepare.core.model.mode_reads import may_read_mode
 from prepare.core.model.quantized import float_values, is_int8, steps_between_values
 from prepare.core.model.tensors import (
     is_plain,
@@ -16,6 +15,7 @@ from prepare.core.model.tensors import (
     named_tensors,
     stored_values,
 )
+from prepare.core.model.training_mode import may_read_mode
 from prepare.step import ModuleStep
 from prepare.steps.repairs import find_repair, repair_names
 from prepare.verify.records import Check, Lost

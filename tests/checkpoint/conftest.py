@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_checks import FORMATS
+from checkpoint_nets import FORMATS
 
 
 @pytest.fixture(params=FORMATS)

@@ -11,22 +11,23 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from checkpoint_checks import FORMATS, NOTHING, assert_same, small_bytes, small_like
 from checkpoint_nets import (
+    FORMATS,
+    NOTHING,
     Awkward,
     FromItsWeights,
     NeedsItsWeights,
+    assert_same,
     pipeline,
     same_state,
     small,
+    small_bytes,
+    small_like,
     state_of,
 )
 from prepare.checkpoint import load, save
 from prepare.checkpoint.init_empty import build_empty, empty_parameters
-from prepare.errors import (
-    CheckpointError,
-    RefusedError,
-)
+from prepare.errors import CheckpointError, RefusedError
 from prepare.pipeline import Pipeline
 
 

@@ -7,18 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from checkpoint_nets import (
-    Awkward,
-    pipeline,
-    same_state,
-    small,
-    state_of,
-)
+from checkpoint_nets import Awkward, pipeline, same_state, small, state_of
 from prepare.checkpoint import export, load, save
-from prepare.errors import (
-    CheckpointError,
-    RefusedError,
-)
+from prepare.errors import CheckpointError, RefusedError
 from prepare.pipeline import Pipeline
 
 

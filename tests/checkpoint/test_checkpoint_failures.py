@@ -6,22 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from checkpoint_checks import small_bytes
-from checkpoint_nets import (
-    same_state,
-    small,
-    state_of,
-)
+from checkpoint_nets import same_state, small, small_bytes, state_of
 from failing_calls import FailAt
 from prepare.checkpoint import load, save
 from prepare.checkpoint.init_empty import build_empty
-from prepare.errors import (
-    CheckpointError,
-    ConfigError,
-    FileError,
-    PrepareError,
-    RefusedError,
-)
+from prepare.errors import CheckpointError, ConfigError, FileError, PrepareError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.step import TensorStep, Want
 

@@ -8,14 +8,10 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from checkpoint_nets import (
-    small,
-)
+from checkpoint_nets import small
 from prepare.checkpoint import load, save
 from prepare.cli import main as cli
-from prepare.errors import (
-    CheckpointError,
-)
+from prepare.errors import CheckpointError
 
 RUN = ["model=unet2d", "device=cpu", "bench=none", "flow=none", "memfmt=channels_last"]
 RUN += ["input.shape=[1,1,16,16]", "model.width=4", "model.depth=2"]
@@ -71,23 +67,14 @@ def test_a_file_that_does_not_fit_fails_the_job_in_one_line(here, capsys):
 def test_saving_weights_never_overwrites_a_file(here, capsys):
     Path("there.pt").write_text("mine")
     for argv, wrong in (
-        (
-            ["save=there.pt"],
-            "save: there.pt is there already; move it away, or give another name\n",
-        ),
-        (
-            ["save=nowhere/w.pt"],
-            "save: nowhere/w.pt cannot be written; there is no folder nowhere\n",
-        ),
+        (["save=there.pt"], "save: there.pt is there already; move it away, or give another name\n"),
+        (["save=nowhere/w.pt"], "save: nowhere/w.pt cannot be written; there is no folder nowhere\n"),
         (["save=w.txt"], "save: w.txt has no suffix of weights; did you mean '.pt'?"),
         (["save=w.pt", "task=plan"], "save: task=plan does not prepare weights to save"),
         (["weights=ther.pt"], "weights: ther.pt is not there; did you mean there.pt?\n"),
         (["weights=."], "weights: . is a folder; give one of its files: there.pt\n"),
-        (
-            ["-m", "seed=1,2", "save=w.pt"],
-            "save: 'w.pt' is one file for 2 runs; save from single runs",
-        ),
-    ):
+        (["-m", "seed=1,2", "save=w.pt"], "save: 'w.pt' is one file for 2 runs; save from single runs"),
+    ):  # fmt: skip
         assert cli.run([*RUN, *argv]) == 2
         assert capsys.readouterr().err.startswith(wrong), argv
     assert [each.name for each in here.iterdir()] == ["there.pt"]

@@ -4,18 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from checkpoint_checks import NOTHING, assert_same, small_like
-from checkpoint_nets import (
-    same_state,
-    small,
-    state_of,
-)
+from checkpoint_nets import NOTHING, assert_same, same_state, small, small_like, state_of
 from prepare.checkpoint import load, save
-from prepare.errors import (
-    CheckpointError,
-    KnownIssueError,
-    RefusedError,
-)
+from prepare.errors import CheckpointError, KnownIssueError, RefusedError
 from prepare.pipeline import Pipeline
 
 

@@ -9,7 +9,7 @@ from einops.layers import torch as einops
 from torch import nn
 
 from prepare.core.model.deep_copy import CopyError, deep_copy
-from prepare.core.model.mode_reads import may_read_mode
+from prepare.core.model.training_mode import may_read_mode
 from prepare.verify import verify
 from prepare.verify.static_checks import check_flags
 from small_nets import same
@@ -73,19 +73,9 @@ class DropPath(nn.Module):
 
 
 FLAT = {"spatial_dims": 2, "in_channels": 1}
-UNET = {
-    "channels": (8, 16),
-    "attention_levels": (False, True),
-    "num_res_blocks": 1,
-    "norm_num_groups": 4,
-}
+UNET = {"channels": (8, 16), "attention_levels": (False, True), "num_res_blocks": 1, "norm_num_groups": 4}  # fmt: skip
 BLOCKS = {"block_out_channels": (8, 16), "norm_num_groups": 4, "layers_per_block": 1}
-TINY = {
-    "num_hidden_layers": 1,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-}
+TINY = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}  # fmt: skip
 LIBRARIES = {
     "einops": lambda: nn.Sequential(
         einops.Rearrange("b c h w -> b (h w) c"),
@@ -93,46 +83,20 @@ LIBRARIES = {
         einops.Reduce("b n d -> b d", "mean"),
     ),
     "blocks as timm's": lambda: nn.Sequential(TimmBlock(), TimmBlock()),
-    "monai ViTAutoEnc": monai(
-        "ViTAutoEnc",
-        in_channels=1,
-        img_size=(16, 16),
-        patch_size=(4, 4),
-        spatial_dims=2,
-        hidden_size=24,
-        mlp_dim=24,
-        num_heads=2,
-        num_layers=1,
-    ),
-    "monai DiffusionModelUNet": monai(
-        "DiffusionModelUNet", out_channels=1, num_head_channels=4, **FLAT, **UNET
-    ),
+    "monai ViTAutoEnc": monai("ViTAutoEnc", img_size=(16, 16), patch_size=(4, 4), hidden_size=24, mlp_dim=24,
+                              num_heads=2, num_layers=1, **FLAT),
+    "monai DiffusionModelUNet": monai("DiffusionModelUNet", out_channels=1, num_head_channels=4, **FLAT, **UNET),
     "monai UNet": monai("UNet", out_channels=2, channels=(4, 8), strides=(2,), **FLAT),
     "kornia KeyNet": kornia("KeyNet"),
     "kornia HardNet": kornia("HardNet"),
     "transformers ViT": transformers("ViT", image_size=32, patch_size=8, **TINY),
-    "transformers Wav2Vec2": transformers(
-        "Wav2Vec2",
-        conv_dim=[8],
-        conv_kernel=[3],
-        conv_stride=[2],
-        num_feat_extract_layers=1,
-        **TINY,
-    ),
-    "diffusers UNet2DModel": diffusers(
-        "UNet2DModel",
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=4,
-        **BLOCKS,
-    ),
-    "diffusers AutoencoderKL": diffusers(
-        "AutoencoderKL",
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        **BLOCKS,
-    ),
-}
+    "transformers Wav2Vec2": transformers("Wav2Vec2", conv_dim=[8], conv_kernel=[3], conv_stride=[2],
+                                          num_feat_extract_layers=1, **TINY),
+    "diffusers UNet2DModel": diffusers("UNet2DModel", down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+                                       up_block_types=("AttnUpBlock2D", "UpBlock2D"), attention_head_dim=4, **BLOCKS),
+    "diffusers AutoencoderKL": diffusers("AutoencoderKL", down_block_types=("DownEncoderBlock2D",) * 2,
+                                         up_block_types=("UpDecoderBlock2D",) * 2, **BLOCKS),
+}  # fmt: skip
 
 
 def described(model):

@@ -1,5 +1,6 @@
-"""Files are written and read as they are: text, JSON, modes, links."""
+"""Files are written and read as they are, and each failure is one clear line."""
 
+import contextlib
 import json
 import os
 import stat
@@ -7,9 +8,9 @@ import tracemalloc
 
 import pytest
 
-from file_checks import names, posix
+from failing_calls import FailAt
+from file_checks import NO_SPACE, names, posix
 from prepare.core.utils import files, json_records
-from prepare.core.utils.csv_text import csv_text
 from prepare.errors import FileError
 
 
@@ -26,32 +27,16 @@ def test_text_without_lone_surrogates_is_plain_utf_8(tmp_path):
     assert (tmp_path / "a").read_bytes() == "é😀\r\n".encode()
 
 
-def test_a_file_is_replaced_by_one_that_is_shorter(tmp_path):
-    path = tmp_path / "a"
-    files.write_bytes(path, b"long " * 1000)
-    files.write_bytes(str(path), b"short")
-    assert files.read_bytes(str(path)) == b"short"
-
-
-def test_a_name_without_a_folder_is_written_where_the_program_runs(tmp_path, monkeypatch):
+def test_a_file_of_any_name_is_replaced_by_one_that_is_shorter(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    files.write_text("a", "x")
-    assert names(tmp_path) == ["a"]
+    for path in ("a", tmp_path / "b", tmp_path / ("n" * 255)):
+        files.write_bytes(path, b"long " * 1000)
+        files.write_bytes(str(path), b"short")
+        assert files.read_bytes(str(path)) == b"short"
+    assert names(tmp_path) == ["a", "b", "n" * 255]
 
 
-def test_a_name_may_be_as_long_as_the_file_system_lets_it(tmp_path):
-    path = tmp_path / ("n" * 255)
-    files.write_text(path, "x")
-    assert path.read_text() == "x"
-
-
-DATA = {
-    "b": 1,
-    "a": [{"x": [1, 2]}, {"é": None}],
-    "none": [],
-    "text": "\ud800<>&",
-    "deep": {"k": [1.5, True]},
-}
+DATA = {"b": 1, "a": [{"x": [1, 2]}, {"é": None}], "none": [], "text": "\ud800<>&", "deep": {"k": [1.5, True]}}  # fmt: skip
 
 
 def test_json_keeps_the_order_of_keys_and_is_ascii(tmp_path):
@@ -89,20 +74,14 @@ def test_no_more_than_the_limit_is_read(tmp_path):
     path.write_bytes(b"12345")
     assert files.read_bytes(path, limit=5) == b"12345"
     assert files.read_text(path, limit=5) == "12345"
-    with pytest.raises(FileError) as raised:
-        files.read_bytes(path, limit=4)
-    assert str(raised.value) == f"{path}: is larger than 4 bytes; give a smaller file"
-
-
-def test_a_huge_file_is_refused_by_its_limit_without_being_read(tmp_path):
-    (tmp_path / "a").touch()
-    os.truncate(tmp_path / "a", 100_000_000)
-    tracemalloc.start()
-    with pytest.raises(FileError, match="a: is larger than 1,000 bytes"):
-        files.read_bytes(tmp_path / "a", limit=1000)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1_000_000
+    for size in (6, 100_000_000):
+        os.truncate(path, size)
+        tracemalloc.start()
+        said = failure(files.read_bytes, path, limit=5)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert said == f"{path}: is larger than 5 bytes; give a smaller file"
+        assert peak < 1_000_000
 
 
 @posix
@@ -151,49 +130,129 @@ def test_a_link_to_nothing_is_replaced(tmp_path):
     assert not (tmp_path / "link").is_symlink()
 
 
-@posix
-def test_a_link_to_itself_is_refused(tmp_path):
-    (tmp_path / "link").symlink_to("link")
-    with pytest.raises(
-        FileError, match="link: cannot be written: Too many levels of symbolic links"
-    ):
-        files.write_text(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink()
-    assert names(tmp_path) == ["link"]
-
-
-@posix
-def test_what_is_no_regular_file_is_refused_and_not_replaced(tmp_path):
-    # A pipe of our own stands for all of them: never try /dev/null, which root could really replace.
-    os.mkfifo(tmp_path / "pipe")
+def failure(act, *arguments, **options) -> str:
     with pytest.raises(FileError) as raised:
-        files.write_text(tmp_path / "pipe", "x")
-    assert str(raised.value) == (
-        f"{tmp_path}/pipe: cannot be written: Not a regular file; give the path of a file"
-    )
-    (tmp_path / "link").symlink_to("pipe")
-    with pytest.raises(FileError, match="Not a regular file"):
-        files.write_text(tmp_path / "link", "x")
-    assert (tmp_path / "pipe").is_fifo()
-    assert names(tmp_path) == ["link", "pipe"]
+        act(*arguments, **options)
+    text = str(raised.value)
+    assert text.isprintable()
+    assert raised.value.problems[0].where == files.printable_path(arguments[0])
+    return text
+
+
+# ------------------------------------------------------------------------- failures, each in one line
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("old")
+    # A pipe of our own stands for all devices: never try /dev/null, which root could really replace.
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to pipe").symlink_to("pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    return tmp_path
+
+
+MISSING = "No such file or directory"
+IRREGULAR = "Not a regular file; give the path of a file"
+BOTH = [
+    ("no/a", f"{MISSING}; there is no folder {{folder}}/no"),
+    ("recipe.yaml/a", "Not a directory; one of its folders is a file: give another path"),
+    (".", "Is a directory; give the path of a file"),
+    ("pipe", IRREGULAR),
+    ("to pipe", IRREGULAR),
+    ("loop", "Too many levels of symbolic links"),
+    ("n" * 256, "File name too long; choose a shorter name"),
+]
+READ = [("recpie.yaml", f"{MISSING}; did you mean {{folder}}/recipe.yaml?"), ("qqqq", MISSING)]
 
 
 @posix
-def test_what_is_no_regular_file_is_not_read_and_nothing_waits(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("/dev/zero")
-    for name in ("pipe", "link"):
-        for limit in (None, 9):
-            with pytest.raises(FileError) as raised:
-                files.read_bytes(tmp_path / name, limit=limit)
-            wrong = "cannot be read: Not a regular file; give the path of a file"
-            assert str(raised.value) == f"{tmp_path}/{name}: {wrong}"
-
-
 @pytest.mark.parametrize(
-    ("value", "cell"),
-    [("=1+1", "'=1+1"), ("+a", "'+a"), ("-a", "'-a"), ("@x", "'@x"), ("\tx", "'\tx"), ("-1-1", "'-1-1"),
-     ("-1.5", "-1.5"), ("+2", "+2"), ("-1e-05", "-1e-05"), (-3, "-3"), (-1e-9, "-1e-09"), (None, ""), ("a=1", "a=1")],
-)  # fmt: skip
-def test_a_cell_is_no_formula_for_a_spreadsheet(value, cell):
-    assert csv_text([["first", value]]) == f"first,{cell}\n"
+    ("done", "name", "wrong"),
+    [("written", *case) for case in BOTH] + [("read", *case) for case in BOTH + READ],
+)
+def test_a_failure_names_the_file_and_what_to_do(folder, done, name, wrong):
+    before, path = names(folder), folder / name
+    said = f"{path}: cannot be {done}: {wrong.format(folder=folder)}"
+    if done == "written":
+        assert failure(files.write_text, path, "x") == said
+    else:
+        assert failure(files.read_bytes, path) == said
+        with pytest.raises(FileError):
+            files.read_bytes(path, limit=9)
+    assert names(folder) == before
+    assert files.read_text(folder / "recipe.yaml") == "old"
+    assert (folder / "pipe").is_fifo()
+
+
+@posix
+def test_the_nearest_name_in_the_current_folder_is_named(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert failure(files.read_text, "recpie.yaml").endswith("; did you mean recipe.yaml?")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\nb", "\x1b[31m", "\ud800", ""], ids=ascii)
+def test_a_path_that_no_terminal_can_show_is_still_one_line(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    assert failure(files.read_text, name).startswith(ascii(name) + ": cannot be read: ")
+    with contextlib.suppress(FileError):
+        files.write_text(name, "x")
+    assert names(tmp_path) in ([], [name])
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc\xff")
+    assert failure(files.read_text, tmp_path / "a") == (
+        f"{tmp_path}/a: is not UTF-8 text (byte 3); save it as UTF-8"
+    )
+
+
+@posix
+@pytest.mark.skipif(
+    os.geteuid() == 0 if os.name == "posix" else True, reason="root may write anywhere"
+)
+def test_a_read_only_folder_and_a_read_only_file_are_left_alone(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+    path.chmod(0o444)
+    assert "Permission denied" in failure(files.write_text, path, "new")
+    path.chmod(0o644)
+    tmp_path.chmod(0o555)
+    try:
+        assert "Permission denied" in failure(files.write_text, path, "new")
+    finally:
+        tmp_path.chmod(0o755)
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a"]
+
+
+@posix
+def test_a_write_protected_file_in_a_writable_folder_stays(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    path.write_text("old")
+    # root passes every such question, so it is answered here as it would be to anybody else.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert failure(files.write_text, path, "new") == (
+        f"{path}: cannot be written: Permission denied; choose another folder, or ask for its permissions"
+    )
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a"]
+
+
+@posix
+def test_a_read_only_file_system_is_an_error_of_one_line():
+    if not os.access("/proc/version", os.F_OK):
+        pytest.skip("no file system here that nobody can write to")
+    assert failure(files.write_text, "/proc/prepare-test", "x").startswith(
+        "/proc/prepare-test: cannot be written: "
+    )
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch):
+    FailAt(monkeypatch, 2, NO_SPACE)
+    with pytest.raises(FileError) as raised:
+        json_records.write_json(tmp_path / "a", {})
+    assert str(raised.value) == (
+        f"{tmp_path}/a: cannot be written: No space left on device; "
+        "free some space or choose another folder"
+    )

@@ -15,23 +15,21 @@ from prepare.pipeline import Pipeline
 REPAIRED = Pipeline.from_config({"conv2d_memory_format": {}, "repair_layout": {}})
 
 
-def test_wrong_gradients_are_an_error_in_training_only():
+@pytest.mark.parametrize("strict", [True, False])
+def test_wrong_gradients_are_an_error_in_training_only(strict):
     model = with_norm(nn.InstanceNorm2d(8))
     before = [p.stride() for p in model.parameters()]
-    with pytest.raises(
-        KnownIssueError, match=r"InstanceNorm2d \(1\).*wrong gradients.*repair_layout"
-    ):
-        FLAT.apply(model)
+    with pytest.raises(KnownIssueError, match=r"InstanceNorm2d \(1\).*wrong gradients") as raised:
+        FLAT.apply(model, strict=strict)
+    assert str(raised.value).endswith(
+        'and the model is in training mode; add the step "repair_layout": {}, '
+        'or go on without it: known_issues="warn", or model.eval() if it is not trained'
+    )
     assert [p.stride() for p in model.parameters()] == before
     (error,) = FLAT.plan(model).errors
     assert isinstance(error, KnownIssueError)
     with pytest.warns(KnownIssueWarning, match="wrong gradients"):
         FLAT.apply(model.eval())
-
-
-def test_not_being_strict_does_not_allow_wrong_gradients():
-    with pytest.raises(KnownIssueError):
-        FLAT.apply(with_norm(nn.InstanceNorm2d(8)), strict=False)
 
 
 def test_warn_warns_ignore_says_nothing_and_another_word_is_an_error():
@@ -62,10 +60,28 @@ def test_with_the_repair_nothing_is_wrong_and_nothing_is_said(norm):
     torch.testing.assert_close(gradient(model), reference, rtol=1e-4, atol=1e-4)
 
 
-def test_contiguous_or_unaffected_networks_have_no_known_issue():
-    contiguous = Pipeline.from_config({"conv2d_memory_format": {"memory_format": "contiguous"}})
-    assert not contiguous.plan(with_norm(nn.InstanceNorm2d(8))).errors
-    plan = FLAT.plan(with_norm(nn.BatchNorm2d(8)))
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, given):
+        return F.instance_norm(self.conv(given))
+
+
+@pytest.mark.parametrize(
+    ("model", "memory_format"),
+    [
+        (with_norm(nn.InstanceNorm2d(8)), "contiguous"),
+        (with_norm(nn.BatchNorm2d(8)), "channels_last"),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.LayerNorm(10)), "channels_last"),
+        (Functional(), "channels_last"),  # a plan sees modules only
+    ],
+    ids=["contiguous", "batch norm", "layer norm over the last dimension", "functional"],
+)
+def test_other_networks_have_no_known_issue(model, memory_format):
+    steps = {"conv2d_memory_format": {"memory_format": memory_format}}
+    plan = Pipeline.from_config(steps).plan(model)
     assert not plan.errors
     assert not plan.warnings
 
@@ -81,9 +97,7 @@ def test_what_is_slow_is_a_warning_of_the_plan_that_names_the_repair():
     plan = Pipeline.from_config({"conv3d_memory_format": {}}).plan(model)
     said = [str(warning) for warning in plan.warnings]
     assert any("AvgPool3d (1)" in one and 'add the step "repair_layout": {}' in one for one in said)
-    assert not any(
-        "Conv3d" in one for one in said
-    )  # slow at batch 1 only, which a plan does not know
+    assert not any("Conv3d" in one for one in said)  # slow at batch 1 only: no plan knows it
     assert plan.to_dict()["warnings"] == said
 
 
@@ -94,11 +108,6 @@ def test_issues_at_some_sizes_only_are_repaired_without_a_warning():
     assert [action.modules for action in repaired.actions if action.step == "repair_layout"] == [
         ("0",)
     ]
-
-
-def test_a_layer_norm_over_the_last_dimension_alone_is_not_named():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.LayerNorm(10))
-    assert not FLAT.plan(model).warnings
 
 
 def test_only_a_depthwise_transposed_conv_is_an_error_in_training():
@@ -151,16 +160,13 @@ def test_a_plan_names_the_repair_options_that_cure_an_issue(flat):
 
 
 def test_a_risk_is_a_warning_of_the_plan_in_training_too():
-    plan = Pipeline.from_config({"half": {"dtype": "bfloat16"}}).plan(
-        nn.Sequential(nn.Conv3d(2, 2, 3))
-    )
-    assert not plan.errors
-    assert "smaller than the kernel" in str(plan.warnings[0])
-
-
-def test_float16_on_a_cpu_is_a_warning():
-    plan = Pipeline.from_config({"half": {}}).plan(nn.Sequential(nn.Conv2d(3, 8, 3)))
-    assert "float16" in str(plan.warnings[0])
+    for dtype, conv, words in (
+        ("bfloat16", nn.Conv3d(2, 2, 3), "smaller than the kernel"),
+        ("float16", nn.Conv2d(3, 8, 3), "float16"),
+    ):
+        plan = Pipeline.from_config({"half": {"dtype": dtype}}).plan(nn.Sequential(conv))
+        assert not plan.errors
+        assert words in str(plan.warnings[0])
 
 
 def test_the_same_module_under_two_names_is_named_once():
@@ -168,30 +174,6 @@ def test_the_same_module_under_two_names_is_named_once():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, norm)
     (problem,) = FLAT.plan(model).errors[0].problems
     assert problem.where == "InstanceNorm2d (1)"
-
-
-def test_functional_norms_are_not_seen_by_the_plan():
-    class Functional(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 8, 3)
-
-        def forward(self, given):
-            return F.instance_norm(self.conv(given))
-
-    assert not FLAT.plan(Functional()).errors
-
-
-ADVICE = (
-    'add the step "repair_layout": {}, or go on without it: known_issues="warn", or model.eval()'
-)
-
-
-def test_an_error_of_training_mode_says_so_and_names_the_ways_out():
-    model = with_norm(nn.InstanceNorm2d(8))
-    with pytest.raises(KnownIssueError, match="and the model is in training mode; ") as raised:
-        FLAT.apply(model)
-    assert ADVICE in str(raised.value)
 
 
 def test_a_warning_of_eval_mode_says_it_is_an_error_in_training():

@@ -1,9 +1,16 @@
-"""What disturbs timings is measured, and described in a line."""
+"""What disturbs timings is measured and described in a line; idle threads of the command line spin briefly."""
+
+import os
+import subprocess
+import sys
 
 import pytest
+from torch import nn
 
 from prepare.core.utils import machine
+from prepare.core.utils.environment import environment
 from prepare.core.utils.machine import MachineWatch, disturbance
+from prepare.pipeline import Pipeline
 
 
 @pytest.mark.parametrize(
@@ -15,15 +22,12 @@ from prepare.core.utils.machine import MachineWatch, disturbance
         ({"load_before": 3.9}, "this machine is busy (load 3.9 on 2 cores)"),
         ({"load_before": 3.9, "others": 0.0, "threads": 2}, ""),
         ({"stolen": 0.12}, "the host of this virtual machine is busy (it took 12% of the processor time)"),
+        ({"cores_available": None, "threads": 2}, ""),  # of an older record
         ({"held_back": 0.3}, "a processor limit held this process back (30% of the time)"),
     ],
 )  # fmt: skip
 def test_a_disturbance_is_described_with_its_figure(conditions, said):
     assert disturbance({"cores_available": 2} | conditions) == said
-
-
-def test_records_without_conditions_show_no_disturbance():
-    assert disturbance({"threads": 2}) == ""
 
 
 def test_other_programs_and_stolen_time_are_read_from_the_system(tmp_path, monkeypatch):
@@ -51,3 +55,81 @@ def test_what_the_system_does_not_tell_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_LIMITS", (tmp_path / "missing",))
     found = MachineWatch().conditions()
     assert (found["others"], found["stolen"], found["held_back"]) == (None, None, None)
+
+
+# ------------------------------------------------------------------------------ threads that spin
+
+VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
+
+@pytest.fixture
+def no_choice(monkeypatch):
+    """Leave out what the user has chosen for the threads of OpenMP."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_choice")
+@pytest.mark.skipif(sys.platform != "linux", reason="torch brings another OpenMP")
+def test_openmp_reads_the_limit_when_torch_is_loaded():
+    code = "from prepare.core.utils.machine import limit_spinning; limit_spinning(); import torch"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"OMP_DISPLAY_ENV": "VERBOSE"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "GOMP_SPINCOUNT = '1000'" in done.stderr
+
+
+@pytest.mark.usefixtures("no_choice")
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_choice_of_the_user_is_kept_and_recorded(name, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setenv(name, "7")
+    machine.limit_spinning()
+    assert machine.how_threads_wait() == f"{name}=7"
+    monkeypatch.undo()
+    assert environment()["waiting"] == machine.how_threads_wait()
+
+
+@pytest.mark.usefixtures("no_choice")
+def test_nothing_is_set_once_torch_is_loaded():
+    machine.limit_spinning()
+    assert machine.how_threads_wait() == ""
+
+
+@pytest.fixture
+def crowded(no_choice, monkeypatch, tmp_path):
+    """Let the machine have 999 threads that want to run, and this process GNU OpenMP without a limit."""
+    for name, text in (("_LOADAVG", "9 9 9 999/1200 1"), ("_MAPS", "/lib/libgomp.so.1")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(machine, name, tmp_path / name)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    return tmp_path
+
+
+def warned(**how):
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {}})
+    return [str(warning) for warning in pipeline.plan(nn.Conv2d(8, 8, 3), **how).warnings]
+
+
+def test_a_plan_warns_of_spinning_threads_on_a_crowded_machine(crowded):
+    (warning,) = warned()
+    assert "999 threads want to run on" in warning
+    assert warning.endswith("set GOMP_SPINCOUNT=1000 in the environment of Python")
+    assert not warned(known_issues="ignore")
+
+
+@pytest.mark.parametrize(
+    "reason", ["limited", "not crowded", "other OpenMP", "one thread", "unknown"]
+)
+def test_no_plan_warns_of_threads_that_do_not_spin(reason, crowded, monkeypatch):
+    if reason == "limited":
+        monkeypatch.setenv("GOMP_SPINCOUNT", "100")
+    elif reason == "one thread":
+        monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+    elif reason == "unknown":
+        (crowded / "_LOADAVG").unlink()
+    else:
+        name, text = ("_MAPS", "") if reason == "other OpenMP" else ("_LOADAVG", "0 0 0 1/9 1")
+        (crowded / name).write_text(text)
+    assert not warned()

@@ -1,8 +1,38 @@
-"""Texts for users, made from others."""
+"""Texts for users: words of the command line and of Python, capitals, cells of a table, remarks of others."""
+
+import doctest
+import logging
 
 import pytest
 
-from prepare.core.utils.text import capitalized
+from prepare.core.model import module_tree
+from prepare.core.utils import accelerator, wording
+from prepare.core.utils.packages import quiet_torchao
+from prepare.core.utils.text import capitalized, csv_text
+from prepare.pipeline import pipeline
+
+FORCED = {"force": True, "include": ["a"]}
+WORDS = [
+    (lambda: wording.step("half"), "+steps.half={}", '"half": {}'),
+    (lambda: wording.step("repair_layout", **FORCED),
+     "+steps.repair_layout={force:true,include:[a]}", '"repair_layout": {"force": True, "include": ["a"]}'),
+    (lambda: wording.option("half", "keep", ["norms", "head"]),
+     "steps.half.keep=[norms,head]", '"half": {"keep": ["norms", "head"]}'),
+    (lambda: wording.option("half", "keep", [...]), "steps.half.keep=[...]", '"half": {"keep": [...]}'),
+    (lambda: wording.dropped("compile"), "steps.compile=null", '"compile": None'),
+    (lambda: wording.argument("verify", None), "verify=null", "verify=None"),
+    (lambda: wording.argument("bench", "full"), "bench=full", 'bench="full"'),
+    (wording.inference_mode, "choose mode=eval", "call model.eval() first"),
+    (wording.in_training, " (mode=train)", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("write", "cli", "python"), WORDS, ids=[python for *_, python in WORDS])
+def test_a_setting_is_written_for_its_user(write, cli, python):
+    assert write() == python
+    with wording.command_line_words():
+        assert write() == cli
+    assert write() == python
 
 
 @pytest.mark.parametrize(
@@ -17,3 +47,27 @@ from prepare.core.utils.text import capitalized
 )
 def test_a_sentence_gets_a_capital_unless_it_begins_with_a_name(text, shown):
     assert capitalized(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [("=1+1", "'=1+1"), ("+a", "'+a"), ("-a", "'-a"), ("@x", "'@x"), ("\tx", "'\tx"), ("-1-1", "'-1-1"),
+     ("-1.5", "-1.5"), ("+2", "+2"), ("-1e-05", "-1e-05"), (-3, "-3"), (-1e-9, "-1e-09"), (None, ""), ("a=1", "a=1")],
+)  # fmt: skip
+def test_a_cell_is_no_formula_for_a_spreadsheet(value, cell):
+    assert csv_text([["first", value]]) == f"first,{cell}\n"
+
+
+def test_a_job_shows_only_errors_of_torchao(monkeypatch):
+    logger, chosen = logging.getLogger("torchao"), logging.getLogger("torch.utils._pytree")
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
+    monkeypatch.setattr(chosen, "level", logging.INFO)
+    quiet_torchao()
+    assert (logger.level, chosen.level) == (logging.ERROR, logging.INFO)
+
+
+@pytest.mark.parametrize("module", [module_tree, accelerator, pipeline], ids=lambda m: m.__name__)
+def test_the_examples_in_the_docstrings_run(module):
+    failed, tried = doctest.testmod(module)
+    assert tried > 0
+    assert failed == 0

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from flow_checks import Net, cl
-from prepare.core.forward.conv_layouts import LayoutCount
+from prepare.core.forward.run_example import LayoutCount
 from prepare.errors import FlowError
 from prepare.flow import Flow, observe, predict
 from prepare.flow.document import flow_sentence

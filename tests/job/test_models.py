@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from paths import CONF
-from prepare.core.model.convolutions import CONVOLUTIONS_2D_3D
+from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.models.resnet import ResNet2d
 from prepare.models.unet import UNet2d, UNet3d
 

@@ -6,7 +6,7 @@ import pytest
 
 import sweep_folders as made
 from prepare.audit import Audit
-from prepare.core.charts import Axis, Bar, Bars, Plane, Point
+from prepare.core.document import Axis, Bar, Bars, Plane, Point
 from prepare.core.utils.wording import command_line_words
 from prepare.flow.causes import layout_causes, named, source_name
 from prepare.flow.records import Copy, Event, Remedy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prepare.core.utils.speed import change_text, interval_text, verdict_text
+from prepare.core.utils.numbers import change_text, interval_text, verdict_text
 
 
 @pytest.mark.parametrize(

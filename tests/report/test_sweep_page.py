@@ -13,7 +13,7 @@ import pytest
 import sweep_folders as made
 from browser import acted, browser, opened
 from page_reader import HOSTILE, READABLE, TEMPLATES, Reader, contrast
-from prepare.core.utils.speed import verdict_text
+from prepare.core.utils.numbers import verdict_text
 from prepare.job.record import Job, Record, Result
 from prepare.report.pages.page import write_page
 from prepare.report.pages.section import LIMIT

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from prepare.cli import main as cli
-from prepare.core.forward.backends import MIXED, read_switch, saved_switches
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.torch_state import MIXED, isolated, read_switch, saved_switches
 from prepare.errors import ConfigError, RefusedError, StepError
 from prepare.pipeline import Pipeline
 from prepare.steps import backends

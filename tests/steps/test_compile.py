@@ -10,7 +10,7 @@ from torch import nn
 
 from compile_checks import Net, pipeline
 from made_works import work
-from prepare.core.forward import compiled, conv_layouts
+from prepare.core.forward import compiled, run_example
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
 from prepare.models.unet import UNet2d
@@ -145,7 +145,7 @@ def test_eval_mode_and_compile_together_leave_nothing_to_do():
 
 def test_no_hook_of_ours_is_compiled_into_the_model():
     net = pipeline().apply(Net())
-    with conv_layouts.watch(net) as calls:
+    with run_example.watch(net) as calls:
         net(torch.randn(1, 3, 8, 8))
     assert calls == []
     assert not net.conv._forward_hooks

@@ -161,7 +161,11 @@ def outcome(data: bytes) -> str:
         assert len(lines) == len(steps.problems), lines
         assert all(map(str.isprintable, lines)), lines
         return "refused"
-    text = recipe.dumps(steps)
+    try:
+        text = recipe.dumps(steps)
+    except RecipeError as error:  # indentation and escapes can make the written text too large
+        assert "is larger than" in str(error), data[:500]
+        return "accepted"
     again = recipe.loads(text)
     # repr tells 1 from 1.0 and True, and shows the order of keys.
     assert repr(again) == repr(steps), data

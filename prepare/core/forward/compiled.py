@@ -1,14 +1,24 @@
-"""Find out whether a model is compiled, and run it without its compiler."""
+"""Find out whether a model is compiled, run it without its compiler, and keep what the compiler makes."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
+from prepare.core.utils.files import printable_path
 from prepare.core.utils.process_state import PROCESS_STATE
+from prepare.core.utils.text import plural
+from prepare.errors import FileError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+_COMPILED = ("fxgraph_cache_miss", "fxgraph_cache_bypass")
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -29,9 +39,64 @@ def eager_if_compiled(model: nn.Module) -> Iterator[None]:
 
     A compiled module whose tensors are replaced would be compiled again.
     """
+    import torch
+
     set_stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
     if set_stance is None or not contains_compiled(model):
         yield
         return
     with PROCESS_STATE, set_stance("force_eager"):
         yield
+
+
+class CacheCounts:
+    """Counts of the graphs that inductor has read from the folder, and compiled, since it was opened."""
+
+    def __init__(self) -> None:
+        self._before = _counts()
+
+    @property
+    def read(self) -> int:
+        """The graphs that were read."""
+        return self._since("fxgraph_cache_hit")
+
+    @property
+    def compiled(self) -> int:
+        """The graphs that were compiled."""
+        return sum(map(self._since, _COMPILED))
+
+    def __str__(self) -> str:
+        return f"{plural(self.read, 'graph')} read, {self.compiled} compiled"
+
+    def _since(self, name: str) -> int:
+        return _counts().get(name, 0) - self._before.get(name, 0)
+
+
+@contextmanager
+def compile_cache(folder: str | Path) -> Iterator[CacheCounts]:
+    """Compile into `folder`, and read from it what is there; make the first calls of a model inside.
+
+    Raises:
+        FileError: the folder cannot be made.
+    """
+    path = Path(folder).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        wrong = f"cannot be made: {error.strerror}"
+        raise FileError(printable_path(path), wrong, "choose another folder") from error
+    before = os.environ.get(_FOLDER)
+    os.environ[_FOLDER] = str(path)
+    try:
+        yield CacheCounts()
+    finally:
+        if before is None:
+            os.environ.pop(_FOLDER, None)
+        else:
+            os.environ[_FOLDER] = before
+
+
+def _counts() -> dict[str, int]:
+    from torch._dynamo.utils import counters
+
+    return dict(counters["inductor"])

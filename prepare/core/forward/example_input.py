@@ -20,6 +20,10 @@ Dtype = Literal[Float, Integer, "bool", "complex64", "complex128"]
 FLOATS, INTEGERS, DTYPES = get_args(Float), get_args(Integer), get_args(Dtype)
 KEYS = ("shape", "dtype", "low", "high", "args", "kwargs")
 _TENSOR_KEYS = KEYS[:4]
+_CONTAINERS: dict[str, tuple[type, str, str]] = {
+    "args": (list, "a list", "[item,item]"),
+    "kwargs": (Mapping, "a mapping", "{name:item}"),
+}
 _SIZES = "a list of sizes, as in [2,3,64,64]"
 
 
@@ -54,16 +58,13 @@ class TensorSpec:
         import torch
 
         dtype = getattr(torch, self.dtype)
+        low, high = (0, 2) if self.dtype == "bool" else self.bounds()
         if self.dtype in INTEGERS or self.dtype == "bool":
-            first, end = (
-                (0, 2) if self.dtype == "bool" else (int(self.low or 0), int(self.high or 0))
-            )
-            return torch.randint(first, end, self.shape, generator=generator).to(dtype)
+            return torch.randint(int(low), int(high), self.shape, generator=generator).to(dtype)
         if dtype.is_complex:
             return torch.randn(self.shape, dtype=dtype, generator=generator)
         if self.low is None and self.high is None:
             return torch.randn(self.shape, generator=generator).to(dtype)
-        low, high = self.bounds()
         return (torch.rand(self.shape, generator=generator) * (high - low) + low).to(dtype)
 
     def bounds(self) -> tuple[float, float]:
@@ -88,11 +89,28 @@ def read_example(config: Mapping[str, Any] | None) -> Example:
     Raises:
         ConfigError: with one problem for every mistake in `config`.
     """
-    problems: list[Problem] = []
-    example = _read(config or {}, problems)
+    config = config or {}
+    problems = [
+        Problem(f"input.{key}", "no such key", choose(str(key), KEYS, noun="keys"))
+        for key in config
+        if key not in KEYS
+    ]
+    args, kwargs = _container(config, "args", problems), _container(config, "kwargs", problems)
+    items = []
+    if config.get("shape") is not None:
+        if args:
+            remedy = "drop one of them, with input.shape=null or input.args=null"
+            problems.append(Problem("input.shape", "is set together with input.args", remedy))
+        tensor = {key: config[key] for key in _TENSOR_KEYS if key in config}
+        items.append(_item(tensor, "input", problems))
+    items += [_item(item, f"input.args[{i}]", problems) for i, item in enumerate(args or ())]
+    named = {
+        str(key): _item(item, f"input.kwargs.{key}", problems)
+        for key, item in (kwargs or {}).items()
+    }
     if problems:
         raise ConfigError.of(problems)
-    return example
+    return Example(tuple(items), named)
 
 
 def build_example(config: Mapping[str, Any] | None, seed: int = 0) -> Example:
@@ -117,37 +135,15 @@ def build_example(config: Mapping[str, Any] | None, seed: int = 0) -> Example:
     )
 
 
-def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
-    problems += _unknown_keys(config)
-    args, kwargs = config.get("args"), config.get("kwargs")
-    if args is not None and not isinstance(args, list):
-        wrong = f"{as_written(args)} is not a list"
-        problems.append(Problem("input.args", wrong, "give [item,item]"))
-        args = None
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        wrong = f"{as_written(kwargs)} is not a mapping"
-        problems.append(Problem("input.kwargs", wrong, "give {name:item}"))
-        kwargs = None
-    single = config.get("shape") is not None
-    if single and args:
-        remedy = "drop one of them, with input.shape=null or input.args=null"
-        problems.append(Problem("input.shape", "is set together with input.args", remedy))
-    items = []
-    if single:
-        tensor = {key: config[key] for key in _TENSOR_KEYS if key in config}
-        items.append(_item(tensor, "input", problems))
-    items += [_item(item, f"input.args[{i}]", problems) for i, item in enumerate(args or [])]
-    named = {
-        str(key): _item(item, f"input.kwargs.{key}", problems)
-        for key, item in (kwargs or {}).items()
-    }
-    return Example(tuple(items), named)
-
-
-def _unknown_keys(config: Mapping[str, Any]) -> Iterator[Problem]:
-    for key in config:
-        if key not in KEYS:
-            yield Problem(f"input.{key}", "no such key", choose(str(key), KEYS, noun="keys"))
+def _container(config: Mapping[str, Any], key: str, problems: list[Problem]) -> Any:
+    """Return the list `args` or the mapping `kwargs`, or None; add to `problems` if it is another value."""
+    kind, noun, form = _CONTAINERS[key]
+    value = config.get(key)
+    if value is None or isinstance(value, kind):
+        return value
+    wrong = f"{as_written(value)} is not {noun}"
+    problems.append(Problem(f"input.{key}", wrong, f"give {form}"))
+    return None
 
 
 def _item(item: Any, where: str, problems: list[Problem]) -> Any:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.nested import map_tensors
+from prepare.core.model.module_tree import remove_hooks
 
 _LOW = (torch.float16, torch.bfloat16)
 
@@ -58,13 +59,7 @@ def call_in_float32(module: nn.Module, casts: CastResults) -> None:
 
 def call_as_it_is(module: nn.Module) -> None:
     """Remove the casts around the calls of `module`, if there are any."""
-    for key, hook in list(module._forward_pre_hooks.items()):
-        if isinstance(hook, CastArguments):
-            del module._forward_pre_hooks[key]
-            module._forward_pre_hooks_with_kwargs.pop(key, None)
-    for key, hook in list(module._forward_hooks.items()):
-        if isinstance(hook, CastResults):
-            del module._forward_hooks[key]
+    remove_hooks(module, CastArguments, CastResults)
 
 
 def casts_of(module: nn.Module) -> CastResults | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,26 +60,27 @@ def gradient_strides(model: nn.Module, batch: Any, amp: str) -> list[GradientStr
     check_amp(amp)
     if name := lazy_parameter(model):
         raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
-    found = list(_left_over(model))
-    done = {item.parameter for item in found}
     fresh = _gradients(model, batch, amp)
+    found = []
     for name, parameter in model.named_parameters():
-        gradient, bucket = fresh.get(name), _bucket(parameter)
-        if name in done or gradient is None or gradient.stride() == bucket:
+        bucket, old, new = _bucket(parameter), parameter.grad, fresh.get(name)
+        if old is not None and old.stride() != bucket:
+            strides = old.stride()
+            why = "it holds a gradient from before its layout changed, and torch adds to that in place"
+            remedy = "call zero_grad(set_to_none=True)"
+        elif new is not None and new.stride() != bucket:
+            strides = new.stride()
+            why, remedy = _cause(model, name, parameter, strides)
+        else:
             continue
-        why, remedy = _cause(model, name, parameter, gradient)
-        found.append(_record(name, parameter, gradient.stride(), why, remedy))
+        shape = tuple(parameter.shape)
+        found.append(GradientStrides(name, shape, bucket, strides, why, remedy))
     return found
 
 
 def _gradients(model: nn.Module, batch: Any, amp: str) -> Mapping[str, Tensor | None]:
     """Run one forward and backward on stand-ins; return the gradients by the names of the parameters."""
-    with (
-        held_interrupts(),
-        isolated(),
-        eager_if_compiled(model),
-        standing_in(model, real_stand_in),
-    ):
+    with held_interrupts(), isolated(), eager_if_compiled(model), standing_in(model, real_stand_in):
         args, kwargs = stand_ins_for(arguments(batch), copy_of)
         try:
             with torch.inference_mode(mode=False), torch.enable_grad():
@@ -88,34 +88,15 @@ def _gradients(model: nn.Module, batch: Any, amp: str) -> Mapping[str, Tensor | 
                     output = interruptible(model, *args, **kwargs)
                 roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
                 if not roots:
-                    raise RefusedError(
-                        "the output", "does not require gradients", "train a parameter"
-                    )
+                    wrong = "does not require gradients"
+                    raise RefusedError("the output", wrong, "train a parameter")
                 losses = [root.abs().square().float().mean() for root in roots]
                 interruptible(torch.stack(losses).sum().backward)
-        except RefusedError:
+        except (RefusedError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if isinstance(error, MemoryError | torch.OutOfMemoryError):
-                raise
             raise explained(model, error) from error
         return {name: parameter.grad for name, parameter in model.named_parameters()}
-
-
-def _left_over(model: nn.Module) -> Iterator[GradientStrides]:
-    """Yield the parameters that hold a gradient of another layout: new ones are added to it in place."""
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and parameter.grad.stride() != _bucket(parameter):
-            why = "it holds a gradient from before its layout changed, and torch adds to that in place"
-            remedy = "call zero_grad(set_to_none=True)"
-            yield _record(name, parameter, parameter.grad.stride(), why, remedy)
-
-
-def _record(
-    name: str, parameter: Tensor, gradient: tuple[int, ...], why: str, remedy: str
-) -> GradientStrides:
-    shape = tuple(parameter.shape)
-    return GradientStrides(name, shape, _bucket(parameter), gradient, why, remedy)
 
 
 def _bucket(parameter: Tensor) -> tuple[int, ...]:
@@ -125,21 +106,17 @@ def _bucket(parameter: Tensor) -> tuple[int, ...]:
     return torch.empty(parameter.shape, device="meta").stride()
 
 
-def _cause(model: nn.Module, name: str, parameter: Tensor, gradient: Tensor) -> tuple[str, str]:
+def _cause(
+    model: nn.Module, name: str, parameter: Tensor, gradient: tuple[int, ...]
+) -> tuple[str, str]:
     owner = model.get_submodule(name.rpartition(".")[0])
-    differ = {
-        size
-        for size, own, other in zip(
-            parameter.shape, parameter.stride(), gradient.stride(), strict=True
-        )
-        if own != other
-    }
-    if differ == {1}:
+    sizes = zip(parameter.shape, parameter.stride(), gradient, strict=True)
+    if {size for size, own, other in sizes if own != other} == {1}:
         why = (
             "they differ only in dimensions of size 1, where torch accepts any stride, but DDP compares all: "
             "the parameter has one format, and the activations have another"
         )
-        view = f"{name}.data.as_strided({list(parameter.shape)}, {list(gradient.stride())})"
+        view = f"{name}.data.as_strided({list(parameter.shape)}, {list(gradient)})"
         remedy = f"reset it with {name}.data = {view}"
         wanted = _RANKS.get(parameter.dim())
         if wanted and isinstance(owner, nn.modules.conv._ConvNd):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from prepare.core.forward.nested import map_tensors
 from prepare.core.model.memory_format import canonical_stride
+from prepare.core.model.module_tree import remove_hooks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +89,7 @@ class FormatHook:
     @staticmethod
     def remove(model: nn.Module) -> None:
         """Remove every formatting hook from `model`."""
-        for key, hook in list(model._forward_pre_hooks.items()):
-            if isinstance(hook, FormatHook):
-                del model._forward_pre_hooks[key]
-                model._forward_pre_hooks_with_kwargs.pop(key, None)
+        remove_hooks(model, FormatHook)
 
 
 def _may_run_on(tensor: Tensor, device: torch.device) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
+
+_LEAVES = (str, bytes, bool, int, float, complex, type(None))
 
 
 def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
@@ -36,73 +37,62 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in `value`, also in nested lists, tuples, mappings and dataclasses."""
     if isinstance(value, Tensor):
         yield value
-        return
-    if is_dataclass(value) and not isinstance(value, (type, Mapping)):
-        value = [getattr(value, field.name, None) for field in fields(value)]
-    items = value.values() if isinstance(value, Mapping) else value
-    if isinstance(items, list | tuple | ValuesView):
-        for item in items:
-            yield from tensors_in(item)
+    for _, item in _items(value):
+        yield from tensors_in(item)
 
 
-_LEAVES = (str, bytes, bool, int, float, complex, type(None))
+def named_tensors_in(value: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in `value` as `tensors_in` does, named `output[0].logits`."""
+    if isinstance(value, Tensor):
+        yield name, value
+    for key, item in _items(value):
+        place = f"[{key}]" if isinstance(value, list | tuple) else f".{key}"
+        yield from named_tensors_in(item, name + place)
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     """Return `value` with `change` applied to every tensor in it; the same object if nothing changed.
 
     Visits mappings, lists, tuples, NamedTuples and dataclasses, and keeps their types. torch's
-    pytree does not visit a dataclass or a UserDict that is not registered with it.
+    pytree does not visit a dataclass, a UserDict or a subclass of dict that is not registered with it.
     """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, _LEAVES):
         return value
+    before = dict(_items(value))
+    after = {key: map_tensors(change, item) for key, item in before.items()}
+    changed = {key: item for key, item in after.items() if item is not before[key]}
+    if not before:
+        _report_unknown(value)
+    return _with(value, after, changed) if changed else value
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the items of a container with their keys, indices or fields; nothing for another value."""
     if isinstance(value, Mapping):
-        return _changed_items(value, {k: map_tensors(change, v) for k, v in value.items()})
+        return value.items()
     if isinstance(value, list | tuple):
-        items = [map_tensors(change, item) for item in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        return _like_sequence(value, items)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
-        return _changed_fields(value, {n: map_tensors(change, getattr(value, n)) for n in names})
-    _report_unknown(value)
-    return value
+        return enumerate(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        names = (field.name for field in fields(value))
+        return ((name, getattr(value, name)) for name in names if hasattr(value, name))
+    return ()
 
 
-def _changed_items(value: Mapping, items: dict) -> Mapping:
-    changed = {key: item for key, item in items.items() if item is not value[key]}
-    if not changed:
-        return value
-    if not isinstance(value, MutableMapping):
-        mapping: Any = type(value)
-        return mapping(items)
+def _with(value: Any, items: dict[Any, Any], changed: dict[Any, Any]) -> Any:
+    """Return a container like `value` that holds `items`, of which only some have `changed`."""
+    kind: Any = type(value)
+    if isinstance(value, tuple):
+        return getattr(kind, "_make", kind)(items.values())
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
+        return kind(items)
     fresh = copy.copy(value)
     for key, item in changed.items():
-        fresh[key] = item
-    return fresh
-
-
-def _like_sequence(value: list | tuple, items: list) -> list | tuple:
-    if hasattr(value, "_make"):
-        return value._make(items)
-    if isinstance(value, tuple):
-        return type(value)(items)
-    fresh = copy.copy(value)
-    fresh[:] = items
-    return fresh
-
-
-def _changed_fields(value: Any, fields: dict[str, Any]) -> Any:
-    changed = {name: item for name, item in fields.items() if item is not getattr(value, name)}
-    if not changed:
-        return value
-    fresh = copy.copy(value)
-    for name, item in changed.items():
-        # Not dataclasses.replace: it runs __init__ again, and cannot set every field.
-        object.__setattr__(fresh, name, item)
+        if isinstance(value, list | Mapping):
+            fresh[key] = item
+        else:  # not dataclasses.replace: it runs __init__ again, and cannot set every field
+            object.__setattr__(fresh, key, item)
     return fresh
 
 
@@ -115,18 +105,3 @@ def _report_unknown(value: Any) -> None:
             "give a dict, list, tuple or dataclass",
             stacklevel=2,
         )
-
-
-def named_tensors_in(value: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in nested lists, tuples, mappings and dataclasses, named `output[0].logits`."""
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from named_tensors_in(item, f"{name}.{key}")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from named_tensors_in(item, f"{name}[{index}]")
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from named_tensors_in(getattr(value, field.name, None), f"{name}.{field.name}")

@@ -1,16 +1,48 @@
-"""Restore the settings of the process after a job, so that the next job of a sweep is not affected."""
+"""Read, set and restore the settings of torch and of the process."""
+
+from __future__ import annotations
 
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from prepare.core.forward.backends import saved_switches
 from prepare.core.utils.process_state import PROCESS_STATE
+
+_NHWC = "PYTORCH_MIOPEN_SUGGEST_NHWC"
+# A value that torch refuses to read: its older and newer switches were set to different things.
+MIXED = "mixed"
+
+
+class _Setting(NamedTuple):
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+
+    def read(self) -> Any:
+        try:
+            return self.get()
+        except RuntimeError:
+            return MIXED
+
+
+def read_switch(name: str) -> Any:
+    """Return the present value of a switch."""
+    return _SWITCHES[name].read()
+
+
+def set_switch(name: str, value: Any) -> None:
+    """Set a switch."""
+    _SWITCHES[name].set(value)
+
+
+def saved_switches() -> Callable[[], None]:
+    """Return a function that sets every switch to its present value."""
+    # The fields come last: setting a precision of matrix products, or TF32, sets several of them.
+    return _saved((*_SWITCHES.values(), *_fields()))
 
 
 @contextmanager
@@ -22,8 +54,7 @@ def isolated() -> Iterator[None]:
     """
     with PROCESS_STATE:
         path, folder = list(sys.path), os.getcwd()  # noqa: PTH109
-        settings = [(read, restore, read()) for read, restore in _SETTINGS]
-        restore_switches = saved_switches()
+        restore_settings, restore_switches = _saved(_SETTINGS), saved_switches()
         device = torch.get_default_device()
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -35,36 +66,55 @@ def isolated() -> Iterator[None]:
             # Setting it, even to the same device, slows every later call of a factory function.
             if torch.get_default_device() != device:
                 torch.set_default_device(None if device.type == "cpu" else device)
-            for read, restore, value in settings:
-                # Some settings reach into other threads, even if the value is the same.
-                if not _equal(read(), value):
-                    restore(value)
+            restore_settings()
             restore_switches()
+
+
+def _saved(settings: Iterable[_Setting]) -> Callable[[], None]:
+    values = [(setting, setting.read()) for setting in settings]
+
+    def restore() -> None:
+        for setting, value in values:
+            # Some settings reach into other threads, even if the value is the same.
+            if value is not MIXED and not _equal(setting.read(), value):
+                setting.set(value)
+
+    return restore
 
 
 def _equal(now: Any, before: Any) -> bool:
     if isinstance(before, list):  # of random states
         return now is not None and all(map(_equal, now, before))
-    return torch.equal(now, before) if isinstance(before, torch.Tensor) else now == before
+    return torch.equal(now, before) if isinstance(before, torch.Tensor) else bool(now == before)
 
 
-def _set_deterministic(value: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+def _attribute(owner: Any, name: str) -> _Setting:
+    return _Setting(lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
 
 
-def _cudnn_enabled() -> bool:
-    return torch.backends.cudnn.enabled
+def _fields() -> list[_Setting]:
+    """Return the field of each operation; torch has them from version 2.9 on."""
+    torch_backends: Any = torch.backends
+    if not hasattr(torch_backends.cuda.matmul, "fp32_precision"):
+        return []
+    owners = [torch_backends.cuda.matmul]
+    for backend in (torch_backends.cudnn, torch_backends.mkldnn):
+        owners += [
+            getattr(backend, name) for name in ("conv", "rnn", "matmul") if hasattr(backend, name)
+        ]
+    return [_attribute(owner, "fp32_precision") for owner in owners]
 
 
-def _enable_cudnn(value: bool) -> None:  # noqa: FBT001
-    torch.backends.cudnn.enabled = value
+def _nhwc() -> bool | None:
+    value = os.environ.get(_NHWC)
+    return None if value is None else value not in ("", "0")
 
 
-def _deterministic() -> tuple[bool, bool]:
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+def _set_nhwc(value: bool | None) -> None:  # noqa: FBT001
+    if value is None:
+        os.environ.pop(_NHWC, None)
+    else:
+        os.environ[_NHWC] = str(int(value))
 
 
 def _device_states() -> list[torch.Tensor] | None:
@@ -76,14 +126,23 @@ def _set_device_states(states: list[torch.Tensor] | None) -> None:
         torch.cuda.set_rng_state_all(states)
 
 
-# Pairs of functions: read a setting, restore it.
-_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
-    (torch.get_num_threads, torch.set_num_threads),
-    (_deterministic, _set_deterministic),
-    (_cudnn_enabled, _enable_cudnn),
-    (torch.get_rng_state, torch.set_rng_state),
-    (_device_states, _set_device_states),
-    (random.getstate, random.setstate),
+_SWITCHES = {
+    "cudnn_benchmark": _attribute(torch.backends.cudnn, "benchmark"),
+    "cudnn_deterministic": _attribute(torch.backends.cudnn, "deterministic"),
+    "matmul_precision": _Setting(
+        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+    ),
+    # Not the field of each operation: torch then refuses to read the older switch, which others do.
+    "cudnn_tf32": _attribute(torch.backends.cudnn, "allow_tf32"),
+    "miopen_nhwc": _Setting(_nhwc, _set_nhwc),
+}
+_SETTINGS = (
+    _Setting(torch.get_default_dtype, torch.set_default_dtype),
+    _Setting(torch.is_grad_enabled, torch.set_grad_enabled),
+    _Setting(torch.get_num_threads, torch.set_num_threads),
+    _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    _attribute(torch.backends.cudnn, "enabled"),
+    _Setting(torch.get_rng_state, torch.set_rng_state),
+    _Setting(_device_states, _set_device_states),
+    _Setting(random.getstate, random.setstate),
 )

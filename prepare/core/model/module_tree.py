@@ -1,10 +1,13 @@
-"""Copy the module tree of a model without its tensors, or record and restore it."""
+"""Copy the module tree of a model without its tensors, record and restore it, or hash its structure."""
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
+
+from prepare.core.model.tensors import is_strided, named_modules, named_tensors
 
 # A subclass may not allow changes or copies (diffusers' configurations are frozen dictionaries).
 _REFILLED = (dict, OrderedDict, list, set)
@@ -38,6 +41,15 @@ def copy_tree(
     return clone
 
 
+def remove_hooks(module: nn.Module, *kinds: type) -> None:
+    """Remove the forward hooks and pre-hooks of these classes from `module` itself."""
+    for table in (module._forward_pre_hooks, module._forward_hooks):
+        for key, hook in list(table.items()):
+            if isinstance(hook, kinds):
+                del table[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
 class Snapshot:
     """The class, attributes, children and hooks of every module of a model; not the values of tensors."""
 
@@ -54,6 +66,30 @@ class Snapshot:
                 if content is not None:
                     _refill(value, content)
                 vars(module)[key] = value
+
+
+def structure(model: nn.Module) -> str:
+    """Return the sha256 (hexadecimal) of the structure of a model, independent of its values.
+
+    It covers every module's name, class and `extra_repr` (sizes, strides, groups), and every
+    tensor's name, shape, strides, dtype and device type.
+
+    >>> structure(nn.Conv2d(2, 2, 3)) == structure(nn.Conv2d(2, 2, 3))
+    True
+    >>> structure(nn.Conv2d(2, 2, 3)) == structure(nn.Conv2d(2, 2, 3, padding=1))
+    False
+    """
+    lines = [
+        f"{name!r} {type(module).__module__}.{type(module).__qualname__} {module.extra_repr()}"
+        for name, module in named_modules(model)
+    ]
+    for place in sorted(named_tensors(model), key=lambda place: place.path):
+        tensor = place.tensor
+        strides = tensor.stride() if is_strided(tensor) else tensor.layout
+        kind = f"{tensor.dtype} {tensor.device.type} {tensor.requires_grad}"
+        shape = "nested" if tensor.is_nested else tuple(tensor.shape)
+        lines.append(f"{place.path!r} {shape} {strides} {kind}")
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from prepare.core.model.repair_marker import is_repaired
+from prepare.core.model.module_kinds import is_repaired
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _NO_DISPATCH = Tensor.__torch_dispatch__
@@ -42,9 +42,9 @@ class NamedTensor(NamedTuple):
         return f"{self.owner}.{self.name}" if self.owner else self.name
 
 
-def named_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield every module under every name; `nn.Module.named_modules` yields a shared module once."""
-    stack = [(name, model, frozenset[int]())]
+    stack = [("", model, frozenset[int]())]
     while stack:
         name, module, above = stack.pop()
         if id(module) in above:
@@ -104,7 +104,7 @@ def _tensors_in(path: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Te
 def computed_names(module: nn.Module) -> tuple[str, ...]:
     """Return the names of tensors that parametrizations or torch's older hooks compute in `module`."""
     names = list(getattr(module, "parametrizations", None) or ()) if _parametrized(module) else []
-    if _hooks(module):
+    if module._forward_pre_hooks:
         hooked = dict.fromkeys(name for _, name in weight_hooks(module))
         names += [name for name in hooked if name not in module._parameters]
     return tuple(names)
@@ -210,10 +210,6 @@ def stored_values(tensor: Tensor) -> Tensor:
     if tensor.layout is torch.sparse_coo:
         return tensor.detach()._values()
     return tensor.detach().values() if tensor.layout in _COMPRESSED else tensor
-
-
-def _hooks(module: nn.Module) -> bool:
-    return bool(module._forward_pre_hooks)
 
 
 def _parametrized(module: nn.Module) -> bool:

@@ -1,15 +1,15 @@
 """Identify the accelerator: its backend, the versions of its libraries and driver, its architectures."""
 
-import ast
 import importlib.util
-import os
 import platform
 import re
+import runpy
 import subprocess
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from prepare.core.utils.packages import version_of
 
 # Every key of an identity, as sentences name it.
 NAMES = {
@@ -61,7 +61,7 @@ def installed_accelerator() -> dict[str, Any]:
     return _identity(
         cuda=built.get("cuda"),
         hip=built.get("hip"),
-        cudnn=next(filter(None, map(_wheel, _CUDNN_WHEELS)), None),
+        cudnn=next(filter(None, map(version_of, _CUDNN_WHEELS)), None),
         driver=driver,
         architectures=sorted(architectures),
     )
@@ -146,22 +146,6 @@ def _smi(query: str) -> tuple[str, ...]:
 def _torch_version_file() -> dict[str, Any]:
     """Return the constants of `torch/version.py`, without importing torch."""
     spec = importlib.util.find_spec("torch")
-    places = spec.submodule_search_locations if spec else None
-    try:
-        text = Path(os.fspath(next(iter(places or ()))), "version.py").read_text()
-    except (OSError, StopIteration):
+    if spec is None or spec.origin is None:
         return {}
-    return {
-        ast.unparse(
-            node.targets[0] if isinstance(node, ast.Assign) else node.target
-        ): node.value.value
-        for node in ast.parse(text).body
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Constant)
-    }
-
-
-def _wheel(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return runpy.run_path(str(Path(spec.origin).with_name("version.py")))

@@ -4,13 +4,13 @@ import os
 import platform
 import subprocess
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from prepare.core.utils import json_records
 from prepare.core.utils.accelerator import accelerator
-from prepare.core.utils.waiting import waiting
+from prepare.core.utils.machine import how_threads_wait
+from prepare.core.utils.packages import version_of
 
 _PACKAGES = ("torch-prepare", "hydra-core", "omegaconf", "numpy", "torchao")
 # The fields of /proc/cpuinfo with the instruction sets that torch's kernels use, on x86 and on ARM.
@@ -40,24 +40,18 @@ def environment() -> dict[str, Any]:
     """Return the environment as plain data; None for anything unknown."""
     import torch
 
-    cpuinfo = _cpuinfo()
     return {
         "format": "prepare.environment",
         "version": 1,
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: version_of(name) for name in _PACKAGES},
         "platform": platform.platform(),
-        "cpu": cpuinfo.get("model name") or platform.processor() or None,
-        # CPUs of the same name may differ in these, and so in the speed of 16-bit types.
-        "instructions": _instructions(cpuinfo),
+        **machine_identity(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "waiting": waiting(),
+        "waiting": how_threads_wait(),
         "devices": _devices(),
-        # A change of any of these may change the fastest kernel, or make it wrong.
-        "accelerator": accelerator(),
         "git_commit": _commit(),
     }
 
@@ -70,16 +64,11 @@ def machine_identity() -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "cpu": cpuinfo.get("model name") or platform.processor() or None,
+        # CPUs of the same name may differ in these, and so in the speed of 16-bit types.
         "instructions": _instructions(cpuinfo),
+        # A change of any of these may change the fastest kernel, or make it wrong.
         "accelerator": accelerator(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -198,6 +198,20 @@ def both(path: str | os.PathLike, beside: str | os.PathLike) -> Iterator[tuple[N
     _sync_folder(os.path.dirname(path) or os.curdir)
 
 
+def missing_remedy(path: str | os.PathLike) -> str:
+    """Return what to do about a path that does not exist: the folder that is missing, or a similar name."""
+    folder, name = os.path.split(os.fsdecode(path))
+    try:
+        with os.scandir(folder or os.curdir) as entries:
+            # The search for a close match takes time for each name.
+            close = nearest(name, [entry.name for entry in islice(entries, 1000)])
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return f"there is no folder {printable_path(folder)}"
+    except OSError:
+        return ""
+    return f"did you mean {printable_path(Path(folder, close[0]))}?" if close else ""
+
+
 def printable_path(path: str | os.PathLike) -> str:
     """Return a path as it can be printed on one line of any terminal."""
     text = os.fsdecode(path)
@@ -266,19 +280,4 @@ def _file_error(path: str | os.PathLike, done: str, error: OSError | ValueError)
 
 def _remedy(path: str, error: OSError | ValueError) -> str:
     code = getattr(error, "errno", None) or 0
-    folder, name = os.path.split(path)
-    if code == errno.ENOENT and not os.path.isdir(folder or os.curdir):
-        return f"there is no folder {printable_path(folder)}"
-    if code == errno.ENOENT:
-        close = nearest(name, _names(folder or os.curdir))
-        return f"did you mean {printable_path(Path(folder, close[0]))}?" if close else ""
-    return REMEDIES.get(code, "")
-
-
-def _names(folder: str) -> list[str]:
-    """Return up to 1,000 names in the folder: the search for a close match takes time for each."""
-    try:
-        with os.scandir(folder) as entries:
-            return [entry.name for entry in islice(entries, 1000)]
-    except OSError:
-        return []
+    return missing_remedy(path) if code == errno.ENOENT else REMEDIES.get(code, "")

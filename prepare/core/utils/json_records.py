@@ -1,25 +1,16 @@
-"""Write and read records: JSON files that name their format and version."""
+"""Write, read and show records: JSON files that name their format and version."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    NamedTuple,
-    Self,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from prepare.core.utils.files import printable_path, read_text, write_text
 from prepare.core.utils.text import printable
@@ -33,8 +24,26 @@ _T = TypeVar("_T")
 _Parser = Callable[[Any], Any]
 # More than the record of a model of a hundred thousand tensors needs.
 LIMIT = 1 << 28
+# The report reads records, so no record imports it: it is looked up when one is shown.
+_REPORT = "prepare.report.objects"
 _LARGEST = 1 << 63
 _NAMES = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+class Readable:
+    """A record whose `repr` is one line, `str` the table of the command line, and HTML its section."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return _shown("one_line", self)
+
+    def __str__(self) -> str:
+        return _shown("text", self)
+
+    def _repr_html_(self) -> str | None:
+        """Return the section of a page, with its style, for notebooks; None without jinja2."""
+        return _shown("html", self)
 
 
 def write_json(path: str | os.PathLike, data: dict[str, Any], *, lines: bool = False) -> None:
@@ -170,10 +179,10 @@ def check_values(data: Mapping[str, Any], types: Mapping[str, Any]) -> None:
 
 def _parse_object(cls: type, data: Any) -> Any:
     """Build `cls` from a JSON object whose keys are its fields; those marked `late` may be absent."""
-    parsers = _field_parsers(cls)
+    parsers, late = _fields_of(cls)
     if not isinstance(data, dict):
         raise TypeError(f"an object was expected, not {type(data).__name__}")
-    if parsers.keys() - _late_fields(cls) - data.keys() or data.keys() - parsers.keys():
+    if parsers.keys() - late - data.keys() or data.keys() - parsers.keys():
         raise ValueError(f"the keys are {sorted(data)}, not {sorted(parsers)}")
     return cls(**{key: _at(key, parsers[key], value) for key, value in data.items()})
 
@@ -188,22 +197,18 @@ def _at(key: Any, parse: _Parser | None, value: Any) -> Any:
 
 
 @cache
-def _late_fields(cls: type) -> frozenset[str]:
-    if not is_dataclass(cls):
-        return frozenset()
-    return frozenset(each.name for each in fields(cls) if each.metadata.get("late"))
-
-
-@cache
-def _field_parsers(cls: type) -> dict[str, _Parser | None]:
-    hints = get_type_hints(cls).items()
-    return {name: _parser(hint) for name, hint in hints if get_origin(hint) is not ClassVar}
+def _fields_of(cls: type) -> tuple[dict[str, _Parser | None], frozenset[str]]:
+    """Return the parser of each field, and the names of those that may be absent."""
+    hints = typing.get_type_hints(cls).items()
+    declared = fields(cls) if is_dataclass(cls) else ()
+    parsers = {n: _parser(hint) for n, hint in hints if typing.get_origin(hint) is not ClassVar}
+    return parsers, frozenset(each.name for each in declared if each.metadata.get("late"))
 
 
 def _parser(hint: Any) -> _Parser | None:
     """Return the function that turns a JSON value into a `hint`; None if it may be anything."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
         (other,) = (arg for arg in args if arg is not NoneType)
         return partial(_parse_optional, _parser(other))
     if origin in (tuple, list):
@@ -254,3 +259,7 @@ def json_lines(data: dict) -> str:
             text = json.dumps(value, allow_nan=False)
         members.append(f"{json.dumps(str(key))}: {text}")
     return "{\n" + ",\n".join(members) + "\n}"
+
+
+def _shown(form: str, record: Readable) -> Any:
+    return getattr(importlib.import_module(_REPORT), form)(record)

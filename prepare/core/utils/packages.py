@@ -1,8 +1,12 @@
-"""Name the package to install for a module that cannot be imported."""
+"""Deal with other packages: which to install, and how to keep their reports and remarks quiet."""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import sys
+from importlib import metadata
 
 # Import names of packages, and the extra of ours that installs each.
 EXTRAS = {
@@ -32,6 +36,14 @@ _PACKAGES = {
 }
 _LOCAL = "start in the folder that holds it"
 _NO_MODULE = re.compile(r"No module named '(\w+)")
+# Ray reports usage where a cluster starts; huggingface_hub names its callers in each request.
+_SWITCHES = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
+# OpenVINO has no switch: importing it reports, from a thread, that it was imported. Without this
+# package it falls back to a stub of its own.
+_BLOCKED = "openvino_telemetry"
+# torchao logs each kernel that it has for other devices, torch logs a deprecation in it, and diffusers that a
+# class of an older torchao is missing.
+_LOGGERS = ("torchao", "torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quantizer")
 
 
 def install_remedy(module: str, *, imported: bool = False) -> str:
@@ -47,7 +59,34 @@ def install_remedy(module: str, *, imported: bool = False) -> str:
     )
 
 
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package, or None; the package is not imported."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def missing_module(text: str) -> str | None:
     """Return the module that an error message says is missing, as in `No module named 'einops'`."""
     found = _NO_MODULE.search(text)
     return found[1] if found else None
+
+
+def switch_off_telemetry() -> None:
+    """Switch off the reports of OpenVINO, Ray and huggingface_hub, here and in child processes.
+
+    Call it before these are imported. A value that the user has set in the environment stays. What
+    the user's own code imported before stays as well.
+    """
+    for name, value in _SWITCHES.items():
+        os.environ.setdefault(name, value)
+    sys.modules.setdefault(_BLOCKED, None)  # type: ignore[arg-type]  # None: the import fails
+
+
+def quiet_torchao() -> None:
+    """Let these loggers report errors only, unless the user has set their level."""
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.ERROR)

@@ -1,32 +1,53 @@
 """Read and write YAML as plain data: no value of a document constructs, imports or opens anything.
 
 Tags, anchors, aliases, directives, merge keys, `${`, keys that begin with `_`, duplicate keys and a
-second document are errors, each with its line. `yaml_scalars` defines the meaning of single values.
+second document are errors, each with its line. Unquoted values have the meaning of YAML 1.2's core schema:
+`on`, `yes` and `1:30` are strings. A value that has another type on the command line (`010`, `1_000`, `nan`,
+`nUll`) is an error; only `0x1f` and `0o17` are integers here and strings there. Numbers are finite, integers
+have at most 64 bits.
 
 Limits: 1 MiB, 32 levels, 5,000 keys and values. PyYAML's own parser needs up to 3 s for that; it is used
 without libyaml, and for escaped surrogates, which libyaml rejects.
 """
 
+import math
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
-from prepare.core.utils import yaml_scalars as scalars
-from prepare.core.utils.yaml_scalars import UNPRINTABLE, dotted, key_trouble, kind_of, short_repr
 from prepare.errors import RecipeError
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 MAX_VALUES = 5_000
-SHORTER = "use patterns in place of lists of names"
+_INTEGERS = range(-(1 << 63), 1 << 64)
+AMBIGUOUS = "means one thing in YAML and another on the command line"
+_SHORTER = "use patterns in place of lists of names"
 
 # Only the events of these loaders are used; their constructors never run.
 _FAST, _SLOW = getattr(yaml, "CSafeLoader", None), yaml.SafeLoader
 _SURROGATE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
 _DIRECTIVE = re.compile(r"(?:\A|[\r\n])%")
-_MAX_SIMPLE_KEY = 1000
+
+# Line breaks of YAML 1.1 only (U+0085, U+2028, U+2029) count as unprintable.
+_UNPRINTABLE = re.compile(
+    "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+)
+
+_WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
+_WORDS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_OTHER_WORDS = re.compile(r"null|true|false|[-+]?\.?(?:inf|nan)", re.IGNORECASE)
+_BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_DIGITS = r"[0-9]+(?:_[0-9]+)*"
+_NUMBER = re.compile(rf"[-+]?(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:[eE][-+]?{_DIGITS})?")
+_ODD_NUMBER = re.compile(r"[-+]?0[0-9]|.*_", re.DOTALL)
+
+# Strings that are written without quotes: every version of YAML reads them as strings.
+_PLAIN = re.compile(r"[A-Za-z][\w.*/-]*(?::[\w.*/-]+)*", re.ASCII)
+_QUOTED = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "inf", "nan"}
 
 
 class YamlDocument(NamedTuple):
@@ -38,7 +59,6 @@ class YamlDocument(NamedTuple):
 
 def read(text: str | bytes, where: str, *, remedy: str) -> YamlDocument:
     """Read `text`; raise RecipeError with places in the file `where`, and `remedy` if it is empty."""
-    _check_size(text, where)
     text = _decoded(text, where).removeprefix("\ufeff")
     reader = _Reader(yaml.parse(text, Loader=_loader_of(text)), text, where)
     return YamlDocument(reader.document(remedy), reader.at)
@@ -47,14 +67,43 @@ def read(text: str | bytes, where: str, *, remedy: str) -> YamlDocument:
 def write(value: object, where: str) -> str:
     """Return `value` in block style, so that `read` returns exactly `value`; raise RecipeError.
 
-    The error names the path of a value that is not plain data (`steps.half.keep[1]`), or `where`
-    if the whole text is too large.
+    The error names the path of a value that is not plain data (`steps.half.keep[1]`), or `where` if the
+    text is beyond the limits.
     """
-    writer = _Writer()
-    writer.value(value, (), head="", pad="")
-    text = "\n".join(writer.lines) + "\n"
-    _check_size(text, where, verb="would be")
+    _refuse_unfit(value, ())
+    # The Python emitter of PyYAML: libyaml's rejects surrogates, and writes other bytes.
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize)
+    read(text, where, remedy="")
     return text
+
+
+def dotted(path: tuple[str | int, ...]) -> str:
+    """Return `("steps", "half", "keep", 1)` as `steps.half.keep[1]`, with unusual keys in quotes."""
+    text = ""
+    for key in path:
+        if isinstance(key, int):
+            text += f"[{key}]"
+        else:
+            simple = _PLAIN.fullmatch(key) and len(key) <= 60
+            text += "." * bool(text) + (key if simple else short_repr(key))
+    return text
+
+
+def short_repr(value: object) -> str:
+    """Return a value as one short line; a cut string ends in `...`."""
+    if isinstance(value, str):
+        return ascii(value) if len(value) <= 60 else ascii(value[:60]) + "..."
+    return kind_of(value) if isinstance(value, dict | list | tuple) else ascii(value)[:60]
+
+
+def kind_of(value: object) -> str:
+    """Return the kind of a value in words: `null`, `a list`, `of type set`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    kinds = {int: "a number", float: "a number", str: "a string", list: "a list", dict: "a mapping"}
+    return kinds.get(type(value)) or f"of type {type(value).__name__}"
 
 
 class _Reader:
@@ -134,7 +183,7 @@ class _Reader:
         if not isinstance(key, str):
             wrong = f"holds the key {short_repr(event.value)}, which is {kind_of(key)}"
             self.refuse(event, wrong, "put quotes around it")
-        if wrong := key_trouble(key):
+        if wrong := _key_trouble(key):
             self.refuse(event, wrong, "remove it")
         return key
 
@@ -150,7 +199,7 @@ class _Reader:
             self.refuse(event, f"holds the tag {short_repr(event.tag)}", "write plain data")
         self.count += 1
         if self.count > MAX_VALUES:
-            self.refuse(event, f"is past the first {MAX_VALUES:,} keys and values", SHORTER)
+            self.refuse(event, f"is past the first {MAX_VALUES:,} keys and values", _SHORTER)
 
     def scalar(self, event: yaml.ScalarEvent) -> object:
         if "${" in event.value:
@@ -158,72 +207,104 @@ class _Reader:
                 event, f"holds '${{' in {short_repr(event.value)}", "write the value itself"
             )
         try:
-            return event.value if event.style else scalars.read(event.value)
+            return event.value if event.style else _scalar(event.value)
         except ValueError as error:
             wrong = f"holds {short_repr(event.value)}, which {error}"
             self.refuse(event, wrong, "write it another way, or in quotes if it is text")
 
 
-class _Writer:
-    """Write a value as lines of block-style YAML, one key or item on each.
+class _Dumper(yaml.SafeDumper):
+    """Write lists indented, and a text in quotes if another reader could take it for something else."""
 
-    Not by `yaml.dump`: PyYAML's own emitter is forty times as slow, libyaml's rejects surrogates,
-    and the two write different bytes, so a recipe would depend on the machine that wrote it.
-    """
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: FBT001, FBT002
+        super().increase_indent(flow, False)
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.count = 0
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
-    def value(self, value: object, path: tuple, *, head: str, pad: str) -> None:
-        """Append `value`: its first line after `head`, the others after `pad`."""
-        self.count += 1
-        if self.count > MAX_VALUES:
-            _unfit(path, f"is past the first {MAX_VALUES:,} keys and values", SHORTER)
-        if type(value) in (dict, list) and len(path) >= MAX_DEPTH:
-            _unfit(path, f"is more than {MAX_DEPTH} levels deep", "nest less")
-        if type(value) is dict and value:
-            self.pairs(value, path, head=head, pad=pad)
-        elif type(value) is list and value:
-            for index, item in enumerate(value):
-                self.value(item, (*path, index), head=f"{head}- ", pad=f"{pad}  ")
-                head = pad
-        else:
-            self.lines.append(head + _scalar(value, path))
 
-    def pairs(self, value: dict, path: tuple, *, head: str, pad: str) -> None:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    plain = _PLAIN.fullmatch(text) and text.lower() not in _QUOTED
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def _refuse_unfit(value: object, path: tuple) -> None:
+    """Raise RecipeError with its path for a value that is not plain data."""
+    if type(value) in (dict, list) and len(path) >= MAX_DEPTH:
+        raise RecipeError(dotted(path), f"is more than {MAX_DEPTH} levels deep", "nest less")
+    if type(value) is list:
+        for index, item in enumerate(value):
+            _refuse_unfit(item, (*path, index))
+    elif type(value) is dict:
         for key, item in value.items():
             if type(key) is not str:
-                _unfit(path, f"holds a key that is {kind_of(key)}", "use strings")
-            if wrong := key_trouble(key):
-                _unfit(path, wrong, "rename it")
-            self.count += 1
-            name = _scalar(key, (*path, key))
-            # The key of "key: value" may have at most 1,024 characters; "? key" has no such limit.
-            head += f"{name}:" if len(name) <= _MAX_SIMPLE_KEY else f"? {name}\n{pad}:"
-            inner = {"head": f"{pad}  ", "pad": f"{pad}  "}
-            if type(item) in (dict, list) and item:
-                self.lines.append(head)
-            else:
-                inner["head"] = f"{head} "
-            self.value(item, (*path, key), **inner)
-            head = pad
+                raise RecipeError(
+                    dotted(path), f"holds a key that is {kind_of(key)}", "use strings"
+                )
+            if wrong := _key_trouble(key):
+                raise RecipeError(dotted(path), wrong, "rename it")
+            _refuse_unfit_scalar(key, (*path, key))
+            _refuse_unfit(item, (*path, key))
+    else:
+        _refuse_unfit_scalar(value, path)
 
 
-def _scalar(value: object, path: tuple) -> str:
-    try:
-        return scalars.write(value)
-    except ValueError as error:
-        remedy = "use null, true, false, finite numbers, strings, lists and dicts"
-        raise RecipeError(dotted(path), str(error), remedy) from None
-
-
-def _unfit(path: tuple, wrong: str, remedy: str) -> NoReturn:
+def _refuse_unfit_scalar(value: object, path: tuple) -> None:
+    if type(value) is str and "${" in value:
+        wrong = f"holds '${{' in {short_repr(value)}"
+    elif type(value) is int and value not in _INTEGERS:
+        wrong = "has more than 64 bits"
+    elif type(value) is float and not math.isfinite(value):
+        wrong = "is not finite"
+    elif value is None or type(value) in (bool, str, int, float):
+        return
+    else:
+        wrong = f"is {kind_of(value)}"
+    remedy = "use null, true, false, finite numbers, strings, lists and dicts"
     raise RecipeError(dotted(path), wrong, remedy)
 
 
+def _scalar(text: str) -> object:
+    """Return the value of an unquoted scalar; raise ValueError if its meaning is ambiguous."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if _OTHER_WORDS.fullmatch(text):
+        raise ValueError(AMBIGUOUS)
+    if _BASED.fullmatch(text):
+        return _integer(text)
+    if not _NUMBER.fullmatch(text):
+        return text
+    if _ODD_NUMBER.match(text):
+        raise ValueError(AMBIGUOUS)
+    if text.lstrip("+-").isdecimal():
+        return _integer(text)
+    if not math.isfinite(number := float(text)):
+        raise ValueError("is too large a number")
+    return number
+
+
+def _integer(text: str) -> int:
+    # Python raises its own ValueError for more than 4,300 decimal digits.
+    digits = text[2:].lstrip("0") if text[1:2] in ("o", "x") else text
+    if len(digits) > 22 or (number := int(text, 0)) not in _INTEGERS:
+        raise ValueError("has more than 64 bits")
+    return number
+
+
+def _key_trouble(key: str) -> str:
+    """Return the reason why `key` is not allowed, as Hydra or another YAML reader acts on it; or ""."""
+    if key.startswith("_"):
+        return f"holds the key {short_repr(key)}: no key of a recipe begins with '_'"
+    return "holds the merge key '<<'" if key == "<<" else ""
+
+
 def _decoded(text: str | bytes, where: str) -> str:
-    """Decode a recipe; raise RecipeError for bytes that are not UTF-8 and unprintable characters."""
+    """Decode a recipe; raise RecipeError if it is too large, not UTF-8, or holds unprintable characters."""
+    if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > MAX_BYTES:
+        raise RecipeError(where, f"is larger than {MAX_BYTES:,} bytes", _SHORTER)
     if isinstance(text, bytes):
         data = text
         try:
@@ -231,16 +312,11 @@ def _decoded(text: str | bytes, where: str) -> str:
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
             raise RecipeError(f"{where}:{line}", "is not UTF-8", "save it as UTF-8") from error
-    if bad := UNPRINTABLE.search(text, text.startswith("\ufeff")):
+    if bad := _UNPRINTABLE.search(text, text.startswith("\ufeff")):
         line = text.count("\n", 0, bad.start()) + 1
         wrong = f"holds the character U+{ord(bad[0]):04X}"
         raise RecipeError(f"{where}:{line}", wrong, "remove it, or escape it in double quotes")
     return text
-
-
-def _check_size(text: str | bytes, where: str, *, verb: str = "is") -> None:
-    if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > MAX_BYTES:
-        raise RecipeError(where, f"{verb} larger than {MAX_BYTES:,} bytes", SHORTER)
 
 
 def _loader_of(text: str) -> Any:

@@ -155,9 +155,7 @@ class _Hold:
         return [number for number in self.received if self._replaced[number].by_python]
 
     def _restore(self, number: int, replaced: _Replaced) -> None:
-        if (
-            signal.getsignal(number) != self._receive
-        ):  # never replaced, or the block has set another one
+        if signal.getsignal(number) != self._receive:  # another handler was set meanwhile
             return
         now = _action(number)
         signal.signal(number, replaced.handler)
@@ -193,11 +191,7 @@ def _sigaction() -> Callable[..., int] | None:
     """Return the system's function; `signal.getsignal` does not know of a handler that C code has set."""
     try:
         return ctypes.CDLL(None).sigaction
-    except (
-        OSError,
-        AttributeError,
-        TypeError,
-    ):  # Windows, where C code sets handlers in another way
+    except (OSError, AttributeError, TypeError):  # Windows, where C code sets handlers otherwise
         return None
 
 

@@ -49,17 +49,13 @@ def nearest(word: str, allowed: Iterable[str], *, cutoff: float = 0.55) -> list[
 def choose(word: str, allowed: Iterable[str], *, noun: str = "allowed") -> str:
     """Return the remedy for a wrong word: the nearest match, then all allowed words."""
     allowed = list(allowed)
-    close = nearest(word, allowed)
-    everything = f"{noun}: {', '.join(allowed)}" if allowed else f"{noun}: none"
-    return f"did you mean {close[0]!r}? {everything}" if close else everything
+    return _did_you_mean(word, allowed) + f"{noun}: {', '.join(allowed) or 'none'}"
 
 
 def choose_option(word: str, group: str, options: Iterable[str], *, noun: str = "options") -> str:
     """Return the remedy for a wrong option of a group: the nearest match, then its options."""
     options = list(options)
-    close = nearest(word, options)
-    text = options_text(group, options, noun=noun)
-    return f"did you mean {close[0]!r}? {text}" if close else text
+    return _did_you_mean(word, options) + options_text(group, options, noun=noun)
 
 
 def options_text(group: str, options: list[str], *, noun: str = "options") -> str:
@@ -67,6 +63,11 @@ def options_text(group: str, options: list[str], *, noun: str = "options") -> st
     if len(options) <= _LISTED:
         return f"{noun}: {', '.join(options)}"
     return f"{noun}: {', '.join(_families(options))} (--help {group} lists them)"
+
+
+def _did_you_mean(word: str, allowed: list[str]) -> str:
+    close = nearest(word, allowed)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def _families(names: list[str]) -> Iterator[str]:

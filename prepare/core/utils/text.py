@@ -1,7 +1,9 @@
-"""Format sizes, counts and arbitrary names for a terminal."""
+"""Format sizes, counts, arbitrary names and tables for a terminal and for files."""
 
+import csv
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TextIO
@@ -10,6 +12,8 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 _OUTPUT: ContextVar[TextIO | None] = ContextVar("_OUTPUT", default=None)
+# A spreadsheet takes a cell that begins so as a formula, unless it is a number.
+_FORMULA = re.compile(r"(?![-+][0-9.]+(e[-+]?[0-9]+)?$)[=+\-@\t\r]", re.IGNORECASE)
 
 
 def output() -> TextIO:
@@ -43,9 +47,9 @@ def size(count: int) -> str:
 def printable(text: Any) -> str:
     """Return `text` as one line for any terminal, with unprintable characters escaped."""
     text = str(text)
-    return (
-        text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode()
-    )
+    if text.isprintable():
+        return text
+    return text.encode("unicode_escape", "backslashreplace").decode()
 
 
 def first_line(message: object) -> str:
@@ -78,3 +82,24 @@ def plural(count: int, word: str) -> str:
 def times(count: int) -> str:
     """Return `never`, `once` or `17 times`."""
     return "never" if not count else "once" if count == 1 else f"{count:,} times"
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    r"""Return the rows as CSV, each ended by `\n`; None is an empty cell.
+
+    A lone surrogate, which UTF-8 cannot encode, is written as `\udc80`. A text that a spreadsheet would
+    take as a formula begins with `'`; numbers stay as they are.
+    """
+    lines = _Lines()
+    # The csv writer quotes only the characters of its line end: with "\n" alone, "\r" would break a row.
+    csv.writer(lines, lineterminator="\r\n").writerows(map(_plain, row) for row in rows)
+    return "".join(lines).encode("utf-8", "backslashreplace").decode()
+
+
+def _plain(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
+
+
+class _Lines(list[str]):
+    def write(self, line: str) -> None:
+        self.append(line.removesuffix("\r\n") + "\n")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from prepare.core.utils.quiet_torchao import quiet_torchao
+from prepare.core.utils.packages import quiet_torchao
 from prepare.core.utils.text import first_line
 from prepare.export.exporter import Exporter, Loaded, register
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from prepare.core.utils.telemetry import switch_off_telemetry
+from prepare.core.utils.packages import switch_off_telemetry
 from prepare.export.exporter import Exporter, Loaded, register
 
 _PLACE = "prepare"

@@ -11,8 +11,22 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from prepare import recipe
-from prepare.core.charts import Axis, Bar, Bars, Plane, Point
-from prepare.core.document import Answer, Cell, Charts, Code, Document, Items, Matrix, Table, Text
+from prepare.core.document import (
+    Answer,
+    Axis,
+    Bar,
+    Bars,
+    Cell,
+    Charts,
+    Code,
+    Document,
+    Items,
+    Matrix,
+    Plane,
+    Point,
+    Table,
+    Text,
+)
 from prepare.core.utils import files
 from prepare.core.utils.text import plural, size, times
 from prepare.errors import PrepareError

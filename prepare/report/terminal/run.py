@@ -30,7 +30,7 @@ from prepare.stage import Stage
 if TYPE_CHECKING:
     from prepare.audit import Audit
     from prepare.core.document import Document
-    from prepare.core.forward.conv_layouts import LayoutCount
+    from prepare.core.forward.run_example import LayoutCount
     from prepare.job.outcome import Outcome
     from prepare.job.results import Results
 

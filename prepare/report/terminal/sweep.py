@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from prepare.core.utils import files, json_records
-from prepare.core.utils.csv_text import csv_text
-from prepare.core.utils.text import line, one_line, output, plural, printable
+from prepare.core.utils.text import csv_text, line, one_line, output, plural, printable
 from prepare.report.sweep_table import (
     Column,
     columns,

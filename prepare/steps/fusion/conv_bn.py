@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from prepare.core.model.convolutions import CONVOLUTIONS, TRANSPOSED
-from prepare.core.model.repair_marker import is_repair
+from prepare.core.model.module_kinds import CONVOLUTIONS, TRANSPOSED, is_repair
 from prepare.core.model.tensors import identity, is_plain, is_strided, named_modules, named_tensors
 from prepare.steps.fusion.symbolic_trace import has_hooks, trace
 

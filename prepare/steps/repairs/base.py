@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from prepare.core.model.repair_marker import mark_repair
+from prepare.core.model.module_kinds import mark_repair
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 

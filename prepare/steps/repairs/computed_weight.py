@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from prepare.core.model.repair_marker import mark_repair
+from prepare.core.model.module_kinds import mark_repair
 from prepare.core.model.tensors import computed_names, weight_hooks
 from prepare.steps.repairs.base import FORMATS, Repair
 

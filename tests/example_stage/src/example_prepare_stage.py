@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from prepare.core.charts import Bar, Bars
-from prepare.core.document import Answer, Charts, Document, Facts, Shown
+from prepare.core.document import Answer, Bar, Bars, Charts, Document, Facts, Shown
 from prepare.stage import Column, Stage, Task, Verdict, Work, key
 
 

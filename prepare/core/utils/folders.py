@@ -1,8 +1,17 @@
-"""Find the folder of the system in which `prepare` remembers answers between processes."""
+"""Find the folder of configurations, and that in which `prepare` remembers answers between processes."""
+
+from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+
+
+def conf_dir() -> Path:
+    """Return the folder of configurations: inside the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[2]
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
 
 
 def cache_folder(name: str) -> Path:

@@ -1,8 +1,16 @@
-"""Recognise our repairs: classes, methods and hooks that keep the layout and compute what torch's do."""
+"""Recognise modules: convolutions, and our repairs, which keep the layout and compute what torch's do."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
+
+from torch import nn
+
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
+# Those with a weight of 4 or 5 dimensions: only these have a channels-last format.
+CONVOLUTIONS_2D_3D = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
 
 _Class = TypeVar("_Class", bound=type)
 _MARK = "_prepare_repair"

@@ -1,4 +1,4 @@
-"""Read the files of `torch.save`: only tensors, mapped from the file; no pickled code is ever run."""
+"""Read files of weights, only mapped: those of the package `safetensors`, and those of `torch.save`."""
 
 import sys
 import zipfile
@@ -7,13 +7,42 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from prepare.checkpoint.stored_tensor import StoredTensor, printable_name, problem, several
+from prepare.core.model.huge_pages import is_mapped_file
 from prepare.core.model.tensors import is_plain
+from prepare.core.utils.files import printable_path
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import words
 from prepare.errors import CheckpointError, Problem
+
+
+def is_safetensors(beginning: bytes) -> bool:
+    """Return whether a file with these first bytes can be one: a length, and the header's bracket."""
+    return len(beginning) >= 9 and beginning[8:9] == b"{"
+
+
+def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of the file, by name, in the order of the file; no value is read.
+
+    Raises:
+        CheckpointError: the header is damaged, or does not fit the file's size.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:  # also what torch raises for a dtype that it lacks
+        reason = str(error).removeprefix("Error while deserializing header: ")[:160]
+        wrong = f"cannot be read as safetensors: {printable_path(reason)}"
+        raise CheckpointError(printable_path(path), wrong, _DAMAGED) from error
+    # The values of a copy in memory are nowhere else: only pages of the file may be dropped.
+    first = next((tensor for tensor in tensors.values() if tensor.numel()), None)
+    droppable = first is not None and is_mapped_file(first)
+    in_order = sorted(tensors.items(), key=lambda item: item[1].data_ptr())
+    return {name: StoredTensor(path, name, tensor, droppable) for name, tensor in in_order}
+
 
 _DAMAGED = "it is cut short or damaged: fetch or save it again"
 _AGAIN = "save it with torch.save(model.state_dict(), FILE), and nothing but tensors in it"
@@ -26,7 +55,7 @@ def is_torch_file(beginning: bytes) -> bool:
     return beginning[:4] == b"PK\x03\x04"
 
 
-def read_tensors(
+def read_torch(
     path: Path, key: str | None
 ) -> tuple[dict[str, StoredTensor], Mapping[str, Any] | None]:
     """Return every tensor of the file, by name, and the versions of the modules that were saved.
@@ -73,28 +102,24 @@ def _check_archive(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
-            broken = any(r.compress_type or r.file_size != r.compress_size for r in records)
             names = {record.filename.partition("/")[2]: record for record in records}
-            if broken or len(names) != len(records):
-                wrong = (
-                    "its records are compressed, or in it twice: torch does not write such a file"
-                )
-                raise CheckpointError.of([problem(path, None, wrong, _AGAIN)])
-            if "constants.pkl" in names:
-                wrong = "is a TorchScript model, which is code"
-                raise CheckpointError.of([problem(path, None, wrong, _AGAIN)])
-            if "data.pkl" not in names or names["data.pkl"].file_size > _LARGEST_PICKLE:
-                wrong = "is an archive that torch did not write"
-                raise CheckpointError.of([problem(path, None, wrong, _AGAIN)])
             order = archive.read(names["byteorder"]).decode() if "byteorder" in names else ""
-    except CheckpointError:
-        raise
     except Exception as error:  # the standard library raises many kinds over a damaged archive
         wrong = f"its archive cannot be read: {type(error).__name__}: {str(error)[:100]}"
-        raise CheckpointError.of([problem(path, None, wrong, _DAMAGED)]) from error
+        raise CheckpointError(printable_path(path), wrong, _DAMAGED) from error
+    compressed = any(r.compress_type or r.file_size != r.compress_size for r in records)
+    wrong = ""
+    if compressed or len(names) != len(records):
+        wrong = "its records are compressed, or in it twice: torch does not write such a file"
+    elif "constants.pkl" in names:
+        wrong = "is a TorchScript model, which is code"
+    elif "data.pkl" not in names or names["data.pkl"].file_size > _LARGEST_PICKLE:
+        wrong = "is an archive that torch did not write"
+    if wrong:
+        raise CheckpointError(printable_path(path), wrong, _AGAIN)
     if order not in ("", sys.byteorder):
         wrong = f"was written on a machine that is {order}-endian, and this one is {sys.byteorder}"
-        raise CheckpointError.of([problem(path, None, wrong, "save it as safetensors there")])
+        raise CheckpointError(printable_path(path), wrong, "save it as safetensors there")
 
 
 def _refused(path: Path, error: Exception) -> CheckpointError:
@@ -104,7 +129,7 @@ def _refused(path: Path, error: Exception) -> CheckpointError:
     about = [line for line in lines if line.startswith(("Unsupported", "GLOBAL", "Can only"))]
     reason = (about or [f"{type(error).__name__}: {lines[0] if lines else ''}"])[0][:160]
     wrong = f"holds something else than tensors, or is damaged; nothing of it was run ({reason})"
-    return CheckpointError.of([problem(path, None, wrong, _AGAIN)])
+    return CheckpointError(printable_path(path), wrong, _AGAIN)
 
 
 def _state(path: Path, content: Any, key: str | None) -> Mapping[str, Any]:
@@ -114,7 +139,7 @@ def _state(path: Path, content: Any, key: str | None) -> Mapping[str, Any]:
         if key not in entries or not _is_state(entries[key]):
             wrong = f"has no tensors under {key!r}"
             remedy = choose(key, _inner(content), noun="entries with tensors")
-            raise CheckpointError.of([problem(path, None, wrong, remedy)])
+            raise CheckpointError(printable_path(path), wrong, remedy)
         return entries[key]
     if _is_state(content):
         return content
@@ -128,7 +153,7 @@ def _state(path: Path, content: Any, key: str | None) -> Mapping[str, Any]:
             cli="save one of them in a file of its own", python=f"choose one: key={inner[0]!r}"
         )
         remedy = f"{choosing}; there are {', '.join(inner)}"
-    raise CheckpointError.of([problem(path, None, wrong, remedy)])
+    raise CheckpointError(printable_path(path), wrong, remedy)
 
 
 def _is_state(content: Any) -> bool:

@@ -1,9 +1,10 @@
-"""Read the bytes of free memory of a device."""
+"""Ask devices for their free memory, and wait until they have done what was requested of them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -22,3 +23,11 @@ def free_memory(device: torch.device) -> int | None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     return None
+
+
+def wait_for(devices: Iterable[torch.device]) -> None:
+    """Wait for all work on every accelerator among `devices`; a CPU has none that is waiting."""
+    for device in {device for device in devices if device.type not in ("cpu", "meta")}:
+        synchronize = getattr(torch, device.type).synchronize
+        # There is one MPS, and its function takes no argument.
+        synchronize() if device.type == "mps" else synchronize(device)

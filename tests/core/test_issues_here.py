@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.core.model import call_issues
-from prepare.core.model.call_issues import CallIssues
+from prepare.core.model import issues_here
 from prepare.core.model.issue_sizes import SIZES
+from prepare.core.model.issues_here import CallIssues
 from prepare.core.model.known_issues import issues
 from prepare.flow import observe, predict
 from prepare.pipeline import Pipeline
@@ -19,7 +19,7 @@ SMALL, LARGE = (2, 8, 2, 2, 2), (2, 8, 4, 4, 4)
 @pytest.fixture(autouse=True)
 def table(monkeypatch):
     # The entry itself, whatever a doctor has found on this machine.
-    monkeypatch.setattr(call_issues, "standing_here", lambda _: issues())
+    monkeypatch.setattr(issues_here, "standing_here", lambda _: issues())
 
 
 def conv(dtype=torch.bfloat16, **options):

@@ -1,0 +1,111 @@
+"""Find the known issues on this machine, by the last `doctor` or else by the table, and those of one call."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prepare.core.model.issue_sizes import SIZES
+from prepare.core.model.known_issues import ONLY, Issue, issues, standing
+from prepare.core.model.memory_format import canonical_stride
+from prepare.core.model.module_kinds import is_repaired
+from prepare.core.model.tensors import name_of
+from prepare.core.utils.environment import machine_identity
+from prepare.core.utils.folders import cache_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor, nn
+
+
+VERDICTS = ("wrong here", "inexact here", "slow here", "fine here", "not probed")
+WRONG, INEXACT, SLOW, FINE, NOT_PROBED = VERDICTS
+# After this many seconds an answer is not asked any more.
+_FRESH = 30 * 86400
+_FORMATS = {4: ("contiguous", "channels_last"), 5: ("contiguous", "channels_last_3d")}
+
+
+def answers_file(device: str) -> Path:
+    """Return the file of the answers for this type of device; its name is a digest of the machine."""
+    identity = {"device": device.partition(":")[0], **machine_identity()}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+    return cache_folder("doctor") / f"{digest}.json"
+
+
+def fresh_answers(device: str) -> Mapping[str, str]:
+    """Return the verdict for each name of an issue; empty without a `doctor` in the last 30 days.
+
+    A change of torch, the accelerator's libraries or the processor makes the answers of before void.
+    """
+    path = answers_file(device)
+    try:
+        changed = path.stat().st_mtime
+    except OSError:
+        return {}
+    return _read(path, changed) if time.time() - changed < _FRESH else {}
+
+
+def standing_here(device: str) -> list[Issue]:
+    """Return the issues of this type of device: by a fresh `doctor`, else by the table."""
+    answers = fresh_answers(device)
+    by_table = set(standing(device))
+    return [
+        issue
+        for issue in issues()
+        if (answers.get(issue.name) in (WRONG, INEXACT, SLOW))
+        or (issue in by_table and answers.get(issue.name) != FINE)
+    ]
+
+
+@cache
+def _read(path: Path, _changed: float) -> Mapping[str, str]:
+    try:
+        findings = json.loads(path.read_text(encoding="utf-8"))["findings"]
+        return {each["name"]: each["verdict"] for each in findings}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+
+
+class CallIssues:
+    """The known issues of wrong numbers that a type of device has at some sizes only."""
+
+    def __init__(self, device: str) -> None:
+        self._by_class: dict[str, list[Issue]] = defaultdict(list)
+        for issue in standing_here(device):
+            for operation in issue.operations if issue.is_risk else ():
+                self._by_class[operation].append(issue)
+
+    def of(self, module: nn.Module, shape: Sequence[int]) -> list[Issue]:
+        """Return the issues that a call has for certain, given the shape of the module's input."""
+        issues, weight = self._by_class.get(type(module).__name__), getattr(module, "weight", None)
+        if not issues or weight is None or is_repaired(module):
+            return []
+        formats, dtypes = _formats_of(weight), [name_of(weight.dtype)]
+        return [
+            issue
+            for issue in issues
+            if issue.concerns(type(module).__name__, formats, dtypes)
+            and ONLY[issue.only](module)
+            and SIZES[issue.sizes].holds(module, shape)
+        ]
+
+
+def describe(issue: Issue) -> str:
+    """Return the sizes and the name of an issue, as the end of a sentence about a module."""
+    sizes = SIZES[issue.sizes].what
+    return f"wrong on this device {sizes}, as in this call: {issue.what} [{issue.name}]"
+
+
+def _formats_of(weight: Tensor) -> list[str]:
+    """Return the formats that the strides of a weight satisfy; all of them for another rank."""
+    names = _FORMATS.get(weight.dim())
+    if names is None:
+        return ["contiguous", "channels_last", "channels_last_3d"]
+    return [name for name in names if canonical_stride(weight.shape, name) == weight.stride()]
