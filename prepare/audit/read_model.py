@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from prepare.audit.rows import STATUSES, AuditRow
+from prepare.audit import STATUSES, AuditRow
 from prepare.core.model.computed_weights import computed_tensors
 from prepare.core.model.memory_format import canonical_stride, satisfied, takes
 from prepare.core.model.quantized import dtype_text, stored_bytes

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from prepare.core.utils.text import plural
 
 if TYPE_CHECKING:
-    from prepare.audit import Audit, Difference
-    from prepare.audit.rows import AuditRow
+    from prepare.audit import Audit, AuditRow, Difference
 
 # Fields whose values differ with the shape of a tensor: a group names them without values.
 _OWN = ("stride", "before", "shape", "shared_with")

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from prepare.audit import Audit, audit
-from prepare.audit.rows import STATUSES, AuditRow
+from prepare.audit import STATUSES, Audit, AuditRow, audit
 from prepare.core.model.memory_format import canonical_stride, satisfied
 from prepare.errors import AuditError, FileError
 from prepare.pipeline import Pipeline

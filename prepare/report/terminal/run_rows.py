@@ -17,8 +17,7 @@ from prepare.report.sentences import (
 from prepare.report.training_code import recipe_call
 
 if TYPE_CHECKING:
-    from prepare.audit import Audit
-    from prepare.audit.rows import AuditRow
+    from prepare.audit import Audit, AuditRow
     from prepare.core.document import Document
     from prepare.core.forward.conv_layouts import LayoutCount
     from prepare.job.results import Results
