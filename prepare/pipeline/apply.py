@@ -16,10 +16,9 @@ from prepare.core.utils.signals import act_on_interrupts, held_interrupts
 from prepare.errors import (
     ConfigError,
     NothingMatchesError,
-    PrepareError,
-    Problem,
     RefusedError,
     StepError,
+    raise_problems,
 )
 from prepare.pipeline.collect_wants import make_table, targets
 from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, find_known_issues
@@ -152,12 +151,6 @@ def apply_steps(
     except BaseException:
         undo.run()
         raise
-
-
-def raise_problems(kind: type[PrepareError], problems: Iterable[Problem]) -> None:
-    """Raise one error of `kind` that holds all `problems`, if there are any."""
-    if problems := list(problems):
-        raise kind.of(problems)
 
 
 @dataclass

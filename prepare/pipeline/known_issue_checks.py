@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import torch
 from torch import nn
 
 from prepare.core.model.convolutions import CONVOLUTIONS_2D_3D
@@ -12,7 +13,9 @@ from prepare.core.model.known_issues import ONLY, Issue
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import is_strided, name_of
+from prepare.core.utils.machine import usable_cores
 from prepare.core.utils.suggest import choose
+from prepare.core.utils.waiting import spinning_among
 from prepare.core.utils.wording import argument, step, words
 from prepare.errors import ConfigError, Problem
 from prepare.pipeline.tensor_table import RequestTable, TensorRequest
@@ -139,6 +142,20 @@ def find_known_issues(
     return sorted(matches, key=lambda match: not match.is_error)
 
 
+def spinning_problems(table: RequestTable) -> list[Problem]:
+    """Return a warning if the model is on a CPU, and other programs want the cores of torch's threads."""
+    cores = len(usable_cores())
+    if torch.get_num_threads() == 1 or not (running := spinning_among(cores)):
+        return []
+    if not any(request.device.type == "cpu" for request in table.requests):
+        return []
+    wrong = (
+        f"{running} threads want to run on {cores} cores, and idle threads of torch spin: "
+        "an operator may take many times as long [idle_threads_spin_cpu]"
+    )
+    return [Problem("this machine", wrong, "set GOMP_SPINCOUNT=1000 in the environment of Python")]
+
+
 def check_known_issues(known_issues: str) -> None:
     """Raise ConfigError if `known_issues` is not one of error, warn and ignore."""
     if known_issues not in get_args(KnownIssues):
@@ -162,7 +179,7 @@ def _convolution_weights(table: RequestTable) -> tuple[set[str], set[str], set[s
         stride = move.stride if move and move.stride is not None else tensor.stride()
         formats.add(request.wants.get("memory_format") or _format(tensor.shape, stride))
         dtypes.add(name_of(move.dtype if move else tensor.dtype))
-        devices.add((move.device if move else tensor.device).type)
+        devices.add(request.device.type)
     return formats - {""}, dtypes, devices
 
 

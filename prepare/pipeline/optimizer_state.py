@@ -22,7 +22,7 @@ class RestrideLoadedState:
     """
 
     def __call__(self, optimizer: Optimizer) -> None:
-        match_state_to_parameters(optimizer)
+        relayout(optimizer)
 
     def install(self, optimizer: Optimizer) -> None:
         """Register the hook, unless it is registered already."""
@@ -38,9 +38,15 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer:
     return optimizer
 
 
-def match_state_to_parameters(optimizer: Optimizer) -> None:
-    """Give every state tensor the device, dtype and strides of its parameter; values stay."""
-    Transfer(list(state_moves(optimizer, {}))).run()
+def relayout(optimizer: Optimizer) -> Optimizer:
+    """Give the state of `optimizer` the device, dtype and strides of its parameters, in place.
+
+    For an optimizer that was not passed to `apply`, after a checkpoint of another layout was loaded into
+    it: torch keeps the strides of the file, and its fused optimizers then update the wrong elements.
+    Values stay. A failure leaves everything as it was.
+    """
+    Transfer(list(state_moves(unwrap_optimizer(optimizer), {}))).run()
+    return optimizer
 
 
 def unrelated_optimizer(model: nn.Module, optimizer: Optimizer) -> Iterator[Problem]:

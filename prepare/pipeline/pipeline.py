@@ -26,15 +26,18 @@ from prepare.errors import (
     RecipeWarning,
     RefusedError,
     combined,
+    raise_problems,
 )
-from prepare.pipeline.apply import Phases, all_moves, apply_steps, raise_problems, survey
-from prepare.pipeline.build_plan import tensor_plans
+from prepare.pipeline.apply import Phases, all_moves, apply_steps, survey
 from prepare.pipeline.drift import Drift, Guard, optimizer_drift, plan_drift, raise_drift
-from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, check_known_issues
-from prepare.pipeline.match_reference import match_to_reference
+from prepare.pipeline.known_issue_checks import (
+    IssueMatch,
+    KnownIssues,
+    check_known_issues,
+    spinning_problems,
+)
 from prepare.pipeline.optimizer_state import (
     RestrideLoadedState,
-    match_state_to_parameters,
     removed_parameters,
     unrelated_optimizer,
     unwrap_optimizer,
@@ -44,7 +47,7 @@ from prepare.pipeline.preconditions import (
     lazy_problems,
     precondition_problems,
 )
-from prepare.pipeline.spinning import spinning_problems
+from prepare.pipeline.tensor_table import tensor_plans
 from prepare.plan import Plan
 from prepare.registry import STEPS
 from prepare.step import PHASES, Step
@@ -319,32 +322,6 @@ class Pipeline:
         return f"Pipeline.from_config({self.to_config()!r})"
 
 
-def like(model: _Model, reference: nn.Module) -> _Model:
-    """Give `model`, a copy of `reference` made before preparation, the layout of `reference`, in place.
-
-    For an EMA or teacher copy, or torch's AveragedModel: every tensor gets the device, dtype and strides
-    of the tensor of the same name, and every module the same repairs; values stay. A failure leaves
-    everything as it was.
-
-    Raises:
-        RefusedError: the tensors of the two models differ in name or shape, or `model` cannot be prepared
-            in its present state.
-    """
-    match_to_reference(model, reference)
-    return model
-
-
-def relayout(optimizer: Optimizer) -> Optimizer:
-    """Give the state of `optimizer` the device, dtype and strides of its parameters, in place.
-
-    For an optimizer that was not passed to `apply`, after a checkpoint of another layout was loaded into
-    it: torch keeps the strides of the file, and its fused optimizers then update the wrong elements.
-    Values stay. A failure leaves everything as it was.
-    """
-    match_state_to_parameters(unwrap_optimizer(optimizer))
-    return optimizer
-
-
 def _build(steps: Mapping[str, Any], of_recipe: Collection[str] = ()) -> list[Step]:
     """Return the steps; those named in `of_recipe` may set only what is known to be harmless."""
     _check_mapping(steps)
@@ -358,8 +335,7 @@ def _build(steps: Mapping[str, Any], of_recipe: Collection[str] = ()) -> list[St
                     problems += recipe.refused(step)
         except ConfigError as error:
             problems += error.problems
-    if problems:
-        raise ConfigError.of(problems)
+    raise_problems(ConfigError, problems)
     return built
 
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from prepare.core.model.memory_format import canonical_stride
 from prepare.errors import RefusedError
-from prepare.pipeline import Pipeline, copy_parts
-from prepare.pipeline.copy_parts import copy, split
+from prepare.pipeline import Pipeline, transfer
+from prepare.pipeline.transfer import copy_part, split
 
 SHAPES = {
     (130, 70, 5, 5): "channels_last",
@@ -35,7 +35,7 @@ def three_threads():
 @pytest.mark.parametrize("source_format", ["contiguous", "own", "sliced"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_parts_are_the_whole_tensor(shape, source_format, kind, dtype, monkeypatch):
-    monkeypatch.setattr(copy_parts, "_PART", 2**16)
+    monkeypatch.setattr(transfer, "_PART", 2**16)
     source = torch.randn(*shape[:-1], shape[-1] + 2, dtype=kind)[..., 2:]
     if source_format != "sliced":
         memory_format = SHAPES[shape] if source_format == "own" else "contiguous"
@@ -45,7 +45,7 @@ def test_parts_are_the_whole_tensor(shape, source_format, kind, dtype, monkeypat
         )
     target = torch.empty_strided(shape, canonical_stride(shape, SHAPES[shape]), dtype=dtype)
     parts = split(target, source)
-    assert {copy(part) for part in parts} == {True}
+    assert {copy_part(part) for part in parts} == {True}
     assert torch.equal(target, source.to(dtype))
     assert len(parts) > 1 or shape[0] == 1
 

@@ -100,7 +100,7 @@ def test_new_data_has_arrived_before_the_exchange(monkeypatch, source, target, w
         monkeypatch.setattr(kind, "synchronize", synchronize)
     monkeypatch.setattr(torch.mps, "synchronize", lambda: synchronize(torch.device("mps", 0)))
     # This machine may have no accelerator.
-    monkeypatch.setattr("prepare.pipeline.copy_parts.copy", lambda part: True)
+    monkeypatch.setattr("prepare.pipeline.transfer.copy_part", lambda part: True)
     with FakeTensorMode():
         tensors = [torch.empty(4, 3, device=source) for _ in range(2)]
         to = torch.device(target)
