@@ -26,7 +26,7 @@ from prepare.errors import ConfigError, PatternError, Problem
 from prepare.patterns import Patterns, matches, near_misses
 from prepare.registry import register
 from prepare.step import ForRecipes, ModelStep
-from prepare.steps._for_device import ForDevice
+from prepare.steps.device import ForDevice
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from prepare.errors import ConfigError, Problem
 from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.step import ForRecipes
-from prepare.steps._channels_last import ForChannelsLast
+from prepare.steps._convolution import ForChannelsLast
 
 if TYPE_CHECKING:
     import torch

@@ -14,13 +14,13 @@ from prepare.errors import ConfigError, Problem, RefusedError
 from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.step import ForRecipes, ModelStep, Storage
-from prepare.steps._for_device import ForDevice
+from prepare.steps.device import ForDevice
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from prepare.steps.quantizing.choose import WeightChoice
+    from prepare.steps._quantizing import WeightChoice
 
 _SCHEMES = ("int8_weight_only", "int8_dynamic")
 
@@ -58,8 +58,7 @@ def undo(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     from torch import nn
 
     from prepare.core.model.quantized import is_quantized
-    from prepare.steps.quantizing.choose import quantized_places
-    from prepare.steps.quantizing.load_hook import release
+    from prepare.steps._quantizing import quantized_places, release
 
     places = list(quantized_places(model))
     problems = []
@@ -151,8 +150,7 @@ class Quantize(ForDevice, ModelStep):
 
     def act(self, model: torch.nn.Module) -> None:
 
-        from prepare.steps.quantizing.load_hook import refuse_floats
-        from prepare.steps.quantizing.torchao_weights import quantized
+        from prepare.steps._quantizing import quantized, refuse_floats
 
         choice = self._choice()
         new: dict[int, nn.Parameter] = {}
@@ -164,7 +162,7 @@ class Quantize(ForDevice, ModelStep):
             refuse_floats(place.module)
 
     def _choice(self) -> WeightChoice:
-        from prepare.steps.quantizing.choose import Grid, WeightChoice
+        from prepare.steps._quantizing import Grid, WeightChoice
 
         grid = Grid(self.group_size, inputs=self.scheme == "int8_dynamic")
         return WeightChoice(self.name, grid, self.include, self.exclude, self._device)

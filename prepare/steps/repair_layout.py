@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.steps import repairs
-from prepare.steps._channels_last import ForChannelsLast
-from prepare.steps._for_device import ForDevice
+from prepare.steps._convolution import ForChannelsLast
+from prepare.steps.device import ForDevice
 
 if TYPE_CHECKING:
     import torch

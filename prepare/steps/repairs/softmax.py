@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.steps.repairs._channels_last_grad import with_channels_last_grad
-from prepare.steps.repairs.base import FORMATS, SwapClass, is_channels_last
+from prepare.steps.repairs.base import FORMATS, SwapClass, is_channels_last, with_channels_last_grad
 
 # With fewer channels than one vector register holds, the CPU kernels over the last dimensions are scalar.
 _VECTOR_BYTES = 64
