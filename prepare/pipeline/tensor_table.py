@@ -13,7 +13,7 @@ from prepare.core.model.memory_format import canonical_stride, satisfied
 from prepare.core.model.quantized import stored_bytes
 from prepare.core.model.tensors import NamedTensor, is_expanded, is_strided, name_of
 from prepare.errors import ConfigError
-from prepare.pipeline.transfer import Move, StorageMove
+from prepare.pipeline.transfer import AnyMove, Move, StorageMove
 from prepare.plan import State, TensorPlan, state, steps_of
 from prepare.step import Storage
 
@@ -103,7 +103,7 @@ class StorageGroup:
             move.stride != request.tensor.stride() for move, request in self._moving()
         )
 
-    def move(self) -> Move | StorageMove | None:
+    def move(self) -> AnyMove | None:
         """Return one move for all tensors of the group, or None if nothing changes."""
         for move, request in self._moving():
             if move.stride != request.tensor.stride():
@@ -122,23 +122,18 @@ class StorageGroup:
 class RequestTable:
     """The request for every tensor of a model, and the requests that have no effect, as errors.
 
-    `shared` are the requests of tensors that share storage with others, or that overlap themselves.
+    `shared` are the groups of tensors that share storage with others, or that overlap themselves.
     """
 
     requests: list[TensorRequest]
     errors: list[ConfigError]
-    shared: list[list[TensorRequest]]
+    shared: list[StorageGroup]
 
-    def storage_groups(self) -> list[StorageGroup]:
-        """Return the groups of tensors that share storage with others, or that overlap themselves."""
-        return [StorageGroup(group) for group in self.shared]
-
-    def moves(self) -> list[Move | StorageMove]:
+    def moves(self) -> list[AnyMove]:
         """Return all moves: one for each tensor, but one for all views of a storage."""
-        groups = self.storage_groups()
-        grouped = {id(request) for group in groups for request in group.requests}
+        grouped = {id(request) for group in self.shared for request in group.requests}
         single = (request.move() for request in self.requests if id(request) not in grouped)
-        return [move for move in (*single, *(group.move() for group in groups)) if move]
+        return [move for move in (*single, *(group.move() for group in self.shared)) if move]
 
 
 def preserved_stride(tensor: Tensor) -> tuple[int, ...]:

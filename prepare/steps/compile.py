@@ -48,7 +48,7 @@ _SWITCHES = {
         *("cpp.dynamic_threads", "cpp.enable_loop_tail_vec", "cpp.enable_tiling_heuristics"),
         *("cpp.enable_unsafe_math_opt_flag", "cpp.weight_prepack", "triton.cudagraphs"),
         *("triton.cudagraph_trees", "triton.persistent_reductions"),
-    ),
+    )
 }
 _LIMITS = {
     "inductor": {

@@ -166,10 +166,7 @@ def _is_worse(flow: Flow, other: Flow) -> bool:
 def cost_of(flow: Flow) -> tuple[int, int]:
     """Return the copied bytes and the breaks of a flow, in forward and backward."""
     total, backward = flow.summary, flow.summary["backward"]
-    return (
-        total["copied_bytes"] + backward["copied_bytes"],
-        total["breaks"] + backward["breaks"],
-    )
+    return (total["copied_bytes"] + backward["copied_bytes"], total["breaks"] + backward["breaks"])
 
 
 def calls_at_places(model: nn.Module, flow: Flow, seen: Container[str]) -> list[list[CodeCall]]:
