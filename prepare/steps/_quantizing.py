@@ -92,14 +92,14 @@ class WeightChoice:
         """Return the storage of all places of one tensor: it is quantized in all, or in none."""
         left = [(place, answer) for place in group if (answer := self._left(place))]
         if not left:
-            storage = self._storage(group[0].tensor)
-            return {place.path: storage for place in group}
+            weight = group[0].tensor
+            stored = (
+                Storage(dtype_text(weight), stored_bytes(weight)) if is_quantized(weight) else None
+            )
+            return dict.fromkeys(
+                (place.path for place in group), stored or self.grid.storage(weight)
+            )
         return {place.path: _left_with(place, left) for place in group}
-
-    def _storage(self, weight: Tensor) -> Storage:
-        if is_quantized(weight):
-            return Storage(dtype_text(weight), stored_bytes(weight))
-        return self.grid.storage(weight)
 
     def _left(self, place: NamedTensor) -> Storage | None:
         """Return why the tensor is not quantized because of this place, or None."""
@@ -210,11 +210,10 @@ def _matches(pattern: str, place: NamedTensor) -> bool:
 
 def _left_with(place: NamedTensor, left: list[tuple[NamedTensor, Storage]]) -> Storage:
     """Return why a tensor stays in this place, which may be because of another one."""
-    for other, answer in left:
-        if other is place:
-            return answer
-    other, answer = left[0]
-    return answer._replace(reason=f"{answer.reason} (as {other.path})")
+    other, answer = next((each for each in left if each[0] is place), left[0])
+    return (
+        answer if other is place else answer._replace(reason=f"{answer.reason} (as {other.path})")
+    )
 
 
 def _refuse(

@@ -88,6 +88,12 @@ class ForDevice(Step):
         object.__setattr__(bound, "_device", device)
         return bound
 
+    def device_of(self, model: torch.nn.Module) -> str:
+        """Return the type of the device on which the model will be: cpu, cuda."""
+        tensors = (tensor for each in (model.parameters(), model.buffers()) for tensor in each)
+        present = next((tensor.device.type for tensor in tensors), "cpu")
+        return (self._device or present).partition(":")[0]
+
 
 def _count(kind: str) -> int:
     """Return the number of devices of this kind that this machine has."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from prepare.core.utils.packages import install_remedy
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import dropped, in_training, inference_mode
-from prepare.errors import ConfigError, Problem, RefusedError
+from prepare.errors import ConfigError, Problem, RefusedError, raise_problems
 from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.step import ForRecipes, ModelStep, Storage
@@ -41,9 +41,8 @@ def readable_scheme(scheme: str) -> None:
 def readable_group(size: int | None) -> None:
     """Raise ValueError for a size that no group has."""
     if size is not None and size < 1:
-        raise ValueError(
-            f"{size} is not a number of values", "give one from 1 on, as in 32, or null"
-        )
+        wrong = f"{size} is not a number of values"
+        raise ValueError(wrong, "give one from 1 on, as in 32, or null")
 
 
 def undo(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
@@ -64,16 +63,16 @@ def undo(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     problems = []
     for place in places:
         value = weights.get(place.path)
+        remedy = "give the float weights of this model"
         if value is None:
             problems.append(Problem(place.path, "is not in the weights"))
-        elif is_quantized(value) or value.shape != place.tensor.shape:
-            wrong = "is quantized in the weights, too"
-            if value.shape != place.tensor.shape:
-                sizes = list(value.shape), list(place.tensor.shape)
-                wrong = f"has the shape {sizes[0]} in the weights, and {sizes[1]} in the model"
-            problems.append(Problem(place.path, wrong, "give the float weights of this model"))
-    if problems:
-        raise RefusedError.of(problems)
+        elif value.shape != place.tensor.shape:
+            sizes = list(value.shape), list(place.tensor.shape)
+            wrong = f"has the shape {sizes[0]} in the weights, and {sizes[1]} in the model"
+            problems.append(Problem(place.path, wrong, remedy))
+        elif is_quantized(value):
+            problems.append(Problem(place.path, "is quantized in the weights, too", remedy))
+    raise_problems(RefusedError, problems)
     new: dict[int, nn.Parameter] = {}
     for place in places:
         old = place.tensor

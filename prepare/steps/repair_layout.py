@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from prepare.steps.repairs.base import Repair
 
 
-def undo(model: torch.nn.Module) -> None:
-    """Undo the repair of every module of `model`, in place."""
-    for module in list(model.modules()):
-        while repair := next((repair for repair in _all() if repair.is_repaired(module)), None):
-            repair.undo(module)
-
-
 @register("repair_layout")
 class RepairLayout(ForDevice, ForChannelsLast):
     """Makes norms, pooling, softmax and some convolutions keep a channels-last layout, correct and fast.
@@ -57,7 +50,10 @@ class RepairLayout(ForDevice, ForChannelsLast):
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
-        undo(model)
+        """Undo the repair of every module of `model`, in place."""
+        for module in list(model.modules()):
+            while repair := next((repair for repair in _all() if repair.is_repaired(module)), None):
+                repair.undo(module)
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
         formats, useful = self.formats(model, force=self.force), self._useful(model)
@@ -78,8 +74,11 @@ class RepairLayout(ForDevice, ForChannelsLast):
 
         if self.force:
             return _all()
-        names = {issue.repair for issue in standing(self._device or _device_of(model))}
+        names = {issue.repair for issue in standing(self.device_of(model))}
         return tuple(repair for repair in _all() if repair.name in names)
+
+
+undo = RepairLayout.undo
 
 
 @cache
@@ -89,8 +88,3 @@ def _all() -> tuple[Repair, ...]:
 
 def _applies(repair: Repair, module: torch.nn.Module, formats: Mapping[int, str]) -> bool:
     return repair.fits(module) and not formats.keys().isdisjoint(repair.ranks(module))
-
-
-def _device_of(model: torch.nn.Module) -> str:
-    tensors = (tensor for each in (model.parameters(), model.buffers()) for tensor in each)
-    return next((tensor.device.type for tensor in tensors), "cpu")

@@ -40,7 +40,11 @@ class CacheCounts:
 
 @contextmanager
 def compile_cache(folder: str | Path) -> Iterator[CacheCounts]:
-    """Compile into `folder`, and read from it what is there; make the first calls of a model inside.
+    """Keep what inductor compiles inside this context in `folder`, and read from it what is there already.
+
+    Make the first calls of a compiled model inside. A later process with the same folder, torch, kind of
+    machine and shapes compiles nothing: the object that the context yields counts what was `read` and what
+    was `compiled`. torch executes the code in the folder, so use only one that you trust.
 
     Raises:
         FileError: the folder cannot be made.

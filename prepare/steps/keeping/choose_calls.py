@@ -23,25 +23,14 @@ if TYPE_CHECKING:
 
 # Mended lines may show breaks that others hid. Networks of the benchmarks need two or three rounds.
 _ROUNDS = 8
-# The parts of the names of torch's operators that an operator of the step runs.
+# The parts of the names of torch's operators that an operator of the step runs, if not its own name.
 _RUNS: dict[str, tuple[str, ...]] = {
     "pad": ("pad", "copy", "clone"),
-    "cat": ("cat",),
     "stack": ("stack", "cat"),
     "interpolate": ("upsample",),
-    "avg_pool3d": ("avg_pool3d",),
-    "where": ("where",),
-    "softmax": ("softmax",),
-    "clone": ("clone",),
     "contiguous": ("clone",),
-    "repeat": ("repeat",),
     "repeat_interleave": ("clone", "index", "view"),
-    "view": ("view", "permute", "clone"),
-    "reshape": ("view", "permute", "clone"),
-    "flatten": ("view", "permute", "clone"),
-    "rearrange": ("view", "permute", "clone"),
-    "add": ("add",),
-    "mul": ("mul",),
+    **dict.fromkeys(("view", "reshape", "flatten", "rearrange"), ("view", "permute", "clone")),
     "empty_like": ("empty",),
     "zeros_like": ("zeros",),
     "ones_like": ("ones",),
@@ -87,10 +76,8 @@ def choose_calls(
     refused: set[str] = set()
     for _ in range(_ROUNDS):
         seen = {*chosen, *refused}
-        groups = calls_at_places(bare, after, seen)
-        is_near = not groups
-        if is_near:
-            groups = calls_in_methods(bare, after, seen)
+        at_places = calls_at_places(bare, after, seen)
+        groups, is_near = at_places or calls_in_methods(bare, after, seen), not at_places
         if not groups or after.status != "ok":
             break
         accepted, after = _accepted(flow_with, list(chosen), groups, after, strictly=is_near)
@@ -199,9 +186,8 @@ def calls_of_place(model: nn.Module, place: Event | Copy) -> Iterator[CodeCall]:
     """Yield the calls that may be at the line of an event or a copy."""
     operator = place.operation.removeprefix("aten.")
     for call in find_calls(_class_of(model, place.module)):
-        if _is_at(place, call.file, call.lines) and any(
-            part in operator for part in _RUNS[call.operator]
-        ):
+        runs = _RUNS.get(call.operator, (call.operator,))
+        if _is_at(place, call.file, call.lines) and any(part in operator for part in runs):
             yield call
 
 

@@ -57,6 +57,12 @@ def with_channels_last_grad(x: Tensor) -> Tensor:
     return _ChannelsLastGrad.apply(x)
 
 
+def memory_dim(dim: int, rank: int) -> int:
+    """Return the position of a dimension of (N, C, *spatial) in memory, in (N, *spatial, C)."""
+    dim %= rank
+    return dim and (dim - 2) % (rank - 1) + 1
+
+
 class Repair:
     """Make modules of one kind keep the layout of a channels-last input, at torch's accuracy or better.
 
