@@ -1,7 +1,7 @@
 """Give a copy of a model the layout of a prepared reference model."""
 
 from collections.abc import Hashable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
@@ -31,8 +31,10 @@ def like(model: _Model, reference: nn.Module) -> _Model:
         RefusedError: the tensors of the two models differ in name or shape, or `model` cannot be prepared
             in its present state.
     """
-    averaged = isinstance(model, AveragedModel) and not isinstance(reference, AveragedModel)
-    _match(model.module if averaged else model, reference)
+    copy: Any = model
+    if isinstance(model, AveragedModel) and not isinstance(reference, AveragedModel):
+        copy = model.module
+    _match(copy, reference)
     return model
 
 

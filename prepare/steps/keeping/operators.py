@@ -84,10 +84,11 @@ def _like(function: Callable[..., Any]) -> Callable[..., Any]:
     return keeping
 
 
-interpolate, avg_pool3d = map(_then_formatted, (F.interpolate, F.avg_pool3d))
-empty_like, zeros_like, ones_like = map(
-    _like, (torch.empty_like, torch.zeros_like, torch.ones_like)
-)
+interpolate = _then_formatted(F.interpolate)
+avg_pool3d = _then_formatted(F.avg_pool3d)
+empty_like = _like(torch.empty_like)
+zeros_like = _like(torch.zeros_like)
+ones_like = _like(torch.ones_like)
 
 
 def pad(
@@ -168,7 +169,7 @@ def repeat(x: Any, *sizes: Any) -> Any:
 def repeat_interleave(x: Any, *args: Any, **kwargs: Any) -> Any:
     """`Tensor.repeat_interleave` of a number of times that leaves the channels last in memory."""
     count: Any = args[0] if args else kwargs.get("repeats")
-    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    dim: Any = args[1] if len(args) > 1 else kwargs.get("dim")
     is_simple = isinstance(count, int) and isinstance(dim, int) and len(args) < 3
     if channels_last_of(x) is None or not is_simple or kwargs.keys() - {"repeats", "dim"}:
         return x.repeat_interleave(*args, **kwargs)

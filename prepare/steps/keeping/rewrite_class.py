@@ -84,7 +84,7 @@ def _rewritten_method(calls: list[CodeCall]) -> FunctionType:
     )
     made.__kwdefaults__ = function.__kwdefaults__
     update_wrapper(made, function)
-    del made.__wrapped__  # its own code is what runs
+    del vars(made)["__wrapped__"]  # its own code is what runs
     return made
 
 
