@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
+from prepare.core.forward.compile_cache import compile_cache
 from prepare.core.utils import wording
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose, nearest
@@ -221,7 +222,7 @@ class Compile(ForDevice, ModelStep):
         return None
 
 
-undo = Compile.undo
+undo, cache = Compile.undo, compile_cache
 
 
 def _is_harmless(backend: str, key: str, value: Any) -> bool:

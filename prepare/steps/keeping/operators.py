@@ -5,10 +5,7 @@ For any other input, each calls torch's operator with the same arguments.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
-from itertools import islice
-from math import prod
 from typing import Any
 
 import torch
@@ -220,8 +217,11 @@ def rearrange(tensor: Any, pattern: str, **axes_lengths: Any) -> Any:
         return einops.rearrange(tensor, pattern, **axes_lengths)
     names = [name for group in groups for name in group]
     x = einops.rearrange(tensor, f"{left} -> {' '.join(names)}", **axes_lengths)
-    sizes = iter(x.shape)
-    return reshape(x, [prod(islice(sizes, len(group))) for group in groups])
+    sizes, dim = [], 0
+    for group in groups:
+        sizes.append(x.shape[dim : dim + len(group)].numel())
+        dim += len(group)
+    return reshape(x, sizes)
 
 
 def add(a: Any, b: Any) -> Any:
@@ -259,8 +259,18 @@ def _alike(tensors: Any) -> Any:
 
 def _groups(axes: str) -> list[list[str]]:
     """Return the names of the axes of one side of a pattern of einops, for each dimension."""
-    groups = re.findall(r"\(([^()]*)\)|([^\s()]+)", axes)
-    return [(inside or name).split() for inside, name in groups]
+    groups: list[list[str]] = []
+    in_group = False
+    for word in axes.replace("(", " ( ").replace(")", " ) ").split():
+        if word in "()":
+            in_group = word == "("
+            if in_group:
+                groups.append([])
+        elif in_group:
+            groups[-1].append(word)
+        else:
+            groups.append([word])
+    return groups
 
 
 def _leading(x: Tensor, count: int) -> int | None:
