@@ -76,12 +76,13 @@ class IssueMatch:
         return f"; in training code{also} this is an error"
 
     def _remedy(self) -> str:
-        cures = [f"{_CURES[kind]} {cure}" for kind, cure in self.issue.cure]
         if self.issue.repair:
             cures = [f"add the step {step('repair_layout', **self.repair_options)}"]
-        elif self.is_wrong and not cures:
+        else:
+            cures = [f"{_CURES[kind]} {cure}" for kind, cure in self.issue.cure]
+        if self.is_wrong and not cures:
             cures = ["exclude them, or take another memory format"]
-        elif self.issue.is_risk and not self.is_wrong:
+        elif self.issue.is_risk and not self.issue.repair:
             cures.append("look at what the run's verification says, with the sizes you train on")
         if self.is_error:
             warn = argument("known_issues", "warn")
