@@ -59,7 +59,7 @@ def _requests(places: Iterable[NamedTensor]) -> tuple[list[TensorRequest], list[
     requests, shared = [], []
     for same in by_storage.values():
         tensor = same[0].tensor
-        if all(place.tensor is tensor for place in same):
+        if len(same) == 1 or all(place.tensor is tensor for place in same):
             group = [TensorRequest(tensor, same)]
         else:
             by_identity: dict[Hashable, list[NamedTensor]] = {}

@@ -236,13 +236,7 @@ def _computed_plan(
 
 
 @cache
-def _parsed_device(name: str) -> torch.device:
-    return torch.device(name)
-
-
-def _device(name: str | None, current: torch.device) -> torch.device:
+def _device(name: str, current: torch.device) -> torch.device:
     """Return the device of that name; a tensor on cuda:1 already satisfies `cuda`."""
-    if name is None:
-        return current
-    device = _parsed_device(name)
+    device = torch.device(name)
     return current if device.index is None and device.type == current.type else device

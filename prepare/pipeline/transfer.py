@@ -288,31 +288,28 @@ def _elements(move: AnyMove) -> int:
 
 
 class CopyPart(NamedTuple):
-    """A part of the new data of a tensor, and the same part of the tensor."""
+    """A part of the new data of a tensor, the same part of the tensor, and whether both are on the CPU."""
 
     target: Tensor
     source: Tensor
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Return whether both are in the memory of the CPU."""
-        return self.target.device.type == self.source.device.type == "cpu"
+    is_on_cpu: bool
 
 
 def split(target: Tensor, source: Tensor) -> list[CopyPart]:
     """Return the copies that fill `target` with `source`: one of all, unless both are on the CPU."""
-    whole = CopyPart(target, source)
-    if not whole.is_on_cpu or source.numel() <= _PART:
-        return [whole]
+    on_cpu = target.is_cpu and source.is_cpu
+    if not on_cpu or source.numel() <= _PART:
+        return [CopyPart(target, source, on_cpu)]
     if target.stride() == source.stride() and span(source.shape, source.stride()) == source.numel():
-        target, source = (t.as_strided((t.numel(),), (1,)) for t in whole)
+        target, source = (t.as_strided((t.numel(),), (1,)) for t in (target, source))
     rows = max(1, _PART * len(source) // source.numel())
-    return [CopyPart(*pair) for pair in zip(target.split(rows), source.split(rows), strict=True)]
+    pairs = zip(target.split(rows), source.split(rows), strict=True)
+    return [CopyPart(*pair, on_cpu) for pair in pairs]
 
 
 def copy_part(part: CopyPart) -> bool:
     """Copy `source` into `target`; return whether no cast can have made a value infinite."""
-    target, source = part
+    target, source, _ = part
     if part.is_on_cpu and source.numel() >= _SMALL:
         source = _permuted(source, target.stride())
         if source.stride() != target.stride() and source.dtype != target.dtype:
