@@ -12,11 +12,7 @@ from torch import nn
 from prepare import contract
 from prepare.bench import compare
 from prepare.checkpoint import load, save
-from prepare.errors import (
-    CheckpointError,
-    RefusedError,
-    StepError,
-)
+from prepare.errors import CheckpointError, RefusedError, StepError
 from prepare.export import export
 from prepare.flow import observe, predict
 from prepare.pipeline import Pipeline
