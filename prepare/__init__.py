@@ -11,10 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["Pipeline", "prepare", "report"]
 
 # Imported when they are used: `import prepare` loads no torch.
-_LAZY = {
-    "Pipeline": "prepare.pipeline",
-    "prepare": "prepare.shortcuts",
-}
+_LAZY = {"Pipeline": "prepare.pipeline", "prepare": "prepare.shortcuts"}
 
 # Without a handler of the application, Python would print warnings of this logger to stderr.
 logging.getLogger(__name__).addHandler(logging.NullHandler())

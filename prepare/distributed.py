@@ -110,9 +110,8 @@ def _described(model: nn.Module) -> dict[str, tuple[Any, ...]]:
 def _differences(ranks: list[dict[str, tuple[Any, ...]]]) -> Iterator[Problem]:
     """Yield the differences between the first rank and another, for the first few tensors."""
     first = ranks[0]
-    other = next(
-        index for index, held in enumerate(ranks) if list(held.items()) != list(first.items())
-    )
+    # As lists, because the order counts.
+    other = next(i for i, held in enumerate(ranks) if [*held.items()] != [*first.items()])
     second = ranks[other]
     differences = [
         (path, f"{side} is {a} on rank 0 and {b} on rank {other}")

@@ -76,6 +76,12 @@ def _restored(
     return error
 
 
+def raise_problems(kind: type[PrepareError], problems: Iterable[Problem]) -> None:
+    """Raise one error of `kind` that holds all `problems`, if there are any."""
+    if problems := list(problems):
+        raise kind.of(problems)
+
+
 class ConfigError(PrepareError):
     """The configuration or the arguments are wrong."""
 

@@ -104,7 +104,8 @@ class Plan(Readable):
 
     def summary(self) -> dict[str, Any]:
         """Return counts and bytes; a tensor in several places counts once."""
-        once = [t for t in self.tensors if t.kind != "computed" and _is_first_place(t)]
+        stored = (t for t in self.tensors if t.kind != "computed")
+        once = [t for t in stored if all(t.path <= other for other in t.shared_with)]
         changing = [t for t in once if t.changes]
         by_step = Counter(step for t in changing for step in t.changing)
         return {
@@ -138,10 +139,6 @@ class Plan(Readable):
 def state(tensor: Tensor) -> State:
     """Return the current state of a tensor."""
     return State(stride_of(tensor), dtype_text(tensor), name_of(tensor.device))
-
-
-def _is_first_place(plan: TensorPlan) -> bool:
-    return all(plan.path <= other for other in plan.shared_with)
 
 
 def steps_of(by: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from prepare.core.utils import files, plain_yaml
 from prepare.core.utils.plain_yaml import dotted, kind_of, short_repr
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.wording import words
-from prepare.errors import FileError, Problem, RecipeError
+from prepare.errors import FileError, Problem, RecipeError, raise_problems
 
 if TYPE_CHECKING:
     from prepare.step import Step
@@ -53,8 +53,7 @@ def dumps(steps: _Steps) -> str:
 
     Raises RecipeError with the path of a value that is not plain data: `steps.half.keep[1]`.
     """
-    if problems := _step_problems(steps, dotted):
-        raise RecipeError.of(problems[:MAX_PROBLEMS])
+    raise_problems(RecipeError, _step_problems(steps, dotted)[:MAX_PROBLEMS])
     content = {"format": FORMAT, "version": VERSION, "steps": steps}
     return plain_yaml.write(content, "steps")
 
@@ -81,10 +80,8 @@ def refused(step: "Step") -> list[Problem]:
 def left_out(step: "Step") -> list[Problem]:
     """Return a problem for each option of `step` that is left out of a recipe, or one for the step."""
     wrong = "is left out of recipes, which hold only what is known to be harmless"
-    remedy = words(
-        cli="give it on the command line again",
-        python="give the step again to Pipeline.load(path, steps=...)",
-    )
+    again = "give the step again to Pipeline.load(path, steps=...)"
+    remedy = words(cli="give it on the command line again", python=again)
     places = _not_allowed(step) if can_hold(step) else (f"steps.{step.name}",)
     return [Problem(where, wrong, remedy) for where in places]
 
@@ -111,8 +108,7 @@ def _steps(tree: object, at: _At) -> _Steps:
     problems = [*_header_problems(tree, at)]
     if "steps" in tree:
         problems += _step_problems(tree["steps"], at)
-    if problems:
-        raise RecipeError.of(problems[:MAX_PROBLEMS])
+    raise_problems(RecipeError, problems[:MAX_PROBLEMS])
     steps: _Steps = tree["steps"]
     return steps
 

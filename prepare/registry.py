@@ -30,31 +30,19 @@ def register(name: str) -> Callable[[_Class], _Class]:
         StepError: the class is not a subclass of one of the four kinds of step.
         ConfigError: the name is taken; the message names both classes.
     """
-
-    def decorate(cls: _Class) -> _Class:
-        STEPS.register(name, cls)
-        return cls
-
-    return decorate
+    return lambda cls: STEPS.register(name, cls)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def stage(name: str) -> Callable[[_StageClass], _StageClass]:
     """Register a stage under `name`, in the same way."""
-
-    def decorate(cls: _StageClass) -> _StageClass:
-        STAGES.register(name, cls)
-        return cls
-
-    return decorate
+    return lambda cls: STAGES.register(name, cls)
 
 
 def tasks() -> dict[str, Task]:
     """Return every word of `task=` with what it does, in the order in which they are shown."""
-    return {
-        **_TASKS,
-        **{word: task for cls in ordered_stages() for word, task in cls.tasks.items()},
-    }
+    brought = {word: task for cls in ordered_stages() for word, task in cls.tasks.items()}
+    return {**_TASKS, **brought}
 
 
 def ordered_stages() -> list[type[Stage]]:
@@ -71,14 +59,10 @@ def ordered_stages() -> list[type[Stage]]:
 
 def stages_of(word: str) -> list[str]:
     """Return the names of the stages that `task=word` runs, in their order."""
-    task = tasks()[word]
-    return [
-        cls.name
-        for cls in ordered_stages()
-        if (
-            cls.name in task.stages if task.stages is not None else cls.default or word in cls.tasks
-        )
-    ]
+    chosen, stages = tasks()[word].stages, ordered_stages()
+    if chosen is None:
+        return [cls.name for cls in stages if cls.default or word in cls.tasks]
+    return [cls.name for cls in stages if cls.name in chosen]
 
 
 class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
@@ -104,8 +88,8 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
         self._classes: dict[str, type[_Registered]] = {}
         self._entry_points: dict[str, metadata.EntryPoint] | None = None
 
-    def register(self, name: str, cls: Any) -> None:
-        """Add a class; make it a frozen, keyword-only dataclass if needed."""
+    def register(self, name: str, cls: Any) -> Any:
+        """Add a class, and return it; make it a frozen, keyword-only dataclass if needed."""
         if not self._is_one(cls):
             kinds = ", ".join(kind.__name__ for kind in self._kinds)
             wrong = f"{cls!r} is not {_a(self._noun)}"
@@ -114,14 +98,11 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
             # Without slots this changes `cls` in place and returns it.
             dataclasses.dataclass(frozen=True, kw_only=True)(cls)
         cls.name = name
-        self.add(name, cls)
-
-    def add(self, name: str, cls: type[_Registered]) -> None:
-        """Register `cls`; importing the same class again is not a conflict."""
-        taken = self._classes.get(name)
-        if taken is not None and owner(taken) != owner(cls):
+        taken = self._classes.setdefault(name, cls)
+        if owner(taken) != owner(cls):  # importing the same class again is not a conflict
             raise self._name_taken(name, owner(taken), owner(cls))
         self._classes[name] = cls
+        return cls
 
     def __getitem__(self, name: str) -> type[_Registered]:
         declared = self._discover()
@@ -144,35 +125,29 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
     def _discover(self) -> dict[str, metadata.EntryPoint]:
         """Import the built-in classes once, and return the entry points of installed packages."""
         if self._entry_points is None:
-            entry_points: dict[str, metadata.EntryPoint] = {}
-            self._entry_points = entry_points
+            declared: dict[str, metadata.EntryPoint] = {}
+            self._entry_points = declared
             for module in self._builtin():
                 importlib.import_module(module)
             for point in metadata.entry_points(group=self._group):
-                self._declare(point, entry_points)
+                name, taken = point.name, declared.setdefault(point.name, point)
+                if name in self._classes:
+                    raise self._name_taken(name, owner(self._classes[name]), point.value)
+                if taken.value != point.value:
+                    raise self._name_taken(name, taken.value, point.value)
         return self._entry_points
-
-    def _declare(
-        self, point: metadata.EntryPoint, declared: dict[str, metadata.EntryPoint]
-    ) -> None:
-        taken = declared.get(point.name)
-        if taken is not None and taken.value != point.value:
-            raise self._name_taken(point.name, taken.value, point.value)
-        if point.name in self._classes:
-            raise self._name_taken(point.name, owner(self._classes[point.name]), point.value)
-        declared[point.name] = point
 
     def _load(self, point: metadata.EntryPoint) -> None:
         try:
             loaded = point.load()
         except Exception as error:
             wrong = f"the plugin {point.value} failed to import: {type(error).__name__}: {error}"
-            where = self._where(point.name)
-            raise StepError(where, wrong, "repair or uninstall that package") from error
+            remedy = "repair or uninstall that package"
+            raise StepError(self._where(point.name), wrong, remedy) from error
         if point.name not in self._classes:
             if not self._is_one(loaded):
-                where = self._where(point.name)
-                raise StepError(where, f"{point.value} is not {_a(self._noun)}")
+                wrong = f"{point.value} is not {_a(self._noun)}"
+                raise StepError(self._where(point.name), wrong)
             self.register(point.name, loaded)
 
     def _is_one(self, cls: Any) -> bool:

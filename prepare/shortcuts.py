@@ -30,15 +30,14 @@ if TYPE_CHECKING:
 
 _Model = TypeVar("_Model", bound=nn.Module)
 Level = Literal["short", "full"]
-# The memory formats of 2-d and 3-d convolutions for each word.
+_2D = {"conv2d_memory_format": "channels_last"}
+_3D = {"conv3d_memory_format": "channels_last_3d"}
+# The steps and their memory formats for each word.
 _FORMATS = {
-    "channels_last": {"conv2d_memory_format": "channels_last"},
-    "channels_last_3d": {"conv3d_memory_format": "channels_last_3d"},
-    "by_rank": {
-        "conv2d_memory_format": "channels_last",
-        "conv3d_memory_format": "channels_last_3d",
-    },
-    "contiguous": {"conv2d_memory_format": "contiguous", "conv3d_memory_format": "contiguous"},
+    "channels_last": _2D,
+    "channels_last_3d": _3D,
+    "by_rank": _2D | _3D,
+    "contiguous": dict.fromkeys(_2D | _3D, "contiguous"),
 }
 _DTYPES = {"float32": None, "float16": "float16", "half": "float16", "bfloat16": "bfloat16"}
 
@@ -84,15 +83,14 @@ def prepare(
             memory_format = "contiguous"
         formats = _chosen("memory_format", memory_format, _FORMATS)
         steps |= {step: {"memory_format": name} for step, name in formats.items()}
-        if repair_layout or (repair_layout is None and plain(memory_format) != "contiguous"):
-            steps["repair_layout"] = {}
-    elif repair_layout:
+        if repair_layout is None:
+            repair_layout = plain(memory_format) != "contiguous"
+    if repair_layout:
         steps["repair_layout"] = {}
     if steps and format_inputs:
         steps["input_format"] = {"attach": True}
     if not steps:
-        remedy = "give memory_format, dtype or device"
-        raise ConfigError("prepare", "nothing is asked for", remedy)
+        raise ConfigError("prepare", "nothing is asked for", "give memory_format, dtype or device")
     return Pipeline.from_config(steps).apply(model, optimizer=optimizer, known_issues=known_issues)
 
 
@@ -173,38 +171,23 @@ def report(
         remedy = "give copy.deepcopy(model), taken before it was prepared"
         raise ConfigError("reference", "is needed for verify and bench", remedy)
     follow = flows.observe if flow == "observe" else flows.predict
-    models = (reference, model)
     formatted = batch if pipeline is None else pipeline.format(batch)
-    found = {
-        "flow": follow(model, formatted, backward=mode == "train"),
-        "verify": _verified(models, batch, verify, pipeline, mode),
-        "bench": _timed(models, batch, bench, pipeline, mode),
-    }
-    found = {name: record for name, record in found.items() if record is not None}
+    found: dict[str, Any] = {"flow": follow(model, formatted, backward=mode == "train")}
+    if verify and reference is not None:
+        from prepare.verify import verify as compare
+
+        options: Any = {"level": verify, "pipeline": pipeline, "mode": mode}
+        found["verify"] = compare(reference, model, batch, **options)
+    if bench and reference is not None:
+        from prepare.bench.time_prepared import Models, time_models
+        from prepare.core.forward.call import call_of
+
+        # The other steps would change the reference.
+        steps = pipeline.steps.values() if pipeline else ()
+        formats = Pipeline(step for step in steps if step.phase == "inputs")
+        given = Models(unprepared=reference, prepared=model, pipeline=formats)
+        found["bench"] = time_models(given, call_of(batch), level=bench, mode=mode)
     return Report(audit=audit(model), found=found)
-
-
-def _verified(models: Any, batch: Any, level: Any, pipeline: Any, mode: Any) -> Any:
-    if not level:
-        return None
-    from prepare.verify import verify
-
-    reference, model = models
-    return verify(reference, model, batch, level=level, pipeline=pipeline, mode=mode)
-
-
-def _timed(models: Any, batch: Any, level: Any, pipeline: Any, mode: Any) -> Any:
-    if not level:
-        return None
-    from prepare.bench.time_prepared import Models, time_models
-    from prepare.core.forward.call import call_of
-
-    reference, model = models
-    # The other steps would change the reference.
-    steps = pipeline.steps.values() if pipeline else ()
-    formats = Pipeline([step for step in steps if step.phase == "inputs"])
-    given = Models(unprepared=reference, prepared=model, pipeline=formats)
-    return time_models(given, call_of(batch), level=level, mode=mode)
 
 
 def _chosen(key: str, value: Any, allowed: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from prepare.core.utils.options import as_written, plain, read_options
-from prepare.errors import ConfigError
+from prepare.errors import ConfigError, raise_problems
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,23 +188,20 @@ class Stage:
         """
         if not isinstance(options, Mapping):
             if not cls.has_level():
-                wrong = f"{as_written(options)} is not a mapping"
                 word = next(iter(cls.tasks), "")
                 remedy = f"write task={word} to {word}" if word else "give its keys"
-                raise ConfigError(
-                    cls.name, wrong, f"{remedy}, or set its keys as {cls.name}.KEY=value"
-                )
+                remedy += f", or set its keys as {cls.name}.KEY=value"
+                raise ConfigError(cls.name, f"{as_written(options)} is not a mapping", remedy)
             options = {"level": options}
         try:
             read = cls(**read_options(cls, options, where=cls.name, noun="key"))
         except ConfigError as error:
-            level = f"{cls.name}.level"
+            where = {f"{cls.name}.level": cls.name}
+            problems = error.problems
             raise ConfigError.of(
-                dataclasses.replace(p, where=cls.name) if p.where == level else p
-                for p in error.problems
+                dataclasses.replace(p, where=where.get(p.where, p.where)) for p in problems
             ) from None
-        if problems := list(read.problems(config)):
-            raise ConfigError.of(problems)
+        raise_problems(ConfigError, read.problems(config))
         return read
 
     def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:

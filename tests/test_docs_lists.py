@@ -9,7 +9,7 @@ import yaml
 from doc_pages import PAGES
 from imports import modules_imported_by
 from paths import CONF, ROOT
-from prepare.audit.rows import STATUSES as AUDIT_STATUSES
+from prepare.audit import STATUSES as AUDIT_STATUSES
 from prepare.bench.records import VERDICTS
 from prepare.contract.records import KINDS as CONTRACT_KINDS
 from prepare.doctor.records import VERDICTS as DOCTOR_VERDICTS

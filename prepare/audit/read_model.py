@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from prepare.audit.rows import STATUSES, AuditRow
+from prepare.audit import STATUSES, AuditRow
 from prepare.core.model.memory_format import canonical_stride, satisfied, takes
 from prepare.core.model.own_code import computed_tensors
 from prepare.core.model.quantized import dtype_text, stored_bytes
@@ -50,11 +50,10 @@ def read_model(model: nn.Module, plan: Plan | None) -> tuple[list[AuditRow], dic
     rows.sort(key=lambda row: (row.module, row.tensor, row.kind))
     sizes = {place.path: stored_bytes(place.tensor) for place in places if is_strided(place.tensor)}
     summary = _summary(rows, _convolution_weights(places), sizes)
-    summary["unregistered"] = [
+    summary["unregistered"] = sorted(
         f"{path}: {name_of(tensor.dtype)} {tensor.device}"
         for path, tensor in unregistered_tensors(model)
-    ]
-    summary["unregistered"].sort()
+    )
     return rows, summary
 
 
@@ -127,23 +126,15 @@ def _computed_rows(
         key = (name, tensor_name, "computed")
         plan, kind = planned.get(key), type(module).__name__
         if isinstance(value, str):
-            wanted = plan is not None and bool(plan.wants)
-            status = "ineffective" if wanted else "untouched"
-            steps = plan.steps if plan else ()
-            before = plan.old._asdict() if plan else None
-            yield AuditRow(
-                *_order(key, kind), None, None, "", "", (), (), before, status, steps, value
-            )
+            status = "ineffective" if plan and plan.wants else "untouched"
+            before, steps = (plan.old._asdict(), plan.steps) if plan else (None, ())
+            place = (name, kind, tensor_name, "computed")
+            yield AuditRow(*place, None, None, "", "", (), (), before, status, steps, reason=value)
             continue
         row = _read(value, kind, key, plan)
         if row.status == "ineffective":
             row = row._replace(reason=f"forward computes this weight each time: {row.reason}")
         yield row
-
-
-def _order(key: tuple[str, str, str], kind: str) -> tuple[str, str, str, str]:
-    module, tensor, tensor_kind = key
-    return module, kind, tensor, tensor_kind
 
 
 def _convolution_weights(places: Iterable[NamedTensor]) -> list[set[tuple[str, str, str]]]:
@@ -172,8 +163,8 @@ def _summary(
     )
     return {
         "tensors": len(unique),
-        "status": _count((row.status for row in rows), STATUSES),
-        "convolutions": _count(worst_statuses, STATUSES),
+        "status": _count(row.status for row in rows),
+        "convolutions": _count(worst_statuses),
         "bytes_before": sum(_bytes_before(row, sizes.get(row.path, 0)) for row in unique),
         "bytes_after": sum(sizes.get(row.path, 0) for row in unique),
         "dtypes": dict(sorted(Counter(row.dtype for row in unique).items())),
@@ -181,9 +172,9 @@ def _summary(
     }
 
 
-def _count(words: Iterable[str], order: tuple[str, ...]) -> dict[str, int]:
-    counts = Counter(words)
-    return {word: counts[word] for word in order}
+def _count(statuses: Iterable[str]) -> dict[str, int]:
+    counts = Counter(statuses)
+    return {status: counts[status] for status in STATUSES}
 
 
 def _bytes_before(row: AuditRow, bytes_now: int) -> int:

@@ -87,7 +87,7 @@ def _refuse(model: nn.Module, table: RequestTable, reads: list[_TensorRead]) -> 
     if any(w.move() for w in table.requests if not w.tensor.is_meta):
         problems += model_problems(model, table)
     requested = {id(read.request) for read in reads}
-    for views in table.storage_groups():
+    for views in table.shared:
         if len(views.requests) > 1 and any(id(request) in requested for request in views.requests):
             wrong = "shares its storage with other tensors, and would be torn from them"
             remedy = "load it with model.load_state_dict, then apply the pipeline"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from prepare.models.norms import build_norm, check_positive
+from prepare.models import build_norm, check_positive
 
 
 class ResNet2d(nn.Module):

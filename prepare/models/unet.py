@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from prepare.models.norms import build_norm, check_positive
+from prepare.models import build_norm, check_positive
 
 
 class _UNet(nn.Module):

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from prepare.flow.call_sites import short_path
 from prepare.patch.records import Patch, PatchedCall, UnpatchedBreak
 from prepare.patch.write_diff import write_diff
-from prepare.steps.keeping.choose_calls import ChosenCalls, cost_of
-from prepare.steps.keeping.find_places import calls_of_place
+from prepare.steps.keeping.choose_calls import ChosenCalls, calls_of_place, cost_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
+from prepare.core.forward.autocast import Amp, check_amp
 from prepare.core.forward.torch_state import saved_switches
 from prepare.core.model.module_tree import Snapshot, copy_tree
 from prepare.core.utils.signals import act_on_interrupts, held_interrupts
-from prepare.errors import (
-    ConfigError,
-    NothingMatchesError,
-    PrepareError,
-    Problem,
-    RefusedError,
-    StepError,
-)
+from prepare.errors import ConfigError, NothingMatchesError, RefusedError, StepError, raise_problems
 from prepare.pipeline.collect_wants import make_table, targets
-from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, find_known_issues
-from prepare.pipeline.optimizer_state import state_moves, unsupported_training
+from prepare.pipeline.known_issue_checks import (
+    IssueMatch,
+    KnownIssues,
+    check_known_issues,
+    find_known_issues,
+)
+from prepare.pipeline.optimizer_state import mismatched_state, unsupported_training
 from prepare.pipeline.preconditions import scripted_problems
-from prepare.pipeline.transfer import Move, StorageMove, Transfer
+from prepare.pipeline.transfer import AnyMove, Transfer
 from prepare.plan import Action
 from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, Storage, TensorStep
 
@@ -75,9 +74,12 @@ class Survey(NamedTuple):
 
 
 def survey(
-    model: nn.Module, phases: Phases, known_issues: KnownIssues = "ignore", amp: str = "none"
+    model: nn.Module, phases: Phases, known_issues: KnownIssues = "ignore", amp: Amp = "none"
 ) -> Survey:
     """Ask every step what it has to do; `model` itself is not changed."""
+    check_known_issues(known_issues)
+    check_amp(amp)
+    _check_module(model)
     actions: list[Action] = []
     unmatched: list[ConfigError] = []
     if phases.structure:
@@ -100,7 +102,7 @@ def survey(
     return Survey(actions, table, issues, model, storages)
 
 
-def all_moves(table: RequestTable, optimizer: Optimizer | None) -> list[Move | StorageMove]:
+def all_moves(table: RequestTable, optimizer: Optimizer | None) -> list[AnyMove]:
     """Return the moves of the model's tensors, and of the optimizer state that follows them.
 
     Raises:
@@ -112,14 +114,14 @@ def all_moves(table: RequestTable, optimizer: Optimizer | None) -> list[Move | S
     by_tensor = {id(tensor): move for move in moves for tensor in move.tensors}
     if moves:
         raise_problems(RefusedError, unsupported_training(optimizer, by_tensor))
-    return [*moves, *state_moves(optimizer, by_tensor)]
+    return [*moves, *(move for _, move in mismatched_state(optimizer, by_tensor))]
 
 
 def apply_steps(
     model: nn.Module,
     phases: Phases,
     actions: list[Action],
-    moves: list[Move | StorageMove],
+    moves: list[AnyMove],
     *,
     optimizer: Optimizer | None,
     low_memory: bool,
@@ -128,19 +130,20 @@ def apply_steps(
 
     The caller holds interrupts: they act between the steps, where everything can be undone.
     """
-    undo = _Undo(Snapshot(model) if actions else None, saved_switches() if phases.runtime else None)
+    undo = [Snapshot(model).restore] if actions else []
+    undo += [saved_switches()] if phases.runtime else []
     try:
         act_on_interrupts()
         if any(action.phase == "structure" for action in actions):
             _rewrite(model, phases.structure)
             moves = all_moves(make_table(model, phases.tensors), optimizer)
         for action in actions:
-            _log.debug(
-                "%s: %s", action.step, ", ".join(name or "the model" for name in action.modules)
-            )
+            names = (name or "the model" for name in action.modules)
+            _log.debug("%s: %s", action.step, ", ".join(names))
         _log.debug("transfer: %s", ", ".join(move.path for move in moves) or "no tensor")
-        undo.transfer = Transfer(moves, low_memory=low_memory)
-        undo.transfer.run()
+        transfer = Transfer(moves, low_memory=low_memory)
+        undo.insert(0, transfer.undo)
+        transfer.run()
         for step in phases.acting:
             act_on_interrupts()
             if list(step.targets(model)):
@@ -150,32 +153,10 @@ def apply_steps(
         # Casts that autocast has cached are of the old weights.
         torch.clear_autocast_cache()
     except BaseException:
-        undo.run()
-        raise
-
-
-def raise_problems(kind: type[PrepareError], problems: Iterable[Problem]) -> None:
-    """Raise one error of `kind` that holds all `problems`, if there are any."""
-    if problems := list(problems):
-        raise kind.of(problems)
-
-
-@dataclass
-class _Undo:
-    """Restore the tensors, the module tree and the switches of backends; safe to run more than once."""
-
-    snapshot: Snapshot | None
-    restore_switches: Callable[[], None] | None = None
-    transfer: Transfer | None = None
-
-    def run(self) -> None:
         with held_interrupts():
-            if self.transfer:
-                self.transfer.undo()
-            if self.snapshot:
-                self.snapshot.restore()
-            if self.restore_switches:
-                self.restore_switches()
+            for restore in undo:
+                restore()
+        raise
 
 
 def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> tuple[list[Action], list[ConfigError]]:
@@ -195,6 +176,18 @@ def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> tuple[list[Action], l
         if names:
             actions.append(Action(step.name, step.phase, tuple(touched)))
     return actions, unmatched
+
+
+def _check_module(model: object) -> None:
+    """Refuse what is not a model, in one line in place of an error from inside."""
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        wrong, remedy = f"{model.__name__} is a class", f"make a model of it: {model.__name__}(...)"
+    else:
+        wrong = f"a {type(model).__name__} is not a torch.nn.Module"
+        remedy = "give the model itself"
+    raise ConfigError("model", wrong, remedy)
 
 
 def _check_nothing_left(after: Survey) -> None:

@@ -26,7 +26,7 @@ from prepare.errors import (
     StepError,
 )
 from prepare.patterns import NORMS, kept_modules, matches, near_misses
-from prepare.pipeline.tensor_table import RequestTable, TensorRequest
+from prepare.pipeline.tensor_table import RequestTable, StorageGroup, TensorRequest
 from prepare.step import ModuleStep, TensorStep, Want
 
 _OPTIONS = ("include", "exclude", "keep")
@@ -50,9 +50,7 @@ def make_table(model: nn.Module, steps: Sequence[TensorStep]) -> RequestTable:
     return RequestTable(requests, errors, shared)
 
 
-def _requests(
-    places: Iterable[NamedTensor],
-) -> tuple[list[TensorRequest], list[list[TensorRequest]]]:
+def _requests(places: Iterable[NamedTensor]) -> tuple[list[TensorRequest], list[StorageGroup]]:
     """Return a request for each tensor, with all its places, and those that share a storage."""
     by_storage: dict[Hashable, list[NamedTensor]] = {}
     for place in places:
@@ -61,7 +59,7 @@ def _requests(
     requests, shared = [], []
     for same in by_storage.values():
         tensor = same[0].tensor
-        if all(place.tensor is tensor for place in same):
+        if len(same) == 1 or all(place.tensor is tensor for place in same):
             group = [TensorRequest(tensor, same)]
         else:
             by_identity: dict[Hashable, list[NamedTensor]] = {}
@@ -70,7 +68,7 @@ def _requests(
             group = [TensorRequest(each[0].tensor, each) for each in by_identity.values()]
         requests += group
         if is_plain(tensor) and (len(group) > 1 or is_expanded(tensor)):
-            shared.append(group)
+            shared.append(StorageGroup(group))
     return requests, shared
 
 

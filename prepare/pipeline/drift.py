@@ -1,10 +1,8 @@
 """Find what in a prepared model has drifted from its pipeline, once or with a guard in the training loop."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -35,19 +33,14 @@ class Drift:
 
 def plan_drift(plan: Plan) -> list[Drift]:
     """Return what a plan, made after `apply`, would change again."""
-    modules = [
+    drifts = [
         Drift(name or "the model", "the module", "as before", action.step)
         for action in plan.actions
         for name in action.modules
     ]
-    return [
-        *modules,
-        *(
-            drift
-            for tensor in plan.tensors
-            for drift in _differences(_path(tensor.module, tensor.tensor), tensor.old, tensor.new)
-        ),
-    ]
+    for tensor in plan.tensors:
+        drifts += _differences(tensor.path, tensor.old, tensor.new)
+    return drifts
 
 
 def optimizer_drift(model: nn.Module, optimizer: Optimizer) -> list[Drift]:
@@ -70,21 +63,8 @@ def raise_drift(drifts: Iterable[Drift]) -> None:
     """Raise a DriftError with one problem for each drift, if there are any."""
     problems = [Problem(d.where, f"{d.what} is {d.is_now}, prepared as {d.wanted}") for d in drifts]
     if problems:
-        problems[-1] = Problem(problems[-1].where, problems[-1].wrong, _REMEDY)
+        problems[-1] = replace(problems[-1], remedy=_REMEDY)
         raise DriftError.of(problems)
-
-
-class _GuardedTensor(NamedTuple):
-    """The table and name under which a module holds a tensor, and its layout when the guard was made."""
-
-    table: Mapping[str, Tensor | None]
-    name: str
-    stride: tuple[int, ...] | None
-    dtype: torch.dtype
-    device: torch.device
-    kind: type[Tensor]
-    prepared: State
-    path: str
 
 
 class Guard:
@@ -107,16 +87,7 @@ class Guard:
             for key, child in module._modules.items()
         ]
         self._tensors = [
-            _GuardedTensor(
-                table,
-                key,
-                stride_of(tensor),
-                tensor.dtype,
-                tensor.device,
-                type(tensor),
-                state(tensor),
-                _path(name, key),
-            )
+            (table, key, _layout(tensor), state(tensor), _path(name, key))
             for name, module in model.named_modules()
             for table in (module._parameters, module._buffers)
             for key, tensor in table.items()
@@ -137,27 +108,23 @@ class Guard:
             if current is not child or type(current) is not cls:
                 is_now = "another module" if current is not child else type(current).__name__
                 drifts.append(Drift(path, "the module", is_now, cls.__name__))
-        for table, name, stride, dtype, device, kind, prepared, path in self._tensors:
+        for table, name, layout, prepared, path in self._tensors:
             tensor = table.get(name)
             if tensor is None:
                 drifts.append(Drift(path, "the tensor", "gone", "there"))
-            elif (
-                tensor.dtype is not dtype
-                or tensor.device != device
-                or type(tensor) is not kind  # a weight in 8 bits has the dtype of its results
-                or stride_of(tensor) != stride
-            ):
+            elif _layout(tensor) != layout:
                 drifts += _differences(path, state(tensor), prepared)
         return drifts
 
 
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    """Return what is compared at each check: a weight in 8 bits has the dtype of its results."""
+    return stride_of(tensor), tensor.dtype, tensor.device, type(tensor)
+
+
 def _differences(path: str, current: State, prepared: State) -> list[Drift]:
-    names = ("stride", "dtype", "device")
-    return [
-        Drift(path, name, is_now, wanted)
-        for name, is_now, wanted in zip(names, current, prepared, strict=True)
-        if is_now != wanted
-    ]
+    sides = zip(State._fields, current, prepared, strict=True)
+    return [Drift(path, side, is_now, wanted) for side, is_now, wanted in sides if is_now != wanted]
 
 
 def _path(module: str, name: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import torch
 from torch import nn
 
 from prepare.core.model.issues_here import standing_here
@@ -11,6 +12,7 @@ from prepare.core.model.known_issues import ONLY, Issue
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D, is_repair
 from prepare.core.model.tensors import is_strided, name_of
+from prepare.core.utils.machine import spinning_among, usable_cores
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import argument, step, words
 from prepare.errors import ConfigError, Problem
@@ -25,16 +27,17 @@ _CURES = {"format": "use", "flag": "set", "version": "install"}
 
 @dataclass(frozen=True)
 class IssueMatch:
-    """A known issue, the names and classes of the modules that meet it, and whether it is an error.
+    """A known issue, and the names and classes of the modules that meet it.
 
-    `in_training`: whether the model is in training mode. `needs_force`: whether the step that repairs it
-    needs `force`, as no convolution is in channels-last.
+    `in_training`: whether the model is in training mode. `only_warns`: whether wrong numbers are no error
+    even then. `needs_force`: whether the step that repairs it needs `force`, as no convolution is in
+    channels-last.
     """
 
     issue: Issue
     modules: Mapping[str, str]
-    is_error: bool
     in_training: bool
+    only_warns: bool
     needs_force: bool
 
     @property
@@ -43,9 +46,9 @@ class IssueMatch:
         return self.issue.effect == "wrong" and not self.issue.sizes
 
     @property
-    def is_error_in_training(self) -> bool:
-        """Return whether this is an error as soon as the model is in training mode, and not yet."""
-        return self.is_wrong and not self.in_training
+    def is_error(self) -> bool:
+        """Return whether this model must not be prepared so."""
+        return self.is_wrong and self.in_training and not self.only_warns
 
     @property
     def repair_options(self) -> dict[str, Any]:
@@ -63,36 +66,27 @@ class IssueMatch:
 
     def _mode(self) -> str:
         if self.is_error:
-            return words(
-                cli=", and this is mode=train", python=", and the model is in training mode"
-            )
-        if not self.is_error_in_training:
+            in_training = ", and the model is in training mode"
+            return words(cli=", and this is mode=train", python=in_training)
+        if not self.is_wrong or self.in_training:
             return ""
-        return (
-            "; in training code"
-            + words(cli=" and with mode=train", python="")
-            + " this is an error"
-        )
+        also = words(cli=" and with mode=train", python="")
+        return f"; in training code{also} this is an error"
 
     def _remedy(self) -> str:
         if self.issue.repair:
-            remedy = f"add the step {step('repair_layout', **self.repair_options)}"
-            return f"{remedy}, or {self._without_repair()}" if self.is_error else remedy
-        cures = [f"{_CURES[kind]} {cure}" for kind, cure in self.issue.cure]
-        if self.is_wrong:
-            remedy = ", or ".join(cures) or "exclude them, or take another memory format"
-            return f"{remedy}, or {self._without_repair()}" if self.is_error else remedy
-        if self.issue.is_risk:
-            look = "look at what the run's verification says, with the sizes you train on"
-            return ", or ".join([*cures, look])
+            cures = [f"add the step {step('repair_layout', **self.repair_options)}"]
+        else:
+            cures = [f"{_CURES[kind]} {cure}" for kind, cure in self.issue.cure]
+        if self.is_wrong and not cures:
+            cures = ["exclude them, or take another memory format"]
+        elif self.issue.is_risk and not self.issue.repair:
+            cures.append("look at what the run's verification says, with the sizes you train on")
+        if self.is_error:
+            warn = argument("known_issues", "warn")
+            other = words(cli="mode=eval", python="model.eval() if it is not trained")
+            cures.append(f"go on without it: {warn}, or {other}")
         return ", or ".join(cures)
-
-    def _without_repair(self) -> str:
-        warn = argument("known_issues", "warn")
-        return words(
-            cli=f"go on without it: {warn}, or mode=eval",
-            python=f"go on without it: {warn}, or model.eval() if it is not trained",
-        )
 
 
 def find_known_issues(
@@ -129,13 +123,24 @@ def find_known_issues(
             and (not issue.repair or find_repair(issue.repair).fits(module))
         }
         if modules:
-            training = model.training
-            is_error = (
-                issue.effect == "wrong" and not issue.sizes and training and known_issues == "error"
-            )
+            only_warns = known_issues == "warn"
             needs_force = formats.isdisjoint({*issue.formats} - {"contiguous"})
-            matches.append(IssueMatch(issue, modules, is_error, training, needs_force))
+            matches.append(IssueMatch(issue, modules, model.training, only_warns, needs_force))
     return sorted(matches, key=lambda match: not match.is_error)
+
+
+def spinning_problems(table: RequestTable) -> list[Problem]:
+    """Return a warning if the model is on a CPU, and other programs want the cores of torch's threads."""
+    cores = len(usable_cores())
+    if torch.get_num_threads() == 1 or not (running := spinning_among(cores)):
+        return []
+    if not any(request.device.type == "cpu" for request in table.requests):
+        return []
+    wrong = (
+        f"{running} threads want to run on {cores} cores, and idle threads of torch spin: "
+        "an operator may take many times as long [idle_threads_spin_cpu]"
+    )
+    return [Problem("this machine", wrong, "set GOMP_SPINCOUNT=1000 in the environment of Python")]
 
 
 def check_known_issues(known_issues: str) -> None:
@@ -161,7 +166,7 @@ def _convolution_weights(table: RequestTable) -> tuple[set[str], set[str], set[s
         stride = move.stride if move and move.stride is not None else tensor.stride()
         formats.add(request.wants.get("memory_format") or _format(tensor.shape, stride))
         dtypes.add(name_of(move.dtype if move else tensor.dtype))
-        devices.add((move.device if move else tensor.device).type)
+        devices.add(request.device.type)
     return formats - {""}, dtypes, devices
 
 

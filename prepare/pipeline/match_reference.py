@@ -1,6 +1,7 @@
 """Give a copy of a model the layout of a prepared reference model."""
 
 from collections.abc import Hashable, Mapping
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
@@ -10,24 +11,36 @@ from prepare.core.model.module_tree import Snapshot
 from prepare.core.model.quantized import is_quantized
 from prepare.core.model.tensors import NamedTensor, identity, named_tensors, stride_of
 from prepare.core.utils.signals import held_interrupts
-from prepare.errors import RefusedError
+from prepare.errors import RefusedError, raise_problems
 from prepare.pipeline.preconditions import scripted_problems
 from prepare.pipeline.transfer import Move, Transfer
 from prepare.plan import state
 from prepare.steps.repairs import find_repair, repair_names
 
+_Model = TypeVar("_Model", bound=nn.Module)
 
-def match_to_reference(model: nn.Module, reference: nn.Module) -> None:
-    """Give every tensor of `model` the device, dtype and strides of the same name in `reference`.
 
-    Modules get the repairs of their counterparts, and their casts where these are kept in float32. A failure
-    leaves everything as it was.
+def like(model: _Model, reference: nn.Module) -> _Model:
+    """Give `model`, a copy of `reference` made before preparation, the layout of `reference`, in place.
+
+    For an EMA or teacher copy, or torch's AveragedModel: every tensor gets the device, dtype and strides
+    of the tensor of the same name, and every module the same repairs; values stay. A failure leaves
+    everything as it was.
+
+    Raises:
+        RefusedError: the tensors of the two models differ in name or shape, or `model` cannot be prepared
+            in its present state.
     """
+    copy: Any = model
     if isinstance(model, AveragedModel) and not isinstance(reference, AveragedModel):
-        model = model.module
+        copy = model.module
+    _match(copy, reference)
+    return model
+
+
+def _match(model: nn.Module, reference: nn.Module) -> None:
     for each in (model, reference):
-        if problems := list(scripted_problems(each)):
-            raise RefusedError.of(problems)
+        raise_problems(RefusedError, scripted_problems(each))
     places = {place.path: place for place in named_tensors(model)}
     targets = {place.path: place.tensor for place in named_tensors(reference)}
     _check_same_tensors(places, targets)

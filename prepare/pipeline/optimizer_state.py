@@ -10,7 +10,7 @@ from torch.optim import LBFGS, Optimizer
 from prepare.core.model.memory_format import satisfied
 from prepare.core.model.tensors import stride_of
 from prepare.errors import Problem
-from prepare.pipeline.transfer import Move, StorageMove, Transfer
+from prepare.pipeline.transfer import AnyMove, Move, Transfer
 from prepare.step import Storage
 
 
@@ -22,7 +22,7 @@ class RestrideLoadedState:
     """
 
     def __call__(self, optimizer: Optimizer) -> None:
-        match_state_to_parameters(optimizer)
+        relayout(optimizer)
 
     def install(self, optimizer: Optimizer) -> None:
         """Register the hook, unless it is registered already."""
@@ -38,9 +38,16 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer:
     return optimizer
 
 
-def match_state_to_parameters(optimizer: Optimizer) -> None:
-    """Give every state tensor the device, dtype and strides of its parameter; values stay."""
-    Transfer(list(state_moves(optimizer, {}))).run()
+def relayout(optimizer: Optimizer) -> Optimizer:
+    """Give the state of `optimizer` the device, dtype and strides of its parameters, in place.
+
+    For an optimizer that was not passed to `apply`, after a checkpoint of another layout was loaded into
+    it: torch keeps the strides of the file, and its fused optimizers then update the wrong elements.
+    Values stay. A failure leaves everything as it was.
+    """
+    moves = [move for _, move in mismatched_state(unwrap_optimizer(optimizer), {})]
+    Transfer(moves).run()
+    return optimizer
 
 
 def unrelated_optimizer(model: nn.Module, optimizer: Optimizer) -> Iterator[Problem]:
@@ -76,9 +83,7 @@ def removed_parameters(
         yield Problem("optimizer", wrong, remedy)
 
 
-def unsupported_training(
-    optimizer: Optimizer, moves: dict[int, Move | StorageMove]
-) -> Iterator[Problem]:
+def unsupported_training(optimizer: Optimizer, moves: dict[int, AnyMove]) -> Iterator[Problem]:
     """Yield the reasons `optimizer` cannot train its parameters after `moves` (by object id)."""
     after = [(p.shape, *_after_move(p, moves.get(id(p)))) for p in _parameters(optimizer)]
     if any(dtype is torch.float16 for _, _, dtype, _ in after):
@@ -96,13 +101,8 @@ def unsupported_training(
         yield Problem("optimizer", wrong, "take another optimizer, or leave the weights contiguous")
 
 
-def state_moves(optimizer: Optimizer, moves: dict[int, Move | StorageMove]) -> Iterator[Move]:
-    """Yield the moves of the state of `optimizer` that follow `moves` of its parameters (by object id)."""
-    return (move for _, move in mismatched_state(optimizer, moves))
-
-
 def mismatched_state(
-    optimizer: Optimizer, moves: dict[int, Move | StorageMove]
+    optimizer: Optimizer, moves: dict[int, AnyMove]
 ) -> Iterator[tuple[Tensor, Move]]:
     """Yield the parameter and the move of each state tensor that differs from its parameter after `moves`.
 
@@ -112,11 +112,8 @@ def mismatched_state(
     for parameter, state in optimizer.state.items():
         device, parameter_dtype, stride = _after_move(parameter, moves.get(id(parameter)))
         for name, tensor in state.items():
-            if (
-                not isinstance(tensor, Tensor)
-                or tensor.shape != parameter.shape
-                or not tensor.dim()
-            ):
+            like_it = isinstance(tensor, Tensor) and tensor.shape == parameter.shape
+            if not like_it or not tensor.dim():
                 continue
             dtype = parameter_dtype if tensor.is_floating_point() else tensor.dtype
             if (tensor.device, tensor.dtype, stride_of(tensor)) != (device, dtype, stride):
@@ -137,7 +134,7 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _after_move(parameter: Tensor, move: Move | StorageMove | None) -> tuple[Any, ...]:
+def _after_move(parameter: Tensor, move: AnyMove | None) -> tuple[Any, ...]:
     """Return the device, dtype and strides that `parameter` will have."""
     if move is None:
         return parameter.device, parameter.dtype, stride_of(parameter)

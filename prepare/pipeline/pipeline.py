@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from prepare import recipe
-from prepare.core.forward.autocast import Amp, check_amp
+from prepare.core.forward.autocast import Amp
 from prepare.core.utils.options import no_options, plain
 from prepare.core.utils.process_state import paused_collector
 from prepare.core.utils.signals import held_interrupts
@@ -26,30 +26,25 @@ from prepare.errors import (
     RecipeWarning,
     RefusedError,
     combined,
+    raise_problems,
 )
-from prepare.pipeline.apply import Phases, all_moves, apply_steps, raise_problems, survey
-from prepare.pipeline.build_plan import tensor_plans
+from prepare.pipeline.apply import Phases, all_moves, apply_steps, survey
 from prepare.pipeline.drift import Drift, Guard, optimizer_drift, plan_drift, raise_drift
-from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, check_known_issues
-from prepare.pipeline.match_reference import match_to_reference
+from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, spinning_problems
 from prepare.pipeline.optimizer_state import (
     RestrideLoadedState,
-    match_state_to_parameters,
     removed_parameters,
     unrelated_optimizer,
     unwrap_optimizer,
 )
-from prepare.pipeline.preconditions import (
-    fsdp_problems,
-    lazy_problems,
-    precondition_problems,
-)
-from prepare.pipeline.spinning import spinning_problems
+from prepare.pipeline.preconditions import fsdp_problems, lazy_problems, precondition_problems
+from prepare.pipeline.tensor_table import tensor_plans
 from prepare.plan import Plan
 from prepare.registry import STEPS
 from prepare.step import PHASES, Step
 
 _Model = TypeVar("_Model", bound=nn.Module)
+_Steps = Mapping[str, Mapping[str, Any] | None]
 _log = logging.getLogger(__name__)
 
 
@@ -73,7 +68,7 @@ class Pipeline:
         self._phases = Phases.of(step.bind(self.steps.values()) for step in self.steps.values())
 
     @classmethod
-    def from_config(cls, steps: Mapping[str, Mapping[str, Any] | None]) -> Pipeline:
+    def from_config(cls, steps: _Steps) -> Pipeline:
         """Return the pipeline that `{name: options}` declares; `{name: null}` drops that step.
 
         `steps` may be any mapping, also one of OmegaConf's; its content is copied.
@@ -84,11 +79,7 @@ class Pipeline:
         return cls(_build(steps))
 
     @classmethod
-    def from_recipe(
-        cls,
-        steps: Mapping[str, Mapping[str, Any] | None],
-        given: Mapping[str, Mapping[str, Any] | None] | None = None,
-    ) -> Pipeline:
+    def from_recipe(cls, steps: _Steps, given: _Steps | None = None) -> Pipeline:
         """Return the pipeline of `steps` that somebody else may have written.
 
         Nothing in `steps` can run a program, read or write a path, or use the network: an option that is not
@@ -122,11 +113,7 @@ class Pipeline:
 
     @classmethod
     def load(
-        cls,
-        path: str | Path,
-        device: str | None = None,
-        *,
-        steps: Mapping[str, Mapping[str, Any] | None] | None = None,
+        cls, path: str | Path, device: str | None = None, *, steps: _Steps | None = None
     ) -> Pipeline:
         """Read the pipeline from a recipe file; `device` replaces the device of the recipe.
 
@@ -155,16 +142,12 @@ class Pipeline:
     ) -> Plan:
         """Return what `apply` would do to `model`; changes nothing, and works on the meta device.
 
-        If this torch is known to compute wrong numbers for the model in training mode, the plan's
-        `errors` say so, or with `known_issues="warn"` its `warnings`; "ignore" looks nothing up. `amp` is the
-        dtype of the autocast in which the model will run: torch is known to be wrong in some dtypes only.
+        What `apply` would raise for a known issue of torch is in the plan's `errors`, and what it would warn
+        of in its `warnings`; `known_issues` and `amp` are as there.
 
         Raises:
             ConflictError: two tensor steps want different things of one tensor.
         """
-        check_known_issues(known_issues)
-        check_amp(amp)
-        _check_module(model)
         with held_interrupts(may_hang=True), paused_collector():
             work = survey(model, self._phases, known_issues, amp)
             errors = [*work.table.errors, *_known_errors(work.issues)]
@@ -172,30 +155,25 @@ class Pipeline:
             warned = [match.problem() for match in work.issues if not match.is_error]
             if known_issues != "ignore":
                 warned += spinning_problems(work.table)
-            training_errors, training_steps = self._in_training(work.issues)
+            unfit = [problem for step in self.steps.values() for problem in step.in_training()]
+            wrong = [match for match in work.issues if match.is_wrong]
             return Plan(
                 self.to_config(),
                 tensor_plans(work.table, work.storages),
                 work.actions,
                 errors,
                 [*warned, *remarks],
-                training_errors,
-                training_steps,
+                training_errors=[*unfit, *(match.problem() for match in wrong)],
+                training_steps=None if unfit else self._repairs_of(wrong),
             )
 
-    def _in_training(
-        self, issues: list[IssueMatch]
-    ) -> tuple[list[Problem], dict[str, dict[str, Any]] | None]:
-        """Return why the model cannot be trained so, and the steps to add; None if no step helps."""
-        unfit = [problem for step in self.steps.values() for problem in step.in_training()]
-        wrong = [match for match in issues if match.is_wrong]
-        problems = [*unfit, *(match.problem() for match in wrong)]
-        if not wrong and not unfit:
-            return problems, {}
-        if unfit or "repair_layout" in self.steps or not all(m.issue.repair for m in wrong):
-            return problems, None
-        options = [match.repair_options for match in wrong]
-        return problems, {"repair_layout": max(options, key=len)}
+    def _repairs_of(self, wrong: list[IssueMatch]) -> dict[str, dict[str, Any]] | None:
+        """Return the steps to add, so that no number is wrong in training; None if no step helps."""
+        if not wrong:
+            return {}
+        if "repair_layout" in self.steps or not all(match.issue.repair for match in wrong):
+            return None
+        return {"repair_layout": max((match.repair_options for match in wrong), key=len)}
 
     def apply(
         self,
@@ -218,7 +196,7 @@ class Pipeline:
 
         If this torch is known to compute wrong numbers for the model, that is an error in training mode,
         and a KnownIssueWarning in eval mode or with `known_issues="warn"`; "ignore" looks nothing up. `amp`
-        is the dtype of the autocast in which it will run, as for `plan`.
+        is the dtype of the autocast in which it will run: torch is known to be wrong in some dtypes only.
         Known slow cases are listed in `plan(model).warnings`.
 
         Raises:
@@ -228,9 +206,6 @@ class Pipeline:
             StepError: a step raised, or did not do what it wants.
             PartialError: a failure midway, with `low_memory`.
         """
-        check_known_issues(known_issues)
-        check_amp(amp)
-        _check_module(model)
         _check_strict(strict)
         with held_interrupts(may_hang=True):
             start = time.perf_counter()
@@ -319,32 +294,6 @@ class Pipeline:
         return f"Pipeline.from_config({self.to_config()!r})"
 
 
-def like(model: _Model, reference: nn.Module) -> _Model:
-    """Give `model`, a copy of `reference` made before preparation, the layout of `reference`, in place.
-
-    For an EMA or teacher copy, or torch's AveragedModel: every tensor gets the device, dtype and strides
-    of the tensor of the same name, and every module the same repairs; values stay. A failure leaves
-    everything as it was.
-
-    Raises:
-        RefusedError: the tensors of the two models differ in name or shape, or `model` cannot be prepared
-            in its present state.
-    """
-    match_to_reference(model, reference)
-    return model
-
-
-def relayout(optimizer: Optimizer) -> Optimizer:
-    """Give the state of `optimizer` the device, dtype and strides of its parameters, in place.
-
-    For an optimizer that was not passed to `apply`, after a checkpoint of another layout was loaded into
-    it: torch keeps the strides of the file, and its fused optimizers then update the wrong elements.
-    Values stay. A failure leaves everything as it was.
-    """
-    match_state_to_parameters(unwrap_optimizer(optimizer))
-    return optimizer
-
-
 def _build(steps: Mapping[str, Any], of_recipe: Collection[str] = ()) -> list[Step]:
     """Return the steps; those named in `of_recipe` may set only what is known to be harmless."""
     _check_mapping(steps)
@@ -358,8 +307,7 @@ def _build(steps: Mapping[str, Any], of_recipe: Collection[str] = ()) -> list[St
                     problems += recipe.refused(step)
         except ConfigError as error:
             problems += error.problems
-    if problems:
-        raise ConfigError.of(problems)
+    raise_problems(ConfigError, problems)
     return built
 
 
@@ -367,20 +315,6 @@ def _check_mapping(steps: object) -> None:
     if not isinstance(steps, Mapping):
         wrong = f"{type(steps).__name__} is not a mapping"
         raise ConfigError("steps", wrong, "give {name: options}")
-
-
-def _check_module(model: object) -> None:
-    """Refuse what is not a model, in one line in place of an error from inside."""
-    if isinstance(model, nn.Module):
-        return
-    if isinstance(model, type) and issubclass(model, nn.Module):
-        wrong, remedy = f"{model.__name__} is a class", f"make a model of it: {model.__name__}(...)"
-    else:
-        wrong, remedy = (
-            f"a {type(model).__name__} is not a torch.nn.Module",
-            "give the model itself",
-        )
-    raise ConfigError("model", wrong, remedy)
 
 
 def _check_strict(strict: object) -> None:

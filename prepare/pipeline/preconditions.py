@@ -104,7 +104,7 @@ def _tensor_problems(table: RequestTable) -> Iterator[Problem]:
     if with_grad:
         wrong = "holds a .grad, which would keep the old layout and dtype"
         yield Problem(_paths(with_grad), wrong, "call zero_grad(set_to_none=True) first")
-    for group in table.storage_groups():
+    for group in table.shared:
         if group.must_separate():
             wrong = "share one storage, which the requested layout would split"
             remedy = "prepare the model before making them views of it, or exclude them"

@@ -1,27 +1,35 @@
 """Move tensors to a device, dtype and strides: one allocation and one copy each, undone on failure."""
 
+from cmath import isfinite
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from prepare.core.model.devices import wait_for
 from prepare.core.model.huge_pages import huge_pages
-from prepare.core.model.memory_format import span
+from prepare.core.model.memory_format import canonical_stride, span
 from prepare.core.model.tensors import name_of, special_form, stored_values, with_bits_of
 from prepare.core.model.threads import OneThreadWorkers
 from prepare.core.utils.signals import act_on_interrupts, held_interrupts
 from prepare.core.utils.wording import option, words
 from prepare.errors import PartialError, Problem, RefusedError
-from prepare.pipeline import copy_parts
 
 # With `low_memory`, this share of the new data exists beside the old tensors at a time, or the largest one.
 # For a smaller group, starting its copies takes longer than they do.
 _LOW_MEMORY_SHARE = 1 / 32
 # Elements of all tensors; with fewer, starting threads takes longer than the copies.
 _LEAST_FOR_THREADS = 2**20
+# Elements of a part.
+_PART = 2**18
+# With fewer elements, one kernel is faster than two.
+_SMALL = 2**15
+_CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,7 @@ def check_cast(path: str, old: Tensor, new: Tensor, *, clamp: bool = False) -> N
     Raises:
         RefusedError: a finite value has become infinite; it names the tensor `path`.
     """
-    if old.is_meta or new.is_meta or not copy_parts.is_narrower(new.dtype, old.dtype):
+    if old.is_meta or new.is_meta or not is_narrower(new.dtype, old.dtype):
         return
     if old.layout is torch.sparse_coo:
         # Values of one place are added up, and their sum may be infinite.
@@ -230,12 +238,12 @@ def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple
         (index, part)
         for index, pair in enumerate(zip(allocated, sources, strict=True))
         if not doubtful[index]
-        for part in copy_parts.split(*pair)
+        for part in split(*pair)
     ]
 
-    def copy(item: tuple[int, copy_parts.CopyPart]) -> None:
+    def copy(item: tuple[int, CopyPart]) -> None:
         index, part = item
-        if not copy_parts.copy(part):
+        if not copy_part(part):
             doubtful[index] = True
 
     waiting = deque(item for item in parts if item[1].is_on_cpu)
@@ -277,6 +285,69 @@ def _use_threads(moves: Sequence[AnyMove]) -> bool:
 
 def _elements(move: AnyMove) -> int:
     return max(tensor.numel() for tensor in move.tensors)
+
+
+class CopyPart(NamedTuple):
+    """A part of the new data of a tensor, the same part of the tensor, and whether both are on the CPU."""
+
+    target: Tensor
+    source: Tensor
+    is_on_cpu: bool
+
+
+def split(target: Tensor, source: Tensor) -> list[CopyPart]:
+    """Return the copies that fill `target` with `source`: one of all, unless both are on the CPU."""
+    on_cpu = target.is_cpu and source.is_cpu
+    if not on_cpu or source.numel() <= _PART:
+        return [CopyPart(target, source, on_cpu)]
+    if target.stride() == source.stride() and span(source.shape, source.stride()) == source.numel():
+        target, source = (t.as_strided((t.numel(),), (1,)) for t in (target, source))
+    rows = max(1, _PART * len(source) // source.numel())
+    pairs = zip(target.split(rows), source.split(rows), strict=True)
+    return [CopyPart(*pair, on_cpu) for pair in pairs]
+
+
+def copy_part(part: CopyPart) -> bool:
+    """Copy `source` into `target`; return whether no cast can have made a value infinite."""
+    target, source, _ = part
+    if part.is_on_cpu and source.numel() >= _SMALL:
+        source = _permuted(source, target.stride())
+        if source.stride() != target.stride() and source.dtype != target.dtype:
+            # torch's kernel that casts and permutes at once goes element by element.
+            source = source.to(target.dtype)
+    target.copy_(source, non_blocking=True)
+    if not is_narrower(target.dtype, part.source.dtype):
+        return True
+    # The sum of values that are not all finite is not finite.
+    return part.is_on_cpu and target.dtype.itemsize > 1 and isfinite(target.sum().item())
+
+
+@cache
+def is_narrower(new: torch.dtype, old: torch.dtype) -> bool:
+    """Return whether a cast from `old` to `new` can make a finite number infinite."""
+    if not all(dtype.is_floating_point or dtype.is_complex for dtype in (new, old)):
+        return False
+    return torch.finfo(new).max < torch.finfo(old).max
+
+
+def _permuted(source: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """Return a contiguous float32 tensor with these channels-last strides; any other tensor as it is.
+
+    For each output channel this is the transposition of (channels, kernel), which is how torch shuffles
+    channels. That kernel uses vector instructions, and torch's copy does not.
+    """
+    shape = source.shape
+    if (
+        source.dtype is not torch.float32
+        or len(shape) not in _CHANNELS_LAST
+        or not source.is_contiguous()
+        or stride != canonical_stride(shape, _CHANNELS_LAST[len(shape)])
+        or min(shape[1], prod(shape[2:])) == 1
+    ):
+        return source
+    length = prod(shape[1:])
+    pixels = source.as_strided((len(source), length, 1, 1), (length, 1, length, length))
+    return torch.channel_shuffle(pixels, shape[1]).as_strided(shape, stride)
 
 
 def _module(path: str) -> str:

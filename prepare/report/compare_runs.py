@@ -21,8 +21,7 @@ from prepare.job.results import read_results
 from prepare.report.sentences import timing_text, verified_text
 
 if TYPE_CHECKING:
-    from prepare.audit import Difference
-    from prepare.audit.rows import AuditRow
+    from prepare.audit import AuditRow, Difference
     from prepare.job.results import SavedResults
 
 # Each kind of path on the command line, as messages name it.

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from prepare.audit.rows import STATUSES
+from prepare.audit import STATUSES
 from prepare.core.document import Document, Items, Shown, Table
 from prepare.core.utils.text import counts, line, output_to, plural, printable
 from prepare.registry import ordered_stages

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prepare.audit.rows import STATUSES, AuditRow
+from prepare.audit import STATUSES, AuditRow
 from prepare.core.document import Code, Document, Facts, Items, Table, Text
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.text import counts, plural, size

@@ -11,7 +11,7 @@ from prepare.core.utils.text import counts, plural, size
 from prepare.job.headline import CONVOLUTIONS
 
 if TYPE_CHECKING:
-    from prepare.audit.rows import AuditRow
+    from prepare.audit import AuditRow
     from prepare.job.headline import BenchFigures, Headline, VerifyFigures
 
 # A sentence names at most so many reasons.

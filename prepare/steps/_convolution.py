@@ -1,22 +1,25 @@
-"""The part that the two convolution steps share: find convolution weights, and explain a miss."""
+"""The bases of the two steps that convert convolutions, and of the steps that act by that format."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from prepare.core.utils.wording import step, words
 from prepare.patterns import Patterns
-from prepare.step import TensorStep, Want
+from prepare.step import ModuleStep, Step, TensorStep, Want
 
 if TYPE_CHECKING:
     import torch
 
     from prepare.core.model.tensors import NamedTensor
 
+_CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvolutionFormat(TensorStep):
     """Request a memory format for the weights of all convolutions of one rank, also transposed ones."""
 
@@ -40,24 +43,62 @@ class ConvolutionFormat(TensorStep):
         return Want(memory_format=self.memory_format)
 
     def nothing_matched(self, model: torch.nn.Module) -> str:
-        other = 5 - self.spatial
+        own, other, name = self.spatial, 5 - self.spatial, type(model).__name__
         counts = {
             spatial: sum(isinstance(module, _classes(spatial)) for module in model.modules())
             for spatial in (2, 3)
         }
-        name = type(model).__name__
-        if counts[self.spatial]:
-            count = f"{counts[self.spatial]} Conv{self.spatial}d"
-            return f"{name} has {count}, and the patterns exclude all of them"
+        if counts[own]:
+            return f"{name} has {counts[own]} Conv{own}d, and the patterns exclude all of them"
         if counts[other]:
-            formats = {2: "channels_last", 3: "channels_last_3d"}
             suggestion = words(
-                cli=f"memfmt={formats[other]} (the step conv{other}d_memory_format)",
+                cli=f"memfmt={_CHANNELS_LAST[other + 2]} (the step conv{other}d_memory_format)",
                 python=f"the step {step(f'conv{other}d_memory_format')}",
             )
-            contents = f"{name} has no Conv{self.spatial}d and {counts[other]} Conv{other}d"
+            contents = f"{name} has no Conv{own}d and {counts[other]} Conv{other}d"
             return f"{contents}; did you mean {suggestion}?"
         return f"{name} has no Conv2d and no Conv3d{_other_parameters(model)}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForChannelsLast(ModuleStep):
+    """A step that acts only for the ranks that are in channels-last."""
+
+    # The formats of the pipeline's other steps, set by `bind`; not an option.
+    _formats_by_rank: ClassVar[Mapping[int, str]] = {}
+
+    def bind(self, steps: Iterable[Step]) -> Self:
+        bound = dataclasses.replace(self)
+        converting = [each for each in steps if isinstance(each, ConvolutionFormat)]
+        formats = {each.spatial + 2: each.memory_format for each in converting}
+        object.__setattr__(bound, "_formats_by_rank", formats)
+        return bound
+
+    def formats(self, model: torch.nn.Module, *, force: bool = False) -> dict[int, str]:
+        """Return the ranks that are, or will be, in channels-last, and the format; with `force`, both."""
+        return {
+            rank: last
+            for rank, last in _CHANNELS_LAST.items()
+            if force or self._formats_by_rank.get(rank) == last
+            or (rank not in self._formats_by_rank and _has_weights_in(model, rank, last))
+        }  # fmt: skip
+
+
+def _has_weights_in(model: torch.nn.Module, rank: int, memory_format: str) -> bool:
+    """Return whether a weight has exactly the strides of this format, and not those of contiguous too."""
+    from prepare.core.model.memory_format import canonical_stride
+    from prepare.core.model.tensors import is_lazy, is_strided
+
+    classes = _classes(rank - 2)
+    for module in model.modules():
+        # Read Parameters only: reading a computed weight may change its source tensors.
+        weight = module._parameters.get("weight") if isinstance(module, classes) else None
+        if weight is None or is_lazy(weight) or not is_strided(weight) or weight.dim() != rank:
+            continue
+        stride = canonical_stride(weight.shape, memory_format)
+        if weight.stride() == stride != canonical_stride(weight.shape, "contiguous"):
+            return True
+    return False
 
 
 def _other_parameters(model: torch.nn.Module) -> str:

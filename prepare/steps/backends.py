@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from prepare.core.utils.wording import option
-from prepare.errors import ConfigError, Problem
+from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.registry import register
 from prepare.step import ModelStep
 
@@ -52,39 +52,31 @@ class Backends(ModelStep):
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
         step = super().from_options(options)
-        if problems := list(step._conflicts()):
-            raise ConfigError.of(problems)
+        raise_problems(ConfigError, step._conflicts())
         return step
 
     def _conflicts(self) -> Iterator[Problem]:
         where = f"steps.{self.name}"
         if self.cudnn_benchmark and self.cudnn_deterministic:
-            wrong = "chooses an algorithm by its time, which differs from run to run"
-            remedy = (
-                f"{option(self.name, 'cudnn_benchmark', value=False)}, or drop cudnn_deterministic"
-            )
+            wrong = "chooses an algorithm by its time, which differs from run to run, "
+            wrong += "and cudnn_deterministic is set"
+            other = option(self.name, "cudnn_benchmark", value=False)
             yield Problem(
-                f"{where}.cudnn_benchmark", f"{wrong}, and cudnn_deterministic is set", remedy
+                f"{where}.cudnn_benchmark", wrong, f"{other}, or drop cudnn_deterministic"
             )
-        if self.tf32 is not None and self.matmul_precision is not None:
-            uses = self.matmul_precision != "highest"
-            if uses != self.tf32:
-                wrong = f"{self.matmul_precision} {'uses' if uses else 'does not use'} TF32"
-                state = str(self.tf32).lower()
-                yield Problem(
-                    f"{where}.matmul_precision",
-                    f"{wrong}, and tf32 is {state}",
-                    "drop one of the two",
-                )
+        uses = self.matmul_precision != "highest"
+        if None not in (self.tf32, self.matmul_precision) and uses != self.tf32:
+            how, state = "uses" if uses else "does not use", str(self.tf32).lower()
+            wrong = f"{self.matmul_precision} {how} TF32, and tf32 is {state}"
+            yield Problem(f"{where}.matmul_precision", wrong, "drop one of the two")
 
     def obstacles(self, model: torch.nn.Module) -> Iterator[Problem]:
         import torch
 
         if self.miopen_nhwc is not None and torch.version.hip is None:
+            where, wrong = f"steps.{self.name}.miopen_nhwc", "this torch is not built for ROCm"
             remedy = f"{option(self.name, 'miopen_nhwc', value=None)}, or install torch for ROCm"
-            yield Problem(
-                f"steps.{self.name}.miopen_nhwc", "this torch is not built for ROCm", remedy
-            )
+            yield Problem(where, wrong, remedy)
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
         from prepare.core.forward.torch_state import read_switch

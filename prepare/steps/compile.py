@@ -10,13 +10,11 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from prepare.core.forward.compiled import CacheCounts, compile_cache
+from prepare.core.forward.compiled import compile_cache
 from prepare.core.utils import wording
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose, nearest
@@ -26,7 +24,7 @@ from prepare.errors import ConfigError, PatternError, Problem
 from prepare.patterns import Patterns, matches, near_misses
 from prepare.registry import register
 from prepare.step import ForRecipes, ModelStep
-from prepare.steps._for_device import ForDevice
+from prepare.steps.device import ForDevice
 
 if TYPE_CHECKING:
     import torch
@@ -35,31 +33,27 @@ if TYPE_CHECKING:
 _BACKENDS = ("inductor", "cudagraphs", "aot_eager", "eager", "openxla", "tvm")
 _PACKAGES = {"openxla": "torch_xla", "tvm": "tvm"}
 _FROZEN = "turns the weights into constants, which cannot be trained"
-# What a recipe may set in `options`: switches, and numbers up to a limit. torch has 600 more, among them
-# compilers to run, paths, functions, caches in a network, and switches that dump files (trace.enabled).
-_SWITCHES = {
-    "inductor": (
-        *("aggressive_fusion", "combo_kernels", "conv_1x1_as_mm", "coordinate_descent_tuning"),
-        *("coordinate_descent_check_all_directions", "deterministic", "emulate_precision_casts"),
-        *("epilogue_fusion", "fallback_random", "force_layout_optimization", "freezing"),
-        *("layout_optimization", "loop_ordering_after_fusion", "max_autotune"),
-        *("max_autotune_gemm", "max_autotune_pointwise", "permute_fusion", "prologue_fusion"),
-        *("reorder_for_locality", "shape_padding", "split_reductions", "use_fast_math"),
-        *("cpp.dynamic_threads", "cpp.enable_loop_tail_vec", "cpp.enable_tiling_heuristics"),
-        *("cpp.enable_unsafe_math_opt_flag", "cpp.weight_prepack", "triton.cudagraphs"),
-        *("triton.cudagraph_trees", "triton.persistent_reductions"),
-    ),
-}
+# What a recipe may set in `options` of inductor: switches, and numbers up to a limit. It has 600 more, among
+# them compilers to run, paths, functions, caches in a network, and switches that dump files (trace.enabled).
+_SWITCHES = (
+    *("aggressive_fusion", "combo_kernels", "conv_1x1_as_mm", "coordinate_descent_tuning"),
+    *("coordinate_descent_check_all_directions", "deterministic", "emulate_precision_casts"),
+    *("epilogue_fusion", "fallback_random", "force_layout_optimization", "freezing"),
+    *("layout_optimization", "loop_ordering_after_fusion", "max_autotune"),
+    *("max_autotune_gemm", "max_autotune_pointwise", "permute_fusion", "prologue_fusion"),
+    *("reorder_for_locality", "shape_padding", "split_reductions", "use_fast_math"),
+    *("cpp.dynamic_threads", "cpp.enable_loop_tail_vec", "cpp.enable_tiling_heuristics"),
+    *("cpp.enable_unsafe_math_opt_flag", "cpp.weight_prepack", "triton.cudagraphs"),
+    *("triton.cudagraph_trees", "triton.persistent_reductions"),
+)
 _LIMITS = {
-    "inductor": {
-        "cpp.max_horizontal_fusion_size": 1024,
-        "cpp.min_chunk_size": 1 << 20,
-        "cpp.simdlen": 4096,
-        "cpp.threads": 1024,
-        "max_fusion_size": 1024,
-        "triton.max_tiles": 3,
-        "triton.multi_kernel": 3,
-    }
+    "cpp.max_horizontal_fusion_size": 1024,
+    "cpp.min_chunk_size": 1 << 20,
+    "cpp.simdlen": 4096,
+    "cpp.threads": 1024,
+    "max_fusion_size": 1024,
+    "triton.max_tiles": 3,
+    "triton.multi_kernel": 3,
 }
 
 
@@ -70,27 +64,6 @@ def readable_backend(backend: str) -> None:
     known = {*_BACKENDS, *entry_points(group="torch_dynamo_backends").names} - {"openvino"}
     if not backend or (backend not in known and nearest(backend, sorted(known))):
         raise ValueError(f"{backend!r} is not a backend", choose(backend, sorted(known)))
-
-
-def undo(model: torch.nn.Module) -> None:
-    """Make a compiled `model`, and the modules in it that this step compiled, run uncompiled again."""
-    vars(model).pop("_compiled_call_impl", None)
-    for module in model.modules():
-        if hasattr(module._compiled_call_impl, "prepared_as"):
-            del module._compiled_call_impl
-
-
-def cache(folder: str | Path) -> AbstractContextManager[CacheCounts]:
-    """Keep what inductor compiles inside this context in `folder`, and read from it what is there already.
-
-    Make the first calls of a compiled model inside. A later process with the same folder, torch, kind of
-    machine and shapes compiles nothing: the object that the context yields counts what was `read` and what
-    was `compiled`. torch executes the code in the folder, so use only one that you trust.
-
-    Raises:
-        FileError: the folder cannot be made.
-    """
-    return compile_cache(folder)
 
 
 @register("compile")
@@ -163,17 +136,18 @@ class Compile(ForDevice, ModelStep):
             yield Problem(f"{where}.backend", wrong, "install it")
         elif problem := self._refused_by_torch():
             yield problem
-        elif self.backend == "inductor" and (
-            tool := _missing_tool(self._device or _device_of(model))
-        ):
+        elif self.backend == "inductor" and (tool := _missing_tool(self.device_of(model))):
+            wrong = f"inductor needs {tool}, which is not installed"
             remedy = "install it, or use the backend aot_eager, which is not faster"
-            yield Problem(
-                f"{where}.backend", f"inductor needs {tool}, which is not installed", remedy
-            )
+            yield Problem(f"{where}.backend", wrong, remedy)
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
-        undo(model)
+        """Make a compiled `model`, and the modules in it that this step compiled, run uncompiled again."""
+        vars(model).pop("_compiled_call_impl", None)
+        for module in model.modules():
+            if hasattr(module._compiled_call_impl, "prepared_as"):
+                del module._compiled_call_impl
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
         return [
@@ -216,10 +190,7 @@ class Compile(ForDevice, ModelStep):
         return bool(self.freezing or self.options.get("freezing"))
 
     def _keywords(self) -> dict[str, Any]:
-        options = dict(self.options)
-        mode = self.mode
-        if self.freezing:
-            options["freezing"] = True
+        mode, options = self.mode, self.options | ({"freezing": True} if self.freezing else {})
         if mode and options:  # torch accepts only one of the two
             from torch._inductor import list_mode_options
 
@@ -237,12 +208,12 @@ class Compile(ForDevice, ModelStep):
             return Problem(f"{where}.backend", f"{self.backend!r} is not a backend", remedy)
         if self.backend == "inductor":
             known = torch._inductor.list_options()
-            for key in (key for key in self.options if key.replace("-", "_") not in known):
-                close = nearest(key, known)  # not the whole list: it has 500 names
-                remedy = (
-                    f"did you mean {close[0]!r}?" if close else "see torch._inductor.list_options()"
-                )
-                return Problem(f"{where}.options.{key}", "inductor has no such option", remedy)
+            for key in self.options:
+                if key.replace("-", "_") not in known:
+                    close = nearest(key, known)  # not the whole list: it has 500 names
+                    see = "see torch._inductor.list_options()"
+                    remedy = f"did you mean {close[0]!r}?" if close else see
+                    return Problem(f"{where}.options.{key}", "inductor has no such option", remedy)
         try:
             with ignored_warnings():  # inductor imports deprecated modules
                 torch.compile(lambda x: x, **self._keywords())
@@ -251,11 +222,16 @@ class Compile(ForDevice, ModelStep):
         return None
 
 
+undo, cache = Compile.undo, compile_cache
+
+
 def _is_harmless(backend: str, key: str, value: Any) -> bool:
     """Return whether a recipe may set this option of a backend to `value`."""
+    if backend != "inductor":
+        return False
     if type(value) is bool:
-        return key in _SWITCHES.get(backend, ())
-    return type(value) is int and -1 <= value <= _LIMITS.get(backend, {}).get(key, -2)
+        return key in _SWITCHES
+    return type(value) is int and -1 <= value <= _LIMITS.get(key, -2)
 
 
 def _new_call() -> Callable[..., Any]:
@@ -283,14 +259,10 @@ def isolation() -> dict[str, bool]:
 
 def _missing_tool(device: str) -> str | None:
     """Return the tool that inductor needs on this kind of device, if it is not installed."""
-    if device.partition(":")[0] == "cuda":
+    if device == "cuda":
         return None if find_spec("triton") else "the package triton"
-    if device.partition(":")[0] != "cpu":
+    if device != "cpu":
         return None
     compiler = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     tool = shlex.split(os.environ.get("CXX") or compiler)[0]
     return None if shutil.which(tool) else f"a C++ compiler ({tool})"
-
-
-def _device_of(model: torch.nn.Module) -> str:
-    return next((parameter.device.type for parameter in model.parameters()), "cpu")

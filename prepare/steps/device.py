@@ -1,17 +1,18 @@
-"""Move every parameter and buffer to one device."""
+"""Move every parameter and buffer to one device; the base of the steps that act by that device."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from prepare.core.utils.suggest import choose
 from prepare.errors import Problem
 from prepare.registry import register
-from prepare.step import ForRecipes, TensorStep, Want
+from prepare.step import ForRecipes, Step, TensorStep, Want
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +72,27 @@ class Device(TensorStep):
             available = ", ".join(kind for kind in _KINDS[1:-1] if _count(kind))
             wrong = f"{self.device} is not available here"
             yield Problem(where, wrong, f"available: {available}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForDevice(Step):
+    """A step that acts by the device of the pipeline's step `device`."""
+
+    # The device, set by `bind`; None if the pipeline has no such step. Not an option.
+    _device: ClassVar[str | None] = None
+
+    def bind(self, steps: Iterable[Step]) -> Self:
+        steps = list(steps)
+        bound = copy.copy(super().bind(steps))
+        device = next((step.device for step in steps if isinstance(step, Device)), None)
+        object.__setattr__(bound, "_device", device)
+        return bound
+
+    def device_of(self, model: torch.nn.Module) -> str:
+        """Return the type of the device on which the model will be: cpu, cuda."""
+        tensors = (tensor for each in (model.parameters(), model.buffers()) for tensor in each)
+        present = next((tensor.device.type for tensor in tensors), "cpu")
+        return (self._device or present).partition(":")[0]
 
 
 def _count(kind: str) -> int:

@@ -39,10 +39,7 @@ class FuseConvBn(ModuleStep):
     exclude: Patterns = ()
 
     def in_training(self) -> Iterable[Problem]:
-        wrong = (
-            "is for inference: a norm that is part of a convolution cannot be trained"
-            + in_training()
-        )
+        wrong = f"is for inference: a norm that is part of a convolution cannot be trained{in_training()}"
         remedy = f"{inference_mode()}, or drop it with {dropped(self.name)}"
         yield Problem(f"steps.{self.name}", wrong, remedy)
 

@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from prepare.core.model.tensors import NamedTensor
 
 
-def undo(model: torch.nn.Module) -> None:
-    """Remove the casts around kept modules, in place; parameters keep their dtype."""
-    from prepare.core.forward.float32_calls import call_as_it_is
-
-    for module in model.modules():
-        call_as_it_is(module)
-
-
 @register("half")
 class Half(TensorStep):
     """Casts floating-point parameters and buffers to 16 bits; never integers or complex numbers.
@@ -54,27 +46,28 @@ class Half(TensorStep):
 
     def in_training(self) -> Iterable[Problem]:
         if self.dtype == "float16":
-            instead = words(
-                cli="precision=float32 with amp=float16, which runs the forward under torch.autocast, or "
-                "precision=bfloat16",
-                python=f"{option('half', 'dtype', 'bfloat16')}, or drop the step and use torch.autocast "
-                "around the forward",
+            wrong = f"parameters in float16 cannot be trained{in_training()}"
+            why = "GradScaler refuses them, and Adam divides by zero"
+            autocast = (
+                "precision=float32 with amp=float16, which runs the forward under torch.autocast"
             )
-            yield Problem(
-                f"steps.{self.name}.dtype",
-                f"parameters in float16 cannot be trained{in_training()}: GradScaler refuses them, "
-                "and Adam divides by zero",
-                f"choose {instead}",
+            bfloat16 = option("half", "dtype", "bfloat16")
+            remedy = words(
+                cli=f"choose {autocast}, or precision=bfloat16",
+                python=f"choose {bfloat16}, or drop the step and use torch.autocast around the forward",
             )
+            yield Problem(f"steps.{self.name}.dtype", f"{wrong}: {why}", remedy)
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
-        undo(model)
+        """Remove the casts around kept modules, in place; parameters keep their dtype."""
+        from prepare.core.forward.float32_calls import call_as_it_is
+
+        for module in model.modules():
+            call_as_it_is(module)
 
     def want(self, tensor: NamedTensor) -> Want | None:
-        if not tensor.tensor.is_floating_point():
-            return None
-        return self._want
+        return self._want if tensor.tensor.is_floating_point() else None
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
         from prepare.core.forward.float32_calls import casts_of
@@ -121,6 +114,9 @@ class Half(TensorStep):
                 if dtype.itemsize > 2:
                     casts[id(module)] = CastResults(dtype, getattr(torch, self.dtype))
         return casts
+
+
+undo = Half.undo
 
 
 def _needs_casts(module: torch.nn.Module) -> bool:

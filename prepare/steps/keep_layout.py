@@ -7,28 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from prepare.core.utils.suggest import nearest
-from prepare.errors import ConfigError, Problem
+from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.step import ForRecipes
-from prepare.steps._channels_last import ForChannelsLast
+from prepare.steps._convolution import ForChannelsLast
 
 if TYPE_CHECKING:
     import torch
 
     from prepare.steps.keeping.find_calls import CodeCall
-
-_SHOWN = 3
-
-
-def undo(model: torch.nn.Module) -> None:
-    """Give every module of `model` its own class back, in place."""
-    from prepare.steps.keeping.rewrite_class import original_class
-
-    for module in list(model.modules()):
-        original = original_class(type(module))
-        if original is not type(module):
-            module.__class__ = original
 
 
 @register("keep_layout")
@@ -104,7 +92,13 @@ class KeepLayout(ForChannelsLast):
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
-        undo(model)
+        """Give every module of `model` its own class back, in place."""
+        from prepare.steps.keeping.rewrite_class import original_class
+
+        for module in list(model.modules()):
+            original = original_class(type(module))
+            if original is not type(module):
+                module.__class__ = original
 
     def _check_names(self, model: torch.nn.Module) -> None:
         known = {call.name for module in model.modules() for call in _calls(module)}
@@ -115,8 +109,7 @@ class KeepLayout(ForChannelsLast):
                 remedy = f"did you mean {close[0]!r}?" if close else "write auto, which finds them"
                 wrong = f"{name!r} is not a call in the code of {type(model).__name__}"
                 problems.append(Problem(f"steps.{self.name}.calls", wrong, remedy))
-        if problems:
-            raise ConfigError.of(problems)
+        raise_problems(ConfigError, problems)
 
     def _names(self, module: torch.nn.Module) -> tuple[str, ...]:
         """Return the names of the calls to replace in the class of a module."""
@@ -127,6 +120,9 @@ class KeepLayout(ForChannelsLast):
             for call in _calls(module)
             if (call.operator in SAFE if self.calls == "auto" else call.name in self.calls)
         )
+
+
+undo = KeepLayout.undo
 
 
 def _calls(module: torch.nn.Module) -> list[CodeCall]:

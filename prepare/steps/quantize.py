@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from prepare.core.utils.packages import install_remedy
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import dropped, in_training, inference_mode
-from prepare.errors import ConfigError, Problem, RefusedError
+from prepare.errors import ConfigError, Problem, RefusedError, raise_problems
 from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.step import ForRecipes, ModelStep, Storage
-from prepare.steps._for_device import ForDevice
+from prepare.steps.device import ForDevice
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from prepare.steps.quantizing.choose import WeightChoice
+    from prepare.steps._quantizing import WeightChoice
 
 _SCHEMES = ("int8_weight_only", "int8_dynamic")
 
@@ -41,9 +41,8 @@ def readable_scheme(scheme: str) -> None:
 def readable_group(size: int | None) -> None:
     """Raise ValueError for a size that no group has."""
     if size is not None and size < 1:
-        raise ValueError(
-            f"{size} is not a number of values", "give one from 1 on, as in 32, or null"
-        )
+        wrong = f"{size} is not a number of values"
+        raise ValueError(wrong, "give one from 1 on, as in 32, or null")
 
 
 def undo(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
@@ -58,23 +57,22 @@ def undo(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     from torch import nn
 
     from prepare.core.model.quantized import is_quantized
-    from prepare.steps.quantizing.choose import quantized_places
-    from prepare.steps.quantizing.load_hook import release
+    from prepare.steps._quantizing import quantized_places, release
 
     places = list(quantized_places(model))
     problems = []
     for place in places:
         value = weights.get(place.path)
+        remedy = "give the float weights of this model"
         if value is None:
             problems.append(Problem(place.path, "is not in the weights"))
-        elif is_quantized(value) or value.shape != place.tensor.shape:
-            wrong = "is quantized in the weights, too"
-            if value.shape != place.tensor.shape:
-                sizes = list(value.shape), list(place.tensor.shape)
-                wrong = f"has the shape {sizes[0]} in the weights, and {sizes[1]} in the model"
-            problems.append(Problem(place.path, wrong, "give the float weights of this model"))
-    if problems:
-        raise RefusedError.of(problems)
+        elif value.shape != place.tensor.shape:
+            sizes = list(value.shape), list(place.tensor.shape)
+            wrong = f"has the shape {sizes[0]} in the weights, and {sizes[1]} in the model"
+            problems.append(Problem(place.path, wrong, remedy))
+        elif is_quantized(value):
+            problems.append(Problem(place.path, "is quantized in the weights, too", remedy))
+    raise_problems(RefusedError, problems)
     new: dict[int, nn.Parameter] = {}
     for place in places:
         old = place.tensor
@@ -151,8 +149,7 @@ class Quantize(ForDevice, ModelStep):
 
     def act(self, model: torch.nn.Module) -> None:
 
-        from prepare.steps.quantizing.load_hook import refuse_floats
-        from prepare.steps.quantizing.torchao_weights import quantized
+        from prepare.steps._quantizing import quantized, refuse_floats
 
         choice = self._choice()
         new: dict[int, nn.Parameter] = {}
@@ -164,7 +161,7 @@ class Quantize(ForDevice, ModelStep):
             refuse_floats(place.module)
 
     def _choice(self) -> WeightChoice:
-        from prepare.steps.quantizing.choose import Grid, WeightChoice
+        from prepare.steps._quantizing import Grid, WeightChoice
 
         grid = Grid(self.group_size, inputs=self.scheme == "int8_dynamic")
         return WeightChoice(self.name, grid, self.include, self.exclude, self._device)

@@ -9,20 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.steps import repairs
-from prepare.steps._channels_last import ForChannelsLast
-from prepare.steps._for_device import ForDevice
+from prepare.steps._convolution import ForChannelsLast
+from prepare.steps.device import ForDevice
 
 if TYPE_CHECKING:
     import torch
 
     from prepare.steps.repairs.base import Repair
-
-
-def undo(model: torch.nn.Module) -> None:
-    """Undo the repair of every module of `model`, in place."""
-    for module in list(model.modules()):
-        while repair := next((repair for repair in _all() if repair.is_repaired(module)), None):
-            repair.undo(module)
 
 
 @register("repair_layout")
@@ -59,7 +52,10 @@ class RepairLayout(ForDevice, ForChannelsLast):
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
-        undo(model)
+        """Undo the repair of every module of `model`, in place."""
+        for module in list(model.modules()):
+            while repair := next((repair for repair in _all() if repair.is_repaired(module)), None):
+                repair.undo(module)
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
         formats, useful = self.formats(model, force=self.force), self._useful(model)
@@ -82,10 +78,13 @@ class RepairLayout(ForDevice, ForChannelsLast):
             return _all()
         names = {
             issue.repair
-            for issue in standing(self._device or _device_of(model))
+            for issue in standing(self.device_of(model))
             if self.exact or issue.effect != "inexact"
         }
         return tuple(repair for repair in _all() if repair.name in names)
+
+
+undo = RepairLayout.undo
 
 
 @cache
@@ -95,8 +94,3 @@ def _all() -> tuple[Repair, ...]:
 
 def _applies(repair: Repair, module: torch.nn.Module, formats: Mapping[int, str]) -> bool:
     return repair.fits(module) and not formats.keys().isdisjoint(repair.ranks(module))
-
-
-def _device_of(model: torch.nn.Module) -> str:
-    tensors = (tensor for each in (model.parameters(), model.buffers()) for tensor in each)
-    return next((tensor.device.type for tensor in tensors), "cpu")

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from prepare.audit import Audit, audit
-from prepare.audit.rows import STATUSES, AuditRow
+from prepare.audit import STATUSES, Audit, AuditRow, audit
 from prepare.core.model.memory_format import canonical_stride, satisfied
 from prepare.errors import AuditError, FileError
 from prepare.pipeline import Pipeline
@@ -41,12 +40,7 @@ def test_every_parameter_and_buffer_of_every_module_has_one_row():
 
 def test_without_a_plan_every_row_is_untouched():
     for each in audit(mixed()).rows:
-        assert (each.before, each.steps, each.status, each.reason) == (
-            None,
-            (),
-            "untouched",
-            None,
-        )
+        assert (each.before, each.steps, each.status, each.reason) == (None, (), "untouched", None)
 
 
 def test_an_audit_changes_nothing():

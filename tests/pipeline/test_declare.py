@@ -4,11 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.errors import (
-    ConfigError,
-    RefusedError,
-    UnknownStepError,
-)
+from prepare.errors import ConfigError, RefusedError, UnknownStepError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from small_nets import facts
@@ -79,8 +75,7 @@ def test_a_missing_or_broken_interpolation_is_one_clear_error():
 
 
 @pytest.mark.parametrize(
-    "word",
-    ["float16", "half", "fp16", "FP16", "torch.float16", torch.float16],
+    "word", ["float16", "half", "fp16", "FP16", "torch.float16", torch.float16]
 )
 def test_dtypes_accept_torch_objects_and_common_spellings(word):
     assert Pipeline.from_config({"half": {"dtype": word}}).to_config()["half"]["dtype"] == "float16"
@@ -107,10 +102,7 @@ def test_memory_formats_accept_torch_objects_and_spellings(word, meant):
     ("steps", "message"),
     [
         ([], "steps: list is not a mapping; give {name: options}"),
-        (
-            {"hlaf": {}},
-            "steps.hlaf: no such step; did you mean 'half'? steps: " + ", ".join(STEPS),
-        ),
+        ({"hlaf": {}}, "steps.hlaf: no such step; did you mean 'half'? steps: " + ", ".join(STEPS)),
         (
             {"half": 3},
             "steps.half: 3 is not a mapping of options; give them as {OPTION:value}, or null to drop the step",

@@ -264,9 +264,7 @@ def test_the_audit_agrees_with_the_plan_and_with_the_tensors(case):
 
 
 @for_all(cases())
-def test_the_audit_of_an_unprepared_model_is_ineffective(
-    case,
-):
+def test_the_audit_of_an_unprepared_model_is_ineffective(case):
     spec, steps = case
     model = spec.build()
     plan = Pipeline.from_config(steps).plan(model)

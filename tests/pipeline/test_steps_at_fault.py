@@ -4,10 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.errors import (
-    ConflictError,
-    StepError,
-)
+from prepare.errors import ConflictError, StepError
 from prepare.pipeline import Pipeline
 from prepare.step import ModelStep, TensorStep, Want
 

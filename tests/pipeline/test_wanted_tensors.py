@@ -4,10 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.errors import (
-    NothingMatchesError,
-    PatternError,
-)
+from prepare.errors import NothingMatchesError, PatternError
 from prepare.pipeline import Pipeline
 from small_nets import bits, clone, facts, mixed, same, small_2d, small_3d
 

@@ -13,8 +13,7 @@ import pytest
 
 from made_runs import blocks, event, hostile_flow, write_record
 from page_reader import HOSTILE, TEMPLATES, Reader
-from prepare.audit import Audit
-from prepare.audit.rows import AuditRow
+from prepare.audit import Audit, AuditRow
 from prepare.errors import FileError
 from prepare.flow.records import Flow
 from prepare.job.record import Job, Record, Result

@@ -8,16 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from keeping_nets import (
-    CausalConv,
-    Chunked,
-    Decorated,
-    Purposeful,
-    chunked,
-    folding,
-    image,
-    video,
-)
+from keeping_nets import CausalConv, Chunked, Decorated, Purposeful, chunked, folding, image, video
 from prepare.core.model.module_tree import copy_tree
 from prepare.errors import ConfigError
 from prepare.flow import observe, predict
@@ -219,10 +210,7 @@ def test_autocast_and_checkpointing_work_together():
     assert_equal(outputs(kept(chunked())), outputs(chunked()))
 
 
-FOLDS = {
-    "chunked": (chunked, video, "auto"),
-    "folding": (folding, image, None),
-}
+FOLDS = {"chunked": (chunked, video, "auto"), "folding": (folding, image, None)}
 
 
 def named(model):

@@ -5,11 +5,7 @@ import torch
 from torch import nn
 
 from prepare.audit import audit
-from prepare.errors import (
-    ConfigError,
-    NothingMatchesError,
-    PatternError,
-)
+from prepare.errors import ConfigError, NothingMatchesError, PatternError
 from prepare.pipeline import Pipeline
 from quantize_checks import prepared, quantized, relative_error
 from small_nets import perceptron
@@ -181,10 +177,7 @@ def test_a_model_without_linear_modules_is_an_error():
             {"scheme": "int8_dynamc"},
             "steps.quantize.scheme: 'int8_dynamc' is not a scheme; did you mean 'int8_dynamic'?",
         ),
-        (
-            {"schem": "int8_dynamic"},
-            "steps.quantize.schem: no such option; did you mean 'scheme'?",
-        ),
+        ({"schem": "int8_dynamic"}, "steps.quantize.schem: no such option; did you mean 'scheme'?"),
         (
             {"scheme": "int8_static"},
             "steps.quantize.scheme: 'int8_static' is not a scheme; PT2E quantizes an exported program",

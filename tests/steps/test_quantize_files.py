@@ -12,11 +12,7 @@ from torch import nn
 from prepare import contract
 from prepare.bench import compare
 from prepare.checkpoint import load, save
-from prepare.errors import (
-    CheckpointError,
-    RefusedError,
-    StepError,
-)
+from prepare.errors import CheckpointError, RefusedError, StepError
 from prepare.export import export
 from prepare.flow import observe, predict
 from prepare.pipeline import Pipeline
@@ -92,7 +88,7 @@ def test_undo_without_the_float_weights_changes_nothing(change, message):
 
 
 def test_a_failure_of_torchao_leaves_the_exact_weights(monkeypatch):
-    from prepare.steps.quantizing import torchao_weights
+    from prepare.steps import _quantizing
 
     model, reference = perceptron(), perceptron()
     calls = []
@@ -103,8 +99,8 @@ def test_a_failure_of_torchao_leaves_the_exact_weights(monkeypatch):
             raise StepError("steps.quantize", "fails at the second weight")
         return original(weight, grid, path)
 
-    original = torchao_weights.quantized
-    monkeypatch.setattr(torchao_weights, "quantized", fails)
+    original = _quantizing.quantized
+    monkeypatch.setattr(_quantizing, "quantized", fails)
     with pytest.raises(StepError, match="second weight"):
         prepared(model)
     assert not quantized(model)

@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.errors import (
-    RefusedError,
-)
+from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline, like
 from prepare.steps import quantize
 from quantize_checks import IMAGE, prepared, quantized, relative_error

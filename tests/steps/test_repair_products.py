@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from prepare.core.model import issue_sizes
 from prepare.core.model.memory_format import canonical_stride
-from prepare.steps.repairs import _conv_as_matmul, find_repair
+from prepare.steps.repairs import conv2d, find_repair
 from prepare.steps.repairs.base import FORMATS
 from repair_errors import errors, limits, results
 
@@ -59,10 +59,8 @@ def example(name, batch=1):
 
 def products(monkeypatch):
     """Return a list that gets an item for each product from now on."""
-    calls, product = [], _conv_as_matmul.convolve
-    monkeypatch.setattr(
-        _conv_as_matmul, "convolve", lambda *args: calls.append(1) or product(*args)
-    )
+    calls, product = [], conv2d.multiply
+    monkeypatch.setattr(conv2d, "multiply", lambda *args: calls.append(1) or product(*args))
     return calls
 
 

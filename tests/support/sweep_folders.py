@@ -4,8 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from prepare import recipe
-from prepare.audit import Audit
-from prepare.audit.rows import AuditRow
+from prepare.audit import Audit, AuditRow
 from prepare.bench.records import Bench, Case, Comparison, Control, VariantResult
 from prepare.flow.records import Copy, Event, Flow
 from prepare.job.figures import figures

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.module_tree import copy_tree
 from prepare.flow import predict
+from prepare.flow.call_sites import short_path
 from prepare.flow.operator_watcher import KERNEL_NOTE
 from prepare.steps import keep_layout
 from prepare.steps.keep_layout import KeepLayout
-from prepare.steps.keeping.find_places import calls_at_places, calls_in_methods, group_of
+from prepare.steps.keeping.find_calls import CodeCall, find_calls, method_source
+from prepare.steps.keeping.rewrite_class import original_class
 
 if TYPE_CHECKING:
     from torch import nn
 
     from prepare.core.forward.autocast import Amp
-    from prepare.flow.records import Flow
-    from prepare.steps.keeping.find_calls import CodeCall
+    from prepare.flow.records import Copy, Event, Flow
 
 # Mended lines may show breaks that others hid. Networks of the benchmarks need two or three rounds.
 _ROUNDS = 8
+# The parts of the names of torch's operators that an operator of the step runs, if not its own name.
+_RUNS: dict[str, tuple[str, ...]] = {
+    "pad": ("pad", "copy", "clone"),
+    "stack": ("stack", "cat"),
+    "interpolate": ("upsample",),
+    "contiguous": ("clone",),
+    "repeat_interleave": ("clone", "index", "view"),
+    **dict.fromkeys(("view", "reshape", "flatten", "rearrange"), ("view", "permute", "clone")),
+    "empty_like": ("empty",),
+    "zeros_like": ("zeros",),
+    "ones_like": ("ones",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +76,8 @@ def choose_calls(
     refused: set[str] = set()
     for _ in range(_ROUNDS):
         seen = {*chosen, *refused}
-        groups = calls_at_places(bare, after, seen)
-        is_near = not groups
-        if is_near:
-            groups = calls_in_methods(bare, after, seen)
+        at_places = calls_at_places(bare, after, seen)
+        groups, is_near = at_places or calls_in_methods(bare, after, seen), not at_places
         if not groups or after.status != "ok":
             break
         accepted, after = _accepted(flow_with, list(chosen), groups, after, strictly=is_near)
@@ -142,7 +153,76 @@ def _is_worse(flow: Flow, other: Flow) -> bool:
 def cost_of(flow: Flow) -> tuple[int, int]:
     """Return the copied bytes and the breaks of a flow, in forward and backward."""
     total, backward = flow.summary, flow.summary["backward"]
-    return (
-        total["copied_bytes"] + backward["copied_bytes"],
-        total["breaks"] + backward["breaks"],
-    )
+    return (total["copied_bytes"] + backward["copied_bytes"], total["breaks"] + backward["breaks"])
+
+
+def calls_at_places(model: nn.Module, flow: Flow, seen: Container[str]) -> list[list[CodeCall]]:
+    """Return groups of the calls that run the operators of the breaks and copies of a flow."""
+    found: dict[str, CodeCall] = {}
+    for place in _places(flow):
+        calls = find_calls(_class_of(model, place.module))
+        for call in calls_of_place(model, place):
+            group = (each for each in calls if group_of(each) == group_of(call))
+            found.update((each.name, each) for each in group)
+    return _grouped(found.values(), seen)
+
+
+def calls_in_methods(model: nn.Module, flow: Flow, seen: Container[str]) -> list[list[CodeCall]]:
+    """Return groups of the calls, but for arithmetic, in the methods that have breaks and copies.
+
+    For a copy in a module of torch these are the methods of the module that holds it.
+    """
+    found: dict[str, CodeCall] = {}
+    for place in (*_places(flow), *flow.copies):
+        calls = [call for call in find_calls(_class_of(model, place.module)) if _is_in(place, call)]
+        holder = place.module.rpartition(".")[0]
+        for call in calls or find_calls(_class_of(model, holder)):
+            if call.operator not in ("add", "mul"):
+                found[call.name] = call
+    return _grouped(found.values(), seen)
+
+
+def calls_of_place(model: nn.Module, place: Event | Copy) -> Iterator[CodeCall]:
+    """Yield the calls that may be at the line of an event or a copy."""
+    operator = place.operation.removeprefix("aten.")
+    for call in find_calls(_class_of(model, place.module)):
+        runs = _RUNS.get(call.operator, (call.operator,))
+        if _is_at(place, call.file, call.lines) and any(part in operator for part in runs):
+            yield call
+
+
+def group_of(call: CodeCall) -> Hashable:
+    """Return a key of the calls to replace together: `.contiguous()` and the `view` that may need it."""
+    is_pair = call.operator in ("contiguous", "view")
+    return (call.owner, call.method) if is_pair else call.name
+
+
+def _places(flow: Flow) -> Iterator[Event | Copy]:
+    for event in flow.events:
+        if event.kind == "break" and event.source:
+            yield event
+    yield from (copy for copy in flow.copies if copy.source)
+
+
+def _class_of(model: nn.Module, name: str) -> type[nn.Module]:
+    return original_class(type(model.get_submodule(name)))
+
+
+def _is_in(place: Event | Copy, call: CodeCall) -> bool:
+    """Return whether a break or copy is in the method of a call."""
+    source = method_source(vars(call.owner)[call.method])
+    assert source is not None  # the call was found in it
+    return _is_at(place, call.file, (source[1].lineno, source[1].end_lineno or 0))
+
+
+def _is_at(place: Event | Copy, path: str, lines: tuple[int, int]) -> bool:
+    file, _, line = place.source.rpartition(":")
+    return bool(line) and lines[0] <= int(line) <= lines[1] and short_path(path) == file
+
+
+def _grouped(calls: Iterable[CodeCall], seen: Container[str]) -> list[list[CodeCall]]:
+    groups: dict[Hashable, list[CodeCall]] = {}
+    for call in calls:
+        if not call.obstacle and call.name not in seen:
+            groups.setdefault(group_of(call), []).append(call)
+    return list(groups.values())

@@ -18,23 +18,16 @@ from torch.nn import functional as F  # noqa: N812
 
 # The functions that are replaced, and the methods of tensors, by the name of the operator that replaces them.
 FUNCTIONS: dict[Any, str] = {
-    F.pad: "pad",
-    torch.cat: "cat",
     torch.concat: "cat",
     torch.concatenate: "cat",
-    torch.stack: "stack",
-    F.interpolate: "interpolate",
-    F.avg_pool3d: "avg_pool3d",
-    torch.where: "where",
-    torch.softmax: "softmax",
-    F.softmax: "softmax",
-    torch.clone: "clone",
-    torch.empty_like: "empty_like",
-    torch.zeros_like: "zeros_like",
-    torch.ones_like: "ones_like",
-    torch.repeat_interleave: "repeat_interleave",
-    torch.reshape: "reshape",
-    torch.flatten: "flatten",
+    **{getattr(F, name): name for name in ("pad", "interpolate", "avg_pool3d", "softmax")},
+    **{
+        getattr(torch, name): name
+        for name in (
+            *("cat", "stack", "where", "softmax", "clone", "empty_like", "zeros_like", "ones_like"),
+            *("repeat_interleave", "reshape", "flatten"),
+        )
+    },
 }
 METHODS = (
     "clone", "contiguous", "flatten", "repeat", "repeat_interleave", "reshape", "softmax", "view",
@@ -70,10 +63,8 @@ def find_calls(cls: type[nn.Module]) -> tuple[CodeCall, ...]:
     for owner in _owners(cls):
         for call in _calls_of(owner):
             if method_owner(cls, call.method) is not owner:
-                overridden = (
-                    f"{cls.__qualname__} overrides {call.method}, and may call it with super()"
-                )
-                call = replace(call, obstacle=overridden)  # noqa: PLW2901
+                why = f"{cls.__qualname__} overrides {call.method}, and may call it with super()"
+                call = replace(call, obstacle=why)  # noqa: PLW2901
             found.append(call)
     return tuple(found)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.steps.repairs.base import FORMATS
+from prepare.steps.repairs.base import FORMATS, memory_dim
 
 
 def channels_last_of(x: Any) -> torch.memory_format | None:
@@ -58,6 +58,36 @@ def _in_format(x: Tensor, memory_format: torch.memory_format) -> Tensor:
     return canonical(x.contiguous(memory_format=memory_format))
 
 
+def _then_formatted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's function, with the result in the format of its first argument."""
+
+    def keeping(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002  # torch's names
+        memory_format = channels_last_of(input)
+        if memory_format is None:
+            return function(input, *args, **kwargs)
+        return _in_format(function(canonical(input), *args, **kwargs), memory_format)
+
+    return keeping
+
+
+def _like(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's function, which gives a new tensor the strides of the format of its argument."""
+
+    def keeping(input: Any, **kwargs: Any) -> Any:  # noqa: A002
+        if memory_format := channels_last_of(input):
+            kwargs.setdefault("memory_format", memory_format)
+        return function(input, **kwargs)
+
+    return keeping
+
+
+interpolate = _then_formatted(F.interpolate)
+avg_pool3d = _then_formatted(F.avg_pool3d)
+empty_like = _like(torch.empty_like)
+zeros_like = _like(torch.zeros_like)
+ones_like = _like(torch.ones_like)
+
+
 def pad(
     input: Any,  # noqa: A002  # torch's names
     pad: Any,
@@ -97,16 +127,6 @@ def stack(tensors: Any, dim: Any = 0, *, out: Tensor | None = None) -> Any:
     return torch.stack(rows, index - (index > 1)).movedim(-1, 1 + (index < 2))
 
 
-def interpolate(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
-    """`torch.nn.functional.interpolate` that keeps channels-last."""
-    return _then_formatted(F.interpolate, input, args, kwargs)
-
-
-def avg_pool3d(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
-    """`torch.nn.functional.avg_pool3d` that keeps channels-last."""
-    return _then_formatted(F.avg_pool3d, input, args, kwargs)
-
-
 def where(condition: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.where` in the format of its largest operand, if that is channels-last."""
     if len(args) != 2 or kwargs:
@@ -118,11 +138,8 @@ def softmax(input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:  # n
     """`torch.nn.functional.softmax` over the permuted view in memory order, which copies nothing."""
     if channels_last_of(input) is None or not isinstance(dim, int) or args:
         return F.softmax(input, dim, *args, **kwargs)
-    rank = input.dim()
-    index = dim % rank
-    memory_dim = index if index == 0 else (index - 2) % (rank - 1) + 1
     rows = canonical(input).movedim(1, -1)
-    return F.softmax(rows, memory_dim, **kwargs).movedim(-1, 1)
+    return F.softmax(rows, memory_dim(dim, input.dim()), **kwargs).movedim(-1, 1)
 
 
 def clone(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -149,14 +166,12 @@ def repeat(x: Any, *sizes: Any) -> Any:
 def repeat_interleave(x: Any, *args: Any, **kwargs: Any) -> Any:
     """`Tensor.repeat_interleave` of a number of times that leaves the channels last in memory."""
     count: Any = args[0] if args else kwargs.get("repeats")
-    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    dim: Any = args[1] if len(args) > 1 else kwargs.get("dim")
     is_simple = isinstance(count, int) and isinstance(dim, int) and len(args) < 3
     if channels_last_of(x) is None or not is_simple or kwargs.keys() - {"repeats", "dim"}:
         return x.repeat_interleave(*args, **kwargs)
-    index = dim % x.dim()
     rows = canonical(x).movedim(1, -1)
-    memory_dim = index if index == 0 else (index - 2) % (x.dim() - 1) + 1
-    return rows.repeat_interleave(count, memory_dim).movedim(-1, 1)
+    return rows.repeat_interleave(count, memory_dim(dim, x.dim())).movedim(-1, 1)
 
 
 def view(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -209,21 +224,6 @@ def rearrange(tensor: Any, pattern: str, **axes_lengths: Any) -> Any:
     return reshape(x, sizes)
 
 
-def empty_like(input: Any, **kwargs: Any) -> Any:  # noqa: A002
-    """`torch.empty_like` with the strides of the format."""
-    return _like(torch.empty_like, input, kwargs)
-
-
-def zeros_like(input: Any, **kwargs: Any) -> Any:  # noqa: A002
-    """`torch.zeros_like` with the strides of the format."""
-    return _like(torch.zeros_like, input, kwargs)
-
-
-def ones_like(input: Any, **kwargs: Any) -> Any:  # noqa: A002
-    """`torch.ones_like` with the strides of the format."""
-    return _like(torch.ones_like, input, kwargs)
-
-
 def add(a: Any, b: Any) -> Any:
     """`a + b`, with the operand first that decides for channels-last."""
     return b + a if _swaps(a, b) else a + b
@@ -234,27 +234,11 @@ def mul(a: Any, b: Any) -> Any:
     return b * a if _swaps(a, b) else a * b
 
 
-def _then_formatted(function: Callable[..., Any], x: Any, args: Any, kwargs: Any) -> Any:
-    memory_format = channels_last_of(x)
-    if memory_format is None:
-        return function(x, *args, **kwargs)
-    return _in_format(function(canonical(x), *args, **kwargs), memory_format)
-
-
 def _formatted(x: Any, name: str, args: Any, kwargs: Any) -> Any:
     memory_format = None if args or kwargs else channels_last_of(x)
     if memory_format is None:
         return getattr(x, name)(*args, **kwargs)
     return getattr(canonical(x), name)(memory_format=memory_format)
-
-
-def _like(function: Callable[..., Any], x: Any, kwargs: dict[str, Any]) -> Any:
-    memory_format = None if "memory_format" in kwargs else channels_last_of(x)
-    return (
-        function(x, **kwargs)
-        if memory_format is None
-        else function(x, **kwargs, memory_format=memory_format)
-    )
 
 
 def _alike(tensors: Any) -> Any:

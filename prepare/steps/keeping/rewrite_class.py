@@ -6,7 +6,7 @@ import __future__  # isort: skip
 import ast
 import copy
 import copyreg
-from functools import lru_cache
+from functools import lru_cache, update_wrapper
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -83,9 +83,8 @@ def _rewritten_method(calls: list[CodeCall]) -> FunctionType:
         code, function.__globals__, function.__name__, function.__defaults__, closure
     )
     made.__kwdefaults__ = function.__kwdefaults__
-    made.__module__, made.__qualname__ = function.__module__, function.__qualname__
-    made.__annotations__, made.__doc__ = function.__annotations__, function.__doc__
-    vars(made).update(vars(function))
+    update_wrapper(made, function)
+    del vars(made)["__wrapped__"]  # its own code is what runs
     return made
 
 

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from prepare.core.model.threads import one_thread
 from prepare.steps.repairs import _norm_kernels
-from prepare.steps.repairs.base import FORMATS
+from prepare.steps.repairs.base import FORMATS, with_exact_strides
 
 # A mean of more than this many deviations is far from 0.
 _FAR_FROM_ZERO = 4
@@ -113,7 +113,7 @@ def sample_gradients(  # noqa: PLR0917
 def _gradients(  # noqa: PLR0917
     ctx: Any, grad: Tensor, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor
 ) -> tuple[Any, ...]:
-    x, grad = _norm_kernels.with_exact_strides(x), _norm_kernels.with_exact_strides(grad)
+    x, grad = with_exact_strides(x), with_exact_strides(grad)
     rstd = (var + ctx.eps).rsqrt_()
     if x.dtype.itemsize == 2 and ctx.groups == x.shape[1]:
         dx, d_weight, d_bias = _norm_kernels.gradients(grad, x, mean, rstd, weight)
@@ -166,13 +166,13 @@ def _normalize(
     x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, bool]:
     """As `normalize`; also return whether a mean is so far from 0 that centring `x` loses digits."""
-    x, size = _norm_kernels.with_exact_strides(x), x.shape[1] // groups
+    x, size = with_exact_strides(x), x.shape[1] // groups
     near, channel_var = _norm_kernels.moments(x, rough=_rounds_to_16_bits(x, weight))
     mean, var = _merge_moments(near, channel_var, size)
     if not _has_far_mean(x, mean, var):
         return _norm_kernels.normalize(x, mean, var, weight, bias, eps=eps), mean, var, False
     centred = x - near.view(x.shape[:2] + (1,) * (x.dim() - 2))
-    rest, channel_var = _norm_kernels.moments(_norm_kernels.with_exact_strides(centred))
+    rest, channel_var = _norm_kernels.moments(with_exact_strides(centred))
     mean, var = _merge_moments(near.double() + rest, channel_var.double(), size)
     scale = (var + eps).rsqrt()
     if weight is not None:

@@ -8,14 +8,13 @@ the strides of `with_exact_strides`; values for each channel of each sample are 
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from math import isqrt, prod
 
 import torch
 from torch import Tensor
 
-from prepare.core.model.memory_format import canonical_stride
-from prepare.steps.repairs.base import FORMATS, is_channels_last
+from prepare.steps.repairs.base import FORMATS
 
 # The error of summing this many numbers one by one in float32 is below a rounding to 16 bits.
 _MAX_SERIAL_SUM = 1 << 14
@@ -36,19 +35,6 @@ def lane_count(rows: int) -> int:
     """
     least = max(1, isqrt(rows) // 2)
     return next((k for k in range(least, 16 * least + 1) if rows % k == 0), 0)
-
-
-def with_exact_strides(x: Tensor) -> Tensor:
-    """Return `x` with the canonical channels-last strides of its shape, also for dimensions of size 1.
-
-    torch's kernels look at every stride (pytorch#113437).
-    """
-    strides = _strides(x.shape)
-    if x.stride() == strides:
-        return x
-    if is_channels_last(x):
-        return x.as_strided(x.shape, strides)
-    return x.clone(memory_format=FORMATS[x.dim()])
 
 
 def moments(x: Tensor, *, rough: bool = False) -> tuple[Tensor, Tensor]:
@@ -157,11 +143,6 @@ def _multiply_add_piece(tensors: Sequence[Tensor], factors: Sequence[Tensor]) ->
         result.addcmul_(grads[0], others[0])
     if not same_dtype:
         out.copy_(result)
-
-
-@lru_cache(maxsize=65536)
-def _strides(shape: torch.Size) -> tuple[int, ...]:
-    return canonical_stride(shape, {4: "channels_last", 5: "channels_last_3d"}[len(shape)])
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:

@@ -1,14 +1,17 @@
-"""The base classes of repairs, which make a module keep the layout of its input, in place.
+"""The base classes of repairs, which make a module keep the layout of its input, and what they share.
 
 A repaired module has a class named `Keeping...` (`KeepingGroupNorm`): a subclass of its original class
 that keeps a channels-last layout through forward and backward.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import mark_repair
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -29,6 +32,35 @@ def is_channels_last(x: Tensor) -> bool:
             return False
         step *= sizes[dim]
     return True
+
+
+def with_exact_strides(x: Tensor) -> Tensor:
+    """Return `x` with the canonical channels-last strides of its shape, also for dimensions of size 1.
+
+    torch's kernels look at every stride (pytorch#113437).
+    """
+    strides = _strides(x.shape)
+    if x.stride() == strides:
+        return x
+    if is_channels_last(x):
+        return x.as_strided(x.shape, strides)
+    return x.clone(memory_format=FORMATS[x.dim()])
+
+
+def with_channels_last_grad(x: Tensor) -> Tensor:
+    """Return `x` itself; its gradient will have the exact strides of channels-last.
+
+    Compilers and torch.func choose the layout of gradients themselves.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return x
+    return _ChannelsLastGrad.apply(x)
+
+
+def memory_dim(dim: int, rank: int) -> int:
+    """Return the position of a dimension of (N, C, *spatial) in memory, in (N, *spatial, C)."""
+    dim %= rank
+    return dim and (dim - 2) % (rank - 1) + 1
 
 
 class Repair:
@@ -85,3 +117,22 @@ class SwapClass(Repair):
 
     def undo(self, module: nn.Module) -> None:
         module.__class__ = self._originals[type(module)]
+
+
+class _ChannelsLastGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Tensor:
+        return with_exact_strides(grad)
+
+    @staticmethod
+    def jvp(_: Any, tangent: Tensor) -> Tensor:
+        return tangent.view_as(tangent)
+
+
+@lru_cache(maxsize=65536)
+def _strides(shape: torch.Size) -> tuple[int, ...]:
+    return canonical_stride(shape, {4: "channels_last", 5: "channels_last_3d"}[len(shape)])

@@ -10,10 +10,7 @@ from prepare.core.model.module_kinds import mark_repair
 from prepare.core.model.tensors import computed_names, weight_hooks
 from prepare.steps.repairs.base import FORMATS, Repair
 
-_CONVOLUTIONS = {
-    4: (nn.Conv2d, nn.ConvTranspose2d),
-    5: (nn.Conv3d, nn.ConvTranspose3d),
-}
+_CONVOLUTIONS = {4: (nn.Conv2d, nn.ConvTranspose2d), 5: (nn.Conv3d, nn.ConvTranspose3d)}
 
 
 class LaidOut(nn.Module):

@@ -1,10 +1,18 @@
-"""The repair of large 2-d convolutions with few output pixels, on a CPU: a matrix product, no copies."""
+"""The repair of large 2-d convolutions with few output pixels, on a CPU: a matrix product, no copies.
 
+oneDNN reorders a weight in every call, and torch its gradient once more: with few pixels, that is a
+large part of the time.
+"""
+
+from math import prod
+from typing import Any
+
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from prepare.core.model.issue_sizes import has_large_weight
-from prepare.steps.repairs import _conv_as_matmul
-from prepare.steps.repairs.base import SwapClass
+from prepare.core.model.issue_sizes import has_few_pixels, has_large_weight
+from prepare.steps.repairs.base import SwapClass, is_channels_last, with_channels_last_grad
 
 
 class KeepingConv2d(nn.Conv2d):
@@ -18,8 +26,8 @@ class KeepingConv2d(nn.Conv2d):
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
-        if _conv_as_matmul.applies(self, input, weight):
-            return _conv_as_matmul.convolve(self, input, weight, bias)
+        if is_product(self, input, weight):
+            return multiply(self, input, weight, bias)
         return super()._conv_forward(input, weight, bias)
 
 
@@ -31,3 +39,39 @@ class _LargeConvRepair(SwapClass):
 
 
 REPAIR = _LargeConvRepair("conv2d", {nn.Conv2d: KeepingConv2d})
+
+
+def is_product(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool:
+    """Return whether a product is faster for `x`; never while compiling: a compiler sees torch's code."""
+    return (
+        has_large_weight(module)
+        and not torch.compiler.is_compiling()
+        and x.dim() == weight.dim()
+        and x.device.type == "cpu"
+        and x.dtype == weight.dtype
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and not torch.is_autocast_enabled("cpu")
+        and x.shape[1] == module.in_channels
+        and has_few_pixels(module, x.shape)
+        and is_channels_last(x)
+        and (prod(module.kernel_size) == 1 or is_channels_last(weight))
+    )
+
+
+def multiply(
+    module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Return the output of the convolution for `x` (N, C, *spatial), in channels-last."""
+    padding: Any = module.padding  # not a string: see `has_large_weight`
+    if any(padding):  # the gradient of a padded tensor is a slice, with the strides of the whole
+        x = with_channels_last_grad(x)
+    x = x.movedim(1, -1)
+    if any(padding):
+        x = F.pad(x, [0, 0, *(n for n in reversed(padding) for _ in range(2))])
+    channels = x.dim() - 1
+    for dim, (size, stride, step) in enumerate(
+        zip(module.kernel_size, module.stride, module.dilation, strict=True), start=1
+    ):
+        x = x.unfold(dim, (size - 1) * step + 1, stride)[..., ::step]
+    rows = x.movedim(channels, -1).flatten(channels)  # (N, *spatial, kernel * C)
+    return F.linear(rows, weight.movedim(1, -1).flatten(1), bias).movedim(-1, 1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from prepare.core.model.issue_sizes import is_smaller_than_kernel
-from prepare.steps.repairs import _conv_as_matmul
+from prepare.steps.repairs import conv2d
 from prepare.steps.repairs._norm_autograd import contiguous_copy, through_contiguous
 from prepare.steps.repairs.base import SwapClass, is_channels_last
 
@@ -34,8 +34,8 @@ class KeepingConv3d(nn.Conv3d):
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
-        if _conv_as_matmul.applies(self, input, weight):
-            return _conv_as_matmul.convolve(self, input, weight, bias)
+        if conv2d.is_product(self, input, weight):
+            return conv2d.multiply(self, input, weight, bias)
         if _trains_weight(self, input) and _kernel_exceeds(self, input, input.shape[-3:]):
             x = F.pad(input, _zero_padding(self))
             return F.conv3d(x, weight, bias, self.stride, 0, self.dilation, self.groups)

@@ -5,8 +5,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.steps.repairs._channels_last_grad import with_channels_last_grad
-from prepare.steps.repairs.base import FORMATS, SwapClass, is_channels_last
+from prepare.steps.repairs.base import (
+    FORMATS,
+    SwapClass,
+    is_channels_last,
+    memory_dim,
+    with_channels_last_grad,
+)
 
 # With fewer channels than one vector register holds, the CPU kernels over the last dimensions are scalar.
 _VECTOR_BYTES = 64
@@ -30,13 +35,10 @@ class _KeepingSoftmax(nn.Module):
         rank, dim = input.dim(), self.dim
         if dim is None or not -rank <= dim < rank or not is_channels_last(input):
             return super().forward(input)
-        dim %= rank
-        # The position of `dim` in N, *spatial, C.
-        memory_dim = dim if dim == 0 else (dim - 2) % (rank - 1) + 1
-        channel_bytes = input.shape[1] * input.dtype.itemsize
-        if input.device.type == "cpu" and channel_bytes < _VECTOR_BYTES and memory_dim >= rank - 2:
+        place, channel_bytes = memory_dim(dim, rank), input.shape[1] * input.dtype.itemsize
+        if input.device.type == "cpu" and channel_bytes < _VECTOR_BYTES and place >= rank - 2:
             return super().forward(with_channels_last_grad(input)).to(memory_format=FORMATS[rank])
-        return self._function(input.movedim(1, -1), memory_dim).movedim(-1, 1)
+        return self._function(input.movedim(1, -1), place).movedim(-1, 1)
 
 
 class KeepingSoftmax(_KeepingSoftmax, nn.Softmax):

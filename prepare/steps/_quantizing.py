@@ -1,18 +1,28 @@
-"""Choose the weights that are quantized, and say of every other one why it is not."""
+"""Weights in 8 bits: choose them, say of every other one why it is not, and quantize them with torchao."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from prepare.core.model.quantized import dtype_text, is_quantized, scale_text, stored_bytes
+from prepare.core.model.quantized import (
+    dtype_text,
+    is_quantized,
+    quantized_weight,
+    scale_text,
+    stored_bytes,
+)
 from prepare.core.model.tensors import NamedTensor, identity, is_lazy, named_tensors
-from prepare.errors import PatternError
+from prepare.core.utils.process_state import ignored_warnings
+from prepare.core.utils.wording import option
+from prepare.errors import PatternError, RefusedError
 from prepare.patterns import matches, near_misses
 from prepare.step import Storage
 
@@ -82,14 +92,14 @@ class WeightChoice:
         """Return the storage of all places of one tensor: it is quantized in all, or in none."""
         left = [(place, answer) for place in group if (answer := self._left(place))]
         if not left:
-            storage = self._storage(group[0].tensor)
-            return {place.path: storage for place in group}
+            weight = group[0].tensor
+            stored = (
+                Storage(dtype_text(weight), stored_bytes(weight)) if is_quantized(weight) else None
+            )
+            return dict.fromkeys(
+                (place.path for place in group), stored or self.grid.storage(weight)
+            )
         return {place.path: _left_with(place, left) for place in group}
-
-    def _storage(self, weight: Tensor) -> Storage:
-        if is_quantized(weight):
-            return Storage(dtype_text(weight), stored_bytes(weight))
-        return self.grid.storage(weight)
 
     def _left(self, place: NamedTensor) -> Storage | None:
         """Return why the tensor is not quantized because of this place, or None."""
@@ -134,17 +144,52 @@ class WeightChoice:
 
     def _check_patterns(self, places: list[NamedTensor]) -> None:
         linear = {place.module_name: place.module for place in places if _is_linear(place)}
-        for option in ("include", "exclude"):
-            for pattern in getattr(self, option):
+        for key in ("include", "exclude"):
+            for pattern in getattr(self, key):
                 if not any(matches(pattern, name, module) for name, module in linear.items()):
                     wrong = f"{pattern!r} matches no Linear"
-                    where = f"steps.{self.step}.{option}"
+                    where = f"steps.{self.step}.{key}"
                     raise PatternError(where, wrong, near_misses(pattern, linear))
 
 
 def quantized_places(model: nn.Module) -> Iterator[NamedTensor]:
     """Yield every place of every quantized weight of a Linear."""
     return (p for p in named_tensors(model) if _is_linear(p) and is_quantized(p.tensor))
+
+
+def quantized(weight: Tensor, grid: Grid, path: str) -> nn.Parameter:
+    """Return a new weight of a Linear, in 8 bits; `weight` itself is not changed. `path` is its name.
+
+    torchao quantizes it in a Linear of its own: in the model it would also replace `extra_repr` of the
+    module by a function that cannot be pickled.
+
+    Raises:
+        RefusedError: a value is not finite, which would make NaN of its whole row.
+    """
+    with _quiet():
+        from torchao.quantization import quantize_
+
+        carrier = nn.Linear(1, 1, bias=False, device="meta")
+        carrier.weight = cast("nn.Parameter", weight)
+        with torch.no_grad():
+            quantize_(carrier, _config(weight, grid))
+    if not cast("Any", carrier.weight).scale.isfinite().all():
+        wrong = "holds NaN or infinity, which would make NaN of all values with the same scale"
+        raise RefusedError(path, wrong, option("quantize", "exclude", [path.rpartition(".")[0]]))
+    return carrier.weight
+
+
+def refuse_floats(module: nn.Module) -> None:
+    """Let `module.load_state_dict` refuse a float weight: torch's own message names no cause."""
+    module.register_load_state_dict_pre_hook(_refuse)
+
+
+def release(module: nn.Module) -> None:
+    """Remove the hook."""
+    hooks = module._load_state_dict_pre_hooks
+    for key, hook in list(hooks.items()):
+        if getattr(hook, "hook", hook) is _refuse:
+            del hooks[key]
 
 
 def _holds_weights(place: NamedTensor) -> bool:
@@ -165,8 +210,53 @@ def _matches(pattern: str, place: NamedTensor) -> bool:
 
 def _left_with(place: NamedTensor, left: list[tuple[NamedTensor, Storage]]) -> Storage:
     """Return why a tensor stays in this place, which may be because of another one."""
-    for other, answer in left:
-        if other is place:
-            return answer
-    other, answer = left[0]
-    return answer._replace(reason=f"{answer.reason} (as {other.path})")
+    other, answer = next((each for each in left if each[0] is place), left[0])
+    return (
+        answer if other is place else answer._replace(reason=f"{answer.reason} (as {other.path})")
+    )
+
+
+def _refuse(
+    module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any
+) -> None:
+    value = state.get(f"{prefix}weight")
+    # With assign=True the file's tensor replaces the weight, whatever it is.
+    if value is None or metadata.get("assign_to_params_buffers") or is_quantized(value):
+        return
+    if quantized_weight(module) is not None:
+        wrong = "is in 8 bits, and the file holds float values"
+        remedy = "load first, then quantize; or prepare.steps.quantize.undo(model, weights) first"
+        raise RefusedError(f"{prefix}weight", wrong, remedy)
+
+
+def _config(weight: Tensor, grid: Grid) -> Any:
+    from torchao.quantization import (
+        Int8DynamicActivationInt8WeightConfig,
+        Int8WeightOnlyConfig,
+        PerGroup,
+        PerRow,
+    )
+    from torchao.utils import should_reduce_range
+
+    # Without set_inductor_config: it changes inductor's settings for all models of the process.
+    if grid.inputs:
+        # Without VNNI the kernel of a CPU adds products up in 16 bits, which overflow for 8-bit factors.
+        return Int8DynamicActivationInt8WeightConfig(
+            granularity=PerRow(),
+            set_inductor_config=False,
+            reduce_range=should_reduce_range(weight.device),
+        )
+    scales = PerGroup(grid.group_size) if grid.group_size else PerRow()
+    return Int8WeightOnlyConfig(granularity=scales, set_inductor_config=False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress what torchao logs at its import: kernels for other devices, and a deprecation in torch."""
+    with ignored_warnings():
+        disabled = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)

@@ -1,1 +1,0 @@
-"""Weights in 8 bits: which are quantized, and how."""
