@@ -52,7 +52,7 @@ class ExecuTorch(Exporter):
         return self.require_contiguous
 
     def capture(self, model: nn.Module, call: Call) -> Any:
-        from prepare.export.capture import capture
+        from prepare.export.exportable import capture
 
         def bound(size: int) -> int:
             return self.largest or 2 * size
