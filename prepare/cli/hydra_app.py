@@ -37,10 +37,9 @@ from prepare.core.utils.conf_folder import conf_dir
 from prepare.core.utils.signals import Stopped
 from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, PrepareError, Problem
-from prepare.job.execute import run_job
+from prepare.job.execute import JobSpec, run_job
 from prepare.job.outcome import FAILED, INTERRUPTED, WRONG, Outcome
 from prepare.job.record import Job, leads_out, used_folder
-from prepare.job.spec import JobSpec
 from prepare.report.pages.write_pages import write_pages
 from prepare.report.terminal.console import stage
 from prepare.report.terminal.run import RunOutput, shown_folder

@@ -20,7 +20,6 @@ from prepare.export.layout_checks import contiguous
 from prepare.export.records import InputContract, TakenOut
 from prepare.registry import STEPS
 from prepare.step import TensorStep
-from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
@@ -129,7 +128,7 @@ def with_format(
 
     It is the model itself if nothing is to be converted.
     """
-    formatter = InputFormat.of(pipeline.steps.values())._formatter
+    formatter = pipeline.input_format()._formatter
     wrapped = WithFormat(model, formatter, strides=strides)
     if formatter.dtype is not None or (strides and formatter.formats):
         return wrapped, True

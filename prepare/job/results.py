@@ -11,6 +11,7 @@ from prepare.audit import Audit
 from prepare.core.utils import files, json_records
 from prepare.core.utils.environment import check_environment
 from prepare.errors import FileError, PrepareError
+from prepare.job.headline import CONVOLUTIONS
 from prepare.job.record import NOTHING_CHANGED, Job, Record, Result
 from prepare.registry import ordered_stages
 
@@ -42,6 +43,23 @@ class Analyses:
 
     audit: Audit | None = None
     found: dict[str, Any] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of the audit and of each stage that ran; one that did not run has no key.
+
+        Sizes are bytes, times seconds, and `time_ratio` is the time of the prepared model relative to that
+        of the unprepared one: below 1 is faster. `prepared_seconds` is that ratio times
+        `unprepared_seconds`.
+        """
+        figures: dict[str, Any] = {}
+        if self.audit is not None:
+            summary = self.audit.summary
+            counts = summary["convolutions"]
+            figures |= {f"convolutions_{w}": counts.get(w, 0) for w in (*CONVOLUTIONS, "untouched")}
+            figures |= {key: summary[key] for key in ("tensors", "bytes_before", "bytes_after")}
+        for cls in ordered_stages():
+            figures |= cls.figures(self.found)
+        return figures
 
 
 @dataclass(frozen=True)

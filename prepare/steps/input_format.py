@@ -49,12 +49,6 @@ class InputFormat(InputStep):
     attach: bool = False
     """Installs the formatting on the model, so that callers change nothing."""
 
-    @classmethod
-    def of(cls, steps: Iterable[Step]) -> Self:
-        """Return the step of this kind among the steps of a pipeline, or a default one, bound to them."""
-        steps = list(steps)
-        return next((step for step in steps if isinstance(step, cls)), cls()).bind(steps)
-
     def bind(self, steps: Iterable[Step]) -> Self:
         tensor_steps = [step for step in steps if step.phase == "tensors"]
         formats: set[Any] = {getattr(step, "memory_format", None) for step in tensor_steps} - {None}

@@ -21,7 +21,7 @@ from prepare.job.execute import run_job
 from prepare.registry import ordered_stages
 
 if TYPE_CHECKING:
-    from prepare.job.spec import JobSpec
+    from prepare.job.execute import JobSpec
 
 # Modules that are slow to import and that every job needs.
 _PRELOADED = (

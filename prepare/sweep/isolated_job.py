@@ -25,7 +25,7 @@ from prepare.job.record import Record, Result
 from prepare.sweep.locks import ClaimLost
 
 if TYPE_CHECKING:
-    from prepare.job.spec import JobSpec
+    from prepare.job.execute import JobSpec
 
 # Seconds between two checks whether the sweep goes on, while a job runs.
 _INTERVAL = 0.5

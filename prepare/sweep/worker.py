@@ -17,7 +17,7 @@ from prepare.sweep.locks import Claim, ClaimLost, ask_server, claim
 from prepare.sweep.manifest import SweepManifest, is_led, job_claim
 
 if TYPE_CHECKING:
-    from prepare.job.spec import JobSpec
+    from prepare.job.execute import JobSpec
 
 
 def run_in_sweep(
