@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from prepare.bench import compare
 from prepare.bench.records import PREPARED, UNPREPARED, Comparison
 from prepare.core.forward.call import Call, call_of
 from prepare.core.model.deep_copy import CopyError, deep_copy
-from prepare.core.utils.environment import environment
+from prepare.core.utils.environment import environment, package_version
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line
 from prepare.core.utils.wording import argument
@@ -196,7 +195,7 @@ class ExportSession:
         self._begin = time.perf_counter()
         self._recipe = recipe.dumps(self.pipeline.to_recipe())
         names = ("torch", "torch-prepare", *self.exporter.packages)
-        self._versions = {name: version for name in names if (version := _version(name))}
+        self._versions = {name: version for name in names if (version := package_version(name))}
         self.contract = ArtefactContract(
             environment=self.exporter.environment,
             requires_contiguous=self.exporter.requires_contiguous,
@@ -377,10 +376,3 @@ def _error_text(error: BaseException) -> str:
     """Return the first line of an error, and that of its cause."""
     text = f"{type(error).__name__}: {first_line(error)}"
     return f"{text}; {_error_text(error.__cause__)}" if error.__cause__ else text
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""

@@ -105,6 +105,7 @@ def give_figures(folder: Path) -> None:
 
 def plan(folder: Path, rows) -> None:
     """Write the manifest of a sweep with these rows."""
+    folder.mkdir(parents=True, exist_ok=True)
     write_sweep_manifest(folder, SweepManifest(SWEEP, [list(row) for row in rows]))
 
 

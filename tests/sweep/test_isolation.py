@@ -9,7 +9,7 @@ import pytest
 
 from prepare.cli import main as cli
 from prepare.job.record import Record
-from prepare.sweep import isolated_job, locks
+from prepare.sweep import locks, worker
 from sweeps import MIXED, NET, Ended, assert_only_failing_jobs_fail, processes_in, start, wait_for
 
 QUICK = ("bench=none", "verify=none", "flow=none")
@@ -147,7 +147,7 @@ def test_the_server_of_a_killed_sweep_ends_while_it_imports(tmp_path, monkeypatc
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     own_end, server_end = socket.socketpair()
     with server_end:
-        process = isolated_job._start_server(server_end.fileno(), ("slow_module",))
+        process = worker._start_server(server_end.fileno(), ("slow_module",))
     try:
         wait_for((tmp_path / "began").exists)
         own_end.close()

@@ -47,7 +47,7 @@ def environment() -> dict[str, Any]:
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: package_version(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "cpu": cpuinfo.get("model name") or platform.processor() or None,
         # CPUs of the same name may differ in these, and so in the speed of 16-bit types.
@@ -75,7 +75,8 @@ def machine_identity() -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
