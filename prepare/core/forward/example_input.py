@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from prepare.core.utils.options import as_written, read_options
-from prepare.core.utils.suggest import choose
+from prepare.core.utils.options import read_options
 from prepare.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -18,8 +17,7 @@ Float = Literal["float16", "bfloat16", "float32", "float64"]
 Integer = Literal["int64", "int32", "int16", "int8", "uint8"]
 Dtype = Literal[Float, Integer, "bool", "complex64", "complex128"]
 FLOATS, INTEGERS, DTYPES = get_args(Float), get_args(Integer), get_args(Dtype)
-KEYS = ("shape", "dtype", "low", "high", "args", "kwargs")
-_TENSOR_KEYS = KEYS[:4]
+_TENSOR_KEYS = ("shape", "dtype", "low", "high")
 _SIZES = "a list of sizes, as in [2,3,64,64]"
 
 
@@ -72,6 +70,18 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class _Input:
+    """The keys of a declared example: those of its first tensor are checked with it."""
+
+    shape: Any = None
+    dtype: Any = None
+    low: Any = None
+    high: Any = None
+    args: Annotated[list, "a list, as in [item,item]"] | None = None
+    kwargs: Annotated[dict, "a mapping, as in {name:item}"] | None = None
+
+
+@dataclass(frozen=True)
 class Example:
     """The arguments of `model(*args, **kwargs)`; empty if no example was declared."""
 
@@ -118,36 +128,23 @@ def build_example(config: Mapping[str, Any] | None, seed: int = 0) -> Example:
 
 
 def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
-    problems += _unknown_keys(config)
-    args, kwargs = config.get("args"), config.get("kwargs")
-    if args is not None and not isinstance(args, list):
-        wrong = f"{as_written(args)} is not a list"
-        problems.append(Problem("input.args", wrong, "give [item,item]"))
-        args = None
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        wrong = f"{as_written(kwargs)} is not a mapping"
-        problems.append(Problem("input.kwargs", wrong, "give {name:item}"))
-        kwargs = None
-    single = config.get("shape") is not None
-    if single and args:
-        remedy = "drop one of them, with input.shape=null or input.args=null"
-        problems.append(Problem("input.shape", "is set together with input.args", remedy))
-    items = []
-    if single:
-        tensor = {key: config[key] for key in _TENSOR_KEYS if key in config}
-        items.append(_item(tensor, "input", problems))
-    items += [_item(item, f"input.args[{i}]", problems) for i, item in enumerate(args or [])]
-    named = {
-        str(key): _item(item, f"input.kwargs.{key}", problems)
-        for key, item in (kwargs or {}).items()
-    }
-    return Example(tuple(items), named)
-
-
-def _unknown_keys(config: Mapping[str, Any]) -> Iterator[Problem]:
-    for key in config:
-        if key not in KEYS:
-            yield Problem(f"input.{key}", "no such key", choose(str(key), KEYS, noun="keys"))
+    try:
+        given = _Input(**read_options(_Input, config, where="input", noun="key"))
+    except ConfigError as error:
+        problems += error.problems
+        wrong = {problem.where.removeprefix("input.") for problem in error.problems}
+        given = _Input(**{key: value for key, value in config.items() if key not in wrong})
+    items = {f"input.args[{index}]": item for index, item in enumerate(given.args or [])}
+    if given.shape is not None:
+        if items:
+            remedy = "drop one of them, with input.shape=null or input.args=null"
+            problems.append(Problem("input.shape", "is set together with input.args", remedy))
+        items = {"input": {key: config[key] for key in _TENSOR_KEYS if key in config}} | items
+    named = {str(key): item for key, item in (given.kwargs or {}).items()}
+    return Example(
+        tuple(_item(item, place, problems) for place, item in items.items()),
+        {key: _item(item, f"input.kwargs.{key}", problems) for key, item in named.items()},
+    )
 
 
 def _item(item: Any, where: str, problems: list[Problem]) -> Any:
