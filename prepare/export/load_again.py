@@ -37,16 +37,12 @@ class ArtefactAnswer:
     crashed: bool = False
 
 
-@dataclass(frozen=True)
-class LoadedAgain:
-    """The answers to all calls, and the metadata that the other process found in the artefact."""
-
-    answers: list[ArtefactAnswer]
-    metadata: dict[str, str]
-
-
-def load_again(exporter: Exporter, artefact: Path, calls: Sequence[Call]) -> LoadedAgain:
+def load_again(
+    exporter: Exporter, artefact: Path, calls: Sequence[Call]
+) -> tuple[list[ArtefactAnswer], dict[str, str]]:
     """Call the artefact in a new process; after a death, in another one with the rest of the calls.
+
+    Return the answers, and the metadata that the other process found in the artefact.
 
     Raises:
         RefusedError: the artefact cannot be loaded.
@@ -78,7 +74,7 @@ def load_again(exporter: Exporter, artefact: Path, calls: Sequence[Call]) -> Loa
                 answers.append(ArtefactAnswer(error=given["error"]))
             else:
                 answers.append(ArtefactAnswer(torch.load(path, weights_only=True)))
-    return LoadedAgain(answers, found["metadata"])
+    return answers, found["metadata"]
 
 
 def answer(request: list[Any]) -> dict[str, Any]:

@@ -275,11 +275,12 @@ class ExportSession:
         dynamic = 0 in self.exporter.dynamic
         cases = list(input_cases(self.call, dynamic_batch=dynamic))
         with self._stage("load") as note:
-            loaded = load_again(self.exporter, self.artefact, [case.call for case in cases])
-            self.recipe_inside = loaded.metadata.get("recipe.yaml") == self._recipe
+            calls = [case.call for case in cases]
+            answers, stored = load_again(self.exporter, self.artefact, calls)
+            self.recipe_inside = stored.get("recipe.yaml") == self._recipe
             note("" if self.recipe_inside else "the recipe is beside the artefact, not in it")
         with self._stage("compare") as note:
-            pairs = zip(cases, loaded.answers, strict=True)
+            pairs = zip(cases, answers, strict=True)
             found = [(case, checked(judge, case, answer)) for case, answer in pairs]
             self.checks = tuple(self._allowed(case, check) for case, check in found)
             of_call = (check for check in self.checks if check.batch == self.call.batch)

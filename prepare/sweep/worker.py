@@ -242,17 +242,11 @@ def _server(_process: int, preload: tuple[str, ...]) -> _ForkServer:
 
 def _crash(status: int, log: Path) -> Result:
     """Return the result of a job that wrote none: its exit status in words, and the end of its log."""
-    code = os.waitstatus_to_exitcode(status)
+    code, lines = os.waitstatus_to_exitcode(status), []
     if code < 0:
         reason, error = "killed", f"killed by {signal_name(-code)}{_CAUSES.get(-code, '')}"
     else:
         reason, error = "exit", f"the run ended its process with exit code {code}, as os._exit does"
-    return Result("crashed", reason, error, _last_lines(log))
-
-
-def _last_lines(log: Path) -> str | None:
-    try:
+    with suppress(OSError):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    return "\n".join(lines[-_LAST_LINES:]) or None
+    return Result("crashed", reason, error, "\n".join(lines[-_LAST_LINES:]) or None)
