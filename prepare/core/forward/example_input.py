@@ -77,8 +77,8 @@ class _Input:
     dtype: Any = None
     low: Any = None
     high: Any = None
-    args: Annotated[list, "a list, as in [item,item]"] | None = None
-    kwargs: Annotated[dict, "a mapping, as in {name:item}"] | None = None
+    args: Annotated[list, "a list, as in [item,item]"] | None = None  # type: ignore[type-arg]  # any items
+    kwargs: Annotated[dict[str, Any], "a mapping, as in {name:item}"] | None = None
 
 
 @dataclass(frozen=True)
