@@ -23,20 +23,13 @@ from prepare.registry import ordered_stages
 if TYPE_CHECKING:
     from prepare.job.execute import JobSpec
 
-# Modules that are slow to import and that every job needs.
+# Modules that are slow to import and that every job needs: that of the job, and what it imports later.
 _PRELOADED = (
-    "torch",
-    "torch.utils._device",
-    "prepare.audit",
-    "prepare.audit.read_model",
-    "prepare.core.forward.conv_layouts",
-    "prepare.core.forward.input_formatter",
-    "prepare.core.forward.run_example",
-    "prepare.core.forward.torch_state",
-    "prepare.core.utils.environment",
     "prepare.job.carry_out",
-    "prepare.job.build_model",
-    "prepare.pipeline",
+    "prepare.audit.read_model",
+    "prepare.core.forward.input_formatter",
+    "prepare.core.forward.torch_state",
+    "torch.utils._device",
 )
 # Bytes of a job's output that are kept from its beginning, and as many from its end.
 _HALF = 1 << 19
