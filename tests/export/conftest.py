@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from export_nets import batch, network
+from export_nets import batch, needs, network
 from prepare.export import EXPORTERS, export, load_again
 from stub_exporters import STUBS
 
@@ -63,7 +63,7 @@ def made(tmp_path_factory):
 @pytest.fixture
 def copied(made, tmp_path, in_process):
     def copy(to):
-        pytest.importorskip({"torch_export": "torch", "onnx": "onnxruntime"}.get(to, to))
+        needs(to)
         return shutil.copytree(made(to), tmp_path / to)
 
     return copy

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from made_benches import bench, comparison
 from prepare.audit import Audit, audit
 from prepare.errors import FileError
 from prepare.export.records import Export
 from prepare.job.record import STATUSES, Job, Record, Result, files_in
+from prepare.job.results import Analyses
 from prepare.pipeline import Pipeline
 from whole_records import write_run
 
@@ -119,3 +121,12 @@ def test_everything_but_the_environment_is_the_same_in_two_records(tmp_path):
         first, second = ((folder / name).read_bytes() for folder in folders)
         assert first == second
         assert str(tmp_path).encode() not in first
+
+
+def test_what_did_not_run_has_no_key():
+    assert Analyses().figures() == {}
+
+
+def test_the_times_divide_to_their_ratio():
+    found = Analyses(found={"bench": bench(comparison(0.73))}).figures()
+    assert found["prepared_seconds"] / found["unprepared_seconds"] == found["time_ratio"]
