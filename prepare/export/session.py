@@ -185,7 +185,7 @@ class ExportSession:
     stages: list[ExportStage] = field(default_factory=list)
     taken_out: tuple[TakenOut, ...] = ()
     checks: tuple[LayoutCheck, ...] = ()
-    contract: ArtefactContract = field(default_factory=ArtefactContract)
+    contract: ArtefactContract = field(init=False)
     files: dict[str, str] = field(default_factory=dict)
     bytes: int = 0
     recipe_inside: bool = False
