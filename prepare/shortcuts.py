@@ -15,7 +15,6 @@ from prepare.core.utils.json_records import Readable
 from prepare.core.utils.options import plain
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError
-from prepare.job.figures import figures
 from prepare.job.results import Analyses
 from prepare.pipeline import Pipeline
 
@@ -115,7 +114,7 @@ class Report(Readable, Analyses):
 
     def summary(self) -> dict[str, Any]:
         """Return the figures as one flat mapping, for `wandb.log` and the like."""
-        return figures(self)
+        return self.figures()
 
     def save(self, path: str | Path) -> None:
         """Write one page if the name ends in `.html`, else a folder with the page and its data."""

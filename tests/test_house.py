@@ -11,6 +11,7 @@ import pytest
 
 import prepare
 from imports import modules_imported_by
+from prepare.registry import STEPS
 
 ROOT = Path(prepare.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -157,6 +158,29 @@ def test_no_part_names_or_imports_a_stage(part):
         for path in files_of(part)
         for module in modules_imported_by(path)
         if is_within(module, {f"prepare.{name}" for name in STAGES})
+    }
+    assert not named | imported
+
+
+# Other things have these names too: groups of the configuration, an option of one, and a figure. The check of
+# precision=float32 asks for the step.
+SHARED = {"device", "compile", "half", "flow"}
+
+
+@pytest.mark.parametrize("part", ["sweep", "job"])
+def test_what_runs_stages_and_steps_knows_none_of_them(part):
+    own = {*STAGES, *STEPS} - SHARED
+    named = {
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
+        for path in files_of(part)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in own
+    }
+    imported = {
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in files_of(part)
+        for module in modules_imported_by(path)
+        if is_within(module, {"prepare.steps"})
     }
     assert not named | imported
 

@@ -37,20 +37,22 @@ from prepare.core.utils.folders import conf_dir
 from prepare.core.utils.signals import Stopped
 from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, PrepareError, Problem
-from prepare.job.execute import run_job
+from prepare.job.execute import JobSpec, run_job
 from prepare.job.outcome import FAILED, INTERRUPTED, WRONG, Outcome
 from prepare.job.record import Job, leads_out, used_folder
-from prepare.job.spec import JobSpec
 from prepare.report.pages.write_pages import write_pages
 from prepare.report.terminal.console import stage
 from prepare.report.terminal.run import RunOutput, shown_folder
 from prepare.report.terminal.sweep_progress import SweepProgress
 from prepare.sweep.coordinator import Coordinator
-from prepare.sweep.identity import identity, number_duplicates
-from prepare.sweep.launchers import OUTLIVE_COMMAND, shares_cores
 from prepare.sweep.locks import hold_folder
-from prepare.sweep.manifest import SweepManifest, read_sweep_manifest
-from prepare.sweep.worker import run_in_sweep, stop_check
+from prepare.sweep.manifest import (
+    SweepManifest,
+    identity_of,
+    number_duplicates,
+    read_sweep_manifest,
+)
+from prepare.sweep.worker import OUTLIVE_COMMAND, run_in_sweep, shares_cores, stop_check
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -229,7 +231,7 @@ def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
 def _identity(config: DictConfig) -> str | None:
     """Return what determines the result of a row; None if that is known only in the job."""
     values, problems = resolved(config)
-    return None if problems else identity(values, choices_in(config.hydra))
+    return None if problems else identity_of(values, choices_in(config.hydra))
 
 
 def _instantiate(model: Mapping[str, Any]) -> Any:

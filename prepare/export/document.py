@@ -32,7 +32,7 @@ def export_document(shown: Shown) -> Document | None:
         advice=tuple(_advice(export)),
         rows=(("exported", export_sentence(export)),),
         details=(("inputs", _layouts(export)), *(("taken out", text) for text in taken_out)),
-        parts=lambda: (*_in_terminal(export, taken_out), *_on_page(export, taken_out)),
+        parts=lambda: tuple(_parts(export, taken_out)),
     )
 
 
@@ -47,13 +47,13 @@ def export_sentence(export: Export) -> str:
 
 
 def _answer(export: Export) -> Answer:
-    found = {
-        "pass": ("good", f"Right as {export.exporter}"),
-        "fail": ("bad", f"Wrong as {export.exporter}"),
-        "refused": ("bad", f"Not exported to {export.exporter}"),
-        "cannot tell": ("warn", f"Cannot tell if right as {export.exporter}"),
-    }
-    kind, answer = found[export.status]
+    kind, answer = {
+        "pass": ("good", "Right as"),
+        "fail": ("bad", "Wrong as"),
+        "refused": ("bad", "Not exported to"),
+        "cannot tell": ("warn", "Cannot tell if right as"),
+    }[export.status]
+    answer = f"{answer} {export.exporter}"
     remark = export.reason or f"{export.artefact}, {size(export.bytes)}"
     if "wrong" in export.contract.layouts.values():
         remark = f"inputs {_layouts(export)}"
@@ -71,20 +71,14 @@ def _advice(export: Export) -> Iterator[Advice]:
         yield Advice(rank=rank, kind=kind, answer=answer, remark=remark, section=_SECTION)
 
 
-def _in_terminal(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
-    yield Text(text=f"inputs  {_layouts(export)}", where="terminal")
-    for stage in export.stages:
-        text = f"{stage.name}  {stage.status}" + (f": {stage.note}" if stage.note else "")
-        yield Text(text=text, where="terminal")
-    for text in taken_out:
-        yield Text(text=f"taken out  {text}", where="terminal")
-
-
-def _on_page(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
+def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
+    stages = ((s.name, s.status + (f": {s.note}" if s.note else "")) for s in export.stages)
+    rows = [("inputs", _layouts(export)), *stages, *(("taken out", text) for text in taken_out)]
+    yield from (Text(text=f"{name}  {text}", where="terminal") for name, text in rows)
     yield Text(text=export_sentence(export), where="page")
     yield Facts(rows=tuple(_facts(export)), where="page")
-    stages = [(each.name, each.status, seconds(each.seconds), each.note) for each in export.stages]
-    yield _table("Stages of the export", "Stage Verdict #Time ~Note", stages)
+    took = [(each.name, each.status, seconds(each.seconds), each.note) for each in export.stages]
+    yield _table("Stages of the export", "Stage Verdict #Time ~Note", took)
     checks = [
         (c.layout, c.batch or "", c.answer, c.status, small(c.error), small(c.allowed), c.note)
         for c in export.checks
@@ -101,7 +95,15 @@ def _on_page(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
         for each in export.contract.inputs
     ]
     yield _table("Inputs that it takes", "Name Shape Type Strides", inputs)
-    yield _table("Time of one call", "Variant #Time #Against", _times(export))
+    times = [
+        (
+            row.name,
+            "" if row.seconds is None else seconds(row.seconds),
+            verdict_text(row.verdict, row.ratio, row.ratio_interval),
+        )
+        for row in (export.time.rows if export.time else ())
+    ]
+    yield _table("Time of one call", "Variant #Time #Against", times)
     yield Items(texts=taken_out, title="Steps that do not go along", kind="note", where="page")
 
 
@@ -143,14 +145,3 @@ def _taken_out(item: TakenOut) -> str:
     """Return `repair_layout in 3 modules: this format chooses layouts itself`."""
     named = f" in {plural(len(item.modules), 'module')}" if item.modules else ""
     return f"{item.step}{named}: {item.reason}"
-
-
-def _times(export: Export) -> list[tuple[str, str, str]]:
-    return [
-        (
-            row.name,
-            "" if row.seconds is None else seconds(row.seconds),
-            verdict_text(row.verdict, row.ratio, row.ratio_interval),
-        )
-        for row in (export.time.rows if export.time else ())
-    ]

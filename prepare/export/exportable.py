@@ -1,22 +1,25 @@
-"""Make a copy of a prepared model that can be captured: take out what the artefact cannot hold."""
+"""Make a copy of a prepared model that can be captured, capture it, and describe the inputs that it takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.input_formatter import FormatHook
 from prepare.core.forward.nested import map_tensors, tensors_in
-from prepare.export.input_layouts import contiguous
-from prepare.export.records import TakenOut
+from prepare.core.model.tensors import name_of
+from prepare.core.utils.process_state import ignored_warnings
+from prepare.export.layout_checks import contiguous
+from prepare.export.records import InputContract, TakenOut
+from prepare.registry import STEPS
 from prepare.step import TensorStep
-from prepare.steps import compile, keep_layout, repair_layout  # noqa: A004
-from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
@@ -28,10 +31,6 @@ _CONTIGUOUS_WEIGHTS = (
     "the format's operators take contiguous weights only; their values are the same"
 )
 _NO_LAYOUTS = "this format chooses layouts itself, and torch's own modules compute the same"
-_UNDO: dict[str, Callable[[nn.Module], None]] = {
-    "repair_layout": repair_layout.undo,
-    "keep_layout": keep_layout.undo,
-}
 
 
 class WithFormat(nn.Module):
@@ -64,42 +63,41 @@ def _converted(tensor: Tensor, formatter: Formatter, *, strides: bool) -> Tensor
     wanted = formatter._format(tensor.dim()) if strides else None
     if wanted is None or tensor.layout is not torch.strided:
         return tensor
-    formats = {"contiguous": torch.contiguous_format}
-    return tensor.contiguous(memory_format=formats.get(wanted) or getattr(torch, wanted))
+    name = "contiguous_format" if wanted == "contiguous" else wanted
+    return tensor.contiguous(memory_format=getattr(torch, name))
 
 
 def take_out(model: nn.Module, exporter: Exporter, pipeline: Pipeline) -> Iterator[TakenOut]:
     """Take out of `model`, in place, each step that cannot go along, and yield what was done."""
-    kept = set(exporter.keeps)
     if any(isinstance(hook, FormatHook) for hook in model._forward_pre_hooks.values()):
         FormatHook.remove(model)
         reason = "a hook is not captured; the conversion of inputs is put into the program"
-        if "input_format" not in kept:
+        if "input_format" not in exporter.keeps:
             reason = "a hook is not captured; the program converts the dtype of inputs, not their strides"
         yield TakenOut(step="input_format", modules=("",), reason=reason)
     compiled = [name for name, module in model.named_modules() if is_compiled(module)]
     if compiled or "compile" in pipeline.steps:
         for module in model.modules():
-            compile.undo(module)
+            STEPS["compile"].undo(module)
         reason = "a compiled call is not captured; the exporter compiles, or the format's runtime"
         yield TakenOut(step="compile", modules=tuple(compiled), reason=reason)
-    for step, undo in _UNDO.items():
-        if step in kept:
+    for step in ("repair_layout", "keep_layout"):
+        if step in exporter.keeps:
             continue
         before = {name: type(module) for name, module in model.named_modules()}
-        undo(model)
+        STEPS[step].undo(model)
         after = dict(model.named_modules())
         changed = tuple(name for name, cls in before.items() if type(after[name]) is not cls)
         if changed:
             yield TakenOut(step=step, modules=changed, reason=_NO_LAYOUTS)
     if exporter.contiguous_weights and (changed := _made_contiguous(model)):
-        steps = [name for name, step in pipeline.steps.items() if _lays_out_weights(step)]
+        steps = [
+            name
+            for name, step in pipeline.steps.items()
+            if isinstance(step, TensorStep) and hasattr(step, "memory_format")
+        ]
         step = ", ".join(steps) or "channels-last weights"
         yield TakenOut(step=step, modules=changed, reason=_CONTIGUOUS_WEIGHTS)
-
-
-def _lays_out_weights(step: Any) -> bool:
-    return isinstance(step, TensorStep) and hasattr(step, "memory_format")
 
 
 def _made_contiguous(model: nn.Module) -> tuple[str, ...]:
@@ -130,18 +128,67 @@ def with_format(
 
     It is the model itself if nothing is to be converted.
     """
-    steps = list(pipeline.steps.values())
-    declared = next((step for step in steps if isinstance(step, InputFormat)), InputFormat())
-    formatter = declared.bind(steps)._formatter
-    converts = formatter.dtype is not None or bool(strides and formatter.formats)
+    formatter = pipeline.input_format()._formatter
     wrapped = WithFormat(model, formatter, strides=strides)
-    if converts:
+    if formatter.dtype is not None or (strides and formatter.formats):
         return wrapped, True
     with torch.no_grad():
         plain = is_plain_output(model(*call.args, **call.kwargs))
     return (model if plain else wrapped), False
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """Return the device of the first parameter; the CPU without one."""
-    return next((each.device for each in model.parameters()), torch.device("cpu"))
+def capture(
+    model: nn.Module,
+    call: Call,
+    dynamic: Sequence[int],
+    *,
+    largest: Callable[[int], int] | None = None,
+) -> torch.export.ExportedProgram:
+    """Return the program of `model`; the dimensions `dynamic` of its inputs may change.
+
+    `largest` maps the size of such a dimension in `call` to the largest one that the program takes.
+    """
+
+    def marks(value: Any) -> dict[int, Any] | None:
+        if not isinstance(value, Tensor):
+            return None
+        hint: Any = torch.export.Dim.DYNAMIC
+        return {
+            each: hint(max=largest(value.shape[each])) if largest else hint
+            for each in _changing(value, call, dynamic)
+        } or None
+
+    shapes = pytree.tree_map(marks, _bound(model, call)) if dynamic else None
+    with ignored_warnings(), torch.no_grad():
+        return torch.export.export(
+            model, call.args, call.kwargs, dynamic_shapes=shapes, strict=False
+        )
+
+
+def inputs_of(model: nn.Module, call: Call, dynamic: Sequence[int]) -> tuple[InputContract, ...]:
+    """Return the name, shape, dtype and strides of each tensor in a call."""
+    inputs = []
+    for path, value in pytree.tree_flatten_with_path(_bound(model, call))[0]:
+        if isinstance(value, Tensor):
+            free = _changing(value, call, dynamic)
+            names = (str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+            inputs.append(
+                InputContract(
+                    name=".".join(names),
+                    shape=tuple(None if d in free else n for d, n in enumerate(value.shape)),
+                    dtype=name_of(value.dtype),
+                    strides=value.stride(),
+                )
+            )
+    return tuple(inputs)
+
+
+def _bound(model: nn.Module, call: Call) -> dict[str, Any]:
+    """Return the arguments of a call by the names of the parameters."""
+    return dict(inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments)
+
+
+def _changing(tensor: Tensor, call: Call, dynamic: Iterable[int]) -> list[int]:
+    """Return the dimensions of a tensor that may change; the first only if it is that of the batch."""
+    is_batch = tensor.dim() > 0 and len(tensor) == call.batch
+    return [each for each in dynamic if each < tensor.dim() and (each or is_batch)]

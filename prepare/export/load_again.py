@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
-import subprocess
-import sys
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from prepare.core.utils.child_process import how_ended
+from prepare.core.forward.nested import tensors_in
+from prepare.core.utils.child_process import Worker
 from prepare.errors import RefusedError
+from prepare.export.exporter import EXPORTERS, Exporter, Loaded
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
-    from prepare.export.exporter import Exporter
 
-# A process that takes longer for one artefact is killed.
+# A call, or a load, that takes longer is ended.
 _SECONDS = 900.0
+_LONGEST = 300
 
 
 @dataclass(frozen=True)
@@ -36,63 +37,75 @@ class ArtefactAnswer:
     crashed: bool = False
 
 
-@dataclass(frozen=True)
-class LoadedAgain:
-    """The answers to all calls, and the metadata that the other process found in the artefact."""
-
-    answers: list[ArtefactAnswer]
-    metadata: dict[str, str]
-
-
-def load_again(exporter: Exporter, artefact: Path, calls: Sequence[Call]) -> LoadedAgain:
+def load_again(
+    exporter: Exporter, artefact: Path, calls: Sequence[Call]
+) -> tuple[list[ArtefactAnswer], dict[str, str]]:
     """Call the artefact in a new process; after a death, in another one with the rest of the calls.
+
+    Return the answers, and the metadata that the other process found in the artefact.
 
     Raises:
         RefusedError: the artefact cannot be loaded.
     """
     _check_archive(artefact)
-    answers: dict[int, ArtefactAnswer] = {}
-    metadata: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="prepare-export-") as name:
-        folder = Path(name)
+    asked = {
+        "exporter": exporter.name,
+        "options": exporter.to_options(),
+        "artefact": str(artefact.resolve()),
+        "module": type(exporter).__module__,
+        "threads": torch.get_num_threads(),
+    }
+    answers = []
+    with (
+        TemporaryDirectory(prefix="prepare-export-") as folder,
+        Worker(f"{__name__}:answer", exporter.environment) as worker,
+    ):
+        found, death = worker.ask([asked, None], seconds=_SECONDS)
+        if error := f"its process {death}" if death else found["error"]:
+            wrong = f"cannot be loaded in another process: {error}"
+            raise RefusedError(artefact.name, wrong)
         for number, call in enumerate(calls):
-            torch.save((call.args, call.kwargs), folder / f"call-{number}.pt")
-        while left := [number for number in range(len(calls)) if number not in answers]:
-            request = {
-                "exporter": exporter.name,
-                "options": exporter.to_options(),
-                "artefact": str(artefact.resolve()),
-                "module": type(exporter).__module__,
-                "threads": torch.get_num_threads(),
-                "calls": left,
-            }
-            (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
-            (folder / "loaded.json").unlink(missing_ok=True)
-            death = run_worker(folder, exporter.environment)
-            metadata = _loaded(folder, death, artefact)
-            for number in left:
-                path = folder / f"answer-{number}.pt"
-                if not path.exists():
-                    answers[number] = ArtefactAnswer(error=death or "it ended early", crashed=True)
-                    break
-                answers[number] = ArtefactAnswer(**torch.load(path, weights_only=True))
-    return LoadedAgain([answers[number] for number in range(len(calls))], metadata)
+            path = Path(folder, f"{number}.pt")
+            torch.save((call.args, call.kwargs), path)
+            given, death = worker.ask([asked, str(path)], seconds=_SECONDS, fresh=False)
+            if death:
+                answers.append(ArtefactAnswer(error=f"its process {death}", crashed=True))
+            elif given["error"]:
+                answers.append(ArtefactAnswer(error=given["error"]))
+            else:
+                answers.append(ArtefactAnswer(torch.load(path, weights_only=True)))
+    return answers, found["metadata"]
 
 
-def run_worker(folder: Path, environment: dict[str, str]) -> str:
-    """Run the other process; return how it died, or nothing."""
-    command = [sys.executable, "-m", "prepare.export.worker", str(folder)]
-    paths = os.pathsep.join(filter(None, sys.path))
-    variables = {**os.environ, "PYTHONPATH": paths, **environment}
+def answer(request: list[Any]) -> dict[str, Any]:
+    """Load an artefact and return its metadata, or call it, in a process that knows nothing of its model.
+
+    The request ends with the file of the arguments of a call, whose place the outputs take, or with None.
+    """
+    asked, path = request
     try:
-        done = subprocess.run(  # noqa: S603
-            command, capture_output=True, check=False, timeout=_SECONDS, env=variables
-        )
-    except subprocess.TimeoutExpired:
-        return f"it did not end within {_SECONDS:.0f} s"
-    if not done.returncode:
-        return ""
-    return f"its process {how_ended(done.returncode)}"
+        exporter, loaded = _load(json.dumps(asked))
+        if path is None:
+            return {"error": "", "metadata": exporter.metadata(Path(asked["artefact"]))}
+        # A file of our own: the parent wrote it a moment ago.
+        args, kwargs = torch.load(path, weights_only=False)
+        with torch.no_grad():
+            outputs = [each.detach().clone() for each in tensors_in(loaded(args, kwargs))]
+        torch.save(outputs, path)
+    except Exception as error:
+        # All lines: OpenVINO names the place in its own code first.
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST]}"}
+    return {"error": ""}
+
+
+@cache
+def _load(asked: str) -> tuple[Exporter, Loaded]:
+    """Return the exporter and the artefact, which a process loads once."""
+    request = json.loads(asked)
+    torch.set_num_threads(request["threads"])
+    importlib.import_module(request["module"])  # it registers the exporter
+    exporter = EXPORTERS[request["exporter"]].from_options(request["options"])
+    return exporter, exporter.load(Path(request["artefact"]))
 
 
 def _check_archive(artefact: Path) -> None:
@@ -105,13 +118,3 @@ def _check_archive(artefact: Path) -> None:
             if ".." in parts or not parts[0] or ":" in parts[0]:
                 wrong = f"holds a file outside of its folder: {name!r}"
                 raise RefusedError(artefact.name, wrong, "do not load it")
-
-
-def _loaded(folder: Path, death: str, artefact: Path) -> dict[str, str]:
-    path = folder / "loaded.json"
-    found: dict[str, Any] = {"error": death or "its process left no answer"}
-    if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-    if found["error"]:
-        raise RefusedError(artefact.name, f"cannot be loaded in another process: {found['error']}")
-    return found["metadata"]

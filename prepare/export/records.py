@@ -14,9 +14,7 @@ from prepare.errors import ExportError
 _KIND = json_records.Kind("prepare.export", 1, "an export", "an export.json", ExportError)
 # The keys of the metadata in an artefact.
 METADATA = ("recipe.yaml", "versions.json")
-STAGES = ("prepare", "capture", "lower", "write", "load", "compare")
 STATUSES = ("pass", "fail", "refused", "cannot tell")
-ANSWERS = ("right", "wrong", "refused", "crashed", "cannot tell")
 ARTEFACT = "artefact"
 
 

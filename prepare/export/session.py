@@ -1,4 +1,4 @@
-"""The stages of an export, one after the other, each with its verdict."""
+"""Export a model or check an artefact: the stages of an export, each with its verdict."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from prepare import recipe
 from prepare.bench import compare
 from prepare.bench.records import PREPARED, UNPREPARED, Comparison
+from prepare.core.forward.call import Call, call_of
 from prepare.core.model.deep_copy import CopyError, deep_copy
 from prepare.core.utils.environment import environment
+from prepare.core.utils.packages import version_of
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line
-from prepare.errors import FileError, PrepareError, RefusedError
-from prepare.export.capture import inputs_of
-from prepare.export.exportable import take_out, with_format
-from prepare.export.input_layouts import CONTIGUOUS, InputCase, input_cases
-from prepare.export.layout_checks import checked, conclusion
+from prepare.core.utils.wording import argument
+from prepare.errors import ConfigError, FileError, PrepareError, RefusedError
+from prepare.export.exportable import inputs_of, take_out, with_format
+from prepare.export.exporter import EXPORTERS, Exporter
+from prepare.export.layout_checks import (
+    CONTIGUOUS,
+    InputCase,
+    checked,
+    conclusion,
+    contiguous,
+    input_cases,
+)
 from prepare.export.load_again import load_again
 from prepare.export.records import (
     ARTEFACT,
@@ -35,16 +45,124 @@ from prepare.export.records import (
     TakenOut,
 )
 from prepare.export.reference import Judgement, Reference, outputs_of
+from prepare.pipeline import Pipeline
 from prepare.verify.execution.runner import CannotTellError
 from prepare.verify.inputs import format_call, resized
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.core.forward.call import Call
     from prepare.core.utils.progress import Stage
-    from prepare.export.exporter import Exporter
-    from prepare.pipeline import Pipeline
+
+
+def export(
+    model: nn.Module,
+    batch: Any,
+    *,
+    to: str | Exporter,
+    folder: str | Path,
+    pipeline: Pipeline | None = None,
+    prepared: nn.Module | None = None,
+    budget: float = 0.0,
+    progress: Stage = lambda _: nullcontext(),
+    **options: Any,
+) -> Export:
+    """Export a model, load the artefact in another process, and compare its outputs with exact ones.
+
+    The stages are prepare, capture, lower, write, load and compare; each has a verdict, and one that cannot
+    be done ends the export with the status `refused`. The artefact is called with the batch contiguous,
+    channels-last, transposed and with gaps between its numbers, and with one and two samples. Outputs are
+    compared with those of `model` in float64, with the tolerance of `prepare.verify`. An input that it takes
+    and answers wrongly is a failure; one that it refuses with an error is not, unless it is contiguous, or
+    its batch size is promised by `dynamic=[0]`.
+
+    Args:
+        model: the unprepared model, in mode eval; it is not changed.
+        batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
+        to: the name of an exporter (`prepare.export.EXPORTERS` lists them), or an exporter.
+        folder: the folder for the artefact; nothing is written outside of it.
+        pipeline: prepares a copy of the model; without one, the model is exported as it is.
+        prepared: the model that `pipeline` has prepared, if there is one already.
+        budget: seconds for a paired timing of the artefact against both models; 0 for none.
+        progress: called when a stage begins.
+        options: the options of the exporter, as `dynamic=[0]` and `file="name"`.
+
+    Raises:
+        ConfigError: no such exporter or option, or a package that it needs is not installed.
+        RefusedError: the batch holds no tensor, or the model is in training mode.
+        FileError: the artefact cannot be written.
+    """
+    exporter = to if isinstance(to, Exporter) else EXPORTERS[to].from_options(options)
+    artefact = Path(folder, f"{exporter.file}{exporter.suffix}")
+    session = _session(exporter, model, batch, artefact, pipeline, prepared=prepared)
+    session.progress = progress
+    try:
+        artefact.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(str(artefact.parent), f"cannot be made: {error}") from error
+    return session.run(budget)
+
+
+def check(
+    artefact: str | Path,
+    model: nn.Module,
+    batch: Any,
+    *,
+    to: str | Exporter,
+    pipeline: Pipeline | None = None,
+    **options: Any,
+) -> Export:
+    """Load an artefact that exists in another process, and compare its outputs, as `export` does.
+
+    For an artefact that another tool has changed since, for example to make it smaller. It is run: check
+    only one that you trust.
+
+    Args:
+        artefact: the file.
+        model: the unprepared model, in mode eval.
+        batch: the inputs, as for `export`.
+        to: the exporter that can load it.
+        pipeline: the recipe of the artefact, which sets the dtype that its errors are measured by.
+        options: the options of the exporter.
+
+    Raises:
+        ConfigError: no such exporter or option, or a package that it needs is not installed.
+        RefusedError: the batch holds no tensor, or the model is in training mode.
+        FileError: the artefact is missing.
+    """
+    exporter = to if isinstance(to, Exporter) else EXPORTERS[to].from_options(options)
+    path = Path(artefact)
+    if not path.is_file():
+        raise FileError(str(path), "does not exist", "give the file of an artefact")
+    return _session(exporter, model, batch, path, pipeline).run_check()
+
+
+def _session(
+    exporter: Exporter,
+    model: nn.Module,
+    batch: Any,
+    artefact: Path,
+    pipeline: Pipeline | None,
+    *,
+    prepared: nn.Module | None = None,
+) -> ExportSession:
+    if problem := exporter.missing():
+        raise ConfigError.of([problem])
+    call = call_of(batch)
+    if not call.tensors():
+        raise RefusedError("batch", "it holds no tensor", "give the tensors of one call")
+    if model.training:
+        raise RefusedError("model", "it is in training mode", "call model.eval() first")
+    pipeline = pipeline or Pipeline([])
+    if prepared is None:
+        # The known issues are those of gradients.
+        prepared = pipeline.apply(deep_copy(model), known_issues="ignore")
+    device = next((each.device for each in prepared.parameters()), torch.device("cpu"))
+    if device.type != "cpu":
+        wrong = f"the prepared model is on {device}, and artefacts are checked on the CPU"
+        raise RefusedError("device", wrong, f"prepare it with {argument('device', 'cpu')}")
+    call = call.map(contiguous)
+    return ExportSession(exporter, model, prepared, pipeline, call, artefact)
 
 
 class _StoppedError(Exception):
@@ -63,32 +181,30 @@ class ExportSession:
     prepared: nn.Module
     pipeline: Pipeline
     call: Call
-    folder: Path
-    budget: float = 0.0
+    artefact: Path
     progress: Stage = lambda _: nullcontext()
     stages: list[ExportStage] = field(default_factory=list)
     taken_out: tuple[TakenOut, ...] = ()
     checks: tuple[LayoutCheck, ...] = ()
-    contract: ArtefactContract = field(default_factory=ArtefactContract)
+    contract: ArtefactContract = field(init=False)
     files: dict[str, str] = field(default_factory=dict)
     bytes: int = 0
     recipe_inside: bool = False
     time: Comparison | None = None
-    existing: Path | None = None
 
-    @property
-    def artefact(self) -> Path:
-        """The file of the artefact."""
-        return self.existing or self.folder / f"{self.exporter.file}{self.exporter.suffix}"
+    def __post_init__(self) -> None:
+        self._begin = time.perf_counter()
+        self._recipe = recipe.dumps(self.pipeline.to_recipe())
+        names = ("torch", "torch-prepare", *self.exporter.packages)
+        self._versions = {name: version for name in names if (version := version_of(name))}
+        self.contract = ArtefactContract(
+            environment=self.exporter.environment,
+            requires_contiguous=self.exporter.requires_contiguous,
+        )
 
-    @property
-    def _recipe(self) -> str:
-        return recipe.dumps(self.pipeline.to_recipe())
-
-    def run(self) -> Export:
+    def run(self, budget: float) -> Export:
         """Run the stages until one cannot be done, and return the record."""
-        begin = time.perf_counter()
-        stored = self._metadata()
+        stored = {"recipe.yaml": self._recipe, "versions.json": json.dumps(self._versions)}
         with suppress(_StoppedError):
             judge, program = self._capture()
             with self._stage("lower"):
@@ -97,18 +213,16 @@ class ExportSession:
                 self._write(lowered, stored)
                 note(f"{len(self.files)} files" if len(self.files) > 1 else "")
             self._compare(judge)
-            if self.budget and self._status() == "pass":
-                self.time = self._timed()
-        return self._record(time.perf_counter() - begin)
+            if budget and self._status() == "pass":
+                self.time = self._timed(budget)
+        return self._record()
 
     def run_check(self) -> Export:
         """Run the last two stages with an artefact that exists, and return the record."""
-        begin = time.perf_counter()
-        self.contract = self._contract()
         with suppress(_StoppedError):
             self._add_files({self.artefact})
             self._compare(Reference(self.reference, self.prepared, self.call))
-        return self._record(time.perf_counter() - begin)
+        return self._record()
 
     def _capture(self) -> tuple[Reference, Any]:
         """Make the model ready, and capture it; both are compared with the reference."""
@@ -124,30 +238,19 @@ class ExportSession:
             wrapped, formats = with_format(model, self.pipeline, self.call, strides=strides)
             note(judge.judge(outputs_of(wrapped, self.call), self.call))
         inputs = inputs_of(wrapped, self.call, exporter.dynamic)
-        self.contract = self._contract(inputs=inputs, formats_inputs=formats)
+        self.contract = replace(self.contract, inputs=inputs, formats_inputs=formats)
         with self._stage("capture") as note:
-            program = exporter.capture(wrapped, self._captured_call())
+            # A dynamic size has to differ from 1 in the call that is captured.
+            one = 0 in exporter.dynamic and self.call.batch == 1
+            program = exporter.capture(wrapped, resized(self.call, 2) if one else self.call)
             captured = exporter.run_captured(program)
             note(judge.judge(outputs_of(captured, self.call), self.call))
         return judge, program
 
-    def _contract(self, **known: Any) -> ArtefactContract:
-        exporter = self.exporter
-        return ArtefactContract(
-            **known,
-            environment=exporter.environment,
-            requires_contiguous=exporter.requires_contiguous,
-        )
-
-    def _captured_call(self) -> Call:
-        """Return the call to capture: a dynamic size has to differ from 1."""
-        one = 0 in self.exporter.dynamic and self.call.batch == 1
-        return resized(self.call, 2) if one else self.call
-
     def _write(self, lowered: Any, stored: dict[str, str]) -> None:
         before = self._stamps()
         try:
-            for path in self.folder.glob(f"{self.exporter.file}.*"):
+            for path in self._named():
                 if path.is_symlink():  # writing to it would write outside of the folder
                     path.unlink()
             self.exporter.write(lowered, self.artefact, stored)
@@ -155,10 +258,13 @@ class ExportSession:
             raise FileError(str(self.artefact), f"cannot be written: {error}") from error
         self._add_files(path for path, stamp in self._stamps().items() if before.get(path) != stamp)
 
+    def _named(self) -> Iterable[Path]:
+        """Return what has the name of the artefact, with any suffix."""
+        return self.artefact.parent.glob(f"{self.exporter.file}.*")
+
     def _stamps(self) -> dict[Path, int]:
         """Return the time of the last change of each file that has the name of the artefact."""
-        files = self.folder.glob(f"{self.exporter.file}.*")
-        return {path: path.stat().st_mtime_ns for path in files if path.is_file()}
+        return {path: path.stat().st_mtime_ns for path in self._named() if path.is_file()}
 
     def _add_files(self, paths: Iterable[Path]) -> None:
         for path in sorted(paths):
@@ -170,18 +276,16 @@ class ExportSession:
         dynamic = 0 in self.exporter.dynamic
         cases = list(input_cases(self.call, dynamic_batch=dynamic))
         with self._stage("load") as note:
-            loaded = load_again(self.exporter, self.artefact, [case.call for case in cases])
-            self.recipe_inside = loaded.metadata.get("recipe.yaml") == self._recipe
+            calls = [case.call for case in cases]
+            answers, stored = load_again(self.exporter, self.artefact, calls)
+            self.recipe_inside = stored.get("recipe.yaml") == self._recipe
             note("" if self.recipe_inside else "the recipe is beside the artefact, not in it")
         with self._stage("compare") as note:
-            pairs = zip(cases, loaded.answers, strict=True)
+            pairs = zip(cases, answers, strict=True)
             found = [(case, checked(judge, case, answer)) for case, answer in pairs]
             self.checks = tuple(self._allowed(case, check) for case, check in found)
-            layouts = {
-                check.layout: check.answer
-                for check in self.checks
-                if check.batch == self.call.batch
-            }
+            of_call = (check for check in self.checks if check.batch == self.call.batch)
+            layouts = {check.layout: check.answer for check in of_call}
             self.contract = replace(self.contract, layouts=layouts)
             note(self._with_remedy(conclusion(self.checks)))
 
@@ -198,7 +302,7 @@ class ExportSession:
             return found
         return replace(found, note=f"{found.note}; {remedy}")
 
-    def _timed(self) -> Comparison:
+    def _timed(self, budget: float) -> Comparison:
         """Compare a call of the loaded artefact with one of each model; it has answered rightly before."""
         loaded = self.exporter.load(self.artefact)
         prepared = partial(format_call, prepared=self.prepared, pipeline=self.pipeline)
@@ -210,7 +314,7 @@ class ExportSession:
                     ARTEFACT: lambda *args, **kwargs: loaded(args, kwargs),
                 },
                 self.call,
-                budget=self.budget,
+                budget=budget,
                 settle=True,
                 format={PREPARED: prepared},
             )
@@ -237,34 +341,15 @@ class ExportSession:
         except Exception as error:
             given = Judgement("refused", note=_error_text(error))
         seconds = time.perf_counter() - begin
-        self.stages.append(
-            ExportStage(
-                name=name,
-                status=given.status,
-                seconds=seconds,
-                note=given.note,
-                error=given.error,
-                allowed=given.allowed,
-            )
-        )
+        self.stages.append(ExportStage(name=name, seconds=seconds, **vars(given)))
         if given.status == "refused" or (given.status == "cannot tell" and name == "prepare"):
             raise _StoppedError
-
-    def _metadata(self) -> dict[str, str]:
-        return {
-            "recipe.yaml": self._recipe,
-            "versions.json": json.dumps(self._versions()),
-        }
-
-    def _versions(self) -> dict[str, str]:
-        names = ("torch", "torch-prepare", *self.exporter.packages)
-        return {name: version for name in names if (version := _version(name))}
 
     def _status(self) -> str:
         found = {stage.status for stage in self.stages}
         return next((word for word in ("refused", "fail", "cannot tell") if word in found), "pass")
 
-    def _record(self, seconds: float) -> Export:
+    def _record(self) -> Export:
         status = self._status()
         first = next((stage for stage in self.stages if stage.status == status != "pass"), None)
         return Export(
@@ -278,13 +363,13 @@ class ExportSession:
             files=self.files,
             recipe=self._recipe,
             recipe_inside=self.recipe_inside,
-            versions=self._versions(),
+            versions=self._versions,
             contract=self.contract,
             taken_out=self.taken_out,
             stages=tuple(self.stages),
             checks=self.checks,
             time=self.time,
-            seconds=round(seconds, 3),
+            seconds=round(time.perf_counter() - self._begin, 3),
             environment=environment(),
         )
 
@@ -293,10 +378,3 @@ def _error_text(error: BaseException) -> str:
     """Return the first line of an error, and that of its cause."""
     text = f"{type(error).__name__}: {first_line(error)}"
     return f"{text}; {_error_text(error.__cause__)}" if error.__cause__ else text
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""

@@ -59,15 +59,14 @@ class ExportTask(Stage):
     @classmethod
     def files_in(cls, folder: Path) -> Iterable[str]:
         yield from super().files_in(folder)
-        kinds = [EXPORTERS[name] for name in EXPORTERS]
-        yield from (f"model{end}" for kind in kinds for end in (kind.suffix, *kind.beside))
+        for kind in EXPORTERS.values():
+            yield from (f"model{end}" for end in (kind.suffix, *kind.beside))
         with suppress(PrepareError):
             # Names alone, whatever a record of somebody else holds.
             yield from filter(is_plain_name, Export.load(folder / "export.json").files)
 
     def begin(self, settings: Any, locate: Callable[[str, str], Any]) -> None:
-        problem = exporter_of(self.options).missing()
-        if problem is not None:
+        if problem := exporter_of(self.options).missing():
             raise ConfigError.of([problem])
         if not read_example(settings.input):
             raise ConfigError("input", f"task={TASK} needs an example input", EXAMPLE_REMEDY)
@@ -83,8 +82,7 @@ class ExportTask(Stage):
         from prepare.export import export
 
         if isinstance(work.reference, str):
-            wrong = f"there is no model to compare with: {work.reference}"
-            raise RefusedError(TASK, wrong)
+            raise RefusedError(TASK, f"there is no model to compare with: {work.reference}")
         found = export(
             deep_copy(work.model) if work.reference is None else work.reference,
             work.example,
@@ -100,11 +98,10 @@ class ExportTask(Stage):
     @classmethod
     def verdict(cls, found: Mapping[str, Any]) -> Verdict | None:
         export = found.get(TASK)
-        if export is None or export.status not in ("fail", "refused"):
+        known = {"fail": ("verification_failed", NOT_VERIFIED), "refused": ("failed", FAILED)}
+        if export is None or export.status not in known:
             return None
-        status, code = ("failed", FAILED)
-        if export.status == "fail":
-            status, code = ("verification_failed", NOT_VERIFIED)
+        status, code = known[export.status]
         return Verdict(status=status, reason=TASK, error=export.reason, code=code)
 
     @classmethod

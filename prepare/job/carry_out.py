@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -17,25 +16,19 @@ from prepare.core.forward.example_input import build_example
 from prepare.core.forward.run_example import count_layouts, run_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.progress import stage_if
-from prepare.core.utils.text import size
-from prepare.errors import ConfigError, KnownIssueError, combined
-from prepare.job import load_weights
-from prepare.job.load_weights import LARGEST, bytes_of, is_copied
+from prepare.errors import KnownIssueError, combined
+from prepare.job.build_model import Build, is_copied, model_of, plan_of, read_into, too_large
 from prepare.job.model_target import locate_named
 from prepare.job.results import ExampleRun, Results
 from prepare.pipeline import Pipeline
 from prepare.registry import stages_of, tasks
 from prepare.stage import Stage, Work
-from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
     from prepare.core.forward.example_input import Example
     from prepare.core.utils.progress import Stage as Progress
     from prepare.job.results import Show
     from prepare.job.settings import Settings
-    from prepare.plan import Plan
-
-Build = Callable[[Mapping[str, Any]], Any]
 
 
 def carry_out(
@@ -52,25 +45,16 @@ def carry_out(
     for stage in stages:
         stage.begin(settings, locate_named)
     with progress(f"building {settings.model['_target_']}"):
-        model = load_weights.model_of(settings, build, stages)
+        model = model_of(settings, build, stages)
     work = _begun(settings, model, build, stages, folder=folder, progress=progress)
-    with kept_compilations(settings) as counts:
-        results = _prepared(work, stages, show)
-        results = _worked(work, stages, results, show)
+    saved = settings.compile.save
+    cache: AbstractContextManager[CacheCounts | None] = nullcontext()
+    with cache if saved is None else compile_cache(saved) as counts:
+        results = _worked(work, stages, _prepared(work, stages, show), show)
     if counts is not None and any(s.phase == "runtime" for s in work.pipeline.steps.values()):
-        note = f"compiled code in {settings.compile.save}: {counts}"
+        note = f"compiled code in {saved}: {counts}"
         results = replace(results, notes=[*results.notes, note])
     return results, model
-
-
-def kept_compilations(settings: Settings) -> AbstractContextManager[CacheCounts | None]:
-    """Return a context in which torch compiles into the folder `compile.save`, and counts what it reads.
-
-    Raises:
-        FileError: the folder cannot be made.
-    """
-    saved = settings.compile.save
-    return nullcontext() if saved is None else compile_cache(saved)
 
 
 def _begun(
@@ -83,16 +67,17 @@ def _begun(
     progress: Progress,
 ) -> Work:
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
-    example = build_example(settings.input, settings.seed) or None
-    steps: Mapping[str, Any] = settings.steps
+    steps = settings.steps
     for stage in stages:
-        steps = stage.steps(settings, steps)
+        steps = dict(stage.steps(settings, steps))
     applies = tasks()[settings.task].prepares or not stages
     declared = Pipeline.from_config(steps) if applies else Pipeline([])
     with stage_if(applies, progress, "planning"):
-        plan = load_weights.plan_of(settings, model, declared)
-    if errors := _errors(plan, settings):
+        plan = plan_of(settings, model, declared)
+    # Without `strict` only the errors that are known to give wrong numbers.
+    if errors := [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]:
         raise combined(errors)
+    example = build_example(settings.input, settings.seed) or None
     work = Work(
         model=model,
         settings=settings,
@@ -101,7 +86,7 @@ def _begun(
         pipeline=declared,
         plan=plan,
         folder=folder,
-        build=lambda: load_weights.model_of(settings, build, stages),
+        build=lambda: model_of(settings, build, stages),
         locate=locate_named,
         progress=progress,
     )
@@ -110,12 +95,10 @@ def _begun(
         work.pipeline = chosen
         chosen = stage.choose(work) or chosen
     if chosen is not declared:
-        work.pipeline, work.plan = chosen, load_weights.plan_of(settings, model, chosen)
-    work.formatted = example and formatted(example, work.pipeline)
-    same = not example or (
-        work.formatted is not None
-        and work.formatted.args is example.args
-        and work.formatted.kwargs is example.kwargs
+        work.pipeline, work.plan = chosen, plan_of(settings, model, chosen)
+    work.formatted = formatted = example and _formatted(example, work.pipeline)
+    same = not (example and formatted) or (
+        formatted.args is example.args and formatted.kwargs is example.kwargs
     )
     work.unchanged = applies and not work.plan and same
     return work
@@ -123,31 +106,22 @@ def _begun(
 
 def _for_example(work: Work) -> Pipeline:
     """Return the pipeline with the options that its steps find with the example."""
-    config = work.pipeline.to_config()
-    asking = [step for step in work.pipeline.steps.values() if step.without_example()]
+    steps, config = work.pipeline.steps.values(), work.pipeline.to_config()
+    asking = [step for step in steps if step.without_example()]
     if not asking or not work.example:
         return work.pipeline
     with work.progress("choosing the calls to replace"):
         for step in asking:
-            kept = f"steps.{step.name}.{step.without_example()}"
-            if (held := bytes_of(work.model)) > LARGEST:
-                reason = f"the model holds {size(held)}, too much to copy it"
-                work.notes.append(f"{kept}: {reason}")
-                continue
-            others = Pipeline(
-                [
-                    each
-                    for each in work.pipeline.steps.values()
-                    if each.name != step.name and each.phase != "runtime"
-                ]
-            )
             try:
+                if reason := too_large(work.model):
+                    raise CopyError(reason)
                 copied = copy_or_build(work.model, work.build)
             except CopyError as error:
-                work.notes.append(f"{kept}: {error}")
+                work.notes.append(f"steps.{step.name}.{step.without_example()}: {error}")
                 continue
+            others = Pipeline(s for s in steps if s is not step and s.phase != "runtime")
             others.apply(copied, strict=False, known_issues="ignore")
-            example = formatted(work.example, others)
+            example = _formatted(work.example, others)
             found, notes = step.for_example(copied, example, backward=work.training, amp=work.amp)
             config[step.name] = found.to_options()
             work.notes += notes
@@ -175,7 +149,7 @@ def _prepared(work: Work, stages: list[Stage], show: Show) -> Results:
         return results
     work.reference = None if work.unchanged else _reference(work, stages)
     with work.progress("preparing"):
-        load_weights.read_into(settings, work.model, work.pipeline, stages)
+        read_into(settings, work.model, work.pipeline, stages)
         # The plan has reported its known issues.
         work.pipeline.apply(work.model, strict=settings.strict, known_issues="ignore")
     example, work.took = _run_example(work)
@@ -228,8 +202,9 @@ def _reference(work: Work, stages: list[Stage]) -> nn.Module | str | None:
     if all(stage.copies() == "no" for stage in stages):
         return None
     if not is_copied(work.model, stages):
-        wrong = f"the model holds {size(bytes_of(work.model))}, too much to copy it by default"
-        return f"{wrong}; verify=full or bench=full copies it"
+        defaults = [type(stage)() for stage in stages if stage.has_level()]
+        words = " or ".join(f"{each.name}=full" for each in defaults if each.copies() == "small")
+        return f"{too_large(work.model)} by default; {words} copies it"
     if any(tensor.is_meta for tensor in work.model.parameters()):
         return "a model on the meta device holds no data"
     try:
@@ -239,32 +214,20 @@ def _reference(work: Work, stages: list[Stage]) -> nn.Module | str | None:
         return f"the model cannot be copied, and {error}; {remedy}"
 
 
-def formatted(example: Example, pipeline: Pipeline) -> Example:
+def _formatted(example: Example, pipeline: Pipeline) -> Example:
     """Format the example for the pipeline, which need not have an input step."""
-    steps = pipeline.steps.values()
-    formats = next((s for s in steps if isinstance(s, InputFormat)), InputFormat()).bind(steps)
-    return replace(
-        example, args=formats.format(example.args), kwargs=formats.format(example.kwargs)
-    )
+    change = pipeline.input_format().format
+    return replace(example, args=change(example.args), kwargs=change(example.kwargs))
 
 
 def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:
     """Return a note if nothing was asked of the model's convolutions."""
     if any(name.endswith("_memory_format") for name in pipeline.steps):
         return []
-    ranks = {
-        rank
-        for module in model.modules()
-        for rank, kind in ((2, nn.Conv2d), (3, nn.Conv3d))
-        if isinstance(module, kind)
-    }
-    if not ranks:
+    flat, deep = (
+        any(isinstance(m, kind) for m in model.modules()) for kind in (nn.Conv2d, nn.Conv3d)
+    )
+    if not (flat or deep):
         return []
-    word = "channels_last" if ranks == {2} else "channels_last_3d" if ranks == {3} else "by_rank"
-    text = f"no memfmt chosen: nothing was asked of convolutions; choose memfmt={word}"
-    return [text]
-
-
-def _errors(plan: Plan, settings: Settings) -> list[ConfigError]:
-    """Return the errors that stop a job: without `strict` only those known to give wrong numbers."""
-    return [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]
+    word = "by_rank" if flat and deep else "channels_last" if flat else "channels_last_3d"
+    return [f"no memfmt chosen: nothing was asked of convolutions; choose memfmt={word}"]

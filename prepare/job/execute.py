@@ -1,27 +1,79 @@
-"""Execute one job: build the model, prepare it, analyse it, audit it, and write its record."""
+"""One job: what is sent to the process that executes it, and its execution, which writes its record."""
 
 from __future__ import annotations
 
-import logging
+import logging.config
+import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.packages import quiet_torchao, switch_off_telemetry
 from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.wording import command_line_words
-from prepare.errors import CheckpointError, FileError
+from prepare.errors import CheckpointError, ConfigError, FileError, Problem
 from prepare.job.outcome import Outcome, failure, finished, write_result
-from prepare.job.record import Record
+from prepare.job.record import Job, Record
+from prepare.job.settings import Settings, read_settings
 
 if TYPE_CHECKING:
     from prepare.core.utils.progress import Stage
     from prepare.job.results import Show
-    from prepare.job.spec import JobSpec
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One job: its configuration, its folder and the two functions that it needs; can be pickled.
+
+    Attributes:
+        config: the resolved configuration, as plain data.
+        unresolved: the problems of the interpolations in it that have no value.
+        job: what its record says of the job.
+        folder: where its record is written.
+        build: instantiates the configuration of a model.
+        pages: writes the pages of a record, before its last file, the result.
+        logging: the configuration of the logs of a child process, as for `logging.config`.
+        current: the working directory of a child process; None is that of its parent.
+        path: `sys.path` of a child process.
+        environ: the environment variables of a child process.
+    """
+
+    config: dict[str, Any]
+    unresolved: tuple[Problem, ...] = ()
+    job: Job
+    folder: Path
+    build: Callable[[Mapping[str, Any]], Any]
+    pages: Callable[[Outcome, Path], None]
+    logging: dict[str, Any] | None = None
+    current: str | None = None
+    path: list[str] = field(default_factory=lambda: list(sys.path))
+    environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def settings(self) -> Settings:
+        """Check the configuration.
+
+        Raises:
+            ConfigError: with one problem for every error in it.
+        """
+        if self.unresolved:
+            raise ConfigError.of(self.unresolved)
+        return read_settings(self.config, choices=self.job.choices)
+
+    def enter(self) -> None:
+        """Set the working directory, import path, environment variables and logs of this process."""
+        os.environ.clear()
+        os.environ.update(self.environ)
+        sys.path[:] = self.path
+        if self.current is not None:
+            os.chdir(self.current)
+        if self.logging is not None:
+            logging.config.dictConfig(self.logging)
 
 
 @dataclass
@@ -32,6 +84,7 @@ class _Course:
     during: str = ""
 
 
+@command_line_words()  # a job of a sweep runs in a process that the command line has not begun
 def run_job(
     spec: JobSpec,
     *,
@@ -45,12 +98,6 @@ def run_job(
     is called with the results so far: once the model is prepared, and after its verification. `begun`
     says that the caller has called `Record.begin`.
     """
-    # A job of a sweep runs in a process of its own, which the command line has not begun.
-    with command_line_words():
-        return _run_job(spec, stage, show, begun=begun)
-
-
-def _run_job(spec: JobSpec, stage: Stage, show: Show, *, begun: bool) -> Outcome:
     record = Record(spec.folder)
     start = time.perf_counter()
     course = _Course()
@@ -81,8 +128,9 @@ def _run_job(spec: JobSpec, stage: Stage, show: Show, *, begun: bool) -> Outcome
         if outcome.result.figures is not None:
             spec.pages(outcome, spec.folder)
     except BaseException as error:
-        failed = replace(failure(error).result, seconds=seconds)
-        outcome = replace(outcome, result=failed, code=failure(error).code)
+        failed = failure(error)
+        result = replace(failed.result, seconds=seconds)
+        outcome = replace(failed, result=result, results=outcome.results)
     return write_result(outcome, record)
 
 
@@ -124,9 +172,8 @@ def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage, show: Show)
     # The import of torch swallows an interrupt, and then fails with an unrelated error.
     with stage("starting torch"), held_interrupts():
         from prepare.core.forward.torch_state import isolated
-        from prepare.job.build_model import import_plugins
+        from prepare.job.build_model import import_plugins, save
         from prepare.job.carry_out import carry_out
-        from prepare.job.load_weights import save
     _log.debug("configuration: %s", settings)
     with isolated():
         import_plugins(settings.plugins)

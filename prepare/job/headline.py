@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from prepare.core.utils import json_records
 
-_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("flow", "verified", "timed", "verdict"), str),
-    **dict.fromkeys(
-        ("verified_what", "verified_reason", "timed_where", "timed_reason", "busy"), str
-    ),
-    **{f"convolutions_{word}": int for word in ("converted", "already", "skipped", "ineffective")},
-    **dict.fromkeys(("layout_breaks", "copied_bytes", "convolutions_called"), int),
-    **dict.fromkeys(("convolutions_kept", "verified_wrong", "bytes_before", "bytes_after"), int),
-    **dict.fromkeys(("verified_error", "verified_allowed", "outputs_error"), float | None),
-    **dict.fromkeys(("outputs_allowed", "time_ratio", "time_ratio_low"), float | None),
-    **dict.fromkeys(("time_ratio_high", "prepared_seconds"), float | None),
-}
 # The statuses of convolutions that tables count.
 CONVOLUTIONS = ("converted", "already", "skipped", "ineffective")
+_TEXTS = "flow verified verified_what verified_reason timed timed_where timed_reason verdict busy"
+_COUNTS = (
+    "layout_breaks copied_bytes convolutions_called convolutions_kept verified_wrong "
+    "bytes_before bytes_after"
+)
+_NUMBERS = (
+    "verified_error verified_allowed outputs_error outputs_allowed "
+    "time_ratio time_ratio_low time_ratio_high prepared_seconds"
+)
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(_TEXTS.split(), str),
+    **dict.fromkeys((*_COUNTS.split(), *(f"convolutions_{word}" for word in CONVOLUTIONS)), int),
+    **dict.fromkeys(_NUMBERS.split(), float | None),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,20 +152,17 @@ def _timed(found: Mapping[str, Any]) -> Iterator[BenchFigures]:
     if "timed" not in found:
         return
     others = [key.removesuffix("_verdict") for key in found if key.endswith("_verdict")]
-    for prefix in ("", *others):
-        get = partial(_with_prefix, found, f"{prefix}_" if prefix else "")
-        low, high = get("time_ratio_low"), get("time_ratio_high")
+    for what in ("", *others):
+        start = f"{what}_" if what else ""
+        own = {key.removeprefix(start): found[key] for key in found if key.startswith(start)}
+        low, high = own.get("time_ratio_low"), own.get("time_ratio_high")
         yield BenchFigures(
-            what=prefix.replace("_", " ") or found["timed"],
-            verdict=get("verdict"),
-            ratio=get("time_ratio"),
+            what=what.replace("_", " ") or found["timed"],
+            verdict=own.get("verdict", ""),
+            ratio=own.get("time_ratio"),
             interval=None if low is None or high is None else (low, high),
-            seconds=get("prepared_seconds"),
-            where=get("timed_where") or "",
-            reason=get("timed_reason") or "",
-            busy=get("busy") or "",
+            seconds=own.get("prepared_seconds"),
+            where=own.get("timed_where", ""),
+            reason=own.get("timed_reason", ""),
+            busy=own.get("busy", ""),
         )
-
-
-def _with_prefix(found: Mapping[str, Any], prefix: str, key: str) -> Any:
-    return found.get(f"{prefix}{key}")

@@ -35,7 +35,8 @@ def check_targets(config: Mapping[str, Any], where: str = "model") -> None:
     problems: list[Problem] = []
     for path, node in _targets(config, where):
         try:
-            problems += _keyword_problems(locate(node["_target_"], path), node, path)
+            target = locate_named(node["_target_"], f"{path}._target_")
+            problems += _keyword_problems(target, node, path)
         except ModelError:
             raise
         except PrepareError as error:
@@ -53,20 +54,11 @@ def hydra_key_problems(config: Mapping[str, Any], where: str = "model") -> Itera
                 yield Problem(f"{path}.{key}", wrong, "give true or false")
         if "_convert_" in node and node["_convert_"] not in _CONVERTS:
             word = node["_convert_"]
-            yield Problem(
-                f"{path}._convert_",
-                f"{as_written(word)} is not allowed",
-                choose(str(word), _CONVERTS),
-            )
+            wrong = f"{as_written(word)} is not allowed"
+            yield Problem(f"{path}._convert_", wrong, choose(str(word), _CONVERTS))
         if not isinstance(node.get("_args_") or [], list):
-            yield Problem(
-                f"{path}._args_", f"{as_written(node['_args_'])} is not a list", "give [a,b]"
-            )
-
-
-def locate(target: str, where: str = "model") -> Callable[..., Any]:
-    """Return the class or function with the dotted name `target`, a key of the mapping `where`."""
-    return locate_named(target, f"{where}._target_")
+            wrong = f"{as_written(node['_args_'])} is not a list"
+            yield Problem(f"{path}._args_", wrong, "give [a,b]")
 
 
 def locate_named(target: str, where: str) -> Callable[..., Any]:
@@ -130,15 +122,13 @@ def _instead(part: str, owner: Any, name: str) -> str:
     """Return the remedy for a name that `owner` does not have: the nearest, else its own names."""
     if close := nearest(part, _names(owner)):
         return f"did you mean {'.'.join([name, close[0]])!r}?"
-    own = (
-        [
-            each
-            for each, value in vars(owner).items()
-            if not each.startswith("_") and callable(value) and value.__module__ == owner.__name__
-        ]
-        if isinstance(owner, ModuleType)
-        else []
-    )
+    if not isinstance(owner, ModuleType):
+        return ""
+    own = [
+        each
+        for each, value in vars(owner).items()
+        if not each.startswith("_") and callable(value) and value.__module__ == owner.__name__
+    ]
     return f"it has {', '.join(own)}" if 0 < len(own) <= _LISTED else ""
 
 

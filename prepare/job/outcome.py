@@ -20,7 +20,6 @@ from prepare.errors import (
     RefusedError,
     StepError,
 )
-from prepare.job.figures import figures
 from prepare.job.record import NOTHING_CHANGED, Record, Result
 from prepare.registry import ordered_stages
 
@@ -28,6 +27,17 @@ if TYPE_CHECKING:
     from prepare.job.results import Results
 
 DONE, FAILED, WRONG, NOT_VERIFIED, INTERRUPTED = 0, 1, 2, 3, 130
+# The reason and the exit code of each of our errors, and whether its traceback is kept; the first that fits.
+_REASONS: tuple[tuple[type[PrepareError], str, int, bool], ...] = (
+    (KnownIssueError, "known issue", WRONG, False),
+    (ConfigError, "configuration", WRONG, False),
+    (RefusedError, "refused", WRONG, False),
+    (FileError, "file", FAILED, False),
+    (CheckpointError, "weights", FAILED, False),
+    (ModelError, "model", FAILED, True),
+    (StepError, "step", FAILED, True),
+    (PrepareError, "error", FAILED, True),
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,7 @@ class Outcome:
 
 def finished(results: Results) -> Outcome:
     """Return the outcome of a job that came to its end, or prepared the model before it was stopped."""
-    about: dict[str, Any] = {"figures": figures(results), "amp": results.amp}
+    about: dict[str, Any] = {"figures": results.figures(), "amp": results.amp}
     if results.stopped:
         stopped = Result("interrupted", "interrupted", results.stopped, **about)
         return Outcome(stopped, INTERRUPTED, results)
@@ -60,31 +70,21 @@ def failure(error: BaseException) -> Outcome:
     """Return the outcome of a job that raised `error`."""
     trace = "".join(traceback.format_exception(error))
     message = _message(error)
-    line = described(error, message)
     if isinstance(error, KeyboardInterrupt):
-        return Outcome(
-            Result("interrupted", "interrupted", message or "stopped by Ctrl-C"), INTERRUPTED
-        )
+        stopped = Result("interrupted", "interrupted", message or "stopped by Ctrl-C")
+        return Outcome(stopped, INTERRUPTED)
     if isinstance(error, NothingMatchesError):
         return Outcome(Result("no_effect", "no effect", message), WRONG)
-    if isinstance(error, (ConfigError, RefusedError)):
-        reason = "refused" if isinstance(error, RefusedError) else "configuration"
-        reason = "known issue" if isinstance(error, KnownIssueError) else reason
-        return Outcome(Result("failed", reason, message), WRONG)
+    for kind, reason, code, traced in _REASONS:
+        if isinstance(error, kind):
+            return Outcome(Result("failed", reason, message, trace if traced else None), code)
+    reason, text = "error", described(error, message)
     if isinstance(error, SystemExit):
-        wrong = f"{raised_at(error)}the run called sys.exit({error.code!r})"
-        return Outcome(Result("failed", "exit", wrong, trace), FAILED)
-    if is_out_of_memory(error):
-        return Outcome(Result("failed", "oom", f"out of memory: {line}", trace), FAILED)
-    if isinstance(error, (FileError, CheckpointError)):
-        reason = "file" if isinstance(error, FileError) else "weights"
-        return Outcome(Result("failed", reason, message), FAILED)
-    reasons = {ModelError: "model", StepError: "step"}
-    reason = next((word for kind, word in reasons.items() if isinstance(error, kind)), "error")
-    return Outcome(
-        Result("failed", reason, message if isinstance(error, PrepareError) else line, trace),
-        FAILED,
-    )
+        reason = "exit"
+        text = f"{raised_at(error)}the run called sys.exit({error.code!r})"
+    elif is_out_of_memory(error):
+        reason, text = "oom", f"out of memory: {text}"
+    return Outcome(Result("failed", reason, text, trace), FAILED)
 
 
 def write_result(outcome: Outcome, record: Record) -> Outcome:

@@ -54,7 +54,7 @@ class Result:
     """The end of a job.
 
     `reason` is a word or two (`oom`, `nothing changed`), `error` says in a line what happened. `figures` are
-    those of `prepare.job.figures`; None if the job did not come to its end.
+    those of `prepare.job.results`; None if the job did not come to its end.
     If it failed, `done` are the stages that it completed, and `during` the stage in which it failed. `amp` is
     the autocast of every forward.
     """

@@ -11,6 +11,7 @@ from prepare.audit import Audit
 from prepare.core.utils import files, json_records
 from prepare.core.utils.environment import check_environment
 from prepare.errors import FileError, PrepareError
+from prepare.job.headline import CONVOLUTIONS
 from prepare.job.record import NOTHING_CHANGED, Job, Record, Result
 from prepare.registry import ordered_stages
 
@@ -42,6 +43,23 @@ class Analyses:
 
     audit: Audit | None = None
     found: dict[str, Any] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of the audit and of each stage that ran; one that did not run has no key.
+
+        Sizes are bytes, times seconds, and `time_ratio` is the time of the prepared model relative to that
+        of the unprepared one: below 1 is faster. `prepared_seconds` is that ratio times
+        `unprepared_seconds`.
+        """
+        figures: dict[str, Any] = {}
+        if self.audit is not None:
+            summary = self.audit.summary
+            counts = summary["convolutions"]
+            figures |= {f"convolutions_{w}": counts.get(w, 0) for w in (*CONVOLUTIONS, "untouched")}
+            figures |= {key: summary[key] for key in ("tensors", "bytes_before", "bytes_after")}
+        for cls in ordered_stages():
+            figures |= cls.figures(self.found)
+        return figures
 
 
 @dataclass(frozen=True)
@@ -98,21 +116,17 @@ class Results(Analyses):
         if self.audit is not None:
             record.write_prepared(self.pipeline, self.audit)
         for file in record_classes():
-            if (found := self.found.get(_name(file))) is not None:
+            if (found := self.found.get(Path(file).stem)) is not None:
                 found.save(record.folder / file)
         record.write_environment(environment())
         record.write_job(job)
 
     def seen(self) -> dict[str, Any] | None:
         """Return the example run as it is written to `job.json`."""
-        if self.example is None:
+        if (run := self.example) is None:
             return None
-        convolutions = [asdict(seen) for seen in self.example.convolutions]
-        return {
-            "given": self.example.inputs,
-            "gave": self.example.outputs,
-            "convolutions": convolutions,
-        }
+        convolutions = [asdict(each) for each in run.convolutions]
+        return {"given": run.inputs, "gave": run.outputs, "convolutions": convolutions}
 
 
 # Called with the results so far.
@@ -196,7 +210,7 @@ def read_results(folder: str | Path) -> SavedResults:
         key: _read(folder / name, reader, problems) for key, (name, reader) in readers.items()
     }
     read = {
-        _name(file): _read(folder / file, cls.load, problems)
+        Path(file).stem: _read(folder / file, cls.load, problems)
         for file, cls in record_classes().items()
     }
     found = {name: record for name, record in read.items() if record is not None}
@@ -211,11 +225,6 @@ def read_results(folder: str | Path) -> SavedResults:
 def record_classes() -> dict[str, Any]:
     """Return the class of the record in each file that a stage writes, in the order of the stages."""
     return {file: cls for stage in ordered_stages() for file, cls in stage.records().items()}
-
-
-def _name(file: str) -> str:
-    """Return the name of a record: that of its file without the suffix."""
-    return file.rpartition(".")[0]
 
 
 def read_plan(folder: Path) -> dict[str, Any]:

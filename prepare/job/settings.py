@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -100,7 +100,7 @@ def read_settings(
     Raises:
         ConfigError: with one problem for every error in it.
     """
-    read: dict[str, Any] = {"choices": dict(choices)}
+    read: dict[str, Any] = {"choices": dict(choices), "stages": {}}
     hints = get_type_hints(Settings, include_extras=True)
     problems = [*_unknown_keys(config)]
     for key in _CONVERTED:
@@ -109,12 +109,13 @@ def read_settings(
                 read[key] = convert(config[key], hints[key])
             except ValueError as error:
                 problems.append(Problem(key, *error.args))
-    read["task"] = config.get("task", "prepare")
-    if read["task"] not in tasks():
-        wrong = f"{as_written(read['task'])} is not allowed"
-        problems.append(Problem("task", wrong, choose(str(read["task"]), tasks())))
-    read["stages"], stage_problems = _read_stages(config)
-    problems += stage_problems
+    task = read["task"] = config.get("task", "prepare")
+    if task not in tasks():
+        remedy = choose(str(task), tasks())
+        problems.append(Problem("task", f"{as_written(task)} is not allowed", remedy))
+    for cls in ordered_stages():
+        with _collected(problems):
+            read["stages"][cls.name] = cls.from_options(config.get(cls.name, {}), config)
     problems += _check_choices(choices)
     checks: dict[str, Callable[[dict[str, Any]], Iterable[Problem]]] = {
         "model": lambda model: _check_model(model, list(models)),
@@ -122,22 +123,30 @@ def read_settings(
         "steps": lambda steps: _check_steps(steps, plugins=bool(config.get("plugins"))),
     }
     for key, check in checks.items():
-        read[key] = config.get(key, {})
-        if read[key] is None and key == "steps":
-            read[key] = {}
+        read[key] = {} if key == "steps" and config.get(key) is None else config.get(key, {})
         if isinstance(read[key], dict):
             problems += check(read[key])
         else:
             problems.append(_not_a_mapping(key, read[key]))
-    read["compile"], compile_problems = _read_compile(config)
-    problems += compile_problems
-    if not problems:
-        problems += _check_task(read)
+    with _collected(problems):
+        read["compile"] = _read_compile(config.get("compile", {}))
+    if not problems and read.get("save") and not tasks()[task].prepares:
+        wrong = f"task={task} does not prepare weights to save"
+        problems.append(Problem("save", wrong, "drop save, or choose task=prepare"))
     if not problems and read.get("mode") == "train":
         problems += _check_training(read["steps"])
     if problems:
         raise ConfigError.of(problems)
     return Settings(**read)
+
+
+@contextmanager
+def _collected(problems: list[Problem]) -> Iterator[None]:
+    """Add the problems of a ConfigError in the block to `problems`, and go on."""
+    try:
+        yield
+    except ConfigError as error:
+        problems += error.problems
 
 
 def _unknown_keys(config: Mapping[str, Any]) -> Iterable[Problem]:
@@ -146,18 +155,6 @@ def _unknown_keys(config: Mapping[str, Any]) -> Iterable[Problem]:
         if key not in known:
             remedy = choose(str(key), key_names(), noun="keys and groups")
             yield Problem(str(key), "no such key", remedy)
-
-
-def _read_stages(config: Mapping[str, Any]) -> tuple[dict[str, Stage], list[Problem]]:
-    """Return every installed stage with its options, and the problems of these."""
-    read: dict[str, Stage] = {}
-    problems: list[Problem] = []
-    for cls in ordered_stages():
-        try:
-            read[cls.name] = cls.from_options(config.get(cls.name, {}), config)
-        except ConfigError as error:
-            problems += error.problems
-    return read, problems
 
 
 def _check_choices(choices: Mapping[str, Any]) -> Iterable[Problem]:
@@ -192,15 +189,11 @@ def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
     yield from hydra_key_problems(model)
 
 
-def _read_compile(config: Mapping[str, Any]) -> tuple[CompileOptions, tuple[Problem, ...]]:
-    options = config.get("compile", {})
+def _read_compile(options: Any) -> CompileOptions:
     if not isinstance(options, dict):
-        remedy = "write +steps.compile={} to compile"
-        return CompileOptions(), (_not_a_mapping("compile", options, remedy),)
-    try:
-        return CompileOptions(**read_options(CompileOptions, options, where="compile")), ()
-    except ConfigError as error:
-        return CompileOptions(), error.problems
+        problem = _not_a_mapping("compile", options, "write +steps.compile={} to compile")
+        raise ConfigError.of([problem])
+    return CompileOptions(**read_options(CompileOptions, options, where="compile"))
 
 
 def _is_dotted(name: str) -> bool:
@@ -214,33 +207,22 @@ def _check_training(steps: dict[str, Any]) -> Iterable[Problem]:
                 yield from STEPS[name].from_options(options).in_training()
 
 
-def _check_task(read: dict[str, Any]) -> Iterable[Problem]:
-    task = tasks()[read["task"]]
-    if read.get("save") and not task.prepares:
-        wrong = f"task={read['task']} does not prepare weights to save"
-        yield Problem("save", wrong, "drop save, or choose task=prepare")
-
-
-def _check_input(config: dict[str, Any]) -> Iterable[Problem]:
-    try:
+def _check_input(config: dict[str, Any]) -> list[Problem]:
+    problems: list[Problem] = []
+    with _collected(problems):
         read_example(config)
-    except ConfigError as error:
-        return error.problems
-    return ()
+    return problems
 
 
-def _check_steps(steps: dict[str, Any], *, plugins: bool) -> Iterable[Problem]:
+def _check_steps(steps: dict[str, Any], *, plugins: bool) -> list[Problem]:
+    problems: list[Problem] = []
     for name, options in steps.items():
-        if options is None:
-            continue
-        if not isinstance(options, dict):
-            yield no_options(name, options)
-            continue
-        if plugins and name not in STEPS:
+        if options is None or (plugins and isinstance(options, dict) and name not in STEPS):
             continue  # A plugin may register it; plugins are imported only in the job.
-        try:
+        if not isinstance(options, dict):
+            problems.append(no_options(name, options))
+            continue
+        # An installed plugin that cannot be imported fails the job, with its traceback.
+        with suppress(PrepareError), _collected(problems):
             STEPS[name].from_options(options)
-        except ConfigError as error:
-            yield from error.problems
-        except PrepareError:
-            continue  # An installed plugin that cannot be imported fails the job, with its traceback.
+    return problems

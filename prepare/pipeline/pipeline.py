@@ -42,6 +42,7 @@ from prepare.pipeline.tensor_table import tensor_plans
 from prepare.plan import Plan
 from prepare.registry import STEPS
 from prepare.step import PHASES, Step
+from prepare.steps.input_format import InputFormat
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Steps = Mapping[str, Mapping[str, Any] | None]
@@ -289,6 +290,12 @@ class Pipeline:
         for step in self._phases.inputs:
             batch = step.format(batch)
         return batch
+
+    def input_format(self) -> InputFormat:
+        """Return the step that formats batches of tensors, also if the pipeline declares none."""
+        steps = self.steps.values()
+        declared = next((step for step in steps if isinstance(step, InputFormat)), InputFormat())
+        return declared.bind(steps)
 
     def __repr__(self) -> str:
         return f"Pipeline.from_config({self.to_config()!r})"

@@ -18,7 +18,6 @@ from prepare.sweep.manifest import (
     is_running,
     job_claim,
     leaders,
-    make_folder,
     manifest_claim,
     read_sweep_manifest,
     write_sweep_manifest,
@@ -51,9 +50,9 @@ class Coordinator:
         resume: bool,
         overwrite: bool = False,
     ) -> None:
-        make_folder(folder)
         self.folder = folder
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             turn = Claim(manifest_claim(folder))
             self._lead = Claim(leaders(folder) / secrets.token_hex(8))
             try:

@@ -21,9 +21,9 @@ from prepare.job.execute import run_job
 from prepare.registry import ordered_stages
 
 if TYPE_CHECKING:
-    from prepare.job.spec import JobSpec
+    from prepare.job.execute import JobSpec
 
-# Modules that are slow to import and that every job needs.
+# Modules that are slow to import and that every job needs: that of the job, and what it imports later.
 _PRELOADED = (
     "torch",
     "torch.utils._device",
@@ -34,8 +34,10 @@ _PRELOADED = (
     "prepare.core.forward.torch_state",
     "prepare.core.utils.environment",
     "prepare.job.carry_out",
-    "prepare.job.build_model",
-    "prepare.pipeline",
+    "prepare.audit.read_model",
+    "prepare.core.forward.input_formatter",
+    "prepare.core.forward.torch_state",
+    "torch.utils._device",
 )
 # Bytes of a job's output that are kept from its beginning, and as many from its end.
 _HALF = 1 << 19

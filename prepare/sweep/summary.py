@@ -61,8 +61,8 @@ def read_summary(folder: Path) -> Summary:
         FileError: the folder is not that of a sweep.
     """
     manifest = read_sweep_manifest(folder)
-    records, problems = _records(folder, manifest)
-    if manifest is None and not {*records, *problems}:
+    found = _records(folder, manifest)
+    if manifest is None and not found:
         if error := without_result(folder):
             raise error
         wrong = "is not the folder of a sweep"
@@ -70,51 +70,42 @@ def read_summary(folder: Path) -> Summary:
     planned = dict(enumerate((manifest and manifest.rows) or []))
     live = is_led(folder)
     rows = [
-        _row(number, planned.get(number, []), records.get(number), folder, live=live)
-        if number in records or number not in problems
-        else _unread(number, planned.get(number, []), problems[number])
-        for number in sorted({*planned, *records, *problems})
+        _row(number, planned.get(number, []), found.get(number), folder, live=live)
+        for number in sorted({*planned, *found})
     ]
     keys = dict.fromkeys(key for row in rows for key in row.choices)
     varying = [key for key in keys if len({row.choices.get(key) for row in rows}) > 1]
     return Summary(rows, varying)
 
 
-def _records(
-    folder: Path, manifest: SweepManifest | None
-) -> tuple[dict[int, Record], dict[int, FileError]]:
+def _records(folder: Path, manifest: SweepManifest | None) -> dict[int, Record | FileError]:
     """Return the records of the rows that have begun, by number; those of an older sweep are left out.
 
-    Also return the errors of those whose `job.json` cannot be read, by the number that begins the name
-    of their folder.
+    Where a `job.json` cannot be read, it is the error, by the number that begins the name of the folder.
     """
-    records: dict[int, Record] = {}
-    problems: dict[int, FileError] = {}
+    found: dict[int, Record | FileError] = {}
     for path in sorted(folder.rglob("job.json")):
         record = Record(path.parent)
         try:
             job = record.job()
         except FileError as error:
             if digits := _NUMBER.match(path.parent.name):
-                problems[int(digits[0])] = error
+                found.setdefault(int(digits[0]), error)
             continue
-        if job is None:
-            continue
-        number = manifest.number(job) if manifest else job.number
-        if number is not None:
-            records[number] = record
-    return records, problems
-
-
-def _unread(number: int, planned: list[str], error: FileError) -> SweepRow:
-    return SweepRow(number, _choices(planned), "crashed", reason=str(error), overrides=(*planned,))
+        if job is not None:
+            number = manifest.number(job) if manifest else job.number
+            if number is not None:
+                found[number] = record
+    return found
 
 
 def _row(
-    number: int, planned: list[str], record: Record | None, folder: Path, *, live: bool
+    number: int, planned: list[str], record: Record | FileError | None, folder: Path, *, live: bool
 ) -> SweepRow:
-    if record is None:
+    if not isinstance(record, Record):
         status, reason = ("waiting", None) if live else ("interrupted", "it never started")
+        if record is not None:
+            status, reason = "crashed", str(record)
         return SweepRow(number, _choices(planned), status, reason=reason, overrides=(*planned,))
     figures: dict[str, Any] = {}
     status, reason, seconds = "crashed", "it ended without a result: killed", None

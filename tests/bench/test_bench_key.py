@@ -24,7 +24,7 @@ from prepare.bench.records import Bench
 from prepare.bench.time_prepared import INFERENCE, ONE_SAMPLE, TRAINING, Models, time_models
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
-from prepare.job import carry_out, load_weights
+from prepare.job import build_model, carry_out
 from prepare.pipeline import Pipeline
 from prepare.registry import STAGES
 from prepare.report.pages.page import run_page
@@ -294,8 +294,7 @@ def test_a_stage_of_level_none_leaves_no_record(name):
 
 
 def test_a_large_model_is_copied_only_at_level_full(monkeypatch):
-    monkeypatch.setattr(carry_out, "LARGEST", 100)
-    monkeypatch.setattr(load_weights, "LARGEST", 100)
+    monkeypatch.setattr(build_model, "LARGEST", 100)
     for verify, bench in (("short", "none"), ("none", "short"), ("short", "short")):
         found, _ = references(monkeypatch, verify, bench)
         assert found.startswith(

@@ -18,7 +18,6 @@ from paths import CONF, PYTHONPATH
 from prepare.cli import main as cli
 from prepare.cli.compose_config import composing
 from prepare.core.forward.example_input import DTYPES
-from prepare.core.forward.example_input import KEYS as INPUT_KEYS
 from prepare.core.utils.suggest import nearest
 from prepare.errors import ConfigError
 from prepare.job.model_target import check_targets
@@ -156,7 +155,7 @@ def allowed_words():
     yield from OPTIONS.values()
     yield list(key_names())
     yield STEPS
-    yield INPUT_KEYS
+    yield ("shape", "dtype", "low", "high", "args", "kwargs")
     yield DTYPES
     yield cli.COMMANDS
     for config in CONF.glob("model/*.yaml"):

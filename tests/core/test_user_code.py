@@ -12,7 +12,7 @@ from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.user_code import described, place_of
 from prepare.errors import ConfigError
 from prepare.job.build_model import import_plugins
-from prepare.job.model_target import locate
+from prepare.job.model_target import locate_named
 
 NETS = """
 from torch import nn
@@ -92,7 +92,7 @@ def test_a_syntax_error_names_its_line_once(nets):
 )
 def test_a_missing_name_has_its_remedy(nets, target, line):
     with pytest.raises(ConfigError) as error:
-        locate(target)
+        locate_named(target, "model._target_")
     assert str(error.value) == f"model._target_: {line}"
 
 

@@ -4,9 +4,25 @@ import shutil
 
 import pytest
 
-from export_nets import batch, network
-from prepare.export import EXPORTERS, export, load_again, worker
+from export_nets import batch, needs, network
+from prepare.export import EXPORTERS, export, load_again
 from stub_exporters import STUBS
+
+
+class InProcess:
+    """Answer the requests of an export as `Worker` does, without another process."""
+
+    def __init__(self, function, environment):
+        load_again._load.cache_clear()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *raised):
+        pass
+
+    def ask(self, request, *, seconds, fresh=True):
+        return load_again.answer(request), ""
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +38,9 @@ def stubs():
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """Answer in this process; `Dies` would end it, and is run as the others do."""
-
-    def run(folder, environment):
-        worker.answer(folder)
-        return ""
-
-    monkeypatch.setattr(load_again, "run_worker", run)
+    """Answer in this process; `Dies` would end it."""
+    monkeypatch.setattr(load_again, "Worker", InProcess)
+    return InProcess
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +63,7 @@ def made(tmp_path_factory):
 @pytest.fixture
 def copied(made, tmp_path, in_process):
     def copy(to):
-        pytest.importorskip({"torch_export": "torch", "onnx": "onnxruntime"}.get(to, to))
+        needs(to)
         return shutil.copytree(made(to), tmp_path / to)
 
     return copy

@@ -1,8 +1,17 @@
 """A small network with what converters get wrong, and a batch for it."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from prepare.export import EXPORTERS
+
+
+def needs(to):
+    """Skip the test unless the packages of the exporter are installed."""
+    if missing := EXPORTERS[to]().missing():
+        pytest.skip(str(missing))
 
 
 class Decoder(nn.Module):

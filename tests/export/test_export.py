@@ -2,13 +2,13 @@
 
 import dataclasses
 import hashlib
-import json
 
 import pytest
 import torch
 from torch import nn
 
 from keeping_nets import chunked, video
+from prepare.core.utils.child_process import ForkedRunner
 from prepare.errors import ConfigError, ExportError, FileError, RefusedError
 from prepare.export import EXPORTERS, Export, export, load_again
 from prepare.pipeline import Pipeline
@@ -126,27 +126,20 @@ def test_another_batch_may_be_refused_unless_it_is_promised(exported):
     assert "contiguous input of batch 1: refused: ValueError: the batch has to be 3" in found.reason
 
 
-def test_a_death_of_the_other_process_fails_that_call_only(exported, monkeypatch):
-    from prepare.export import worker
-
-    def dying(folder, environment):
-        request = json.loads((folder / "request.json").read_text())
-        first, *rest = request["calls"]
-        if first == 1:  # the call that kills: nothing of it is left
-            (folder / "loaded.json").write_text('{"error": "", "metadata": {}}')
-            return "its process was killed by SIGSEGV"
-        request["calls"] = [first] if first == 0 else [first, *rest]
-        (folder / "request.json").write_text(json.dumps(request))
-        worker.answer(folder)
-        return "its process was killed by SIGSEGV" if first == 0 else ""
-
-    monkeypatch.setattr(load_again, "run_worker", dying)
-    found = exported("Stub")
+def test_a_death_of_the_other_process_fails_that_call_only(exported, in_process, monkeypatch):
+    runner = ForkedRunner(load_again.answer)
+    monkeypatch.setattr(in_process, "ask", runner.ask)
+    found = exported("Dies")
+    runner.stop()
     assert answers(found)["contiguous"] == "right"
     assert answers(found)["channels_last"] == "crashed"
-    assert answers(found)["gaps"] == "right"
+    assert {check.batch: check.answer for check in found.checks} == {
+        1: "right",
+        2: "right",
+        3: "crashed",
+    }
     assert found.status == "fail"
-    assert "crashed: its process was killed by SIGSEGV" in found.reason
+    assert "crashed: its process ended with exit code 7" in found.reason
 
 
 def test_a_stage_that_cannot_be_done_ends_the_export(exported):

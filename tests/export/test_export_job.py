@@ -96,7 +96,7 @@ def test_a_stop_during_the_export_keeps_the_record(go, monkeypatch):
     def stopped(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(load_again, "run_worker", stopped)
+    monkeypatch.setattr(load_again, "Worker", stopped)
     folder, said = go("Stub", "memfmt=channels_last", "verify=none", code=130)
     assert "stopped by Ctrl-C; not done: the export" in said.err
     assert (folder / "audit.json").exists()

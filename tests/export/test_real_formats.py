@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from export_nets import Decoder, batch, network
+from export_nets import Decoder, batch, needs, network
 from keeping_nets import chunked, video
 from prepare.core.forward.example_input import Example
 from prepare.export import check, export
@@ -51,7 +51,7 @@ def test_a_hostile_pickle_in_a_program_is_not_run(copied, tmp_path, entry):
 @slow
 @pytest.mark.parametrize("to", ["torch_export", "onnx", "openvino"])
 def test_hostile_names_write_nothing_outside(tmp_path, to):
-    pytest.importorskip({"torch_export": "torch", "onnx": "onnxruntime"}.get(to, to))
+    needs(to)
     model = network()
     model.__class__ = type("../../evil", (Decoder,), {"__module__": __name__})
     model._modules["../../evil/first"] = model._modules.pop("first")
@@ -66,9 +66,7 @@ def test_hostile_names_write_nothing_outside(tmp_path, to):
 @slow
 @pytest.mark.parametrize("to", ["torch_export", "onnx", "openvino", "aoti", "executorch"])
 def test_a_prepared_network_is_exported_with_its_recipe(tmp_path, to):
-    pytest.importorskip(
-        {"torch_export": "torch", "onnx": "onnxruntime", "aoti": "torch"}.get(to, to)
-    )
+    needs(to)
     steps = {"conv2d_memory_format": {}, "repair_layout": {"force": True}, "input_format": {}}
     pipeline = Pipeline.from_config(steps)
     options = {"require_contiguous": True} if to == "executorch" else {}
@@ -97,7 +95,7 @@ class Flagged(nn.Module):
 @slow
 @pytest.mark.parametrize("to", ["torch_export", "onnx", "openvino", "executorch"])
 def test_arguments_that_are_not_tensors_go_along(tmp_path, to):
-    pytest.importorskip({"torch_export": "torch", "onnx": "onnxruntime"}.get(to, to))
+    needs(to)
     options = {"require_contiguous": True} if to == "executorch" else {}
     given = Example((batch(),), {"scale": torch.tensor([2.0]), "return_dict": False})
     done = export(Flagged().eval(), given, to=to, folder=tmp_path, **options)
@@ -107,7 +105,7 @@ def test_arguments_that_are_not_tensors_go_along(tmp_path, to):
 @slow
 @pytest.mark.parametrize("backend", ["xnnpack", None])
 def test_executorch_answers_channels_last_wrongly(tmp_path, backend):
-    pytest.importorskip("executorch")
+    needs("executorch")
     done = export(network(), batch(), to="executorch", folder=tmp_path, backend=backend)
     assert done.status == "fail"
     assert done.contract.layouts["contiguous"] == "right"
@@ -118,7 +116,7 @@ def test_executorch_answers_channels_last_wrongly(tmp_path, backend):
 @slow
 @pytest.mark.parametrize("to", ["torch_export", "onnx", "openvino"])
 def test_rewritten_calls_are_exported_or_taken_out(tmp_path, to):
-    pytest.importorskip({"torch_export": "torch", "onnx": "onnxruntime"}.get(to, to))
+    needs(to)
     steps = {"conv3d_memory_format": {}, "keep_layout": {}, "input_format": {}}
     pipeline = Pipeline.from_config(steps)
     done = export(chunked(), video(2), to=to, folder=tmp_path, pipeline=pipeline)
@@ -129,7 +127,7 @@ def test_rewritten_calls_are_exported_or_taken_out(tmp_path, to):
 
 @slow
 def test_executorch_says_why_it_runs_no_volumes(tmp_path):
-    pytest.importorskip("executorch")
+    needs("executorch")
     done = export(chunked(), video(2), to="executorch", folder=tmp_path, require_contiguous=True)
     assert done.status == "fail"
     assert "contiguous input of batch 2: refused" in done.reason

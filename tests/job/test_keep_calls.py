@@ -5,7 +5,7 @@ import pytest
 from prepare.cli import main as cli
 from prepare.core.model.deep_copy import CopyError
 from prepare.flow import Flow
-from prepare.job import carry_out
+from prepare.job import build_model, carry_out
 from prepare.pipeline import Pipeline
 
 FORMAT = ("memfmt=channels_last_3d", "bench=none", "+steps.keep_layout={}")
@@ -53,7 +53,7 @@ def uncopied(*_):
 @pytest.mark.parametrize("reason", ["the flow cannot be predicted", "the model holds", "of a kind"])
 def test_a_run_that_cannot_choose_says_what_it_does(reason, tmp_path, capsys, monkeypatch):
     if "holds" in reason:
-        monkeypatch.setattr(carry_out, "LARGEST", 10)
+        monkeypatch.setattr(build_model, "LARGEST", 10)
     if "kind" in reason:
         monkeypatch.setattr(carry_out, "copy_or_build", uncopied)
     target = "branching" if "predicted" in reason else "chunked"

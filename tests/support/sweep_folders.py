@@ -7,7 +7,6 @@ from prepare import recipe
 from prepare.audit import Audit, AuditRow
 from prepare.bench.records import Bench, Case, Comparison, Control, VariantResult
 from prepare.flow.records import Copy, Event, Flow
-from prepare.job.figures import figures
 from prepare.job.record import Job, Record, Result
 from prepare.job.results import Analyses, read_results
 from prepare.sweep.manifest import SweepManifest, write_sweep_manifest
@@ -77,7 +76,7 @@ def add_row(folder: Path, number: int, overrides, *, result=OK, name=None, choic
     if result is not None:
         records = {"flow": flowed, "verify": verified, "bench": benched}
         found = {name: each for name, each in records.items() if each is not None}
-        known = figures(Analyses(audit=audited, found=found)) or None
+        known = Analyses(audit=audited, found=found).figures() or None
         record.write_result(replace(result, figures=known))
     return record.folder
 
@@ -85,11 +84,12 @@ def add_row(folder: Path, number: int, overrides, *, result=OK, name=None, choic
 def give_figures(folder: Path) -> None:
     """Write the figures of the records in `folder` into its result, as a run does."""
     record, run = Record(folder), read_results(folder)
-    record.write_result(replace(record.result(), figures=figures(run)))
+    record.write_result(replace(record.result(), figures=run.figures()))
 
 
 def plan(folder: Path, rows) -> None:
     """Write the manifest of a sweep with these rows."""
+    folder.mkdir(parents=True, exist_ok=True)
     write_sweep_manifest(folder, SweepManifest(SWEEP, [list(row) for row in rows]))
 
 

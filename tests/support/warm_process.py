@@ -17,7 +17,7 @@ from pathlib import Path
 
 from paths import RUN
 from prepare.cli.main import main
-from prepare.sweep import fork_server, isolated_job
+from prepare.sweep import fork_server, worker
 
 COLD = "PREPARE_TESTS_COLD"
 _CONTEXT = multiprocessing.get_context("forkserver") if os.name == "posix" else None
@@ -128,7 +128,7 @@ def _run(words: list[str], cwd: str, env: dict[str, str], outputs: _Handles) -> 
     own = [str(RUN.parent), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
     sys.path[:] = [*own, *(path for path in sys.path if path not in own)]
     sys.argv[:] = [str(RUN), *words]
-    isolated_job._start_server = _fork_server
+    worker._start_server = _fork_server
     if machine := env.get("PREPARE_TESTS_MACHINE"):
         import machines
 

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from prepare.cli import main as cli
-from prepare.job.record import Record
-from prepare.sweep import isolated_job, locks
+from prepare.sweep import locks, worker
 from sweeps import MIXED, NET, Ended, assert_only_failing_jobs_fail, processes_in, start, wait_for
 
 QUICK = ("bench=none", "verify=none", "flow=none")
@@ -147,7 +146,7 @@ def test_the_server_of_a_killed_sweep_ends_while_it_imports(tmp_path, monkeypatc
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     own_end, server_end = socket.socketpair()
     with server_end:
-        process = isolated_job._start_server(server_end.fileno(), ("slow_module",))
+        process = worker._start_server(server_end.fileno(), ("slow_module",))
     try:
         wait_for((tmp_path / "began").exists)
         own_end.close()
@@ -155,12 +154,6 @@ def test_the_server_of_a_killed_sweep_ends_while_it_imports(tmp_path, monkeypatc
     finally:
         process.kill()
         process.wait()
-
-
-def test_sequential_jobs_are_not_marked_as_sharing_cores(sweep):
-    ran = sweep(NET + "Net", "seed=0,1")
-    jobs = [Record(ran.file(number, "")).job() for number in (0, 1)]
-    assert [(job.launcher, job.shared) for job in jobs] == [("basic", False)] * 2
 
 
 def test_a_claim_is_released_when_its_process_is_killed(tmp_path):

@@ -13,7 +13,7 @@ from prepare.cli import main as cli
 from prepare.cli.launcher_checks import launcher_problems
 from prepare.job.record import Record
 from prepare.report.terminal.sweep_progress import _time
-from prepare.sweep.launchers import shares_cores
+from prepare.sweep.worker import shares_cores
 from sweeps import (
     MIXED,
     NET,

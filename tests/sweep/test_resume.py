@@ -14,7 +14,7 @@ import pytest
 from paths import ROOT
 from prepare.cli import main as cli
 from prepare.job.record import KEPT, Record
-from prepare.sweep.identity import identity, number_duplicates
+from prepare.sweep.manifest import identity_of, number_duplicates
 from prepare.sweep.summary import read_summary
 from sweeps import NET, QUICK, Ended, finish, processes_in, start, wait_for
 
@@ -155,7 +155,7 @@ def test_a_job_runs_again_if_its_identity_has_changed(sweep, folder, monkeypatch
     if change == "plugin":
         (folder / "own_plugin.py").write_text("# another\n")
     if change == "version":
-        monkeypatch.setattr("prepare.sweep.identity._version", lambda package: "another")
+        monkeypatch.setattr("prepare.sweep.manifest.version_of", lambda package: "another")
     built(folder)
     sweep("a", *words, "resume=true")
     assert built(folder) == ["a"]
@@ -183,15 +183,17 @@ def test_an_identity_covers_packages_in_the_current_folder(folder, monkeypatch):
     config = {
         "model": {"_target_": "own_package.nets.build", "inner": [{"_target_": "torch.nn.ReLU"}]}
     }
-    before = identity(config, {})
-    assert identity({**config, "isolate": False, "resume": True, "overwrite": True}, {}) == before
-    assert identity(config, {"precision": "half"}) != before
+    before = identity_of(config, {})
+    assert (
+        identity_of({**config, "isolate": False, "resume": True, "overwrite": True}, {}) == before
+    )
+    assert identity_of(config, {"precision": "half"}) != before
     with monkeypatch.context() as patched:
         other = {"cudnn": "9.10.2"}
-        patched.setattr("prepare.sweep.identity.installed_accelerator", lambda: other)
-        assert identity(config, {}) != before
+        patched.setattr("prepare.sweep.manifest.installed_accelerator", lambda: other)
+        assert identity_of(config, {}) != before
     (package / "blocks.py").write_text("# another\n")
-    assert identity(config, {}) != before
+    assert identity_of(config, {}) != before
 
 
 # ------------------------------------------------------------------------------- two at once

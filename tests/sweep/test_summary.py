@@ -30,7 +30,8 @@ def test_a_copied_folder_gives_the_same_summary(swept, tmp_path):
 def test_a_row_without_a_result_is_crashed_and_others_are_shown(swept):
     (swept / "4-row" / "result.json").unlink()
     summary = read_summary(swept)
-    assert summary.rows[4].status == "crashed"
+    found = (summary.rows[4].status, summary.rows[4].reason)
+    assert found == ("crashed", "it ended without a result: killed")
     assert rank(summary).best == {1}
 
 

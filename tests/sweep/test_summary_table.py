@@ -8,7 +8,6 @@ import pytest
 
 import sweep_folders as made
 from made_summaries import out_of, row
-from prepare.job.figures import figures
 from prepare.job.headline import VerifyFigures, headline
 from prepare.job.record import Result
 from prepare.job.results import Analyses
@@ -84,7 +83,7 @@ def test_a_gradient_is_not_shown_as_the_error_of_the_outputs():
 
     def verified(*checks):
         record = {"verify": replace(found, checks=checks)}
-        return headline(figures(Analyses(found=record))).verified
+        return headline(Analyses(found=record).figures()).verified
 
     both = verified(outputs, gradients)
     assert (both.what, both.error) == ("outputs", 1e-6)

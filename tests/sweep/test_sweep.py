@@ -1,6 +1,5 @@
 """Tests of sweeps: every row has a result, none affects another, and the table is complete."""
 
-import csv
 import json
 import re
 import shutil
@@ -8,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,26 +15,12 @@ from hydra.core.global_hydra import GlobalHydra
 from paths import RUN
 from prepare.cli import main as cli
 from prepare.cli.compose_config import slug, unique
-from prepare.job.record import Record, Result
+from prepare.job.record import Record
 from prepare.sweep.summary import Summary, SweepRow, read_summary
+from sweeps import Ended
 
 UNET3D = ("model=unet3d", "model.width=2", "model.depth=2", "input.shape=[2,1,8,8,8]")
 NETS = "model._target_=sample_nets."
-
-
-class Swept(NamedTuple):
-    code: int
-    out: str
-    err: str
-    folder: Path
-
-    @property
-    def rows(self):
-        return json.loads((self.folder / "summary.json").read_text())["rows"]
-
-    @property
-    def statuses(self):
-        return [row["status"] for row in self.rows]
 
 
 @pytest.fixture
@@ -52,7 +35,7 @@ def sweep(tmp_path, monkeypatch, capsys):
             cli.main(["--multirun", f"hydra.sweep.dir={folder}", "bench=none", *argv])
         out, err = capsys.readouterr()
         assert not GlobalHydra.instance().is_initialized()
-        return Swept(stop.value.code, out, err, folder)
+        return Ended(stop.value.code, out, err, folder)
 
     return run
 
@@ -73,20 +56,6 @@ def test_a_row_without_effect_is_not_a_failure(sweep):
     assert re.search(r"^1  channels_last +no_effect +- ", ran.out, re.MULTILINE)
     assert "#1: steps.conv2d_memory_format: UNet3d has no Conv2d" in ran.out
     assert "2 of 3 rows ok" in ran.out
-
-
-def test_the_table_is_saved_in_three_formats(sweep):
-    ran = sweep(NETS + "Net,sample_nets.raises")
-    with (ran.folder / "summary.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["status"] for row in rows] == ["ok", "failed"]
-    assert re.fullmatch(
-        r"model: building sample_nets.raises: sample_nets.py:\d+, in raises: ValueError: no such depth",
-        rows[1]["reason"],
-    )
-    table = (ran.folder / "summary.md").read_text().splitlines()
-    assert table[1].startswith("| --- | --- |")
-    assert len(table) == 4
 
 
 def test_a_row_that_raises_or_exits_leaves_the_others_alone(sweep):
@@ -174,13 +143,6 @@ def test_the_table_can_be_rebuilt_from_the_files(sweep, capsys):
     assert cli.run(["summary", str(ran.folder)]) == 0
     assert ran.rows == kept
     assert capsys.readouterr().out == ran.out
-    # A row that was killed has no result; what it wrote before stays readable.
-    (ran.folder / kept[2]["folder"] / "result.json").unlink()
-    row = read_summary(ran.folder).rows[2]
-    assert (row.status, row.reason) == (
-        "crashed",
-        "it ended without a result: killed",
-    )
 
 
 def test_rows_of_an_older_sweep_in_the_folder_are_left_out(sweep):
@@ -254,10 +216,3 @@ def test_sigint_ends_a_sweep_at_once_and_leaves_files_whole(tmp_path):
     assert (
         json.loads((tmp_path / "swept" / "summary.json").read_text())["format"] == "prepare.summary"
     )
-
-
-def test_a_result_file_that_is_not_json_is_shown_as_crashed(sweep):
-    ran = sweep(NETS + "Net", "seed=0,1")
-    (ran.folder / ran.rows[0]["folder"] / "result.json").write_text("{")
-    assert [row.status for row in read_summary(ran.folder).rows] == ["crashed", "ok"]
-    assert isinstance(Record(ran.folder / ran.rows[1]["folder"]).result(), Result)

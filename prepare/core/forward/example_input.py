@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from prepare.core.utils.options import as_written, read_options
-from prepare.core.utils.suggest import choose
+from prepare.core.utils.options import read_options
 from prepare.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -18,12 +17,7 @@ Float = Literal["float16", "bfloat16", "float32", "float64"]
 Integer = Literal["int64", "int32", "int16", "int8", "uint8"]
 Dtype = Literal[Float, Integer, "bool", "complex64", "complex128"]
 FLOATS, INTEGERS, DTYPES = get_args(Float), get_args(Integer), get_args(Dtype)
-KEYS = ("shape", "dtype", "low", "high", "args", "kwargs")
-_TENSOR_KEYS = KEYS[:4]
-_CONTAINERS: dict[str, tuple[type, str, str]] = {
-    "args": (list, "a list", "[item,item]"),
-    "kwargs": (Mapping, "a mapping", "{name:item}"),
-}
+_TENSOR_KEYS = ("shape", "dtype", "low", "high")
 _SIZES = "a list of sizes, as in [2,3,64,64]"
 
 
@@ -73,6 +67,18 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class _Input:
+    """The keys of a declared example: those of its first tensor are checked with it."""
+
+    shape: Any = None
+    dtype: Any = None
+    low: Any = None
+    high: Any = None
+    args: Annotated[list, "a list, as in [item,item]"] | None = None  # type: ignore[type-arg]  # any items
+    kwargs: Annotated[dict[str, Any], "a mapping, as in {name:item}"] | None = None
+
+
+@dataclass(frozen=True)
 class Example:
     """The arguments of `model(*args, **kwargs)`; empty if no example was declared."""
 
@@ -89,28 +95,11 @@ def read_example(config: Mapping[str, Any] | None) -> Example:
     Raises:
         ConfigError: with one problem for every mistake in `config`.
     """
-    config = config or {}
-    problems = [
-        Problem(f"input.{key}", "no such key", choose(str(key), KEYS, noun="keys"))
-        for key in config
-        if key not in KEYS
-    ]
-    args, kwargs = _container(config, "args", problems), _container(config, "kwargs", problems)
-    items = []
-    if config.get("shape") is not None:
-        if args:
-            remedy = "drop one of them, with input.shape=null or input.args=null"
-            problems.append(Problem("input.shape", "is set together with input.args", remedy))
-        tensor = {key: config[key] for key in _TENSOR_KEYS if key in config}
-        items.append(_item(tensor, "input", problems))
-    items += [_item(item, f"input.args[{i}]", problems) for i, item in enumerate(args or ())]
-    named = {
-        str(key): _item(item, f"input.kwargs.{key}", problems)
-        for key, item in (kwargs or {}).items()
-    }
+    problems: list[Problem] = []
+    example = _read(config or {}, problems)
     if problems:
         raise ConfigError.of(problems)
-    return Example(tuple(items), named)
+    return example
 
 
 def build_example(config: Mapping[str, Any] | None, seed: int = 0) -> Example:
@@ -135,15 +124,24 @@ def build_example(config: Mapping[str, Any] | None, seed: int = 0) -> Example:
     )
 
 
-def _container(config: Mapping[str, Any], key: str, problems: list[Problem]) -> Any:
-    """Return the list `args` or the mapping `kwargs`, or None; add to `problems` if it is another value."""
-    kind, noun, form = _CONTAINERS[key]
-    value = config.get(key)
-    if value is None or isinstance(value, kind):
-        return value
-    wrong = f"{as_written(value)} is not {noun}"
-    problems.append(Problem(f"input.{key}", wrong, f"give {form}"))
-    return None
+def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
+    try:
+        given = _Input(**read_options(_Input, config, where="input", noun="key"))
+    except ConfigError as error:
+        problems += error.problems
+        wrong = {problem.where.removeprefix("input.") for problem in error.problems}
+        given = _Input(**{key: value for key, value in config.items() if key not in wrong})
+    items = {f"input.args[{index}]": item for index, item in enumerate(given.args or [])}
+    if given.shape is not None:
+        if items:
+            remedy = "drop one of them, with input.shape=null or input.args=null"
+            problems.append(Problem("input.shape", "is set together with input.args", remedy))
+        items = {"input": {key: config[key] for key in _TENSOR_KEYS if key in config}} | items
+    named = {str(key): item for key, item in (given.kwargs or {}).items()}
+    return Example(
+        tuple(_item(item, place, problems) for place, item in items.items()),
+        {key: _item(item, f"input.kwargs.{key}", problems) for key, item in named.items()},
+    )
 
 
 def _item(item: Any, where: str, problems: list[Problem]) -> Any:

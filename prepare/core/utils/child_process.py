@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -23,14 +23,21 @@ HANGS = "did not end in time, and was killed"
 
 
 class Worker:
-    """While entered, answers requests; requests and answers are JSON data."""
+    """While entered, answers requests, which are JSON data as answers are; `environment` adds variables."""
 
-    def __init__(self, function: str) -> None:
+    def __init__(self, function: str, environment: Mapping[str, str] | None = None) -> None:
         self._function = function
+        # The child finds what this process has found, also where it was put on the path in here.
+        paths = os.pathsep.join(filter(None, sys.path))
+        self._environment = {**os.environ, "PYTHONPATH": paths, **(environment or {})}
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(  # noqa: S603
-            _command(self._function), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            _command(self._function),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._environment,
         )
         return self
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from prepare.errors import Problem
 from prepare.export.exporter import Exporter, Loaded, register
+from prepare.export.records import METADATA
 
 _CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"
 
@@ -65,8 +66,6 @@ class Aoti(Exporter):
 
     def metadata(self, path: Path) -> dict[str, str]:
         import torch
-
-        from prepare.export.records import METADATA
 
         stored = torch._inductor.aoti_load_package(str(path)).get_metadata()
         return {key: stored[key] for key in METADATA if key in stored}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from prepare.core.utils.packages import quiet_torchao
 from prepare.core.utils.text import first_line
 from prepare.export.exporter import Exporter, Loaded, register
+from prepare.export.records import METADATA
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,13 +53,10 @@ class ExecuTorch(Exporter):
         return self.require_contiguous
 
     def capture(self, model: nn.Module, call: Call) -> Any:
-        from prepare.export.capture import capture
-
-        def bound(size: int) -> int:
-            return self.largest or 2 * size
+        from prepare.export.exportable import capture
 
         # The runtime reserves memory for the largest sizes.
-        return capture(model, call, self.dynamic, largest=bound)
+        return capture(model, call, self.dynamic, largest=lambda size: self.largest or 2 * size)
 
     def lower(self, program: Any, metadata: Mapping[str, str]) -> Any:
         quiet_torchao()
@@ -97,8 +95,6 @@ class ExecuTorch(Exporter):
         return call
 
     def metadata(self, path: Path) -> dict[str, str]:
-        from prepare.export.records import METADATA
-
         program = _program(path)
         known = [key for key in METADATA if key in program.method_names]
         return {key: program.load_method(key).execute([])[0] for key in known}

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from prepare.core.utils.packages import switch_off_telemetry
 from prepare.export.exporter import Exporter, Loaded, register
+from prepare.export.records import METADATA
 
 _PLACE = "prepare"
 
@@ -67,8 +68,6 @@ class OpenVino(Exporter):
 
     def metadata(self, path: Path) -> dict[str, str]:
         import openvino
-
-        from prepare.export.records import METADATA
 
         model = openvino.Core().read_model(str(path))
         places = {key: [_PLACE, key.partition(".")[0]] for key in METADATA}

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from prepare.core.utils.process_state import PROCESS_STATE
 from prepare.errors import RefusedError
 from prepare.export.exporter import Exporter, Loaded, register
+from prepare.export.records import METADATA
 
 _ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
@@ -36,8 +37,6 @@ class TorchExport(Exporter):
         return lambda args, kwargs: module(*args, **kwargs)
 
     def metadata(self, path: Path) -> dict[str, str]:
-        from prepare.export.records import METADATA
-
         extra = dict.fromkeys(METADATA, "")
         _load(path, extra_files=extra)
         return extra

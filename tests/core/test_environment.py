@@ -1,0 +1,112 @@
+"""Tests of the environment of a run: versions, processor and accelerator, with and without torch."""
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from prepare.core.utils.accelerator import (
+    NAMES,
+    _driver,
+    _torch_version_file,
+    accelerator,
+    installed_accelerator,
+)
+from prepare.core.utils.environment import environment
+
+
+def test_the_environment_says_where_it_ran(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = environment()
+    assert found["torch"] == torch.__version__
+    assert found["threads"] == torch.get_num_threads()
+    assert found["packages"]["hydra-core"]
+    assert found["git_commit"] is None
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "instructions"),
+    [
+        (
+            "processor\t: 0\nmodel name\t: Xeon\nflags\t\t: fpu smep avx2 amx_bf16\n\nmodel name\t: 2nd\n",
+            "Xeon",
+            ["amx_bf16", "avx2"],
+        ),
+        ("processor\t: 0\nFeatures\t: fp asimd bf16 crc32\n", None, ["asimd", "bf16"]),
+        (None, None, []),
+    ],
+    ids=["x86", "ARM", "not Linux"],
+)
+def test_the_environment_says_which_instructions_the_processor_has(
+    text, name, instructions, monkeypatch
+):
+    as_it_is = Path.read_text
+
+    def read_text(path, **how):
+        if path != Path("/proc/cpuinfo"):
+            return as_it_is(path, **how)
+        if text is None:
+            raise FileNotFoundError
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr("platform.processor", lambda: "")
+    found = environment()
+    assert (found["cpu"], found["instructions"]) == (name, instructions)
+
+
+def test_the_environment_is_found_without_git_on_the_path(monkeypatch):
+    monkeypatch.setenv("PATH", os.devnull)
+    assert environment()["git_commit"] is None
+
+
+def test_the_environment_holds_the_libraries_of_the_accelerator(monkeypatch):
+    found = environment()["accelerator"]
+    assert list(found) == list(NAMES)
+    assert found["backend"] in ("cuda", "rocm", "mps", "xpu", "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "one")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    monkeypatch.setattr("prepare.core.utils.accelerator._driver", lambda: "580.1")
+    described = SimpleNamespace(major=8, minor=6, gcnArchName="gfx942:sramecc+")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: described)
+    cuda = accelerator()
+    assert (cuda["backend"], cuda["cudnn"], cuda["cuda"]) == ("cuda", "9.10.2", "12.8")
+    assert (cuda["driver"], cuda["architectures"]) == ("580.1", ["sm_86"])
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 3005000)
+    rocm = accelerator()
+    assert (rocm["backend"], rocm["hip"], rocm["cudnn"]) == ("rocm", "7.0", None)
+    assert (rocm["miopen"], rocm["architectures"]) == ("3005000", ["gfx942"])
+
+
+def test_the_driver_is_read_from_the_kernel_or_nvidia_smi(tmp_path, monkeypatch):
+    kernel = tmp_path / "version"
+    kernel.write_text("NVRM version: NVIDIA UNIX Open Kernel Module  580.65.06  Release Build\n")
+    monkeypatch.setattr("prepare.core.utils.accelerator._DRIVERS", (tmp_path / "none", kernel))
+    assert _driver.__wrapped__() == "580.65.06"
+    monkeypatch.setattr("prepare.core.utils.accelerator._DRIVERS", ())
+    monkeypatch.setattr("prepare.core.utils.accelerator._smi", lambda query: ("570.1", "570.1"))
+    assert _driver.__wrapped__() == "570.1"
+    monkeypatch.setattr("prepare.core.utils.accelerator._smi", lambda query: ())
+    assert _driver.__wrapped__() is None
+
+
+def test_the_installed_accelerator_is_known_without_torch(monkeypatch):
+    monkeypatch.setattr("prepare.core.utils.accelerator._driver", lambda: "580.1")
+    monkeypatch.setattr("prepare.core.utils.accelerator._smi", lambda query: ("9.0", "8.6"))
+    monkeypatch.setattr(
+        "prepare.core.utils.accelerator._torch_version_file", lambda: {"cuda": "12.8"}
+    )
+    monkeypatch.setattr("prepare.core.utils.accelerator._wheel", lambda package: "9.10.2.21")
+    found = installed_accelerator.__wrapped__()
+    assert (found["cuda"], found["cudnn"], found["driver"]) == ("12.8", "9.10.2.21", "580.1")
+    assert found["architectures"] == ["sm_86", "sm_90"]
+    monkeypatch.undo()
+    assert _torch_version_file()["cuda"] == torch.version.cuda
