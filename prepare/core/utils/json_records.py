@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     NamedTuple,
+    Self,
     TypeVar,
     Union,
     get_args,
@@ -59,6 +61,34 @@ class Kind(NamedTuple):
     def head(self) -> dict[str, Any]:
         """The first two members of such a file."""
         return {"format": self.format, "version": self.version}
+
+
+class JsonRecord:
+    """A dataclass that is the content of a JSON file: a subclass names its kind."""
+
+    __slots__ = ()
+    kind: ClassVar[Kind]
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write it as JSON, atomically; equal records give equal bytes. Raises FileError."""
+        write_json(path, self.kind.head | self.content(), lines=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Self:
+        """Read it from its JSON file, without torch.
+
+        Raises:
+            FileError: the file cannot be read.
+            PrepareError: the file is of another kind or version; the error of its kind.
+        """
+        return load(cls, path, cls.kind, check=cls.check)
+
+    def content(self) -> dict[str, Any]:
+        """Return what the file holds after its format and version."""
+        return asdict(self)  # type: ignore[call-overload]
+
+    def check(self) -> None:
+        """Raise ValueError, TypeError or KeyError if a record that was read contradicts itself."""
 
 
 def load(
@@ -168,7 +198,8 @@ def _late_fields(cls: type) -> frozenset[str]:
 
 @cache
 def _field_parsers(cls: type) -> dict[str, _Parser | None]:
-    return {name: _parser(hint) for name, hint in get_type_hints(cls).items()}
+    hints = get_type_hints(cls).items()
+    return {name: _parser(hint) for name, hint in hints if get_origin(hint) is not ClassVar}
 
 
 def _parser(hint: Any) -> _Parser | None:
