@@ -15,8 +15,8 @@ from prepare.core.model.repair_marker import is_repair
 from prepare.core.model.tensors import is_strided, name_of, named_modules, named_tensors
 from prepare.core.model.threads import with_threads
 from prepare.flow import observe
-from prepare.flow.casts import CastWatcher
 from prepare.flow.layouts import layout_of
+from prepare.flow.operator_watcher import CastWatcher
 from prepare.verify.inputs import user_call, user_formatter
 
 if TYPE_CHECKING:

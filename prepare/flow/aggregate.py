@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from prepare.flow.layouts import layout_of
@@ -63,9 +64,9 @@ class FlowBuilder:
             status="cannot predict" if reason else "ok",
             reason=reason,
             wanted=dict(wanted),
-            events=tuple(self._event(*item) for item in self._counts[Event].items()),
-            copies=tuple(self._copy(*item) for item in self._counts[Copy].items()),
-            convolutions=tuple(_convolution(*item) for item in self._counts[Convolution].items()),
+            events=tuple(self._rows(Event)),
+            copies=tuple(self._rows(Copy)),
+            convolutions=tuple(self._rows(Convolution)),
             modules=tuple(
                 ModuleLayout(
                     name=name,
@@ -79,19 +80,12 @@ class FlowBuilder:
             notes=tuple(self._notes),
         )
 
-    def _event(self, key: tuple, count: int) -> Event:
-        names = ("kind", "phase", "module", "type", "operation", "operand", "shape", "before",
-                 "after", "source", "cause")  # fmt: skip
-        return Event(bytes=self._bytes[key], count=count, **dict(zip(names, key, strict=True)))
-
-    def _copy(self, key: tuple, count: int) -> Copy:
-        names = ("module", "type", "operation", "phase", "why", "source")
-        return Copy(bytes=self._bytes[key], count=count, **dict(zip(names, key, strict=True)))
-
-
-def _convolution(key: tuple, calls: int) -> Convolution:
-    names = ("module", "type", "input", "weight", "output", "backend")
-    return Convolution(calls=calls, **dict(zip(names, key, strict=True)))
+    def _rows(self, cls: type[Any]) -> Iterator[Any]:
+        """Yield the records of a class: a key has all its fields but the totals, in their order."""
+        for key, count in self._counts[cls].items():
+            totals, rest = {"count": count, "calls": count, "bytes": self._bytes[key]}, iter(key)
+            names = (field.name for field in fields(cls))
+            yield cls(**{name: totals[name] if name in totals else next(rest) for name in names})
 
 
 def _worst(layouts: Mapping[str, int], wanted: Mapping[int, str]) -> str:

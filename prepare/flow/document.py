@@ -10,8 +10,7 @@ from prepare.core.document import Advice, Answer, Document, Items, Shown, Strip,
 from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
 from prepare.flow.causes import breaks_text, event_name, layout_causes, named
-from prepare.flow.module_tree import module_tree
-from prepare.flow.strip import layout_strip, style_of, styles_of
+from prepare.flow.pictures import layout_strip, module_tree, style_of, styles_of
 
 if TYPE_CHECKING:
     from prepare.core.document import Part

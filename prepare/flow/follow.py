@@ -31,18 +31,42 @@ from prepare.flow.aggregate import FlowBuilder
 from prepare.flow.call_sites import CallSite, ModuleStack
 from prepare.flow.fake_tensors import explain_failure
 from prepare.flow.layout_states import LayoutStates
-from prepare.flow.layouts import layout_of
+from prepare.flow.layouts import choose_target_layouts, layout_of
 from prepare.flow.operator_watcher import OperatorWatcher, is_followed
-from prepare.flow.target_layouts import choose_target_layouts
 
 if TYPE_CHECKING:
+    from prepare.core.forward.autocast import Amp
     from prepare.flow.records import Flow
 
 
 def predict(
-    model: nn.Module, example: Any, *, backward: bool, wanted: Mapping[int, str] | None, amp: str
+    model: nn.Module,
+    example: Any,
+    *,
+    backward: bool = False,
+    wanted: Mapping[int, str] | None = None,
+    amp: Amp = "none",
 ) -> Flow:
-    """Predict the flow of one forward; see `prepare.flow.predict`."""
+    """Predict the flow of one forward from shapes and strides, without computing any value.
+
+    Args:
+        model: in training or evaluation mode; it is not changed.
+        example: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
+        backward: also follow the gradients of the sum of all outputs.
+        wanted: `{4: "channels_last", 5: "channels_last_3d"}`; by default the layouts of the model's
+            convolution weights, see `prepare.flow.layouts`.
+        amp: run the forward under `torch.autocast` to this dtype; casts of autocast keep the layout.
+
+    If forward needs a value, or an operation cannot run without data, the flow has the status
+    `cannot predict`, the reason, and the events up to that point. torch's shape functions are wrong for a
+    few operations (in backward ReLU6); for these only `observe` is right.
+    The result holds for the current number of threads: with a single one, torch 2.13 runs 1x1x1
+    convolutions of float32 on its reference path, which returns a contiguous tensor.
+
+    Raises:
+        ConfigError: `wanted` does not name a layout.
+        RefusedError: `amp` is unknown.
+    """
     check_amp(amp)
     watcher = _watcher_for(model, wanted)
     layouts, builder = watcher.states.wanted, watcher.builder
@@ -69,9 +93,24 @@ def predict(
 
 
 def observe(
-    model: nn.Module, example: Any, *, backward: bool, wanted: Mapping[int, str] | None, amp: str
+    model: nn.Module,
+    example: Any,
+    *,
+    backward: bool = False,
+    wanted: Mapping[int, str] | None = None,
+    amp: Amp = "none",
 ) -> Flow:
-    """Observe the flow of one real forward; see `prepare.flow.observe`."""
+    """Observe the flow of one real forward; the arguments are those of `predict`.
+
+    Gradients are enabled only with `backward`. The model runs on the values of its own parameters, and on
+    copies of its buffers and of the example. Random states, gradients, attributes, hooks and training mode
+    are restored afterwards.
+
+    Raises:
+        ConfigError: `wanted` does not name a layout.
+        RefusedError: `amp` is unknown, or a lazy module has no parameters yet.
+        ModelError: the forward or backward raised; names the innermost module.
+    """
     check_amp(amp)
     watcher = _watcher_for(model, wanted)
     if name := lazy_parameter(model):
@@ -120,14 +159,16 @@ def _run(
     amp: str,
 ) -> None:
     args, kwargs = inputs
-    for tensor in tensors_in([*args, *kwargs.values()]):
+    given = list(tensors_in([*args, *kwargs.values()]))
+    for tensor in given:
         watcher.states.register(tensor, "unknown", "the input")
+    # Without data it is quick, and torch's own code is not safe from an interrupt there.
+    call = _at_once if fake else interruptible
     # The FakeTensorMode is below the watcher: it computes what the watcher dispatches.
     with torch.inference_mode(mode=False), torch.set_grad_enabled(backward):
-        cast = autocast(amp, device_of([model], tensors_in([*args, *kwargs.values()])))
+        cast = autocast(amp, device_of([model], given))
         with fake or contextlib.nullcontext(), watcher, cast:
-            # Without data it is quick, and torch's own code is not safe from an interrupt there.
-            output = model(*args, **kwargs) if fake else interruptible(model, *args, **kwargs)
+            output = call(model, *args, **kwargs)
         if not backward:
             return
         roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
@@ -141,11 +182,11 @@ def _run(
                 watcher.states.register(gradient, state, "the loss", backward=True)
             # torch.autograd.grad does not work here: reentrant checkpoints refuse it.
             with watcher:
-                backward_of = torch.autograd.backward
-                if fake:
-                    backward_of(roots, gradients)
-                else:
-                    interruptible(backward_of, roots, gradients)
+                call(torch.autograd.backward, roots, gradients)
+
+
+def _at_once(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 def _device_of(model: nn.Module) -> str:
