@@ -50,8 +50,8 @@ def bench_document(shown: Shown) -> Document | None:
         )
         missing = Answer(question=QUESTION, kind="plain", answer="Not timed", remark=remark)
         return Document(name=_SECTION, place=50, answers=(missing,))
-    wrong = is_wrong(verification)
-    busy = busy_sentence(bench)
+    wrong, busy = is_wrong(verification), busy_sentence(bench)
+    doubt = "; but its outputs are wrong, see verified" if wrong else ""
     return Document(
         name=_SECTION,
         title=QUESTION,
@@ -60,7 +60,9 @@ def bench_document(shown: Shown) -> Document | None:
         head="timed",
         answers=(_answer(bench, busy, wrong=wrong),),
         advice=tuple(_advice(bench)),
-        rows=tuple(("timed", text) for text in _sentences(bench, wrong=wrong)),
+        rows=tuple(
+            ("timed", case_sentence(c) + (doubt if c.comparison else "")) for c in bench.cases
+        ),
         notes=(busy,) if busy else (),
         parts=lambda: (*_in_terminal(bench), *_on_page(bench, verification)),
     )
@@ -81,11 +83,6 @@ def comparison_document(comparison: Comparison) -> Document:
         for row in comparison.rows
     ]
     verdicts = ", ".join(f"{row.name} {row.verdict}" for row in comparison.rows)
-    from prepare.bench.records import Case
-
-    what = "training step" if comparison.settings.get("train") else "inference"
-    case = Case(what=what, comparison=comparison)
-    bench = Bench(level="", mode="eval", seconds=comparison.seconds, cases=(case,))
     table = Table(
         label="Times", columns=tuple(columns), rows=rows, most=len(rows), where="terminal"
     )
@@ -97,7 +94,7 @@ def comparison_document(comparison: Comparison) -> Document:
         parts=lambda: (
             table,
             *(Text(text=f"note: {note}", where="terminal") for note in comparison.notes),
-            *_on_page(bench, None),
+            *_on_page(comparison.as_bench(), None),
         ),
     )
 
@@ -130,12 +127,6 @@ def busy_sentence(bench: Bench | None) -> str:
 def is_wrong(verification: Verification | None) -> bool:
     """Return true if verification found wrong outputs."""
     return verification is not None and verification.status == "fail"
-
-
-def _sentences(bench: Bench, *, wrong: bool) -> Iterator[str]:
-    warning = "; but its outputs are wrong, see verified" if wrong else ""
-    for case in bench.cases:
-        yield case_sentence(case) + (warning if case.comparison else "")
 
 
 def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:

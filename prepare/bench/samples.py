@@ -89,10 +89,10 @@ class SampleSet:
     def precision(self) -> float:
         """Return the precision of the least precise ratio, or time if the baseline failed."""
         if self.baseline.reason:
-            times = (statistics.estimate(each.samples, self.confidence) for each in self.active())
-            return statistics.worst_precision(times)
-        others = (series for series in self.active() if series is not self.baseline)
-        return statistics.worst_precision(map(self.ratio, others))
+            known = [statistics.estimate(each.samples, self.confidence) for each in self.active()]
+        else:
+            known = [self.ratio(each) for each in self.active() if each is not self.baseline]
+        return max((each.precision for each in known), default=math.inf)
 
     def is_settled(self) -> bool:
         """Return whether no verdict is `unclear`, so that more rounds need not be timed."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from prepare.bench import statistics
-from prepare.bench.input_pool import make_pool
+from prepare.bench.variant import make_pool
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.torch_state import isolated
 from prepare.core.utils.environment import environment

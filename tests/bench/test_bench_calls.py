@@ -9,8 +9,8 @@ from torch import nn
 
 from clocks import Clock
 from prepare.bench import compare
-from prepare.bench.input_pool import batch_size, make_pool
 from prepare.bench.model_state import modules_in
+from prepare.bench.variant import batch_size, make_pool
 from prepare.core.forward.example_input import Example
 from prepare.core.forward.nested import arguments
 from prepare.pipeline import Pipeline

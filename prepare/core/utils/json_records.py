@@ -81,7 +81,11 @@ class JsonRecord:
             FileError: the file cannot be read.
             PrepareError: the file is of another kind or version; the error of its kind.
         """
-        return load(cls, path, cls.kind, check=cls.check)
+        return load(cls, path, cls.kind, check=cls.check).as_read()
+
+    def as_read(self) -> Self:
+        """Return it as its reader gets it: what an earlier version wrote in the words of this one."""
+        return self
 
     def content(self) -> dict[str, Any]:
         """Return what the file holds after its format and version."""
