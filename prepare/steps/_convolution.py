@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from prepare.core.utils.wording import step, words
 from prepare.patterns import Patterns
-from prepare.step import TensorStep, Want
+from prepare.step import Offer, TensorStep, Want
 
 if TYPE_CHECKING:
     import torch
@@ -20,10 +21,18 @@ if TYPE_CHECKING:
 class ConvolutionFormat(TensorStep):
     """Request a memory format for the weights of all convolutions of one rank, also transposed ones."""
 
+    recipe_part = "layout"
+    complexity = 1
     spatial: ClassVar[int]
     memory_format: str
     include: Patterns = ()
     exclude: Patterns = ()
+
+    @classmethod
+    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterator[Offer]:
+        if any(isinstance(module, _classes(cls.spatial)) for module in model.modules()):
+            yield Offer({2: "channels_last", 3: "channels_last_3d"}[cls.spatial], {})
+            yield Offer("contiguous", {"memory_format": "contiguous"})
 
     def want(self, tensor: NamedTensor) -> Want | None:
         if "weight" not in (tensor.name, tensor.computes):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from prepare.patterns import Patterns
 from prepare.registry import register
+from prepare.step import Offer
 from prepare.steps import repairs
 from prepare.steps._channels_last import ForChannelsLast
 from prepare.steps._for_device import ForDevice
@@ -44,11 +45,17 @@ class RepairLayout(ForDevice, ForChannelsLast):
     Source: pytorch#59168, #113437; `prepare/core/model/known_issues.yaml` has the evidence.
     """
 
+    recipe_part = "repair"
+    complexity = 2
     keeps_tensors: ClassVar[bool] = True
     include: Patterns = ()
     exclude: Patterns = ()
     force: bool = False
     """Apply every repair, whatever the device, and whatever the format of the convolutions."""
+
+    @classmethod
+    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterable[Offer]:
+        return [Offer("repair", {}), Offer("repair", {"force": True})]
 
     def candidates(self, model: torch.nn.Module) -> Iterator[str]:
         for name, module in model.named_modules(remove_duplicate=False):

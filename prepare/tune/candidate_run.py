@@ -116,9 +116,8 @@ class PreparedCandidate:
             return CheckResult("cannot tell", reason)
         outputs = [check for check in verification.checks if check.what == "outputs"]
         worst = max(outputs, key=lambda check: check.error or 0.0, default=None)
-        if worst is None:
-            return CheckResult(verification.status, verification.reason)
-        return CheckResult(verification.status, verification.reason, worst.error, worst.allowed)
+        figures = (worst.error, worst.allowed) if worst else ()
+        return CheckResult(verification.status, verification.reason, *figures)
 
     def _warm_up(self, like: PreparedCandidate | None) -> None:
         series, first = self._series, self._pool[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
@@ -13,7 +13,6 @@ from prepare.core.utils.text import plural
 from prepare.patterns import NORMS, exactly
 from prepare.tune.candidates import Candidate
 from prepare.tune.compare_candidates import CandidateError, CheckResult
-from prepare.tune.keep_search import KeepSearch, Search
 from prepare.tune.module_errors import ModuleError, worth_keeping
 from prepare.tune.records import KeptModule
 
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 _SEARCH_PART, _COST_PART = 0.8, 0.2
 # Pairs of calls, with and without a module in float32, that its cost is the median of.
 _PAIRS = 5
+# Verifies the recipe with these modules kept.
+Attempt = Callable[[tuple[str, ...]], CheckResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class KeepInFloat32:
         """Return the recipe with the modules kept that its dtype needs; None if it is not in 16 bits."""
         if candidate.precision is None:
             return None
-        key, checked = json.dumps(candidate.steps["half"]), None
+        key, checked = json.dumps(candidate.part("precision")), None
         if key not in self._reasons:
             checked = self._search(candidate, key, seconds)
         kept = self._kept.get(key, ())
@@ -132,11 +133,11 @@ def keeping(candidate: Candidate, modules: tuple[str, ...]) -> Candidate:
     """Return the candidate with these modules kept in float32 too."""
     if not modules:
         return candidate
-    half = candidate.steps["half"]
+    ((name, half),) = candidate.part("precision").items()
     before = [NORMS] if half["keep"] == NORMS else list(half["keep"])
     keep = [*before, *map(exactly, modules)]
     what = modules[0] if len(modules) == 1 else f"in {plural(len(modules), 'module')}"
-    steps = {**candidate.steps, "half": {**half, "keep": keep}}
+    steps = {**candidate.steps, name: {**half, "keep": keep}}
     return Candidate(f"{candidate.name} + float32 {what}", steps)
 
 
@@ -148,3 +149,67 @@ def _success(found: Search) -> str:
 
 def _finite(error: float) -> float | None:
     return error if math.isfinite(error) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The end of a search: the modules to keep, or None, and their verification.
+
+    `is_complete` is False if the time was over: then fewer modules, or others, may be enough.
+    """
+
+    modules: tuple[str, ...] | None
+    checked: CheckResult | None
+    is_complete: bool
+
+
+class KeepSearch:
+    """Keep the modules in `order` one after the other until the recipe passes; then try without each.
+
+    The number of kept modules is doubled, and halved between the last one that fails and the first one that
+    passes. `has_time` says whether one more attempt may begin.
+    """
+
+    def __init__(
+        self, order: Sequence[str], attempt: Attempt, has_time: Callable[[], bool]
+    ) -> None:
+        self._order, self._attempt, self._has_time = tuple(order), attempt, has_time
+        self._best: tuple[tuple[str, ...], CheckResult] | None = None
+        self._in_time = True
+
+    def run(self) -> Search:
+        """Run the search. That no module is kept is known to fail."""
+        few, many = 0, min(1, len(self._order))
+        while many and not self._passes(self._order[:many]):
+            few, many = many, min(2 * many, len(self._order))
+            if few == many or not self._in_time:
+                return Search(None, None, self._in_time)
+        while self._in_time and few + 1 < many:
+            middle = (few + many) // 2
+            few, many = (few, middle) if self._passes(self._order[:middle]) else (middle, many)
+        if self._best is None:
+            return Search(None, None, self._in_time)
+        # The last one of the best set is needed: without it the set failed.
+        for module in reversed(self._best[0]):
+            fewer = tuple(each for each in self._best[0] if each != module)
+            if fewer and module != self._order[many - 1]:
+                self._passes(fewer)
+        return Search(*self._best, self._in_time)
+
+    def _passes(self, modules: tuple[str, ...]) -> bool:
+        modules = _outermost(modules)
+        if not self._in_time or not self._has_time():
+            self._in_time = False
+            return False
+        checked = self._attempt(modules)
+        if checked.status != "pass":
+            return False
+        self._best = modules, checked
+        return True
+
+
+def _outermost(modules: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out the modules inside others: these are kept anyway."""
+    return tuple(
+        each for each in modules if not any(each.startswith(f"{other}.") for other in modules)
+    )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.call import call_of
+from prepare.core.forward.call import Call, call_of
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.forward.torch_state import isolated
 from prepare.core.utils.signals import held_interrupts, interruptible
@@ -23,6 +22,7 @@ from prepare.verify.execution.determinism import (
     make_deterministic,
     training_flags,
 )
+from prepare.verify.execution.module_calls import CallInterceptor
 
 if TYPE_CHECKING:
     from prepare.tune.records import Steps
@@ -75,16 +75,44 @@ def measure_modules(
     Both models are copies that may be changed. A module that raises in `dtype` has an infinite error; one
     that does not run alone in float32 either is left out.
     """
-    modules, call = dict(low.named_modules()), call_of(batch)
-    errors: dict[str, ModuleError] = {}
-    meter = _Meter(dtype, errors)
     for model in (reference, low):
         make_deterministic(model, training_flags(model, mode))
-    for name, module in reference.named_modules():
-        if name and name in modules:
-            meter.watch(name, module, modules[name])
-    with held_interrupts(), isolated(), torch.no_grad(), DeterministicMode():
-        interruptible(reference, *call.args, **call.kwargs)
+    low_modules, call = dict(low.named_modules()), call_of(batch)
+    names = {id(module): name for name, module in reference.named_modules() if name in low_modules}
+    errors: dict[str, ModuleError] = {}
+
+    def rounded(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor.clone()
+
+    def exact(tensor: Tensor) -> Tensor:
+        return tensor.to(torch.float32) if tensor.dtype == dtype else tensor.clone()
+
+    def measure(name: str, module: nn.Module, arguments: Call, output: Any) -> None:
+        expected = [tensor.clone() for tensor in tensors_in(output)]
+        kept = map_tensors(rounded, _called(module, arguments.map(exact)))
+        error = ModuleError(math.inf, _error(expected, kept))
+        with suppress(Exception):  # no kernel in 16 bits, or float32 tensors of its own
+            in_low = _called(low_modules[name], arguments.map(torch.clone))
+            error = replace(error, low=_error(expected, in_low))
+        before = errors.get(name, ModuleError())
+        errors[name] = ModuleError(max(before.low, error.low), max(before.kept, error.kept))
+
+    def handle(run: Callable[[], Any], module: nn.Module, arguments: Call) -> Any:
+        name = names.get(id(module))
+        if not name:
+            return run()
+        # Rounded copies: the module may change its arguments in place.
+        copied, output = arguments.map(rounded), run()
+        interceptor.handle = None
+        with suppress(Exception):  # code of the model that does not run alone
+            measure(name, module, copied, output)
+        interceptor.handle = handle
+        return output
+
+    interceptor = CallInterceptor()
+    interceptor.handle = handle
+    with held_interrupts(), isolated(), torch.no_grad(), DeterministicMode(), interceptor:
+        interruptible(_called, reference, call)
     return errors
 
 
@@ -102,68 +130,16 @@ def worth_keeping(errors: Mapping[str, ModuleError]) -> list[str]:
     return sorted(gains, key=lambda name: (is_explained(name), -gains[name]))
 
 
-@dataclass
-class _Meter:
-    """Hooks that measure each call of a module, and write its largest error into `errors`."""
-
-    dtype: torch.dtype
-    errors: dict[str, ModuleError]
-    _arguments: list[tuple[tuple, dict]] = field(default_factory=list)
-    _measuring: bool = False
-
-    def watch(self, name: str, module: nn.Module, low: nn.Module) -> None:
-        module.register_forward_pre_hook(self._on_call, with_kwargs=True)
-        module.register_forward_hook(partial(self._on_result, name, low))
-
-    def _on_call(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        if not self._measuring:
-            # Rounded copies: the module may change its arguments in place.
-            rounded = map_tensors(self._rounded, args), map_tensors(self._rounded, kwargs)
-            self._arguments.append(rounded)
-
-    def _on_result(
-        self, name: str, low: nn.Module, module: nn.Module, args: tuple, output: Any
-    ) -> None:
-        if self._measuring:
-            return
-        self._measuring, (args, kwargs) = True, self._arguments.pop()
-        try:
-            with suppress(Exception):  # code of the model that does not run alone
-                self._measure(name, low, module, (args, kwargs), output)
-        finally:
-            self._measuring = False
-
-    def _measure(
-        self, name: str, low: nn.Module, module: nn.Module, rounded: tuple[tuple, dict], output: Any
-    ) -> None:
-        exact = [tensor.clone() for tensor in tensors_in(output)]
-        kept = map_tensors(self._rounded, _call(module, rounded, self._exact))
-        error = ModuleError(math.inf, _error(exact, kept))
-        with suppress(Exception):  # no kernel in 16 bits, or float32 tensors of its own
-            in_low = _call(low, rounded, lambda tensor: tensor.clone())
-            error = replace(error, low=_error(exact, in_low))
-        before = self.errors.get(name, ModuleError())
-        self.errors[name] = ModuleError(max(before.low, error.low), max(before.kept, error.kept))
-
-    def _rounded(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor.clone()
-
-    def _exact(self, tensor: Tensor) -> Tensor:
-        return tensor.to(torch.float32) if tensor.dtype == self.dtype else tensor.clone()
-
-
-def _call(module: nn.Module, arguments: tuple[tuple, dict], change: Callable) -> Any:
-    args, kwargs = map_tensors(change, arguments)
-    return module(*args, **kwargs)
+def _called(module: nn.Module, call: Call) -> Any:
+    return module(*call.args, **call.kwargs)
 
 
 def _error(exact: list[Tensor], result: Any) -> float:
-    return max(_errors(exact, result), default=0.0)
-
-
-def _errors(exact: list[Tensor], result: Any) -> Iterator[float]:
+    """Return the largest error of the tensors in a result, each as a fraction of its scale."""
+    worst = 0.0
     for expected, actual in zip(exact, tensors_in(result), strict=True):
         if expected.is_floating_point() and expected.numel() and bool(expected.isfinite().all()):
             error = float((actual.double() - expected.double()).abs().max())
             scale = float(expected.double().abs().max())
-            yield (error / scale if scale else error) if math.isfinite(error) else math.inf
+            worst = max(worst, error / (scale or 1.0) if math.isfinite(error) else math.inf)
+    return worst

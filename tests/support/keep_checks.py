@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from prepare.tune.compare_candidates import CheckResult
-from prepare.tune.keep_search import KeepSearch
+from prepare.tune.keep_modules import KeepSearch
 
 
 class Attempts:
