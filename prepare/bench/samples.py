@@ -12,6 +12,7 @@ import torch
 from prepare.bench import statistics
 from prepare.bench.records import Control, VariantResult
 from prepare.bench.statistics import Estimate
+from prepare.core.utils.numbers import finite
 
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock, Variant
@@ -103,9 +104,8 @@ class SampleSet:
         if self.baseline.reason:
             return None
         ratio = self.ratio(self.control)
-        noise = statistics.noise(ratio)
-        finite = noise if math.isfinite(noise) else None
-        return Control(ratio=ratio.value, interval=ratio.interval, noise=finite)
+        noise = finite(statistics.noise(ratio))
+        return Control(ratio=ratio.value, interval=ratio.interval, noise=noise)
 
     def rows(self, items: int | None, unclear: str) -> Iterator[VariantResult]:
         """Yield a row per variant; `items` is the batch size, `unclear` the reason of such verdicts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +17,8 @@ from prepare.bench.records import Comparison, Control, Progress
 from prepare.bench.samples import SampleSet, Series
 from prepare.bench.variant import batch_size
 from prepare.core.utils.environment import environment
-from prepare.core.utils.machine import MachineWatch, disturbance
+from prepare.core.utils.machine import MachineWatch, busy_sentence, disturbance
+from prepare.core.utils.numbers import finite
 from prepare.core.utils.text import plural
 from prepare.errors import RefusedError
 
@@ -223,10 +223,9 @@ class BenchSession:
     def _report(self, doing: str) -> None:
         if self._progress is None:
             return
-        known = self._samples.precision() if self._rounds else math.inf
-        precision, budget = known if math.isfinite(known) else None, self._options.budget
-        state = Progress(doing, self._rounds, self._elapsed(), budget, precision)
-        self._progress(state)
+        precision = finite(self._samples.precision()) if self._rounds else None
+        budget = self._options.budget
+        self._progress(Progress(doing, self._rounds, self._elapsed(), budget, precision))
 
     def _notes(self, control: Control | None, settings: Mapping[str, Any]) -> Iterator[str]:
         """Yield what limits the result."""
@@ -253,8 +252,8 @@ class BenchSession:
                 f"about {fresh:.0%} of the baseline's time is spent on memory that each call returns to the "
                 "system and requests again, which may differ between processes: see docs/timing.md"
             )
-        if disturbed := disturbance(settings):
-            yield f"{disturbed}: times mean little; try again later"
+        if busy := busy_sentence(settings):
+            yield busy
 
     def _unclear(self, control: Control | None, conditions: Mapping[str, Any]) -> str:
         """Return why a verdict is unclear, if it is."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from prepare.bench import compare
 from prepare.bench.records import PREPARED, UNPREPARED, Bench, Case, Progress
 from prepare.bench.stage import BUDGET, Level
+from prepare.core.forward.autocast import device_of
 from prepare.core.forward.call import Call, call_of
 from prepare.core.utils.text import first_line, plural
 from prepare.core.utils.user_code import is_out_of_memory
@@ -98,7 +99,7 @@ def _reason(models: Models, example: Example | Call | None) -> str:
 
 def _takes(models: Models, what: str, took: float) -> float:
     """Return the seconds that a call takes by the first forward; 0 if that says nothing about others."""
-    device = next((p.device.type for p in models.prepared.parameters()), "cpu")
+    device = device_of([models.prepared]).type
     # A first forward may compile, or load libraries on a GPU.
     if device != "cpu" or any(step.phase == "runtime" for step in models.pipeline.steps.values()):
         return 0.0

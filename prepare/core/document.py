@@ -92,6 +92,11 @@ class Table:
     where: Where = ""
 
 
+def columns(text: str) -> tuple[tuple[str, str], ...]:
+    """Return the columns of a table: `columns("Model head, Peak memory number")`, titles and kinds."""
+    return tuple((title, kind) for title, _, kind in (c.rpartition(" ") for c in text.split(", ")))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charts:
     """Bars and planes; `file` is the picture of them in the folder of the run."""

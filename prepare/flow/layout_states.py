@@ -26,8 +26,8 @@ from prepare.flow.torch_operators import cause_of, is_layout_sensitive, returns_
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from prepare.flow.aggregate import FlowBuilder
     from prepare.flow.call_sites import CallSite
+    from prepare.flow.follow import FlowBuilder
 
 
 @dataclass(slots=True)

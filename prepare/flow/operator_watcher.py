@@ -25,7 +25,7 @@ from prepare.flow.torch_operators import (
 )
 
 if TYPE_CHECKING:
-    from prepare.flow.aggregate import FlowBuilder
+    from prepare.flow.follow import FlowBuilder
     from prepare.flow.layout_states import LayoutStates
 
 

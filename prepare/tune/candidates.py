@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from prepare.core.forward.autocast import device_of
 from prepare.core.model.known_issues import standing
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
@@ -222,8 +223,8 @@ def _risky_dtypes(model: nn.Module, base: Candidate, amp: str) -> set[str | None
 
     None is among them if autocast casts to one: whatever the parameters are.
     """
-    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
-    device = next((each["device"] for each in base.steps.values() if "device" in each), device)
+    declared = (each["device"] for each in base.steps.values() if "device" in each)
+    device = next(declared, device_of([model]).type)
     kinds = {type(module).__name__ for module in model.modules()}
     risky: set[str | None] = {
         dtype

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -16,11 +15,12 @@ from torch import nn
 
 from prepare.bench import statistics
 from prepare.bench.variant import make_pool
-from prepare.core.forward.autocast import Amp, check_amp
+from prepare.core.forward.autocast import Amp, check_amp, device_of
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.torch_state import isolated
 from prepare.core.utils.environment import environment
-from prepare.core.utils.machine import MachineWatch, disturbance
+from prepare.core.utils.machine import MachineWatch, busy_sentence
+from prepare.core.utils.numbers import finite
 from prepare.core.utils.options import read_size
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import plural
@@ -34,8 +34,7 @@ from prepare.tune.cache import Cache, age, conditions
 from prepare.tune.candidate_run import Mode, PreparedCandidate, capacity, copy_model
 from prepare.tune.candidates import Candidate, calls_to_keep, candidates
 from prepare.tune.compare_candidates import CandidateError, CheckResult, Contestant
-from prepare.tune.keep_modules import KeepInFloat32
-from prepare.tune.module_errors import ModuleError, errors_of
+from prepare.tune.keep_modules import KeepInFloat32, ModuleError, errors_of
 from prepare.tune.race import Race
 from prepare.tune.records import STATUSES, UNPREPARED, CandidateResult, Keep, Tuning
 from prepare.tune.stage import TuneStage
@@ -356,7 +355,7 @@ class TuningSession:
             winner = race.run()
         except CandidateError as error:
             raise ModelError("the unprepared model", str(error)) from None
-        noise = statistics.noise(race.standings.control_ratio())
+        noise = finite(statistics.noise(race.standings.control_ratio()))
         machine = watch.conditions() | {"threads": torch.get_num_threads()}
         # The winner comes first; within a status the contestants stay in the order of the candidates.
         ranked = sorted(race.contestants, key=lambda each: STATUSES.index(each.status))
@@ -369,7 +368,7 @@ class TuningSession:
             budget=self.options.budget,
             seconds=round(self.clock() - began, 3),
             rounds=race.rounds,
-            noise=noise if math.isfinite(noise) else None,
+            noise=noise,
             made=datetime.now().astimezone().isoformat(timespec="seconds"),
             from_cache=False,
             conditions=under,
@@ -434,8 +433,7 @@ def _device(base: Candidate, model: nn.Module) -> torch.device:
     """Return the device of all candidates: that of the step `device`, else that of the model."""
     if declared := base.steps.get("device", {}).get("device"):
         return torch.device(declared)
-    tensors = (tensor for each in (model.parameters(), model.buffers()) for tensor in each)
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+    return device_of([model])
 
 
 def _row(race: Race, winner: Contestant, contestant: Contestant) -> CandidateResult:
@@ -449,7 +447,7 @@ def _row(race: Race, winner: Contestant, contestant: Contestant) -> CandidateRes
         reason=contestant.reason,
         cost=contestant.candidate.cost,
         seconds=statistics.estimate(times, 0.95).value if times else None,
-        ratio=ratio.value if math.isfinite(ratio.value) else None,
+        ratio=finite(ratio.value),
         ratio_interval=ratio.interval,
         rounds=len(times),
         peak_bytes=contestant.peak,
@@ -467,8 +465,8 @@ def _more_time() -> str:
 
 def _notes(race: Race, machine: Mapping[str, Any]) -> Iterator[str]:
     """Yield what limits the result."""
-    if disturbed := disturbance(machine):
-        yield f"{disturbed}: times mean little; try again later"
+    if busy := busy_sentence(machine):
+        yield busy
     control = race.standings.control_ratio().interval
     needed = statistics.min_values(race.standings.confidence)
     unmeasured = sum(each.status == "not measured" for each in race.contestants)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from prepare.core.utils.numbers import finite
 from prepare.core.utils.options import read_size
 from prepare.core.utils.wording import argument, words
 from prepare.errors import Problem
@@ -116,11 +117,10 @@ class TuneStage(Stage):
         tuning = found.get("tune")
         if tuning is None:
             return {}
-        ratio = tuning.row(tuning.winner).ratio
         return {
             "winner": tuning.winner,
             "tune_rounds": tuning.rounds,
-            "winner_time_ratio": ratio if ratio is not None and math.isfinite(ratio) else None,
+            "winner_time_ratio": finite(tuning.row(tuning.winner).ratio),
         }
 
     @classmethod

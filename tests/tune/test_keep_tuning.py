@@ -8,8 +8,8 @@ import pytest
 import torch
 from test_tune_record import record
 from torch import nn
+from tune_checks import LOUD, Energy, Net, Offset, seeded
 
-from keep_checks import LOUD, Energy, Net, Offset, seeded
 from prepare import recipe
 from prepare.cli import main as cli
 from prepare.errors import ModelError, PrepareError

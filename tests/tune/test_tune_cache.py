@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from tune_checks import BATCH, found_with
 
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.cache_folder import cache_folder
@@ -14,7 +15,6 @@ from prepare.tune.candidates import candidates
 from prepare.tune.compare_candidates import CheckResult
 from prepare.tune.records import UNPREPARED
 from sample_nets import small
-from tune_checks import BATCH, found_with
 
 
 def test_a_cached_winner_is_verified_again(timed, tmp_path):
