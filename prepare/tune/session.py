@@ -18,6 +18,7 @@ from prepare.bench.variant import make_pool
 from prepare.core.forward.autocast import Amp, check_amp, device_of
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.torch_state import isolated
+from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.environment import environment
 from prepare.core.utils.machine import MachineWatch, busy_sentence
 from prepare.core.utils.numbers import finite
@@ -31,7 +32,7 @@ from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.preconditions import lazy_problems, precondition_problems
 from prepare.steps.input_format import InputFormat
 from prepare.tune.cache import Cache, age, conditions
-from prepare.tune.candidate_run import Mode, PreparedCandidate, capacity, copy_model
+from prepare.tune.candidate_run import PreparedCandidate, capacity
 from prepare.tune.candidates import Candidate, calls_to_keep, candidates
 from prepare.tune.compare_candidates import CandidateError, CheckResult, Contestant
 from prepare.tune.keep_modules import KeepInFloat32, ModuleError, errors_of
@@ -225,7 +226,7 @@ class TuningSession:
     model: nn.Module
     batch: Any
     options: TuneStage
-    mode: Mode
+    mode: Literal["eval", "train"]
     amp: Amp = "none"
     limit: Limit | None = None
     declared: Mapping[str, Any] = field(default_factory=dict)
@@ -239,7 +240,7 @@ class TuningSession:
         _check_model(self.model)
         with isolated():
             recipes = candidates(
-                self._copied(),
+                self.copied(),
                 declared=self.declared,
                 allow=self.options.allow,
                 mode=self.mode,
@@ -265,7 +266,7 @@ class TuningSession:
         candidate = Candidate(dtype, recipe.to_config())
         with isolated():
             pool = self._pool(candidate)
-            correct = self._corrector(pool, lambda each: self._start(each, pool))
+            correct = self._corrector(pool, lambda each: PreparedCandidate(self, each, pool))
             try:
                 with self.progress(f"verifying {dtype}"):
                     checked = correct.check(candidate, correct.start(candidate))
@@ -286,11 +287,11 @@ class TuningSession:
         exact: dict[Any, Any] = {}
 
         def check(_: Candidate, runner: PreparedCandidate) -> CheckResult:
-            return self._check(runner, exact)
+            return runner.check(exact)
 
         def measure(candidate: Candidate) -> dict[str, ModuleError]:
             try:
-                return errors_of(candidate.steps, self._copied, pool[0], mode=self.mode)
+                return errors_of(candidate.steps, self.copied, pool[0], mode=self.mode)
             except Exception as error:
                 raise explained(self.model, error) from None
 
@@ -299,12 +300,33 @@ class TuningSession:
     def _calls_to_keep(self) -> tuple[str, ...]:
         example = make_pool(self.batch, seed=self.seed)[0]
         try:
-            return calls_to_keep(self._copied(), example, mode=self.mode, amp=self.amp)
+            return calls_to_keep(self.copied(), example, mode=self.mode, amp=self.amp)
         except PrepareError:
             return ()
 
-    def _copied(self) -> nn.Module:
-        return copy_model(self.model, self.mode, self.build)
+    @property
+    def max_memory(self) -> int | None:
+        """The most bytes that a call of a recipe may need, without model and input."""
+        limit = self.options.max_memory
+        return None if limit is None else read_size(limit)
+
+    def copied(self) -> nn.Module:
+        """Return a copy of the model without gradients, in the mode of the tuning.
+
+        In `train`, a model that is in training mode keeps the mode of each submodule.
+
+        Raises:
+            RefusedError: the model cannot be copied.
+        """
+        try:
+            duplicate = copy_or_build(self.model, self.build)
+        except CopyError as error:
+            remedy = "give build=, a function that builds an equal model"
+            if self.build is not None:
+                remedy = "let its code draw all numbers from torch's generator, after the same seed"
+            raise RefusedError("the model", f"cannot be copied: {error}", remedy) from error
+        train = self.mode == "train"
+        return duplicate if train and duplicate.training else duplicate.train(train)
 
     def _verified_again(self, cached: Tuning, cache: Cache) -> Tuning | None:
         """Return a cached tuning if its winner is correct with the present values of the model."""
@@ -325,7 +347,7 @@ class TuningSession:
 
     def _check_again(self, winner: Candidate) -> CheckResult:
         try:
-            return self._check(self._start(winner, self._pool(winner)), {})
+            return PreparedCandidate(self, winner, self._pool(winner)).check({})
         except CandidateError as error:
             return CheckResult("cannot tell", str(error))
 
@@ -335,7 +357,7 @@ class TuningSession:
 
         def start(candidate: Candidate) -> PreparedCandidate:
             nonlocal first
-            runner = self._start(candidate, pool, like=first)
+            runner = PreparedCandidate(self, candidate, pool, like=first)
             first = first or runner  # the unprepared model
             return runner
 
@@ -376,41 +398,16 @@ class TuningSession:
             notes=tuple(_notes(race, machine)),
         )
 
-    def _start(
-        self, candidate: Candidate, pool: list[Any], like: PreparedCandidate | None = None
-    ) -> PreparedCandidate:
-        return PreparedCandidate(
-            self.model,
-            candidate,
-            pool,
-            mode=self.mode,
-            amp=self.amp,
-            limit=self.limit,
-            max_memory=self._max_memory(candidate),
-            calls=self.options.calls,
-            clock=self.clock,
-            like=like,
-            build=self.build,
-        )
-
-    def _max_memory(self, candidate: Candidate) -> int | None:
-        limit = self.options.max_memory
-        # The unprepared model stays: all others are compared with it, and it may win.
-        return None if limit is None or candidate.name == UNPREPARED else read_size(limit)
-
     def _limits(self) -> dict[str, Any]:
         """Return the user's own limits, and the number of calls, as a part of the conditions."""
         limits: dict[str, Any] = {}
         if self.limit is not None:
             limits |= {"metric": self.limit.identity, "max_drop": self.limit.max_drop}
-        if self.options.max_memory is not None:
-            limits["max_memory"] = read_size(self.options.max_memory)
+        if self.max_memory is not None:
+            limits["max_memory"] = self.max_memory
         if self.options.calls is not None:
             limits["calls"] = self.options.calls
         return limits
-
-    def _check(self, prepared: PreparedCandidate, exact: dict[Any, Any]) -> CheckResult:
-        return prepared.check(self.model, self.batch, exact, budget=self.options.budget)
 
     def _pool(self, base: Candidate) -> list[Any]:
         """Return inputs on the device of the model: transferring them is not part of any timing."""

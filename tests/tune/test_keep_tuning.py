@@ -25,8 +25,8 @@ def half_is_fast(monkeypatch):
     """Recipes in 16 bits are fast, also those that keep modules."""
 
     class Timed(PreparedCandidate):
-        def __init__(self, model, candidate, pool, **how):
-            super().__init__(model, candidate, pool, **how)
+        def __init__(self, tuning, candidate, pool, **how):
+            super().__init__(tuning, candidate, pool, **how)
             self._mean, self.seconds = 0.1 if candidate.precision is None else 0.05, 1e-3
 
         def turn(self, number):

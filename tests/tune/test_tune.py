@@ -2,7 +2,7 @@
 
 import math
 import sys
-import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from prepare.tune import candidate_run, session, tune
 from prepare.tune.candidate_run import PreparedCandidate
 from prepare.tune.candidates import AS_DECLARED, Candidate, candidates
 from prepare.tune.records import UNPREPARED
+from prepare.tune.stage import TuneStage
 from sample_nets import model_state, small, wrong_in_training
 
 
@@ -192,8 +193,11 @@ def test_a_verification_may_take_as_long_as_the_tuning(monkeypatch, budget, seco
 
     monkeypatch.setattr(candidate_run, "check_model", told)
     candidate, model = Candidate("flat", {"conv2d_memory_format": {}}), small().eval()
-    runner = PreparedCandidate(model, candidate, [BATCH], mode="eval", clock=time.perf_counter)
-    assert runner.check(model, BATCH, {}, budget=budget).status == "pass"
+    options = TuneStage(budget=budget)
+    tuning = session.TuningSession(
+        model=model, batch=BATCH, options=options, mode="eval", seed=0, progress=nullcontext
+    )
+    assert PreparedCandidate(tuning, candidate, [BATCH]).check({}).status == "pass"
     assert given == [seconds]
 
 
