@@ -172,8 +172,7 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
         yield Strip(
             title=title,
             label=text,
-            parts=tuple(strip.parts),
-            ticks=tuple(strip.ticks),
+            **strip._asdict(),
             legend=tuple(legend) if each is flow else (),
             file=file,
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
-from typing import TYPE_CHECKING
+from statistics import mode
+from typing import TYPE_CHECKING, NamedTuple
 
 from prepare.core.document import Node, Tree
 from prepare.core.utils.text import plural, size, times
@@ -22,42 +22,35 @@ _MOST, _DEEPEST = 5000, 60
 _MIN_PIXELS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutStrip:
+class LayoutStrip(NamedTuple):
     """`parts` are (style, start, width) in pixels; `ticks` are the pixels of breaks, without duplicates."""
 
-    parts: list[tuple[str, float, float]]
-    ticks: list[int]
+    parts: tuple[tuple[str, float, float], ...] = ()
+    ticks: tuple[int, ...] = ()
 
 
 def layout_strip(flow: Flow, *, width: int, style: Callable[[str], str]) -> LayoutStrip:
     """Place the leaf modules that returned a tensor side by side over `width` pixels."""
-    if not flow.modules:
-        return LayoutStrip([], [])
     styles: list[str] = []
     leaf_index: dict[str, int] = {}
     depths = [module.depth for module in flow.modules]
-    for module, next_depth in zip(flow.modules, [*depths[1:], 0], strict=True):
+    for module, next_depth in zip(flow.modules, [*depths[1:], 0], strict=False):
         leaf_index[module.name] = len(styles)
         if next_depth <= module.depth and module.layout != "none":
             styles.append(style(module.layout))
     if not styles:
-        return LayoutStrip([], [])
+        return LayoutStrip()
     unit = width / len(styles)
     breaks = {leaf_index.get(event.module, 0) for event in flow.events if event.kind == "break"}
     ticks = sorted({min(round((at + 0.5) * unit), width) for at in breaks})
     step = ceil(_MIN_PIXELS / unit)
-    bins = [_most_common(styles[at : at + step]) for at in range(0, len(styles), step)]
+    bins = [mode(styles[at : at + step]) for at in range(0, len(styles), step)]
     parts, at = [], 0
     for name, group in groupby(bins):
         until = min(at + step * len(list(group)), len(styles))
         parts.append((name, round(at * unit, 1), round((until - at) * unit, 1)))
         at = until
-    return LayoutStrip(parts, ticks)
-
-
-def _most_common(styles: list[str]) -> str:
-    return Counter(styles).most_common(1)[0][0]
+    return LayoutStrip(tuple(parts), tuple(ticks))
 
 
 # A letter besides the colour, as not everyone can distinguish the colours.
