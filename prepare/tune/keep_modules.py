@@ -46,6 +46,8 @@ _PAIRS = 5
 _WORTHWHILE = 1.1
 # The modules in a module explain its error if one of them has as much, up to this factor.
 _EXPLAINED = 1.5
+# Of a search: a sentence, the modules to keep, and the verification with them.
+_Found = tuple[str, tuple[KeptModule, ...], CheckResult | None]
 # Verifies the recipe with these modules kept.
 Attempt = Callable[[tuple[str, ...]], CheckResult]
 
@@ -89,8 +91,8 @@ class KeepInFloat32:
     check: Callable[[Candidate, PreparedCandidate], CheckResult]
     clock: Clock
     progress: Stage
-    _kept: dict[str, tuple[KeptModule, ...]] = field(default_factory=dict)
-    _reasons: dict[str, str] = field(default_factory=dict)
+    # By the dtype and its options.
+    _found: dict[str, _Found] = field(default_factory=dict)
 
     def may_help(self, checked: CheckResult) -> bool:
         """Return whether the results were wrong, or have an error that is too large to judge."""
@@ -100,15 +102,16 @@ class KeepInFloat32:
         """Return the recipe with the modules kept that its dtype needs; None if it is not in 16 bits."""
         if candidate.precision is None:
             return None
-        key, checked = json.dumps(candidate.part("precision")), None
-        if key not in self._reasons:
-            checked = self._search(candidate, key, seconds)
-        kept = self._kept.get(key, ())
+        key = json.dumps(candidate.part("precision"))
+        known = key in self._found
+        if not known:
+            self._found[key] = self._search(candidate, seconds)
+        reason, kept, checked = self._found[key]
         names = tuple(each.module for each in kept)
         twin = keeping(candidate, names) if kept else None
-        return Corrected(twin, self._reasons[key], kept, checked)
+        return Corrected(twin, reason, kept, None if known else checked)
 
-    def _search(self, candidate: Candidate, key: str, seconds: float) -> CheckResult | None:
+    def _search(self, candidate: Candidate, seconds: float) -> _Found:
         began, longest = self.clock(), 0.0
         dtype = candidate.precision
 
@@ -130,21 +133,19 @@ class KeepInFloat32:
         if can_measure := has_time():
             with self.progress(f"measuring the error of each module in {dtype}"):
                 errors = self.measure(candidate)
-        found = KeepSearch(worth_keeping(errors), attempt, has_time).run()
+        found = search_fewest(worth_keeping(errors), attempt, has_time)
         if found.modules is None:
-            self._reasons[key] = (
-                "no set of modules in float32 makes it right"
-                if found.is_complete and can_measure
-                else "no time was left to find the modules that have to stay in float32"
-            )
-            return None
+            none = "no set of modules in float32 makes it right"
+            late = "no time was left to find the modules that have to stay in float32"
+            return none if found.is_complete and can_measure else late, (), None
         costs = self._costs(candidate, found.modules, _COST_PART * seconds)
-        self._kept[key] = tuple(
+        kept = tuple(
             KeptModule(module, finite(errors[module].low), errors[module].kept, cost)
             for module, cost in zip(found.modules, costs, strict=True)
         )
-        self._reasons[key] = _success(found)
-        return found.checked
+        modules, fewest = ", ".join(found.modules), "; no time was left to try fewer"
+        reason = f"it is right with {modules} in float32{'' if found.is_complete else fewest}"
+        return reason, kept, found.checked
 
     def _costs(
         self, candidate: Candidate, modules: tuple[str, ...], seconds: float
@@ -178,12 +179,6 @@ def keeping(candidate: Candidate, modules: tuple[str, ...]) -> Candidate:
     return Candidate(f"{candidate.name} + float32 {what}", steps)
 
 
-def _success(found: Search) -> str:
-    modules = ", ".join(found.modules or ())
-    fewest = "" if found.is_complete else "; no time was left to try fewer"
-    return f"it is right with {modules} in float32{fewest}"
-
-
 @dataclass(frozen=True, slots=True)
 class Search:
     """The end of a search: the modules to keep, or None, and their verification.
@@ -196,49 +191,42 @@ class Search:
     is_complete: bool
 
 
-class KeepSearch:
+def search_fewest(order: Sequence[str], attempt: Attempt, has_time: Callable[[], bool]) -> Search:
     """Keep the modules in `order` one after the other until the recipe passes; then try without each.
 
     The number of kept modules is doubled, and halved between the last one that fails and the first one that
-    passes. `has_time` says whether one more attempt may begin.
+    passes. `has_time` says whether one more attempt may begin. That no module is kept is known to fail.
     """
+    passed: list[tuple[tuple[str, ...], CheckResult]] = []
+    in_time = True
 
-    def __init__(
-        self, order: Sequence[str], attempt: Attempt, has_time: Callable[[], bool]
-    ) -> None:
-        self._order, self._attempt, self._has_time = tuple(order), attempt, has_time
-        self._best: tuple[tuple[str, ...], CheckResult] | None = None
-        self._in_time = True
-
-    def run(self) -> Search:
-        """Run the search. That no module is kept is known to fail."""
-        few, many = 0, min(1, len(self._order))
-        while many and not self._passes(self._order[:many]):
-            few, many = many, min(2 * many, len(self._order))
-            if few == many or not self._in_time:
-                return Search(None, None, self._in_time)
-        while self._in_time and few + 1 < many:
-            middle = (few + many) // 2
-            few, many = (few, middle) if self._passes(self._order[:middle]) else (middle, many)
-        if self._best is None:
-            return Search(None, None, self._in_time)
-        # The last one of the best set is needed: without it the set failed.
-        for module in reversed(self._best[0]):
-            fewer = tuple(each for each in self._best[0] if each != module)
-            if fewer and module != self._order[many - 1]:
-                self._passes(fewer)
-        return Search(*self._best, self._in_time)
-
-    def _passes(self, modules: tuple[str, ...]) -> bool:
-        modules = _outermost(modules)
-        if not self._in_time or not self._has_time():
-            self._in_time = False
+    def passes(modules: Sequence[str]) -> bool:
+        nonlocal in_time
+        in_time = in_time and has_time()
+        if not in_time:
             return False
-        checked = self._attempt(modules)
-        if checked.status != "pass":
-            return False
-        self._best = modules, checked
-        return True
+        kept = _outermost(tuple(modules))
+        checked = attempt(kept)
+        if checked.status == "pass":
+            passed.append((kept, checked))
+        return checked.status == "pass"
+
+    few, many = 0, min(1, len(order))
+    while many and not passes(order[:many]):
+        few, many = many, min(2 * many, len(order))
+        if few == many or not in_time:
+            return Search(None, None, in_time)
+    while in_time and few + 1 < many:
+        middle = (few + many) // 2
+        few, many = (few, middle) if passes(order[:middle]) else (middle, many)
+    if not passed:
+        return Search(None, None, in_time)
+    # The last one of the best set is needed: without it the set failed.
+    for module in reversed(passed[-1][0]):
+        fewer = tuple(each for each in passed[-1][0] if each != module)
+        if fewer and module != order[many - 1]:
+            passes(fewer)
+    return Search(*passed[-1], in_time)
 
 
 def _outermost(modules: tuple[str, ...]) -> tuple[str, ...]:
