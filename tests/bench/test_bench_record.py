@@ -48,27 +48,16 @@ def test_a_comparison_survives_saving_and_loading(found, tmp_path):
     assert known <= case["comparison"]["settings"].keys()
 
 
-def COMPARED(change):
-    """The same file with something else in its comparison."""
-    return lambda data: {
-        "cases": [case | {"comparison": case["comparison"] | change} for case in data["cases"]]
-    }
-
-
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
         ({"format": "prepare.flow"}, "this is a prepare.flow, not a prepare.bench"),
         ({"version": 2}, "version 2 is not known here; this prepare reads version 1"),
         ({"cases": []}, "this is not a bench: ValueError: it has no cases"),
-        ({"cases": [{"what": "a"}]}, "this is not a bench: ValueError: the keys are ['what']"),
-        ({"cases": None}, "this is not a bench: TypeError"),
         (
-            COMPARED({"rows": [{"name": "a"}]}),
-            "this is not a bench: ValueError: the keys are ['name']",
+            lambda data: {"cases": [{**case, "comparison": {}} for case in data["cases"]]},
+            "this is not a bench: ValueError: the keys are []",
         ),
-        (COMPARED({"rows": None}), "this is not a bench: TypeError"),
-        (COMPARED({"aa": {}}), "this is not a bench: ValueError: the keys are []"),
     ],
 )
 def test_a_file_that_is_not_a_bench_is_refused_with_the_reason(found, tmp_path, change, wrong):
