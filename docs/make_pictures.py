@@ -17,8 +17,8 @@ from pathlib import Path
 from draw_layouts import picture, rectangle, text, write_drawings
 from prepare.report.charts.flow_picture import flow_svg
 
+from prepare.flow.pictures import layout_strip
 from prepare.flow.records import Flow
-from prepare.flow.strip import layout_strip
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"

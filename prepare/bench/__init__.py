@@ -55,7 +55,7 @@ def compare(
     device: str | torch.device | None = None,
     amp: Amp = "none",
     seed: int = 0,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], object] | None = None,
     _clock: Clock = time.perf_counter,
 ) -> Comparison:
     """Time every variant in every round, in random order, until the ratios are precise.
@@ -105,10 +105,9 @@ def compare(
         RefusedError: `amp` is unknown; two models share a tensor; `device` is not available, or a variant
             is on another one; or `within_budget` is set and the calls take too long.
     """
-    from prepare.bench.input_pool import make_pool
     from prepare.bench.model_state import check_independent, preserved
     from prepare.bench.session import BenchOptions, BenchSession
-    from prepare.bench.variant import Variant
+    from prepare.bench.variant import Variant, make_pool
     from prepare.core.forward.autocast import check_amp
     from prepare.core.forward.torch_state import isolated
     from prepare.core.utils.signals import held_interrupts, interruptible
@@ -117,7 +116,8 @@ def compare(
     baseline = names[0] if baseline is None and names else baseline
     options = BenchOptions(train, budget, within_budget, settle, precision, confidence, seed, amp)
     check_amp(amp)
-    _check(names, baseline, formats, options)
+    if problems := list(_problems(names, baseline, formats, options)):
+        raise ConfigError.of(problems)
     _check_device(device)
     check_independent(variants)
     timed = {
@@ -133,32 +133,21 @@ def compare(
         return interruptible(session.run, make_pool(batch, seed=seed), device)
 
 
-def _check(
+def _problems(
     names: list[str], baseline: str | None, formats: Mapping[str, Any], options: BenchOptions
-) -> None:
-    """Raise ConfigError with one problem for each invalid name and number."""
-    problems = list(_name_problems(names, baseline, formats))
-    for key in ("budget", "precision", "confidence"):
-        value, limit = getattr(options, key), math.inf if key == "budget" else 1
-        if not 0 < value < limit:
-            message = f"{value!r} is not between 0 and {limit}"
-            problems.append(Problem(key, message, _REMEDIES[key]))
-    if problems:
-        raise ConfigError.of(problems)
-
-
-def _name_problems(
-    names: list[str], baseline: str | None, formats: Mapping[str, Any]
 ) -> Iterator[Problem]:
+    """Yield one problem for each invalid name and number."""
     if not names:
         yield Problem("variants", "the mapping is empty", "give {name: model}, the baseline first")
-    elif baseline not in names:
-        remedy = choose(str(baseline), names, noun="variants")
-        yield Problem("baseline", f"{baseline!r} is not a variant", remedy)
-    for name in formats:
+    wanted = [("baseline", baseline)] if names else []
+    for key, name in [*wanted, *(("format", name) for name in formats)]:
         if name not in names:
             remedy = choose(str(name), names, noun="variants")
-            yield Problem("format", f"{name!r} is not a variant", remedy)
+            yield Problem(key, f"{name!r} is not a variant", remedy)
+    for key, remedy in _REMEDIES.items():
+        value, limit = getattr(options, key), math.inf if key == "budget" else 1
+        if not 0 < value < limit:
+            yield Problem(key, f"{value!r} is not between 0 and {limit}", remedy)
 
 
 def _check_device(device: str | torch.device | None) -> None:
@@ -169,10 +158,8 @@ def _check_device(device: str | torch.device | None) -> None:
 
     try:
         torch.empty(0, device=device)
-    except (
-        RuntimeError,
-        AssertionError,
-    ) as error:  # torch built without CUDA raises AssertionError
+    # torch built without CUDA raises AssertionError.
+    except (RuntimeError, AssertionError) as error:
         reason = first_line(error).rstrip(".")
         message = f"{device} cannot be used here: {reason}"
         raise RefusedError("device", message, "run it on a machine that has one") from error

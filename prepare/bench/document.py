@@ -22,8 +22,9 @@ from prepare.core.document import (
     Shown,
     Table,
     Text,
+    columns,
 )
-from prepare.core.utils.machine import disturbance
+from prepare.core.utils import machine
 from prepare.core.utils.numbers import (
     change_text,
     digits,
@@ -57,8 +58,8 @@ def bench_document(shown: Shown) -> Document | None:
         )
         missing = Answer(question=QUESTION, kind="plain", answer="Not timed", remark=remark)
         return Document(name=_SECTION, place=50, answers=(missing,))
-    wrong = is_wrong(verification)
-    busy = busy_sentence(bench)
+    wrong, busy = is_wrong(verification), busy_sentence(bench)
+    doubt = "; but its outputs are wrong, see verified" if wrong else ""
     return Document(
         name=_SECTION,
         title=QUESTION,
@@ -67,16 +68,20 @@ def bench_document(shown: Shown) -> Document | None:
         head="timed",
         answers=(_answer(bench, busy, wrong=wrong),),
         advice=tuple(_advice(bench)),
-        rows=tuple(("timed", text) for text in _sentences(bench, wrong=wrong)),
+        rows=tuple(
+            ("timed", case_sentence(c) + (doubt if c.comparison else "")) for c in bench.cases
+        ),
         notes=(busy,) if busy else (),
-        parts=lambda: (*_in_terminal(bench), *_on_page(bench, verification)),
+        parts=lambda: (
+            *(Text(text=case_sentence(case), where="terminal") for case in bench.cases[1:]),
+            *_on_page(bench, verification),
+        ),
     )
 
 
 def comparison_document(comparison: Comparison) -> Document:
     """Return what is shown of a comparison of variants."""
-    columns = [("variant", "name"), ("time", "text"), ("ratio", "text"), ("interval", "text")]
-    columns += [("verdict", "text")]
+    titles = columns("variant name, time text, ratio text, interval text, verdict text")
     rows = [
         (
             row.name,
@@ -88,14 +93,7 @@ def comparison_document(comparison: Comparison) -> Document:
         for row in comparison.rows
     ]
     verdicts = ", ".join(f"{row.name} {row.verdict}" for row in comparison.rows)
-    from prepare.bench.records import Case
-
-    what = "training step" if comparison.settings.get("train") else "inference"
-    case = Case(what=what, comparison=comparison)
-    bench = Bench(level="", mode="eval", seconds=comparison.seconds, cases=(case,))
-    table = Table(
-        label="Times", columns=tuple(columns), rows=rows, most=len(rows), where="terminal"
-    )
+    table = Table(label="Times", columns=titles, rows=rows, most=len(rows), where="terminal")
     return Document(
         name=_SECTION,
         title="Times",
@@ -104,7 +102,7 @@ def comparison_document(comparison: Comparison) -> Document:
         parts=lambda: (
             table,
             *(Text(text=f"note: {note}", where="terminal") for note in comparison.notes),
-            *_on_page(bench, None),
+            *_on_page(comparison.as_bench(), None),
         ),
     )
 
@@ -129,9 +127,8 @@ def case_sentence(case: Case) -> str:
 def busy_sentence(bench: Bench | None) -> str:
     """Return one line if the machine was busy while the job was timed; empty if not."""
     cases = bench.cases if bench else ()
-    found = (disturbance(case.comparison.settings) for case in cases if case.comparison)
-    busy = next(filter(None, found), "")
-    return f"{busy}: times mean little; try again later" if busy else ""
+    found = (machine.busy_sentence(c.comparison.settings) for c in cases if c.comparison)
+    return next(filter(None, found), "")
 
 
 def is_wrong(verification: Verification | None) -> bool:
@@ -139,28 +136,20 @@ def is_wrong(verification: Verification | None) -> bool:
     return verification is not None and verification.status == "fail"
 
 
-def _sentences(bench: Bench, *, wrong: bool) -> Iterator[str]:
-    warning = "; but its outputs are wrong, see verified" if wrong else ""
-    for case in bench.cases:
-        yield case_sentence(case) + (warning if case.comparison else "")
-
-
 def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
     """Return whether it is faster; that of a wrong model is not a success."""
     row, comparison = bench.headline, bench.cases[0].comparison
     if row.ratio is None or comparison is None:
         kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", "Not timed")
-        return Answer(
-            question=QUESTION, kind=kind, answer=answer, remark=row.reason, section=_SECTION
-        )
-    text = speed_text(row.verdict, row.ratio, None)
-    answer = capitalized(text)
-    kind, remark = _KINDS.get(row.verdict, "plain"), f"{bench.cases[0].what}: {_remark(row)}"
-    if kind == "good" and wrong:
-        kind, remark = "plain", f"{remark}; but the outputs are wrong"
-    sentence = f"Speed: {text}" if row.verdict in ("unclear", "no difference") else answer
-    if busy:
-        sentence += f". {capitalized(busy)}"
+        remark, sentence = row.reason, ""
+    else:
+        text = speed_text(row.verdict, row.ratio, None)
+        answer = capitalized(text)
+        kind, remark = _KINDS.get(row.verdict, "plain"), f"{bench.cases[0].what}: {_remark(row)}"
+        if kind == "good" and wrong:
+            kind, remark = "plain", f"{remark}; but the outputs are wrong"
+        sentence = f"Speed: {text}" if row.verdict in ("unclear", "no difference") else answer
+        sentence += f". {capitalized(busy)}" if busy else ""
     return Answer(
         question=QUESTION,
         kind=kind,
@@ -180,18 +169,13 @@ def _remark(row: VariantResult) -> str:
 
 
 def _advice(bench: Bench) -> Iterator[Advice]:
-    verdict = bench.headline.verdict
-    if verdict == "slower":
-        answer, remark = "Leave the model unprepared", "it is slower"
-        yield Advice(rank=60, kind="bad", answer=answer, remark=remark, section=_SECTION)
-    elif verdict == "unclear":
-        answer, remark = "Time it longer with bench=full", "best on an idle machine"
-        yield Advice(rank=70, kind="warn", answer=answer, remark=remark, section=_SECTION)
-
-
-def _in_terminal(bench: Bench) -> Iterator[Part]:
-    for case in bench.cases[1:]:
-        yield Text(text=case_sentence(case), where="terminal")
+    found = {
+        "slower": (60, "bad", "Leave the model unprepared", "it is slower"),
+        "unclear": (70, "warn", "Time it longer with bench=full", "best on an idle machine"),
+    }.get(bench.headline.verdict)
+    if found:
+        rank, kind, answer, remark = found
+        yield Advice(rank=rank, kind=kind, answer=answer, remark=remark, section=_SECTION)
 
 
 def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
@@ -204,18 +188,17 @@ def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
     charts = bench_charts(bench, verification)
     yield Charts(charts=tuple(charts), file="bench.svg")
     if charts:
-        levels = (
-            c.comparison.settings.get("confidence", 0.95) for c in bench.cases if c.comparison
-        )
-        confidence = f"{100 * float(next(levels, 0.95)):g}% confidence"
+        compared = [case.comparison for case in bench.cases if case.comparison]
+        confidence = f"{100 * float(compared[0].settings.get('confidence', 0.95)):g}% confidence"
         text = f"A whisker is the interval of the median with {confidence}. The change is the median over "
         text += "rounds in which both models ran, so it may differ from that of the two medians."
         yield Text(text=text, kind="note", where="page")
-    columns = [("Case", "text"), ("Model", "head"), ("Time", "number"), ("Interval", "number")]
-    columns += [("Change", "number"), ("Interval", "number"), ("Items/s", "number")]
-    columns += [("Peak memory", "number"), ("Verdict", "prose")]
+    titles = columns(
+        "Case text, Model head, Time number, Interval number, Change number, Interval number, "
+        "Items/s number, Peak memory number, Verdict prose"
+    )
     rows = [row for case in bench.cases for row in _rows(case)]
-    yield Table(label="Times", columns=tuple(columns), rows=rows, where="page")
+    yield Table(label="Times", columns=titles, rows=rows, where="page")
     yield Items(texts=tuple(_notes(bench)), kind="note", where="page")
 
 
@@ -231,10 +214,11 @@ def bench_charts(bench: Bench, verification: Verification | None) -> list[Chart]
     memory = [bar for case in cases for bar in _memory(case, several=several)]
     if memory:
         charts.append(Bars(title="Peak memory beyond the model", rows=tuple(memory)))
-    check = _largest(verification)
-    row = bench.headline
-    if check and check.error is not None and row.ratio is not None:
-        charts.append(_speed_against_error(bench.cases[0], row, check, wrong=wrong))
+    checks = [c for c in (verification.checks if verification else ()) if c.what == "outputs"]
+    known = [check for check in checks if check.error is not None]
+    if known and bench.headline.ratio is not None:
+        worst = max(known, key=lambda check: check.error or 0.0)
+        charts.append(_speed_against_error(bench.cases[0], worst, wrong=wrong))
     return charts
 
 
@@ -257,8 +241,9 @@ def _memory(case: Case, *, several: bool) -> Iterator[Bar]:
             yield Bar(label=label, value=row.peak_bytes, text=size(row.peak_bytes), mark=mark)
 
 
-def _speed_against_error(case: Case, row: VariantResult, check: Check, *, wrong: bool) -> Plane:
-    error, ratio = float(check.error or 0.0), float(row.ratio or 0.0)
+def _speed_against_error(case: Case, check: Check, *, wrong: bool) -> Plane:
+    row, error = case.row, float(check.error or 0.0)
+    ratio = float(row.ratio or 0.0)
     baseline = Point(label="unprepared", x=1.0, y=0.0, text="the reference", mark="baseline")
     prepared = Point(
         label=row.name,
@@ -268,20 +253,15 @@ def _speed_against_error(case: Case, row: VariantResult, check: Check, *, wrong:
         text=f"{verdict_text(row.verdict, ratio, row.ratio_interval)}, error {error:.2g}",
         mark=_mark(row, wrong=wrong),
     )
-    lines = ((check.allowed, "allowed"),) if check.allowed else ()
-    return Plane(
-        title="Speed against error",
-        points=(baseline, prepared),
-        x=Axis(label=f"time of one {case.what}, unprepared = 1"),
-        y=Axis(label="largest error of the outputs", log=True, lines=lines),
-    )
+    return error_plane("Speed against error", (baseline, prepared), case.what, check.allowed)
 
 
-def _largest(verification: Verification | None) -> Check | None:
-    """Return the check of outputs with the largest error."""
-    checks = verification.checks if verification else ()
-    outputs = [c for c in checks if c.what == "outputs" and c.error is not None]
-    return max(outputs, key=lambda check: check.error or 0.0, default=None)
+def error_plane(title: str, points: tuple[Point, ...], what: str, allowed: float | None) -> Plane:
+    """Return a plane of the time of one `what` against the error of its outputs."""
+    lines = ((allowed, "allowed"),) if allowed else ()
+    x = Axis(label=f"time of one {what}, unprepared = 1")
+    y = Axis(label="largest error of the outputs", log=True, lines=lines)
+    return Plane(title=title, points=points, x=x, y=y)
 
 
 def _mark(row: VariantResult, *, wrong: bool) -> str:

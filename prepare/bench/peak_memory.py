@@ -9,19 +9,10 @@ import re
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from prepare.core.model.devices import wait_for
-
-if TYPE_CHECKING:
-    import resource
-else:
-    try:
-        import resource
-    except ImportError:  # Windows
-        resource = None
 
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # Linux: "5" resets VmHWM to the memory that is resident now; see proc(5).
@@ -59,7 +50,11 @@ def page_faults() -> int:
     A page is handed out when it is first written. Memory that the C library returns to the system after
     one call is handed out again in the next.
     """
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def seconds_per_page_fault() -> float:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prepare.bench import statistics
-from prepare.core.utils import json_records
+from prepare.bench.statistics import Estimate
 from prepare.core.utils.environment import check_environment
-from prepare.core.utils.json_records import Readable
+from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.errors import BenchError
 
 if TYPE_CHECKING:
     from prepare.core.document import Document
 
-_KIND = json_records.Kind("prepare.bench", 1, "a bench", "a bench.json", BenchError)
 # The names of the two variants that a job times.
 UNPREPARED, PREPARED = "unprepared", "prepared"
 VERDICTS = (
@@ -77,7 +76,7 @@ class Control:
     noise: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The state of a running bench; `precision` is that of the least precise ratio, None if unknown."""
 
@@ -116,15 +115,19 @@ class Comparison(Readable):
         """Return the row of a variant; raise KeyError if there is no such variant."""
         return {row.name: row for row in self.rows}[name]
 
-    def save(self, path: str | Path) -> None:
-        """Write a `bench.json` with this as its only case, atomically. Raise FileError on failure."""
-        train = self.settings["train"]
+    def as_bench(self) -> Bench:
+        """Return a bench with this as its only case."""
+        train = self.settings.get("train")
         case = Case(what="training step" if train else "inference", comparison=self)
         mode = "train" if train else "eval"
-        Bench(level="", mode=mode, seconds=self.seconds, cases=(case,)).save(path)
+        return Bench(level="", mode=mode, seconds=self.seconds, cases=(case,))
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a `bench.json` with this as its only case, atomically. Raise FileError on failure."""
+        self.as_bench().save(path)
 
     @classmethod
-    def load(cls, path: str | Path) -> Comparison:
+    def load(cls, path: str | os.PathLike) -> Comparison:
         """Read the comparison in the first case of a `bench.json`, without torch.
 
         Raises:
@@ -166,13 +169,15 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Bench(Readable):
+class Bench(JsonRecord, Readable):
     """The content of `bench.json`: what a job timed, the prepared model against the unprepared one.
 
     `level` and `mode` are those of the job; a comparison saved by itself has an empty level. There is at
     least one case, and the first belongs to the mode, on the batch as given. `seconds` is the time of the
     whole bench.
     """
+
+    KIND: ClassVar[Kind] = Kind("prepare.bench", 1, "a bench", "a bench.json", BenchError)
 
     level: str
     mode: str
@@ -184,24 +189,24 @@ class Bench(Readable):
         """The one row to show in a summary: that of the first case."""
         return self.cases[0].row
 
-    def save(self, path: str | Path) -> None:
-        """Write `bench.json` atomically. Raise FileError on failure."""
-        json_records.write_json(path, _KIND.head | asdict(self), lines=True)
+    def as_read(self) -> Self:
+        return replace(self, cases=tuple(map(_updated, self.cases)))
 
-    @classmethod
-    def load(cls, path: str | Path) -> Bench:
-        """Read a `bench.json`, without torch.
-
-        Raises:
-            BenchError: the file is not a bench, or has another version.
-        """
-        bench = json_records.load(cls, path, _KIND, check=_check)
-        return replace(bench, cases=tuple(map(_updated, bench.cases)))
+    def check(self) -> None:
+        if not self.cases:
+            raise ValueError("it has no cases")
+        for case in self.cases:
+            if case.comparison is None:
+                continue
+            check_comparison(case.comparison)
+            for row in case.comparison.rows:
+                if row.verdict not in (*VERDICTS, _OLD_VERDICT):
+                    raise ValueError(f"{row.verdict!r} is not a verdict")
 
 
 def check_comparison(comparison: Comparison) -> None:
     """Raise an error if a value has another type than its readers expect, or a ratio is not positive."""
-    json_records.check_values(comparison.settings, _SETTINGS)
+    check_values(comparison.settings, _SETTINGS)
     check_environment(comparison.environment)
     comparison.row(comparison.baseline)
     for row in comparison.rows:
@@ -217,27 +222,14 @@ def check_ratios(*ratios: float | None) -> None:
             raise ValueError(f"{ratio} is not a ratio of times")
 
 
-def _check(bench: Bench) -> None:
-    if not bench.cases:
-        raise ValueError("it has no cases")
-    compared = [case.comparison for case in bench.cases if case.comparison is not None]
-    for comparison in compared:
-        check_comparison(comparison)
-    found = {row.verdict for comparison in compared for row in comparison.rows}
-    if unknown := found - {*VERDICTS, _OLD_VERDICT}:
-        raise ValueError(f"{min(unknown)!r} is not a verdict")
-
-
 def _updated(case: Case) -> Case:
     """Replace the verdict of earlier versions."""
     if case.comparison is None:
         return case
-    rows = tuple(map(_updated_row, case.comparison.rows))
+    rows = tuple(
+        replace(row, verdict=statistics.verdict(Estimate(row.ratio, row.ratio_interval), math.inf))
+        if row.verdict == _OLD_VERDICT and row.ratio is not None
+        else row
+        for row in case.comparison.rows
+    )
     return replace(case, comparison=replace(case.comparison, rows=rows))
-
-
-def _updated_row(row: VariantResult) -> VariantResult:
-    if row.verdict != _OLD_VERDICT or row.ratio is None:
-        return row
-    measured = statistics.Estimate(row.ratio, row.ratio_interval)
-    return replace(row, verdict=statistics.verdict(measured, math.inf))

@@ -12,6 +12,7 @@ import torch
 from prepare.bench import statistics
 from prepare.bench.records import Control, VariantResult
 from prepare.bench.statistics import Estimate
+from prepare.core.utils.numbers import finite
 
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock, Variant
@@ -89,10 +90,10 @@ class SampleSet:
     def precision(self) -> float:
         """Return the precision of the least precise ratio, or time if the baseline failed."""
         if self.baseline.reason:
-            times = (statistics.estimate(each.samples, self.confidence) for each in self.active())
-            return statistics.worst_precision(times)
-        others = (series for series in self.active() if series is not self.baseline)
-        return statistics.worst_precision(map(self.ratio, others))
+            known = [statistics.estimate(each.samples, self.confidence) for each in self.active()]
+        else:
+            known = [self.ratio(each) for each in self.active() if each is not self.baseline]
+        return max((each.precision for each in known), default=math.inf)
 
     def is_settled(self) -> bool:
         """Return whether no verdict is `unclear`, so that more rounds need not be timed."""
@@ -103,9 +104,8 @@ class SampleSet:
         if self.baseline.reason:
             return None
         ratio = self.ratio(self.control)
-        noise = statistics.noise(ratio)
-        finite = noise if math.isfinite(noise) else None
-        return Control(ratio=ratio.value, interval=ratio.interval, noise=finite)
+        noise = finite(statistics.noise(ratio))
+        return Control(ratio=ratio.value, interval=ratio.interval, noise=noise)
 
     def rows(self, items: int | None, unclear: str) -> Iterator[VariantResult]:
         """Yield a row per variant; `items` is the batch size, `unclear` the reason of such verdicts."""

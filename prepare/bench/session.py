@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -13,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from prepare.bench import statistics
-from prepare.bench.input_pool import batch_size
 from prepare.bench.peak_memory import seconds_per_page_fault
 from prepare.bench.records import Comparison, Control, Progress
 from prepare.bench.samples import SampleSet, Series
+from prepare.bench.variant import batch_size
 from prepare.core.utils.environment import environment
-from prepare.core.utils.machine import MachineWatch, disturbance
+from prepare.core.utils.machine import MachineWatch, busy_sentence, disturbance
+from prepare.core.utils.numbers import finite
 from prepare.core.utils.text import plural
 from prepare.errors import RefusedError
 
@@ -85,7 +85,7 @@ class BenchSession:
         variants: Mapping[str, Variant],
         baseline: str,
         options: BenchOptions,
-        progress: Callable[[Progress], None] | None,
+        progress: Callable[[Progress], object] | None,
         clock: Clock,
     ) -> None:
         series = {name: Series(variant) for name, variant in variants.items()}
@@ -113,7 +113,9 @@ class BenchSession:
             series.like(base)
         self._run_rounds(pool)
         items, control_result = batch_size(pool[0]), self._samples.control_result()
-        conditions = watch.conditions() | _threads()
+        conditions = watch.conditions()
+        conditions |= {"threads": torch.get_num_threads()}
+        conditions |= {"interop_threads": torch.get_num_interop_threads()}
         settings = asdict(self._options) | {
             "confidence_of_each": self._samples.confidence,
             "batch_size": items,
@@ -219,24 +221,18 @@ class BenchSession:
         return self._clock() - self._start
 
     def _report(self, doing: str) -> None:
-        if self._progress is not None:
-            precision = self._samples.precision() if self._rounds else math.inf
-            self._progress(
-                Progress(
-                    doing=doing,
-                    rounds=self._rounds,
-                    seconds=self._elapsed(),
-                    budget=self._options.budget,
-                    precision=precision if math.isfinite(precision) else None,
-                )
-            )
+        if self._progress is None:
+            return
+        precision = finite(self._samples.precision()) if self._rounds else None
+        budget = self._options.budget
+        self._progress(Progress(doing, self._rounds, self._elapsed(), budget, precision))
 
     def _notes(self, control: Control | None, settings: Mapping[str, Any]) -> Iterator[str]:
         """Yield what limits the result."""
-        precision = self._samples.precision()
-        needed = statistics.min_values(self._samples.confidence)
         if not self._samples.active():
             return
+        precision = self._samples.precision()
+        needed = statistics.min_values(self._samples.confidence)
         if self._rounds < needed:
             yield (
                 f"too few rounds to conclude anything: {plural(self._rounds, 'round')}, and an interval "
@@ -256,8 +252,8 @@ class BenchSession:
                 f"about {fresh:.0%} of the baseline's time is spent on memory that each call returns to the "
                 "system and requests again, which may differ between processes: see docs/timing.md"
             )
-        if disturbed := disturbance(settings):
-            yield f"{disturbed}: times mean little; try again later"
+        if busy := busy_sentence(settings):
+            yield busy
 
     def _unclear(self, control: Control | None, conditions: Mapping[str, Any]) -> str:
         """Return why a verdict is unclear, if it is."""
@@ -283,14 +279,6 @@ def _check_place(series: Series, required: str | torch.device | None) -> None:
         raise RefusedError("its device", "meta computes nothing", "give the tensors values")
     if expected and (actual.type != expected.type or expected.index not in (None, actual.index)):
         raise RefusedError("its device", f"it is on {actual}, not on {expected}", "move it there")
-
-
-def _threads() -> dict[str, int]:
-    """Return how many threads torch uses."""
-    return {
-        "threads": torch.get_num_threads(),
-        "interop_threads": torch.get_num_interop_threads(),
-    }
 
 
 def _spending(samples: SampleSet, part: float) -> SampleSet:

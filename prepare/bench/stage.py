@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from prepare.core.utils.machine import disturbance
+from prepare.core.utils.numbers import finite
 from prepare.core.utils.options import as_written
 from prepare.registry import stage
 from prepare.stage import Copies, Stage, Work, key
@@ -100,14 +100,14 @@ def _figures(case: Case, prefix: str) -> dict[str, Any]:
     """Return the figures of one case; the first has no prefix."""
     row = case.row
     low, high = row.ratio_interval or (None, None)
-    values: dict[str, Any] = {"verdict": row.verdict, "time_ratio": _finite(row.ratio)}
-    values |= {"time_ratio_low": _finite(low), "time_ratio_high": _finite(high)}
-    values |= {"prepared_seconds": _finite(case.seconds), "prepared_peak_bytes": row.peak_bytes}
+    values: dict[str, Any] = {"verdict": row.verdict, "time_ratio": finite(row.ratio)}
+    values |= {"time_ratio_low": finite(low), "time_ratio_high": finite(high)}
+    values |= {"prepared_seconds": finite(case.seconds), "prepared_peak_bytes": row.peak_bytes}
     values |= {"timed_reason": row.reason, "timed_where": "", "busy": ""}
     if (comparison := case.comparison) is not None:
         baseline = comparison.row(comparison.baseline)
         values |= {"timed_where": _where(comparison), "busy": disturbance(comparison.settings)}
-        values |= {"unprepared_seconds": _finite(baseline.seconds)}
+        values |= {"unprepared_seconds": finite(baseline.seconds)}
         values |= {"unprepared_peak_bytes": baseline.peak_bytes, "rounds": comparison.repeats}
     return {f"{prefix}{key}": value for key, value in values.items()}
 
@@ -122,7 +122,3 @@ def _where(comparison: Comparison) -> str:
     amp = settings.get("amp", "none")
     parts.append("" if amp == "none" else f"autocast to {amp}")
     return "; ".join(str(part) for part in [*parts, f"baseline on {device}"] if part)
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if value is not None and math.isfinite(value) else None

@@ -124,11 +124,6 @@ def verdict(measured: Estimate, noise: float) -> str:
     return "no difference" if low >= 1 - _SAME and high <= 1 + _SAME else "unclear"
 
 
-def worst_precision(estimates: Iterable[Estimate]) -> float:
-    """Return the precision of the least precise estimate; infinite if there are no estimates."""
-    return max((estimate.precision for estimate in estimates), default=math.inf)
-
-
 def bonferroni(confidence: float, count: int) -> float:
     """Return the confidence that each of `count` intervals needs, so that all hold with `confidence`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from prepare.bench import compare
 from prepare.bench.records import PREPARED, UNPREPARED, Bench, Case, Progress
 from prepare.bench.stage import BUDGET, Level
+from prepare.core.forward.autocast import device_of
 from prepare.core.forward.call import Call, call_of
-from prepare.core.utils.text import plural
+from prepare.core.utils.text import first_line, plural
 from prepare.core.utils.user_code import is_out_of_memory
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
@@ -74,17 +75,12 @@ def time_models(
     reason = _reason(models, example)
     budget = seconds or BUDGET[level]
     if level == "short" and seconds is None and not reason:
-        call_takes = _takes(models, first, took)
-        reason = _too_long(first, call_takes)
-        budget = _short_budget(call_takes)
+        budget, reason = _short_budget(first, _takes(models, first, took))
     if reason or not example:
         cases: tuple[Case, ...] = (Case(what=first, reason=reason),)
     else:
-        calls = dict(_calls(call_of(example), level, first))
-        cases = tuple(
-            _case(models, what, calls[what], level=level, budget=budget, amp=amp, tell=tell)
-            for what in calls
-        )
+        case = partial(_case, models, level=level, budget=budget, amp=amp, tell=tell)
+        cases = tuple(case(*each) for each in _calls(call_of(example), level, first).items())
     return Bench(level=level, mode=mode, seconds=time.perf_counter() - start, cases=cases)
 
 
@@ -103,34 +99,31 @@ def _reason(models: Models, example: Example | Call | None) -> str:
 
 def _takes(models: Models, what: str, took: float) -> float:
     """Return the seconds that a call takes by the first forward; 0 if that says nothing about others."""
-    device = next((p.device.type for p in models.prepared.parameters()), "cpu")
+    device = device_of([models.prepared]).type
     # A first forward may compile, or load libraries on a GPU.
     if device != "cpu" or any(step.phase == "runtime" for step in models.pipeline.steps.values()):
         return 0.0
     return took * (_FORWARDS if what == TRAINING else 1)
 
 
-def _short_budget(seconds: float) -> float:
-    """Return the budget of a short case whose call takes `seconds`: more for slow calls."""
-    return min(LONGEST, max(BUDGET["short"], _CALLS * seconds if seconds > _SLOW else 0.0))
+def _short_budget(what: str, seconds: float) -> tuple[float, str]:
+    """Return the budget of a short case whose call takes `seconds`, more for slow calls.
+
+    If three rounds do not fit into the longest one, also return the reason to time nothing.
+    """
+    needed = _CALLS * seconds
+    if needed > LONGEST:
+        limit = f"within {LONGEST:.0f} s; raise bench.seconds"
+        return LONGEST, f"{what} takes about {seconds:.0f} s, too long for a comparison {limit}"
+    return max(BUDGET["short"], needed if seconds > _SLOW else 0.0), ""
 
 
-def _too_long(what: str, seconds: float) -> str:
-    """Return the reason if the calls of three rounds do not fit into the longest time; else empty."""
-    if _CALLS * seconds <= LONGEST:
-        return ""
-    limit = f"within {LONGEST:.0f} s; raise bench.seconds"
-    return f"{what} takes about {seconds:.0f} s, too long for a comparison {limit}"
-
-
-def _calls(call: Call, level: Level, first: str) -> Iterator[tuple[str, Call]]:
-    yield first, call
-    if level == "full":
-        yield INFERENCE, call
-        one_sample = resized(call, 1)
-        if one_sample is not call:
-            yield ONE_SAMPLE, one_sample
-        yield TRAINING, call
+def _calls(call: Call, level: Level, first: str) -> dict[str, Call]:
+    if level != "full":
+        return {first: call}
+    one = resized(call, 1)
+    single = {} if one is call else {ONE_SAMPLE: one}
+    return {first: call, INFERENCE: call} | single | {TRAINING: call}
 
 
 def _case(
@@ -146,9 +139,6 @@ def _case(
     unprepared = models.unprepared
     assert not isinstance(unprepared, str)  # else no case is timed
 
-    def progress(now: Progress) -> None:
-        tell(f"timing {what}: {_progress_text(now)}")
-
     try:
         comparison = compare(
             {UNPREPARED: unprepared, PREPARED: models.prepared},
@@ -160,10 +150,12 @@ def _case(
             amp=amp,
             precision=PRECISION[level],
             format={
-                UNPREPARED: partial(_format, unprepared, _device_steps(models)),
-                PREPARED: partial(_format, models.prepared, models.pipeline),
+                UNPREPARED: partial(
+                    format_call, prepared=unprepared, pipeline=_device_steps(models)
+                ),
+                PREPARED: partial(format_call, prepared=models.prepared, pipeline=models.pipeline),
             },
-            progress=progress,
+            progress=lambda now: tell(f"timing {what}: {_progress_text(now)}"),
         )
     except Exception as error:
         return Case(what=what, reason=_expected(error))
@@ -173,10 +165,6 @@ def _case(
 def _device_steps(models: Models) -> Pipeline:
     """Return a pipeline of the device step only, which the unprepared model needs for the comparison."""
     return Pipeline([step for step in models.pipeline.steps.values() if step.name == "device"])
-
-
-def _format(model: nn.Module, pipeline: Pipeline, call: Call) -> Call:
-    return format_call(call, model, pipeline)
 
 
 def _progress_text(now: Progress) -> str:
@@ -192,9 +180,8 @@ def _expected(error: Exception) -> str:
     """Return the text of an error that the model may have caused; raise any other error."""
     if isinstance(error, PrepareError):
         problem = error.problems[0]
-        return (
-            f"{problem.wrong}; raise bench.seconds" if problem.where == "budget" else str(problem)
-        )
+        more_time = f"{problem.wrong}; raise bench.seconds"
+        return more_time if problem.where == "budget" else str(problem)
     if is_out_of_memory(error):
-        return f"out of memory: {str(error).partition(chr(10))[0]}"
+        return f"out of memory: {first_line(error)}"
     raise error

@@ -1,28 +1,29 @@
-"""One variant of a bench: runs forward, or forward and backward, and times it."""
+"""One variant of a bench: runs forward, or forward and backward, and times it on inputs of a pool."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from prepare.bench.input_pool import copy_batch
-from prepare.bench.loss_scaler import LossScaler
 from prepare.bench.model_state import modules_in
 from prepare.bench.peak_memory import measure_peak, page_faults
 from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.explain_error import explained
-from prepare.core.forward.nested import arguments, tensors_in
+from prepare.core.forward.nested import arguments, map_tensors, tensors_in
+from prepare.core.forward.stand_ins import copy_of
 from prepare.core.model.devices import wait_for
+from prepare.core.model.tensors import is_expanded, is_plain
 from prepare.core.utils.process_state import paused_collector
 from prepare.core.utils.text import first_line
 from prepare.errors import PrepareError, RefusedError
 
 Clock = Callable[[], float]
 Call = Callable[..., Any]
+_MAX_INPUTS, _MIN_INPUTS, _MAX_BYTES = 8, 2, 2**28
 
 
 class Variant:
@@ -176,3 +177,70 @@ def _timed_by_events(work: Callable[[], object], calls: int, device: torch.devic
 def _describe(error: Exception) -> str:
     message = first_line(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+class LossScaler:
+    """A GradScaler for steps without an optimizer; its factor adapts from step to step."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
+        self._scaler = torch.amp.GradScaler(device.type)
+        # It unscales the gradients of an optimizer; this one only holds them.
+        self._optimizer = torch.optim.SGD(parameters, lr=0.0)
+
+    def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Run backward from scaled outputs, then unscale the gradients and look for infinite ones.
+
+        The gradients are those of a mean: without that, the scaled ones of an output in float16 overflow.
+        """
+        scaled = [
+            self._scaler.scale(root.float() / root.numel()) if root.is_floating_point() else root
+            for root in roots
+        ]
+        torch.autograd.backward(
+            scaled, [g.to(s.dtype) for g, s in zip(gradients, scaled, strict=True)]
+        )
+        self._scaler.unscale_(self._optimizer)
+        self._scaler.update()
+
+
+def make_pool(batch: Any, *, seed: int) -> list[Any]:
+    """Return 2 to 8 inputs like `batch`, as many as fit into 256 MiB.
+
+    If `batch` is a function, each input is one of its results. Otherwise each input has the values of
+    `batch`, rolled by a random number of places: they stay in its range, and no value becomes one that
+    is slower to compute with (denormal). Integers and booleans are not changed, as they may be indices
+    or masks.
+    """
+    first = batch() if callable(batch) else batch
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(first))
+    count = max(_MIN_INPUTS, min(_MAX_INPUTS, _MAX_BYTES // max(1, size)))
+    if callable(batch):
+        return [first, *(batch() for _ in range(count - 1))]
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return [
+        map_tensors(lambda tensor: _roll(tensor, generator), copy_batch(first))
+        for _ in range(count)
+    ]
+
+
+def copy_batch(batch: Any) -> Any:
+    """Copy every tensor of a batch: a model may write into its input."""
+    return map_tensors(copy_of, batch)
+
+
+def batch_size(batch: Any) -> int | None:
+    """Return the first size of the first tensor, or None if there is no such tensor or size."""
+    args, kwargs = arguments(batch)
+    first = next(tensors_in([*args, *kwargs.values()]), None)
+    return None if first is None or first.dim() == 0 else first.shape[0]
+
+
+@torch.no_grad()
+def _roll(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    if not tensor.is_floating_point() or not is_plain(tensor) or is_expanded(tensor):
+        return tensor
+    if tensor.numel() > 1:
+        places = int(torch.randint(1, tensor.numel(), (), generator=generator, device="cpu"))
+        # In place, so that the strides stay as the user gave them.
+        tensor.copy_(tensor.reshape(-1).roll(places).view(tensor.shape))
+    return tensor

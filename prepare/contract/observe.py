@@ -25,8 +25,8 @@ from prepare.core.utils.machine import disturbance
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, RefusedError
 from prepare.flow import observe
-from prepare.flow.casts import CastWatcher
 from prepare.flow.layouts import layout_of
+from prepare.flow.operator_watcher import CastWatcher
 from prepare.pipeline import Pipeline
 from prepare.verify.inputs import user_call, user_formatter
 

@@ -160,6 +160,11 @@ class Table:
     where: Where = ""
 
 
+def columns(text: str) -> tuple[tuple[str, str], ...]:
+    """Return the columns of a table: `columns("Model head, Peak memory number")`, titles and kinds."""
+    return tuple((title, kind) for title, _, kind in (c.rpartition(" ") for c in text.split(", ")))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """A cell of a matrix: a style, a figure, words below it, and a text with the address that it leads to."""

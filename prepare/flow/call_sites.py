@@ -61,8 +61,8 @@ class ModuleStack:
     def __init__(self, model: nn.Module) -> None:
         self.names = {id(module): name for name, module in model.named_modules()}
         self.root = type(model).__name__
-        self.on_enter: Callable[[nn.Module, Any], None] = _do_nothing
-        self.on_exit: Callable[[nn.Module, Any], None] = _do_nothing
+        self.on_enter: Callable[[nn.Module, Any], None] = lambda *_: None
+        self.on_exit: Callable[[nn.Module, Any], None] = lambda *_: None
         self._running: list[tuple[nn.Module, str]] = []
         self._handles: list[Any] = []
         self._thread = threading.get_ident()
@@ -107,10 +107,6 @@ class ModuleStack:
             self.on_exit(module, output)
         # A hook that returns anything but None replaces the output.
         return None  # noqa: PLR1711, RET501
-
-
-def _do_nothing(module: nn.Module, value: Any) -> None:
-    """Ignore that a module is entered or left."""
 
 
 def _caller() -> tuple[str, str]:

@@ -6,12 +6,21 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prepare.core.document import Advice, Answer, Document, Items, Shown, Strip, Table, Text
+from prepare.core.document import (
+    Advice,
+    Answer,
+    Document,
+    Items,
+    Shown,
+    Strip,
+    Table,
+    Text,
+    columns,
+)
 from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
 from prepare.flow.causes import breaks_text, event_name, layout_causes, named
-from prepare.flow.module_tree import module_tree
-from prepare.flow.strip import layout_strip, style_of, styles_of
+from prepare.flow.pictures import layout_strip, module_tree, style_of, styles_of
 
 if TYPE_CHECKING:
     from prepare.core.document import Part
@@ -127,8 +136,7 @@ def _advice(flow: Flow) -> Iterator[Advice]:
 
 def _in_terminal(flow: Flow) -> Iterator[Part]:
     summary = flow.summary
-    wanted = ", ".join(f"{name} for {rank}-d tensors" for rank, name in flow.wanted.items())
-    yield Text(text=f"wanted: {wanted}", where="terminal")
+    yield Text(text=f"wanted: {_wanted(flow)}", where="terminal")
     if summary["convolutions"]:
         kinds = Counter(row.backend for row in flow.convolutions if row.backend)
         backends = ", ".join(f"{name} {count}" for name, count in sorted(kinds.items()))
@@ -136,16 +144,9 @@ def _in_terminal(flow: Flow) -> Iterator[Part]:
         text = f"{summary['in_layout']} of {called} returned it ({backends})"
         yield Text(text=text, where="terminal")
     breaks = sorted((e for e in flow.events if e.kind == "break"), key=lambda e: -e.bytes)
-    titles = (
-        ("lost in", "name"),
-        ("by", "text"),
-        ("at", "text"),
-        ("times", "number"),
-        ("size", "text"),
-    )
     yield Table(
         label="Breaks",
-        columns=titles,
+        columns=columns("lost in name, by text, at text, times number, size text"),
         rows=list(map(_break, breaks)),
         noun="place",
         where="terminal",
@@ -171,27 +172,25 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
         yield Strip(
             title=title,
             label=text,
-            parts=tuple(strip.parts),
-            ticks=tuple(strip.ticks),
+            **strip._asdict(),
             legend=tuple(legend) if each is flow else (),
             file=file,
         )
-    causes = [("Lost by", "head"), ("Lost", "text"), ("Copied there", "number")]
-    causes += [("To bring it back", "number"), ("First in", "code")]
+    titles = columns(
+        "Lost by head, Lost text, Copied there number, To bring it back number, First in code"
+    )
     rows = [row for label, each in figures for row in _causes(each, label)]
-    yield Table(label="Causes", columns=tuple(causes), rows=rows, where="page")
+    yield Table(label="Causes", columns=titles, rows=rows, where="page")
     if before:
-        compared = (("Per forward", "head"), ("Before", "number"), ("After", "number"))
         yield Table(
             label="Before and after",
-            columns=compared,
+            columns=columns("Per forward head, Before number, After number"),
             rows=_compared(before, flow),
             form="narrow",
             where="page",
         )
-    wanted = ", ".join(f"{name} for {rank}-d tensors" for rank, name in flow.wanted.items())
     how = "predicted without computing" if flow.mode == "predict" else "observed in a forward"
-    text = f"Requested: {wanted}; {how}. Bytes are those of one forward."
+    text = f"Requested: {_wanted(flow)}; {how}. Bytes are those of one forward."
     yield Text(text=text, kind="note", where="page")
     notes = flow.notes
     if len(notes) > _NOTES:
@@ -204,16 +203,18 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
     yield _convolutions(flow)
 
 
+def _wanted(flow: Flow) -> str:
+    return ", ".join(f"{name} for {rank}-d tensors" for rank, name in flow.wanted.items())
+
+
 def _causes(flow: Flow, label: str) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield cause, how often, bytes at the breaks, bytes to bring the layout back, and first module."""
     for phase in ("forward", "backward"):
+        when = label.lower(), "" if phase == "forward" else phase
         for cause in layout_causes(flow, phase):
-            when = ", ".join(filter(None, (label.lower(), phase if phase != "forward" else "")))
-            copied, regained = (
-                size(count) if count else "" for count in (cause.copied, cause.regained)
-            )
-            name = f"{cause.name}, {when}" if when else cause.name
+            name = ", ".join(filter(None, (cause.name, *when)))
             lost = times(cause.count) if cause.count else "copied only"
+            copied, regained = (size(n) if n else "" for n in (cause.copied, cause.regained))
             yield name, lost, copied, regained, cause.first or _ROOT
 
 
@@ -229,9 +230,10 @@ def _compared(before: Flow, after: Flow) -> list[tuple[str, str, str]]:
 
 
 def _events(flow: Flow) -> Table:
-    columns = [("Event", "word"), ("Phase", "text"), ("Module", "name"), ("Type", "text")]
-    columns += [("Operation", "code"), ("Cause", "text"), ("Times", "number"), ("Output", "number")]
-    columns += [("Shape", "number"), ("Operands", "prose"), ("Called at", "text")]
+    titles = (
+        "Event word, Phase text, Module name, Type text, Operation code, Cause text, Times number, "
+        "Output number, Shape number, Operands prose, Called at text"
+    )
     kinds = {"break": "lost", "regain": "regained"}
     rows = [
         (
@@ -240,22 +242,22 @@ def _events(flow: Flow) -> Table:
         )
         for e in flow.events
     ]
-    return _folded("Layout lost or regained", columns, rows)
+    return _folded("Layout lost or regained", titles, rows)
 
 
 def _copies(flow: Flow) -> Table:
-    columns = [("Module", "name"), ("Type", "text"), ("Operation", "code"), ("Times", "number")]
-    columns += [("Bytes", "number"), ("Cause", "prose"), ("Phase", "text")]
+    titles = "Module name, Type text, Operation code, Times number, Bytes number, Cause prose, Phase text"
     rows = [
         (c.module or _ROOT, c.type, c.operation, f"{c.count:,}", size(c.bytes), c.why, c.phase)
         for c in sorted(flow.copies, key=lambda copy: -copy.bytes)
     ]
-    return _folded("Copied because of layouts", columns, rows)
+    return _folded("Copied because of layouts", titles, rows)
 
 
 def _convolutions(flow: Flow) -> Table:
-    columns = [("Module", "name"), ("Type", "text"), ("Input", "text"), ("Weight", "text")]
-    columns += [("Output", "text"), ("Kernel", "text"), ("Calls", "number")]
+    titles = (
+        "Module name, Type text, Input text, Weight text, Output text, Kernel text, Calls number"
+    )
     rows = [
         (c.module or _ROOT, c.type, c.input, c.weight, c.output, c.backend, f"{c.calls:,}")
         for c in flow.convolutions
@@ -265,13 +267,13 @@ def _convolutions(flow: Flow) -> Table:
         modules.setdefault(row.backend or "an unknown kernel", set()).add(row.module)
     ranked = sorted(modules, key=lambda name: -len(modules[name]))
     by = ", ".join(f"{len(modules[name]):,} by {name}" for name in ranked[:4])
-    return _folded("Layouts and kernel of each convolution", columns, rows, f"Convolutions: {by}")
+    return _folded("Layouts and kernel of each convolution", titles, rows, f"Convolutions: {by}")
 
 
-def _folded(label: str, columns: list[tuple[str, str]], rows: list[tuple], fold: str = "") -> Table:
+def _folded(label: str, titles: str, rows: list[tuple], fold: str = "") -> Table:
     return Table(
         label=label,
-        columns=tuple(columns),
+        columns=columns(titles),
         rows=rows,
         fold=fold or f"{label}: {plural(len(rows), 'place')}",
         file="flow.json",

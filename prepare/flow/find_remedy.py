@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from prepare.core.model.module_tree import copy_tree
 from prepare.errors import PrepareError
-from prepare.flow import predict
+from prepare.flow.follow import predict
 from prepare.flow.records import Remedy
 from prepare.pipeline import Pipeline
 from prepare.steps.keeping.choose_calls import choose_calls, cost_of, kept
@@ -33,6 +33,10 @@ class _Attempt(NamedTuple):
     model: nn.Module
     flow: Flow
 
+    @property
+    def breaks(self) -> int:
+        return cost_of(self.flow)[1]
+
 
 def find_remedy(
     model: nn.Module,
@@ -50,12 +54,12 @@ def find_remedy(
     added: list[str] = []
     missing = [name for name in _STEPS if name not in set(present)]
     best = _Attempt("", model, flow)
-    while missing and _breaks(best.flow):
+    while missing and best.breaks:
         attempts = [_attempt(best, name, example, backward, amp) for name in missing]
-        better = [each for each in attempts if each and _breaks(each.flow) < _breaks(best.flow)]
+        better = [each for each in attempts if each and each.breaks < best.breaks]
         if not better:
             break
-        best = min(better, key=lambda each: _breaks(each.flow))
+        best = min(better, key=lambda each: each.breaks)
         added.append(best.step)
         missing.remove(best.step)
     if not added:
@@ -97,7 +101,3 @@ def _copied(tensor: Tensor) -> Tensor:
     copied = tensor.detach().clone()
     is_parameter = isinstance(tensor, nn.Parameter)
     return nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
-
-
-def _breaks(flow: Flow) -> int:
-    return cost_of(flow)[1]

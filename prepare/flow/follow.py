@@ -1,10 +1,12 @@
-"""Follow the layout of activations through one forward, predicted or observed."""
+"""Follow the layout of activations through one forward, predicted or observed, and count what is found."""
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,22 +29,45 @@ from prepare.core.model.issues_here import CallIssues, describe
 from prepare.core.model.module_kinds import is_repaired
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.errors import RefusedError
-from prepare.flow.aggregate import FlowBuilder
 from prepare.flow.call_sites import CallSite, ModuleStack
 from prepare.flow.fake_tensors import explain_failure
 from prepare.flow.layout_states import LayoutStates
-from prepare.flow.layouts import layout_of
+from prepare.flow.layouts import choose_target_layouts, layout_of
 from prepare.flow.operator_watcher import OperatorWatcher, is_followed
-from prepare.flow.target_layouts import choose_target_layouts
+from prepare.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
 
 if TYPE_CHECKING:
-    from prepare.flow.records import Flow
+    from prepare.core.forward.autocast import Amp
 
 
 def predict(
-    model: nn.Module, example: Any, *, backward: bool, wanted: Mapping[int, str] | None, amp: str
+    model: nn.Module,
+    example: Any,
+    *,
+    backward: bool = False,
+    wanted: Mapping[int, str] | None = None,
+    amp: Amp = "none",
 ) -> Flow:
-    """Predict the flow of one forward; see `prepare.flow.predict`."""
+    """Predict the flow of one forward from shapes and strides, without computing any value.
+
+    Args:
+        model: in training or evaluation mode; it is not changed.
+        example: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
+        backward: also follow the gradients of the sum of all outputs.
+        wanted: `{4: "channels_last", 5: "channels_last_3d"}`; by default the layouts of the model's
+            convolution weights, see `prepare.flow.layouts`.
+        amp: run the forward under `torch.autocast` to this dtype; casts of autocast keep the layout.
+
+    If forward needs a value, or an operation cannot run without data, the flow has the status
+    `cannot predict`, the reason, and the events up to that point. torch's shape functions are wrong for a
+    few operations (in backward ReLU6); for these only `observe` is right.
+    The result holds for the current number of threads: with a single one, torch 2.13 runs 1x1x1
+    convolutions of float32 on its reference path, which returns a contiguous tensor.
+
+    Raises:
+        ConfigError: `wanted` does not name a layout.
+        RefusedError: `amp` is unknown.
+    """
     check_amp(amp)
     watcher = _watcher_for(model, wanted)
     layouts, builder = watcher.states.wanted, watcher.builder
@@ -69,9 +94,24 @@ def predict(
 
 
 def observe(
-    model: nn.Module, example: Any, *, backward: bool, wanted: Mapping[int, str] | None, amp: str
+    model: nn.Module,
+    example: Any,
+    *,
+    backward: bool = False,
+    wanted: Mapping[int, str] | None = None,
+    amp: Amp = "none",
 ) -> Flow:
-    """Observe the flow of one real forward; see `prepare.flow.observe`."""
+    """Observe the flow of one real forward; the arguments are those of `predict`.
+
+    Gradients are enabled only with `backward`. The model runs on the values of its own parameters, and on
+    copies of its buffers and of the example. Random states, gradients, attributes, hooks and training mode
+    are restored afterwards.
+
+    Raises:
+        ConfigError: `wanted` does not name a layout.
+        RefusedError: `amp` is unknown, or a lazy module has no parameters yet.
+        ModelError: the forward or backward raised; names the innermost module.
+    """
     check_amp(amp)
     watcher = _watcher_for(model, wanted)
     if name := lazy_parameter(model):
@@ -97,7 +137,7 @@ def _watching(
     model: nn.Module, watcher: OperatorWatcher, stand_in: Callable[[Tensor], Tensor]
 ) -> Iterator[None]:
     """Set up a run: isolated global state, stand-ins for the model's tensors, hooks on its modules."""
-    hooks = _ModuleHooks(watcher, CallIssues(_device_of(model)))
+    hooks = _ModuleHooks(watcher, CallIssues(device_of([model]).type))
     watcher.stack.on_enter, watcher.stack.on_exit = hooks.enter, hooks.exit
     with ExitStack() as contexts:
         contexts.enter_context(isolated())
@@ -120,14 +160,16 @@ def _run(
     amp: str,
 ) -> None:
     args, kwargs = inputs
-    for tensor in tensors_in([*args, *kwargs.values()]):
+    given = list(tensors_in([*args, *kwargs.values()]))
+    for tensor in given:
         watcher.states.register(tensor, "unknown", "the input")
+    # Without data it is quick, and torch's own code is not safe from an interrupt there.
+    call = _at_once if fake else interruptible
     # The FakeTensorMode is below the watcher: it computes what the watcher dispatches.
     with torch.inference_mode(mode=False), torch.set_grad_enabled(backward):
-        cast = autocast(amp, device_of([model], tensors_in([*args, *kwargs.values()])))
+        cast = autocast(amp, device_of([model], given))
         with fake or contextlib.nullcontext(), watcher, cast:
-            # Without data it is quick, and torch's own code is not safe from an interrupt there.
-            output = model(*args, **kwargs) if fake else interruptible(model, *args, **kwargs)
+            output = call(model, *args, **kwargs)
         if not backward:
             return
         roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
@@ -141,15 +183,11 @@ def _run(
                 watcher.states.register(gradient, state, "the loss", backward=True)
             # torch.autograd.grad does not work here: reentrant checkpoints refuse it.
             with watcher:
-                backward_of = torch.autograd.backward
-                if fake:
-                    backward_of(roots, gradients)
-                else:
-                    interruptible(backward_of, roots, gradients)
+                call(torch.autograd.backward, roots, gradients)
 
 
-def _device_of(model: nn.Module) -> str:
-    return next((tensor.device.type for tensor in model.parameters()), "cpu")
+def _at_once(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 class _ModuleHooks:
@@ -194,3 +232,81 @@ class _ModuleHooks:
         if name is not None and in_forward and not self.watcher.in_compiled:
             layouts = [layout_of(tensor) for tensor in outputs]
             self.watcher.builder.add_module_call(name, [word for word in layouts if word != "none"])
+
+
+class FlowBuilder:
+    """Counts repeated events, copies and calls; keeps each in the order of its first occurrence."""
+
+    def __init__(self) -> None:
+        self._bytes: Counter[Any] = Counter()
+        self._counts: dict[type, Counter[Any]] = defaultdict(Counter)
+        self._layouts: dict[str, Counter[str]] = defaultdict(Counter)
+        self._calls: Counter[str] = Counter()
+        self._notes: dict[str, None] = {}
+
+    def add_event(self, kind: str, phase: str, site: CallSite, output: Tensor) -> None:
+        """Count a break or regain at `site`, where `output` is the result of the operation."""
+        shape, after = tuple(output.shape), output.stride()
+        key = (kind, phase, site.module, site.type, site.operation, site.operand, shape,
+               site.before, after, site.source, site.cause)  # fmt: skip
+        self._counts[Event][key] += 1
+        self._bytes[key] += output.nbytes
+
+    def add_copy(self, phase: str, site: CallSite, tensor: Tensor, why: str) -> None:
+        """Count a copy of `tensor` that was made only because of a layout."""
+        key = (site.module, site.type, site.operation, phase, why, site.source)
+        self._counts[Copy][key] += 1
+        self._bytes[key] += tensor.nbytes
+
+    def add_convolution(
+        self, site: CallSite, tensors: tuple[Tensor, Tensor, Tensor], backend: str
+    ) -> None:
+        """Count one call of a convolution; `tensors` are its input, weight and output."""
+        self._counts[Convolution][site.module, site.type, *map(layout_of, tensors), backend] += 1
+
+    def add_module_call(self, name: str, output_layouts: list[str]) -> None:
+        """Count one call of a module, and the layouts of its outputs."""
+        self._calls[name] += 1
+        self._layouts[name].update(output_layouts)
+
+    def add_note(self, text: str) -> None:
+        """Add a sentence for the user; a repeated sentence is kept once."""
+        self._notes[text] = None
+
+    def build(
+        self, model: nn.Module, mode: str, wanted: Mapping[int, str], reason: str = ""
+    ) -> Flow:
+        """Return the flow; `reason` says why the forward could not be followed to its end."""
+        return Flow(
+            mode=mode,
+            status="cannot predict" if reason else "ok",
+            reason=reason,
+            wanted=dict(wanted),
+            events=tuple(self._rows(Event)),
+            copies=tuple(self._rows(Copy)),
+            convolutions=tuple(self._rows(Convolution)),
+            modules=tuple(
+                ModuleLayout(
+                    name=name,
+                    type=type(module).__name__,
+                    depth=name.count(".") + 1 if name else 0,
+                    layout=_worst(self._layouts[name], wanted),
+                    calls=self._calls[name],
+                )
+                for name, module in model.named_modules()
+            ),
+            notes=tuple(self._notes),
+        )
+
+    def _rows(self, cls: type[Any]) -> Iterator[Any]:
+        """Yield the records of a class: a key has all its fields but the totals, in their order."""
+        for key, count in self._counts[cls].items():
+            totals, rest = {"count": count, "calls": count, "bytes": self._bytes[key]}, iter(key)
+            names = (field.name for field in fields(cls))
+            yield cls(**{name: totals[name] if name in totals else next(rest) for name in names})
+
+
+def _worst(layouts: Mapping[str, int], wanted: Mapping[int, str]) -> str:
+    """Choose one layout for a module: one that is not wanted first, `ambiguous` and `none` last."""
+    fine = (*wanted.values(), "ambiguous", "none")
+    return min(layouts, key=lambda word: (word in fine, word in fine[-2:], word), default="none")

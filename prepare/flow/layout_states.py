@@ -15,19 +15,69 @@ a break only when a layout-sensitive operator (a convolution, a norm, a pool) co
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from prepare.flow.layouts import describe_layout, has_odd_strides, is_in_layout, is_in_other_layout
-from prepare.flow.operations import Operand, Operation, StorageState
-from prepare.flow.torch_operators import is_layout_sensitive, returns_parameter_gradient
+from prepare.flow.torch_operators import cause_of, is_layout_sensitive, returns_parameter_gradient
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from prepare.flow.aggregate import FlowBuilder
     from prepare.flow.call_sites import CallSite
+    from prepare.flow.follow import FlowBuilder
+
+
+@dataclass(slots=True)
+class StorageState:
+    """The state of one storage. `weak` keeps the storage's address from being reused.
+
+    `source` is the operation that wrote it. `left_at` is the call site where the data left a temporary
+    reshape in another layout.
+    """
+
+    weak: StorageWeakRef
+    state: str = "unknown"
+    backward: bool = False
+    source: str = ""
+    left_at: CallSite | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor argument of an operation, the name of the argument, and the state of its storage."""
+
+    label: str
+    tensor: Tensor
+    storage: StorageState | None
+
+    @property
+    def state(self) -> str:
+        return self.storage.state if self.storage else "unknown"
+
+    @property
+    def left_at(self) -> CallSite | None:
+        return self.storage.left_at if self.storage else None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation that ran.
+
+    `phase` is `forward`, `backward`, or `again` (a checkpointed segment that runs a second time).
+    """
+
+    name: str
+    site: CallSite
+    phase: str = "forward"
+    backend: str = ""
+    is_view: bool = False
+
+    @property
+    def cause(self) -> str:
+        return cause_of(self.name, self.site.function, self.site.type, self.backend)
 
 
 class LayoutStates:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from prepare.core.utils import json_records
-from prepare.core.utils.json_records import Readable
+from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.errors import FlowError
-
-_KIND = json_records.Kind("prepare.flow", 1, "a flow", "a flow.json", FlowError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +92,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Flow(Readable):
+class Flow(JsonRecord, Readable):
     """Events, copies and convolutions of one forward: where the layout is lost and regained, and the cost.
 
     `mode` is `predict` or `observe`. `status` is `ok` or `cannot predict`; then `reason` says why, and
@@ -104,6 +100,8 @@ class Flow(Readable):
     is in the order of the tree; `notes` are sentences about what could not be followed or is risky.
     `remedy` was tried by prediction; None if nothing was found, or nothing tried.
     """
+
+    KIND: ClassVar[Kind] = Kind("prepare.flow", 1, "a flow", "a flow.json", FlowError)
 
     mode: str
     status: str
@@ -123,31 +121,16 @@ class Flow(Readable):
         `convolutions` counts those that were called; `in_layout` those whose outputs had the wanted layout
         in every call.
         """
-        off = {row.module for row in self.convolutions if row.output not in self._in_layout}
+        fits = {*self.wanted.values(), "ambiguous"}
+        off = {row.module for row in self.convolutions if row.output not in fits}
         called = {row.module for row in self.convolutions}
         total = _totals(self.events, self.copies, "forward")
         total |= {"convolutions": len(called), "in_layout": len(called - off)}
         return total | {"backward": _totals(self.events, self.copies, "backward")}
 
-    @property
-    def _in_layout(self) -> set[str]:
-        # An ambiguous output also satisfies the wanted layout.
-        return {*self.wanted.values(), "ambiguous"}
-
-    def save(self, path: str | Path) -> None:
-        """Write `flow.json`; equal flows give equal bytes. Raises FileError."""
-        data = _KIND.head | {"summary": self.summary} | asdict(self)
-        data["wanted"] = {str(rank): word for rank, word in sorted(self.wanted.items())}
-        json_records.write_json(path, data, lines=True)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Flow:
-        """Load a flow from its JSON, without torch.
-
-        Raises:
-            FlowError: the file is not a flow, or is of another version.
-        """
-        return json_records.load(cls, path, _KIND)
+    def content(self) -> dict[str, Any]:
+        wanted = {str(rank): word for rank, word in sorted(self.wanted.items())}
+        return {"summary": self.summary} | asdict(self) | {"wanted": wanted}
 
 
 def _totals(events: Iterable[Event], copies: Iterable[Copy], phase: str) -> dict[str, Any]:

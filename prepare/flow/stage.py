@@ -98,11 +98,9 @@ def _with_remedy(work: Work, flow: Flow) -> Flow:
     """Return the flow with the steps that would remove breaks from it, if any would."""
     if flow.status != "ok":
         return flow
-    from prepare.core.model.module_tree import copy_tree
     from prepare.flow.find_remedy import find_remedy
 
-    bare = copy_tree(work.model)
-    work.pipeline.undo(bare, phases=("runtime",))  # a compiled model calls the original
+    bare = bare_tree(work, "runtime")  # a compiled model calls the original
     remedy = find_remedy(
         bare, work.formatted, flow, work.pipeline.steps, backward=work.training, amp=work.amp
     )
@@ -111,11 +109,16 @@ def _with_remedy(work: Work, flow: Flow) -> Flow:
 
 def _without_repairs(work: Work) -> nn.Module | None:
     """Return a copy of the model without repairs and rewritten calls; None if it has neither."""
-    from prepare.core.model.module_tree import copy_tree
-
     structure = [step for step in work.pipeline.steps.values() if step.phase == "structure"]
     if not any(step.can_undo() for step in structure):
         return None
-    bare = copy_tree(work.model)  # shares the tensors, which `predict` does not change
-    work.pipeline.undo(bare, phases=("structure", "runtime"))
+    return bare_tree(work, "structure", "runtime")
+
+
+def bare_tree(work: Work, *phases: str) -> nn.Module:
+    """Return a copy of the model that shares its tensors, without the steps of some phases."""
+    from prepare.core.model.module_tree import copy_tree
+
+    bare = copy_tree(work.model)
+    work.pipeline.undo(bare, phases=phases)
     return bare

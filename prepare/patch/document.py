@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prepare.core.document import Code, Document, Shown, Table, Text
+from prepare.core.document import Code, Document, Shown, Table, Text, columns
 from prepare.core.utils.numbers import speed_text
 from prepare.core.utils.text import capitalized, plural, size
 
@@ -53,10 +53,10 @@ def patch_sentence(patch: Patch) -> str:
 def _parts(patch: Patch, shown: Shown) -> Iterator[Part]:
     text = patch_sentence(patch)
     yield Text(text=capitalized(text), where="page")
-    columns = (("changed at", "text"), ("saves", "text"), ("breaks", "number"), ("call", "name"))
+    titles = columns("changed at text, saves text, breaks number, call name")
     rows = [(call.source, size(call.copied_bytes), call.breaks, call.name) for call in patch.calls]
-    yield Table(label="Changed calls", columns=columns, rows=rows, noun="place")
-    left = (("stays at", "name"), ("by", "text"), ("breaks", "number"), ("because", "prose"))
+    yield Table(label="Changed calls", columns=titles, rows=rows, noun="place")
+    left = columns("stays at name, by text, breaks number, because prose")
     rows = [(each.source, each.cause, each.breaks, each.reason) for each in patch.left]
     yield Table(label="Breaks that stay", columns=left, rows=rows, noun="place")
     if patch.diff:

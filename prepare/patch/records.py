@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from prepare.bench.records import check_ratios
-from prepare.core.utils import files, json_records
+from prepare.core.utils import files
+from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.errors import FlowError
-
-_KIND = json_records.Kind("prepare.patch", 1, "a patch", "a patch.json", FlowError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +37,15 @@ class UnpatchedBreak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
+class Patch(JsonRecord):
     """A unified diff of the model's own code, what it saves, and the breaks that it leaves.
 
     `before` and `after` are the copied bytes and the breaks of the flow without and with it. `verdict` and
     `ratio` compare the time with it to the time without it; they are empty if it was not timed.
     `verified` is the status of the verification of the model with it.
     """
+
+    KIND: ClassVar[Kind] = Kind("prepare.patch", 1, "a patch", "a patch.json", FlowError)
 
     diff: str
     calls: tuple[PatchedCall, ...]
@@ -54,14 +57,10 @@ class Patch:
     interval: tuple[float, float] | None = None
     verified: str = ""
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike) -> None:
         """Write `patch.json`, and the diff into `patch.diff` beside it. Raises FileError."""
-        json_records.write_json(path, _KIND.head | asdict(self), lines=True)
+        JsonRecord.save(self, path)
         files.write_text(Path(path).with_suffix(".diff"), self.diff)
 
-    @classmethod
-    def load(cls, path: str | Path) -> Patch:
-        """Load a patch from its JSON, without torch. Raises FlowError."""
-        return json_records.load(
-            cls, path, _KIND, check=lambda patch: check_ratios(patch.ratio, *(patch.interval or ()))
-        )
+    def check(self) -> None:
+        check_ratios(self.ratio, *(self.interval or ()))

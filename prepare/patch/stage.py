@@ -52,13 +52,12 @@ class PatchStage(Stage):
         """Write the patch, and time the model with its calls against one without them."""
         from prepare.bench import compare
         from prepare.core.model.deep_copy import deep_copy
-        from prepare.core.model.module_tree import copy_tree
+        from prepare.flow.stage import bare_tree
         from prepare.patch.make_patch import make_patch
         from prepare.steps import keep_layout
         from prepare.steps.keeping.choose_calls import choose_calls
 
-        bare = copy_tree(work.model)
-        work.pipeline.undo(bare, phases=("runtime",))  # a compiled model calls the original
+        bare = bare_tree(work, "runtime")  # a compiled model calls the original
         calls = choose_calls(bare, work.formatted, backward=work.training, amp=work.amp)
         patch = make_patch(bare, calls)
         if (verification := work.found.get("verify")) is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from prepare.core.utils.wording import step, words
 from prepare.patterns import Patterns
-from prepare.step import ModuleStep, Step, TensorStep, Want
+from prepare.step import ModuleStep, Offer, Step, TensorStep, Want
 
 if TYPE_CHECKING:
     import torch
@@ -23,10 +23,18 @@ _CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 class ConvolutionFormat(TensorStep):
     """Request a memory format for the weights of all convolutions of one rank, also transposed ones."""
 
+    recipe_part = "layout"
+    complexity = 1
     spatial: ClassVar[int]
     memory_format: str
     include: Patterns = ()
     exclude: Patterns = ()
+
+    @classmethod
+    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterator[Offer]:
+        if any(isinstance(module, _classes(cls.spatial)) for module in model.modules()):
+            yield Offer({2: "channels_last", 3: "channels_last_3d"}[cls.spatial], {})
+            yield Offer("contiguous", {"memory_format": "contiguous"})
 
     def want(self, tensor: NamedTensor) -> Want | None:
         if "weight" not in (tensor.name, tensor.computes):

@@ -13,7 +13,7 @@ from prepare.core.utils.wording import dropped, in_training, inference_mode
 from prepare.errors import ConfigError, Problem, RefusedError, raise_problems
 from prepare.patterns import Patterns
 from prepare.registry import register
-from prepare.step import ForRecipes, ModelStep, Storage
+from prepare.step import ForRecipes, ModelStep, Offer, Storage
 from prepare.steps.device import ForDevice
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ class Quantize(ForDevice, ModelStep):
     Source: torchao, `quantize_`; measured, `docs/quantize.md`; torchao issue 1467 for what it skips.
     """
 
+    recipe_part = "weights"
+    complexity = 6
     scheme: Annotated[str, "int8_weight_only or int8_dynamic", readable_scheme, ForRecipes()] = (
         "int8_weight_only"
     )
@@ -109,6 +111,12 @@ class Quantize(ForDevice, ModelStep):
     """The number of values in a row of a weight that share a scale; null for all. For weights only."""
     include: Patterns = ()
     exclude: Patterns = ()
+
+    @classmethod
+    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterable[Offer]:
+        if "quantize" not in allow or mode == "train":
+            return []
+        return [Offer("quantize", {}), Offer("quantize dynamic", {"scheme": "int8_dynamic"})]
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from prepare.patterns import Patterns
 from prepare.registry import register
+from prepare.step import Offer
 from prepare.steps import repairs
 from prepare.steps._convolution import ForChannelsLast
 from prepare.steps.device import ForDevice
@@ -37,6 +38,8 @@ class RepairLayout(ForDevice, ForChannelsLast):
     Source: pytorch#59168, #113437; `prepare/core/model/known_issues.yaml` has the evidence.
     """
 
+    recipe_part = "repair"
+    complexity = 2
     keeps_tensors: ClassVar[bool] = True
     include: Patterns = ()
     exclude: Patterns = ()
@@ -44,6 +47,10 @@ class RepairLayout(ForDevice, ForChannelsLast):
     """Also repair what only has fewer digits in channels-last, which costs time (batch norms)."""
     force: bool = False
     """Apply every repair, whatever the device, and whatever the format of the convolutions."""
+
+    @classmethod
+    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterable[Offer]:
+        return [Offer("repair", {}), Offer("repair", {"force": True})]
 
     def candidates(self, model: torch.nn.Module) -> Iterator[str]:
         for name, module in model.named_modules(remove_duplicate=False):

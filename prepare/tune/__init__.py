@@ -1,178 +1,20 @@
-"""Find the fastest recipe for a model, input, device and torch version whose results are still correct.
-
-Examples:
-    >>> from torch import nn, randn
-    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
-    >>> tuning = tune(model, randn(1, 3, 32, 32), budget=2.0, cache=False)
-    >>> tuning.winner in {row.name for row in tuning.rows}
-    True
-    >>> prepared = tuning.pipeline.apply(model)
-"""
+"""Find the fastest recipe for a model, input, device and torch version whose results are still correct."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from prepare.core.utils.suggest import choose
-from prepare.errors import RefusedError
 from prepare.tune.records import CandidateResult, Keep, Tuning
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from prepare.bench.variant import Clock
-    from prepare.core.forward.autocast import Amp
-    from prepare.core.utils.progress import Stage
+    from prepare.tune.session import keep_in_float32, tune
 
 __all__ = ["CandidateResult", "Keep", "Tuning", "keep_in_float32", "tune"]
 
 
-def tune(
-    model: nn.Module,
-    batch: Any,
-    *,
-    allow: Iterable[str] = (),
-    mode: Literal["eval", "train"] = "eval",
-    amp: Amp = "none",
-    budget: float = 60.0,
-    declared: Mapping[str, Any] | None = None,
-    cache: bool | str | Path = True,
-    metric: Callable[[nn.Module, Any], float] | None = None,
-    max_drop: float | None = None,
-    max_memory: int | str | None = None,
-    calls: int | None = None,
-    seed: int = 0,
-    progress: Stage = lambda _: nullcontext(),
-    build: Callable[[], nn.Module] | None = None,
-    _clock: Clock = time.perf_counter,
-) -> Tuning:
-    """Time recipes against each other on copies of `model`, and return the best; `model` is not changed.
+def __getattr__(name: str) -> Any:
+    if name in ("keep_in_float32", "tune"):  # they import torch
+        from prepare.tune import session
 
-    All candidates run in every round, in random order, and are compared by the ratios of their times
-    within rounds (see `prepare.bench`). A recipe that is probably slower than the best one is eliminated;
-    the unprepared model only if a recipe is significantly faster. The race ends when the ratios of the
-    remaining candidates are precise, or when the budget is spent.
-
-    A recipe can only win if its results are correct. It is verified against the unprepared model (see
-    `prepare.verify`) before it eliminates that model, and before it wins; if it fails, it is dropped, and
-    the recipes that it had eliminated are timed again. For a recipe in 16 bits that fails, the fewest modules
-    that have to stay in float32 are searched for (see `prepare.tune.keep_modules`), and the recipe with
-    these kept joins the race. Of the recipes within 2 % of the fastest the simplest wins (see
-    `prepare.tune.candidates`). The winner may be the unprepared model.
-
-    Args:
-        model: on the device where it will run, not compiled and not wrapped (DDP).
-        batch: a tensor, a tuple of positional arguments, a mapping of named arguments, or an Example.
-        allow: what may be tried besides float32 without a compiler: `bfloat16`, `half`, `compile`
-            (inductor; in `eval` also with freezing), `quantize` (weights in 8 bits).
-        mode: `eval` times the forward and verifies outputs; `train` times forward and backward, and
-            verifies gradients as well.
-        amp: run the forward of every candidate under `torch.autocast` to this dtype.
-        budget: seconds. A compilation or verification that has begun is finished, and the winner is
-            always verified.
-        declared: a pipeline of your own, as one more candidate; all candidates run on its `device`.
-        cache: whether the result is cached, or the folder for it. A cached winner is verified again.
-        metric: a function of (model, batch) to a number, more is better, as for `verify`. A recipe whose
-            metric is lower than the unprepared model's by more than `max_drop` is wrong.
-        max_drop: the limit for `metric`.
-        max_memory: bytes, or a text as `8GiB`. A recipe whose call needs more, without model and input, is
-            dropped; the unprepared model is not.
-        calls: how often the model will be called in one process. Each call then takes its share of the first
-            one, which compiles; without it only calls after the first count.
-        seed: seed of the order and of the inputs.
-        progress: called with a description of each stage; the context manager that it returns is
-            entered for the duration of the stage.
-        build: a function that builds an equal model, for a model that cannot be copied.
-
-    If torch.distributed is initialised, rank 0 tunes, and every rank returns its result.
-
-    Raises:
-        ConfigError: an argument is invalid; one problem for each.
-        RefusedError: `mode` or `amp` is unknown, one of `metric` and `max_drop` is missing, or the model
-            cannot be copied or prepared in its present state.
-        ModelError: the unprepared model itself does not run.
-    """
-    from prepare.core.forward.autocast import check_amp
-    from prepare.tune.options import read_tune
-    from prepare.tune.rank_zero import run_on_rank_zero
-    from prepare.tune.session import TuningSession
-    from prepare.verify.metric import limit_of
-
-    if mode not in ("eval", "train"):
-        raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
-    check_amp(amp)
-    options = read_tune(
-        {
-            "allow": allow if isinstance(allow, str) else list(allow),
-            "budget": budget,
-            "cache": cache if isinstance(cache, bool) else str(cache),
-            "max_memory": max_memory,
-            "calls": calls,
-        },
-        mode=mode,
-    )
-    session = TuningSession(
-        model=model,
-        batch=batch,
-        options=options,
-        mode=mode,
-        amp=amp,
-        limit=limit_of(metric, max_drop),
-        declared=dict(declared or {}),
-        seed=seed,
-        progress=progress,
-        build=build,
-        clock=_clock,
-    )
-    return run_on_rank_zero(session.run)
-
-
-def keep_in_float32(
-    model: nn.Module,
-    batch: Any,
-    *,
-    dtype: Literal["float16", "bfloat16"] = "bfloat16",
-    mode: Literal["eval", "train"] = "eval",
-    budget: float = 60.0,
-    metric: Callable[[nn.Module, Any], float] | None = None,
-    max_drop: float | None = None,
-    seed: int = 0,
-    progress: Stage = lambda _: nullcontext(),
-    build: Callable[[], nn.Module] | None = None,
-) -> Keep:
-    """Find the fewest modules that have to stay in float32 for `model` to be right in a 16-bit dtype.
-
-    The search of `tune` for a recipe that fails, without a race: the arguments are those of `tune`, and
-    `dtype` is that of the step `half`. Modules that do not run in 16 bits are kept too. `model` is not
-    changed.
-
-    Raises:
-        RefusedError: `mode` is unknown, one of `metric` and `max_drop` is missing, or the model cannot be
-            copied or prepared in its present state.
-        ConfigError: `dtype` or `budget` is invalid, or float16 is to be trained.
-        ModelError: the model itself does not run.
-    """
-    from prepare.tune.options import read_tune
-    from prepare.tune.rank_zero import run_on_rank_zero
-    from prepare.tune.session import TuningSession
-    from prepare.verify.metric import limit_of
-
-    if mode not in ("eval", "train"):
-        raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
-    session = TuningSession(
-        model=model,
-        batch=batch,
-        options=read_tune({"budget": budget, "cache": False}, mode=mode),
-        mode=mode,
-        limit=limit_of(metric, max_drop),
-        declared={},
-        seed=seed,
-        progress=progress,
-        build=build,
-        clock=time.perf_counter,
-    )
-    return run_on_rank_zero(lambda: session.keep(dtype))
+        return getattr(session, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

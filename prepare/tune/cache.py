@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,25 +46,15 @@ def conditions(
     """
     machine = environment()
     steps = json.dumps([candidate.steps for candidate in candidates], sort_keys=True)
-    try:
-        version = metadata.version("torch-prepare")
-    except metadata.PackageNotFoundError:
-        version = None
     return {
         "structure": structure(model),
         "inputs": [_describe(tensor) for tensor in call_of(batch).tensors()],
         "candidates": hashlib.sha256(steps.encode("utf-8", "surrogatepass")).hexdigest(),
         "mode": mode,
         "amp": amp,
-        "devices": machine["devices"],
-        "accelerator": machine["accelerator"],
-        "cpu": machine["cpu"],
-        "instructions": machine["instructions"],
-        "cores": machine["cores"],
-        "threads": machine["threads"],
+        **{key: machine[key] for key in _MACHINE if key in machine},
         "matmul": read_switch("matmul_precision"),
-        "torch": machine["torch"],
-        "prepare": version,
+        "prepare": machine["packages"]["torch-prepare"],
     }
 
 
@@ -74,7 +63,7 @@ class Cache:
 
     def __init__(self, where: bool | str) -> None:  # noqa: FBT001
         self.notes: list[str] = []
-        self._folder = default_folder() if where is True else Path(where) if where else None
+        self._folder = cache_folder("tune") if where is True else Path(where) if where else None
 
     def find(self, conditions: dict[str, Any], *, budget: float) -> Tuning | None:
         """Return the tuning under these conditions with at least this budget, or None."""
@@ -139,11 +128,6 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for side in (before, now)
     ]
     return differences(*flat)
-
-
-def default_folder() -> Path:
-    """Return `prepare/tune` in the system's folder for caches."""
-    return cache_folder("tune")
 
 
 def age(made: str) -> str:

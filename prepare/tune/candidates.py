@@ -1,8 +1,12 @@
 """The candidates of a tuning: recipes that may be faster, the unprepared model first.
 
-The cost of a recipe is its complexity: the sum of the costs of its steps. Of two recipes the one with
-the lower cost is the simpler one. Formats and formatted inputs change no value (1 each); repairs change
-a module's class (2); replaced calls change its code, and fusing makes new parameters (3 each); 16 bits
+A recipe has up to one choice for each part: a precision, a layout with repairs, replaced calls and formatted
+inputs, a fusion, another form of the weights, a compiler. The steps say what they offer for their part
+(`Step.recipe_part`, `Step.offers`).
+
+The cost of a recipe is its complexity: the sum of the costs of its steps (`Step.cost`). Of two recipes the
+one with the lower cost is the simpler one. Formats and formatted inputs change no value (1 each); repairs
+change a module's class (2); replaced calls change its code, and fusing makes new parameters (3 each); 16 bits
 round every value (4; with more modules kept than norms 1 more), and 8 bits more (6); a compiler is needed at
 run time (6), and freezing or another backend than inductor ties the model to its weights (1 more).
 """
@@ -11,48 +15,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import nn
-
+from prepare.core.forward.autocast import device_of
 from prepare.core.model.known_issues import standing
 from prepare.errors import PrepareError
-from prepare.patterns import NORMS
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
+from prepare.step import Step
 from prepare.tune.records import UNPREPARED, Steps
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from prepare.core.forward.autocast import Amp
 
 AS_DECLARED = "as declared"
-_COSTS = {
-    "device": 0,
-    "backends": 0,
-    "eval_mode": 0,
-    "conv2d_memory_format": 1,
-    "conv3d_memory_format": 1,
-    "input_format": 1,
-    "repair_layout": 2,
-    "keep_layout": 3,
-    "fuse_conv_bn": 3,
-    "half": 4,
-    "quantize": 6,
-    "compile": 6,
-}
-_UNKNOWN_COST = 3
-# Steps that concern the whole process, or decide where everything runs.
-_COMMON = ("device", "backends")
-_RANKS = {2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
-_INPUT: Steps = {"input_format": {"attach": True}}
-_REPAIR: Steps = {"repair_layout": {}}
-_REPAIR_ALL: Steps = {"repair_layout": {"force": True}}
-_QUANTIZE: Mapping[str, Steps] = {
-    "quantize": {"quantize": {}},
-    "quantize dynamic": {"quantize": {"scheme": "int8_dynamic"}},
-}
-_FUSE: Steps = {"eval_mode": {}, "fuse_conv_bn": {}}
+_FLAT = "contiguous"
 
 
 class Choice(NamedTuple):
@@ -61,44 +43,55 @@ class Choice(NamedTuple):
     name: str
     steps: Mapping[str, Any]
 
+    @property
+    def is_frozen(self) -> bool:
+        """Return whether a compiler makes constants of the weights."""
+        return any(options.get("freezing") for options in self.steps.values())
+
 
 _NO_CHANGE = Choice("", {})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Candidate:
     """A named pipeline as plain data, with every option."""
 
     name: str
     steps: Steps
 
-    @property
+    @cached_property
     def cost(self) -> int:
         """The complexity of the recipe; see the module."""
-        compiler = self.steps.get("compile", {})
-        tied = compiler.get("freezing", False) or compiler.get("backend", "inductor") != "inductor"
-        keeps = self.steps.get("half", {}).get("keep", NORMS) not in (NORMS, [NORMS], [])
-        return sum(_COSTS.get(name, _UNKNOWN_COST) for name in self.steps) + bool(tied) + keeps
+        return sum(
+            STEPS[name].from_options(options).cost() if name in STEPS else Step.complexity
+            for name, options in self.steps.items()
+        )
 
-    @property
+    def part(self, part: str) -> Steps:
+        """Return its steps that are this part of a recipe."""
+        return {name: options for name, options in self.steps.items() if _part(name) == part}
+
+    @cached_property
     def compiles(self) -> bool:
         """Return whether it uses a compiler, so that its first call takes long."""
-        return "compile" in self.steps
+        return bool(self.part("compiler"))
 
     @property
     def precision(self) -> str | None:
         """The dtype that it casts to, or None."""
-        return self.steps.get("half", {}).get("dtype")
+        return next((each.get("dtype") for each in self.part("precision").values()), None)
 
-    @property
+    @cached_property
     def compiler(self) -> str:
         """A key of its compiler and options."""
-        return json.dumps(self.steps.get("compile"))
+        return json.dumps(self.part("compiler"))
 
-    @property
+    @cached_property
     def eager(self) -> str:
         """A key of its other steps: the same for candidates that differ only in the compiler."""
-        return json.dumps({k: v for k, v in self.steps.items() if k != "compile"}, sort_keys=True)
+        compiler = self.part("compiler")
+        rest = {name: options for name, options in self.steps.items() if name not in compiler}
+        return json.dumps(rest, sort_keys=True)
 
 
 def candidates(
@@ -112,161 +105,153 @@ def candidates(
 ) -> list[Candidate]:
     """Return the unprepared model, the declared pipeline, and recipes, the most promising first.
 
-    The steps `device` and `backends` of `declared` are part of all of them. `model` is inspected in its
-    present mode and not changed. `calls` are those that the step keep_layout can replace.
+    The steps of `declared` that concern the whole process, or decide where everything runs, are part of all
+    of them. `model` is inspected in its present mode and not changed. `calls` are those of the model's own
+    code that a step can replace, see `calls_to_keep`.
     """
-    base = {name: options for name, options in declared.items() if name in _COMMON}
-    recipes = [Candidate(UNPREPARED, _resolved(base))]
-    if any(options is not None for name, options in declared.items() if name not in _COMMON):
+
+    def offered(part: str) -> list[Choice]:
+        return _offered(model, part, allow=allow, mode=mode)
+
+    common = {name: options for name, options in declared.items() if _part(name) == "common"}
+    recipes = [Candidate(UNPREPARED, _resolved(common))]
+    if any(options is not None for name, options in declared.items() if name not in common):
         recipes.append(Candidate(AS_DECLARED, _resolved(declared)))
-    layouts, fusible = list(_layouts(model, calls)), mode == "eval" and _has_effect(model, _FUSE)
-    device = next((p.device.type for p in model.parameters()), "cpu")
-    device = recipes[0].steps.get("device", {}).get("device", device)
-    risky = _risky_dtypes(model, device) if mode == "train" else set()
-    if amp in risky:  # autocast casts to it, whatever the parameters are
-        risky.add(None)
-    for precision in _precisions(allow, device):
-        for layout in _safe_layouts(layouts, precision, risky):
-            for fuse in (True, False) if fusible else (False,):
-                recipes += _combined(base, precision, layout, fuse=fuse)
-    blocks = _repeated_blocks(model) if "compile" in allow else ""
-    for precision in _precisions(allow, device):
-        for compiler in _compilers(allow, mode, blocks):
+    inputs, (repair, repair_all) = offered("inputs")[0], offered("repair")[:2]
+    layouts = list(_layouts(model, calls, inputs, repair))
+    combined = partial(_combined, Choice("", common), inputs)
+    fusions = [each for each in offered("fusion") if _has_effect(model, each.steps)]
+    risky = _risky_dtypes(model, recipes[0], amp) if mode == "train" else set()
+    safe = partial(_safe_layouts, layouts, risky=risky, inputs=inputs, repair=repair_all)
+    low = offered("precision")
+    precisions = [*low[:1], _NO_CHANGE, *low[1:]]
+    for precision in precisions:
+        for layout in safe(precision):
+            for fusion in (*fusions, _NO_CHANGE):
+                recipes += combined(precision, layout, fusion)
+    best_fusion, compilers = next(iter(fusions), _NO_CHANGE), offered("compiler")
+    for precision in precisions:
+        for compiler in compilers:
             # With freezing norms are fused anyway.
-            fuse = fusible and compiler.name.startswith("compile")
-            safe = _safe_layouts(layouts, precision, risky)
-            for layout in _compiled_layouts(safe, mode):
-                recipes += _combined(base, precision, layout, fuse=fuse, compiler=compiler)
-    for quantizer in _quantizers(model, allow, mode):
-        for precision in _precisions(allow, device):
-            for compiler in (_NO_CHANGE, *_unfrozen(_compilers(allow, mode, blocks))):
+            fusion = _NO_CHANGE if compiler.is_frozen else best_fusion
+            for layout in _compiled_layouts(safe(precision), mode):
+                recipes += combined(precision, layout, fusion, compiler)
+    # Fewer are tried with weights in another form: no layout but the first, and no freezing.
+    unfrozen = [each for each in compilers if not each.is_frozen]
+    for weights in offered("weights"):
+        if not _has_effect(model, weights.steps):
+            continue
+        for precision in precisions:
+            for compiler in (_NO_CHANGE, *unfrozen):
                 for layout in _compiled_layouts(layouts, mode):
-                    recipes += _combined(
-                        base,
-                        precision,
-                        layout,
-                        fuse=fusible,
-                        compiler=compiler,
-                        quantizer=quantizer,
-                    )
+                    recipes += combined(precision, layout, best_fusion, weights, compiler)
     # The first of equal recipes stays.
     distinct = {json.dumps(recipe.steps): recipe for recipe in reversed(recipes)}
     return list(distinct.values())[::-1]
 
 
-def _layouts(model: nn.Module, calls: tuple[str, ...]) -> Iterator[Choice]:
+def calls_to_keep(model: nn.Module, batch: Any, *, mode: str, amp: Amp = "none") -> tuple[str, ...]:
+    """Return the calls of the model's own code that a step can replace; changes the model."""
+    formats = next((choice.steps for choice in _formats(model)), {})
+    rewriter = next(_steps_of("calls"), None)
+    if not formats or rewriter is None:
+        return ()
+    repairs, inputs = (_offered(model, part)[0].steps for part in ("repair", "inputs"))
+    pipeline = Pipeline.from_config({**repairs, **formats, **{name: {} for name in inputs}})
+    pipeline.apply(model, strict=False, known_issues="ignore")
+    example = pipeline.format(batch)
+    step, _ = rewriter().for_example(model, example, backward=mode == "train", amp=amp)
+    return step.calls if isinstance(step.calls, tuple) else ()
+
+
+def _part(name: str) -> str:
+    """Return the part of a recipe that a step is; empty for none, and for a step that is not installed."""
+    with suppress(PrepareError):
+        return STEPS[name].recipe_part
+    return ""
+
+
+def _steps_of(part: str) -> Iterator[type[Any]]:
+    """Yield the installed steps that are this part of a recipe."""
+    return (STEPS[name] for name in STEPS if _part(name) == part)
+
+
+def _offered(
+    model: nn.Module, part: str, *, allow: tuple[str, ...] = (), mode: str = ""
+) -> list[Choice]:
+    """Return what the installed steps offer for a part of the recipe."""
+    return [
+        Choice(offer.word, {**offer.needs, step.name: offer.options})
+        for step in _steps_of(part)
+        for offer in step.offers(model, allow=allow, mode=mode)
+    ]
+
+
+def _layouts(
+    model: nn.Module, calls: tuple[str, ...], inputs: Choice, repair: Choice
+) -> Iterator[Choice]:
     """Yield memory formats, each with and without repairs and formatted inputs; then no change.
 
     Calls are replaced only where inputs are formatted.
     """
-    keep: Steps = {"keep_layout": {"calls": list(calls)}}
+    keep = {step.name: {"calls": list(calls)} for step in _steps_of("calls")}
     for word, formats in _formats(model):
-        repairable = _has_effect(model, {**formats, **_REPAIR}, "repair_layout")
-        for repairs in (_REPAIR, {}) if repairable else ({},):
-            words = [word, "input", "repair" if repairs else ""]
-            if calls and word != "contiguous":
-                yield Choice(_joined([*words, "keep"]), {**repairs, **keep, **formats, **_INPUT})
-            yield Choice(_joined(words), {**repairs, **formats, **_INPUT})
-            words[1] = ""
-            yield Choice(_joined(words), {**repairs, **formats})
+        is_useful = _has_effect(model, {**formats, **repair.steps})
+        for name, repairs in (repair, _NO_CHANGE) if is_useful else (_NO_CHANGE,):
+            words, both = [word, inputs.name, name], {**formats, **inputs.steps}
+            if calls and word != _FLAT:
+                yield Choice(_joined([*words, "keep"]), {**repairs, **keep, **both})
+            yield Choice(_joined(words), {**repairs, **both})
+            yield Choice(_joined([word, name]), {**repairs, **formats})
     yield _NO_CHANGE
-
-
-def calls_to_keep(model: nn.Module, batch: Any, *, mode: str, amp: Amp = "none") -> tuple[str, ...]:
-    """Return the calls of the model's own code that keep_layout can replace; changes the model."""
-    from prepare.steps.keeping.choose_calls import choose_calls
-
-    formats = next((choice.steps for choice in _formats(model)), {})
-    if not formats:
-        return ()
-    pipeline = Pipeline.from_config({**_REPAIR, **formats, "input_format": {}})
-    pipeline.apply(model, strict=False, known_issues="ignore")
-    example = pipeline.format(batch)
-    return choose_calls(model, example, backward=mode == "train", amp=amp).names
 
 
 def _formats(model: nn.Module) -> Iterator[Choice]:
     """Yield channels-last for the ranks of convolutions in the model; contiguous if that changes it."""
-    ranks = [r for r, kinds in _RANKS.items() if any(isinstance(m, kinds) for m in model.modules())]
-    last: dict[int, Steps] = {rank: {f"conv{rank}d_memory_format": {}} for rank in ranks}
-    if len(ranks) == 2:
-        yield Choice("by_rank", {**last[2], **last[3]})
-    for rank in ranks:
-        yield Choice("channels_last" if rank == 2 else "channels_last_3d", last[rank])
-    flat = {name: {"memory_format": "contiguous"} for steps in last.values() for name in steps}
+    offered = _offered(model, "layout")
+    last = [each for each in offered if each.name != _FLAT]
+    if len(last) > 1:
+        yield Choice("by_rank", _merged(last))
+    yield from last
+    flat = _merged(each for each in offered if each.name == _FLAT)
     if flat and Pipeline.from_config(flat).plan(model, known_issues="ignore"):
-        yield Choice("contiguous", flat)
+        yield Choice(_FLAT, flat)
 
 
-def _risky_dtypes(model: nn.Module, device: str) -> set[str | None]:
-    """Return dtypes in which known issues may corrupt gradients or memory unless modules are repaired."""
+def _risky_dtypes(model: nn.Module, base: Candidate, amp: str) -> set[str | None]:
+    """Return dtypes in which known issues may corrupt gradients or memory unless modules are repaired.
+
+    None is among them if autocast casts to one: whatever the parameters are.
+    """
+    declared = (each["device"] for each in base.steps.values() if "device" in each)
+    device = next(declared, device_of([model]).type)
     kinds = {type(module).__name__ for module in model.modules()}
-    return {
+    risky: set[str | None] = {
         dtype
         for issue in standing(device)
         if issue.is_risk and issue.repair and not kinds.isdisjoint(issue.operations)
         for dtype in issue.dtypes
     }
+    return risky | ({None} if amp in risky else set())
 
 
-def _safe_layouts(layouts: list[Choice], precision: Choice, risky: set[str | None]) -> list[Choice]:
+def _safe_layouts(
+    layouts: list[Choice],
+    precision: Choice,
+    *,
+    risky: set[str | None],
+    inputs: Choice,
+    repair: Choice,
+) -> list[Choice]:
     """Return the layouts to try in a precision; if it is risky, all with repairs and formatted inputs."""
-    if precision.steps.get("half", {}).get("dtype") not in risky:
+    if next((options["dtype"] for options in precision.steps.values()), None) not in risky:
         return layouts
     repaired = {}
     for name, steps in layouts:
-        words = [name, "" if "repair_layout" in steps else "repair"]
-        repaired[_joined(words)] = {**steps, **_INPUT, **_REPAIR_ALL}
+        is_repaired = not repair.steps.keys().isdisjoint(steps)
+        word = _joined([name, "" if is_repaired else repair.name])
+        repaired[word] = {**steps, **inputs.steps, **repair.steps}
     return [Choice(name, steps) for name, steps in repaired.items()]
-
-
-def _precisions(allow: tuple[str, ...], device: str) -> list[Choice]:
-    """Return the allowed precisions, the fastest first: float16 is very slow on a CPU."""
-    words = {"bfloat16": "bfloat16", "half": "float16"}
-    low = [Choice(w, {"half": {"dtype": words[w]}}) for w in sorted(words) if w in allow]
-    if device == "cpu":
-        low.sort(key=lambda choice: choice.name == "half")
-    return [*low[:1], _NO_CHANGE, *low[1:]]
-
-
-def _repeated_blocks(model: nn.Module) -> str:
-    """Return the class of the largest block that occurs more than once; empty without one.
-
-    A block has at least two modules without children, and is not a container of torch.
-    """
-    inside: dict[type, list[int]] = {}
-    for module in model.modules():
-        leaves = sum(not child._modules for child in module.modules())
-        if module is not model and leaves > 1 and not type(module).__module__.startswith("torch."):
-            inside.setdefault(type(module), []).append(leaves)
-    repeated = {cls: sum(counts) for cls, counts in inside.items() if len(counts) > 1}
-    return max(repeated, key=lambda cls: repeated[cls]).__name__ if repeated else ""
-
-
-def _compilers(allow: tuple[str, ...], mode: str, blocks: str) -> Iterator[Choice]:
-    """Yield the allowed compilers, the fastest first.
-
-    `blocks` is the class of repeated blocks, which may be compiled alone.
-    """
-    if "compile" not in allow:
-        return
-    if mode == "eval":
-        yield Choice("frozen compile", {"compile": {"freezing": True}})
-    yield Choice("compile", {"compile": {}})
-    if blocks:
-        yield Choice(f"compile {blocks}", {"compile": {"include": [f"type:{blocks}"]}})
-
-
-def _quantizers(model: nn.Module, allow: tuple[str, ...], mode: str) -> list[Choice]:
-    """Return the ways to store weights in 8 bits, if that is allowed and the model has such weights."""
-    if "quantize" not in allow or mode == "train":
-        return []
-    return [Choice(n, steps) for n, steps in _QUANTIZE.items() if _has_effect(model, steps)]
-
-
-def _unfrozen(compilers: Iterable[Choice]) -> list[Choice]:
-    """Return the compilers to try with weights in 8 bits: inductor, and without freezing to try fewer."""
-    return [each for each in compilers if not each.steps["compile"].get("freezing")]
 
 
 def _compiled_layouts(layouts: list[Choice], mode: str) -> list[Choice]:
@@ -275,49 +260,47 @@ def _compiled_layouts(layouts: list[Choice], mode: str) -> list[Choice]:
     A compiler chooses layouts itself. In eval mode repairs are left out; in training they stay, as known
     issues of eager gradients would otherwise refuse the recipe.
     """
-    *formats, unchanged = [each for each in layouts if "keep_layout" not in each.steps]
-    plain = [each for each in formats if mode == "train" or "repair_layout" not in each.steps]
+    avoided = {"calls"} if mode == "train" else {"calls", "repair"}
+    *formats, unchanged = layouts
+    plain = [each for each in formats if avoided.isdisjoint(map(_part, each.steps))]
     return [unchanged, *plain[:1]]
 
 
 def _combined(
-    base: Mapping[str, Any],
+    common: Choice,
+    inputs: Choice,
     precision: Choice,
     layout: Choice,
-    *,
-    fuse: bool,
-    compiler: Choice = _NO_CHANGE,
-    quantizer: Choice = _NO_CHANGE,
+    fusion: Choice,
+    *others: Choice,
 ) -> Iterator[Candidate]:
     """Yield the recipe of these choices, unless it is empty or the same as another one."""
-    inputs: Steps = {}
     name = layout.name
     if precision.name:
-        if layout.name and "input_format" not in layout.steps:
+        if layout.name and inputs.steps.keys().isdisjoint(layout.steps):
             return  # 16 bits need a cast of the input: the same as the layout with formatted inputs
-        inputs, name = _INPUT, name.replace(" + input", "")
-    words = [precision.name, name, "fuse" if fuse else "", quantizer.name, compiler.name]
+        name, others = name.replace(f" + {inputs.name}", ""), (*others, inputs)
+    words = [precision.name, name, *(each.name for each in (fusion, *others) if each is not inputs)]
     if any(words):
-        before, changed = _FUSE if fuse else {}, {**layout.steps, **quantizer.steps}
-        parts = (before, base, precision.steps, changed, compiler.steps, inputs)
-        merged = {step: options for part in parts for step, options in part.items()}
-        yield Candidate(_joined(words), _resolved(merged))
+        steps = _merged((fusion, common, precision, layout, *others))
+        yield Candidate(_joined(words), _resolved(steps))
 
 
 def _joined(words: Iterable[str]) -> str:
     return " + ".join(filter(None, words))
 
 
-def _has_effect(model: nn.Module, steps: Mapping[str, Any], name: str = "") -> bool:
-    """Return whether the step `name`, by default the last one, would change the model."""
-    name = name or list(steps)[-1]
-    if not all(step in STEPS for step in steps):
-        return False
+def _merged(choices: Iterable[Choice]) -> Steps:
+    return {name: options for each in choices for name, options in each.steps.items()}
+
+
+def _has_effect(model: nn.Module, steps: Mapping[str, Any]) -> bool:
+    """Return whether the last of the steps would change the model."""
     try:
         plan = Pipeline.from_config(steps).plan(model, known_issues="ignore")
     except PrepareError:
         return False
-    return any(action.step == name for action in plan.actions)
+    return any(action.step == list(steps)[-1] for action in plan.actions)
 
 
 def _resolved(steps: Mapping[str, Any]) -> Steps:

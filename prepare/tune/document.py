@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from prepare.bench.document import error_plane
 from prepare.core.document import (
     Advice,
     Answer,
-    Axis,
     Bar,
     Bars,
     Chart,
     Charts,
     Document,
     Items,
-    Plane,
     Point,
     Shown,
     Table,
     Text,
+    columns,
 )
-from prepare.core.utils.machine import disturbance
+from prepare.core.utils.machine import busy_sentence, disturbance
 from prepare.core.utils.numbers import (
     change_text,
     interval_text,
@@ -95,13 +95,11 @@ def tune_sentence(tuning: Tuning) -> str:
     counted = f"{timed} of {plural(len(tuning.rows), 'recipe')} timed"
     if winner.name != UNPREPARED:
         speed = speed_text(tuning.verdict(winner), winner.ratio, winner.ratio_interval)
-        text = f"{winner.name}: {speed}; {counted}"
-    elif tuning.is_clear:
-        text = f"{winner.name}: no correct recipe is faster; {counted}"
-    else:
-        why = disturbance(tuning.environment) or "give it more time (tune.budget)"
-        text = f"unclear: no recipe was shown to be correct and faster; {counted}; {why}"
-    return text
+        return f"{winner.name}: {speed}; {counted}"
+    if tuning.is_clear:
+        return f"{winner.name}: no correct recipe is faster; {counted}"
+    why = disturbance(tuning.environment) or "give it more time (tune.budget)"
+    return f"unclear: no recipe was shown to be correct and faster; {counted}; {why}"
 
 
 def kept_rows(tuning: Tuning) -> list[KeptRow]:
@@ -119,22 +117,20 @@ def kept_rows(tuning: Tuning) -> list[KeptRow]:
 
 
 def _faster(tuning: Tuning) -> Answer:
-    row, question = tuning.row(tuning.winner), "Faster?"
+    row, sentence = tuning.row(tuning.winner), ""
     if row.name == UNPREPARED and not tuning.is_clear:
         kind, answer, remark = "warn", "Unclear", "no recipe was shown to be correct and faster"
         sentence = "Speed: unclear"
     elif row.name == UNPREPARED or row.ratio is None:
         kind, answer, remark = "plain", "No recipe is faster", row.reason
-        sentence = answer
     else:
         answer = f"{row.name} is {speed_text(tuning.verdict(row), row.ratio, None)}"
         between = interval_text(row.ratio_interval)
         kind, remark = "good", f"95 % interval: {between} time" if between else ""
-        sentence = answer
-    if busy := disturbance(tuning.environment):
-        sentence += f". {capitalized(busy)}: times mean little; try again later"
+    if busy := busy_sentence(tuning.environment):
+        sentence = f"{sentence or answer}. {capitalized(busy)}"
     return Answer(
-        question=question,
+        question="Faster?",
         kind=kind,
         answer=answer,
         remark=remark,
@@ -206,19 +202,18 @@ def _on_page(tuning: Tuning) -> Iterator[Part]:
     yield Text(
         text=text + "that were eliminated early ran fewer rounds.", kind="note", where="page"
     )
-    columns = [("Recipe", "head"), ("Result", "text"), ("Time", "number")]
-    columns += [(title, "number") for title in ("Against unprepared", "Change", "First call")]
-    columns += [("Rounds", "number"), ("Peak memory", "number"), ("Verified", "text")]
-    columns += [("Error", "number"), ("Allowed", "number")]
+    titles = columns(
+        "Recipe head, Result text, Time number, Against unprepared number, Change number, "
+        "First call number, Rounds number, Peak memory number, Verified text, Error number, "
+        "Allowed number"
+    )
     rows = [_cells(row, tuning) for row in _ranked(tuning)]
-    yield Table(label="All recipes", columns=tuple(columns), rows=rows, where="page")
-    kept = [("Module", "name"), ("Error in 16 bits", "number"), ("Error kept", "number")]
-    kept.append(("Time", "number"))
+    yield Table(label="All recipes", columns=titles, rows=rows, where="page")
     title = "Modules that have to stay in float32, with the largest error of their results alone and the "
     yield Table(
         label="Modules in float32",
         title=f"{title}time of a call",
-        columns=tuple(kept),
+        columns=columns("Module name, Error in 16 bits number, Error kept number, Time number"),
         rows=[(k.module, f"{k.low} in {k.dtype}", k.kept, k.time) for k in kept_rows(tuning)],
         where="page",
     )
@@ -235,23 +230,15 @@ def tune_charts(tuning: Tuning) -> list[Chart]:
     step = "training step" if tuning.mode == "train" else "inference"
     if not timed:
         return []
-    charts: list[Chart] = [
-        Bars(
-            title=f"Time of one {step}, unprepared = 1",
-            rows=tuple(_bar(row, tuning) for row in timed),
-        )
-    ]
+    bars = tuple(_bar(row, tuning) for row in timed)
+    charts: list[Chart] = [Bars(title=f"Time of one {step}, unprepared = 1", rows=bars)]
     verified = [row for row in timed if row.error is not None]
     if len(verified) > 1:
-        allowed = {row.allowed for row in verified if row.allowed is not None}
-        lines = tuple((value, "allowed") for value in allowed) if len(allowed) == 1 else ()
-        plane = Plane(
-            title="Speed against error of verified recipes",
-            points=tuple(_point(row, tuning) for row in verified),
-            x=Axis(label=f"time of one {step}, unprepared = 1"),
-            y=Axis(label="largest error of the outputs", log=True, lines=lines),
-        )
-        charts.append(plane)
+        limits = {row.allowed for row in verified if row.allowed is not None}
+        allowed = limits.pop() if len(limits) == 1 else None
+        points = tuple(_point(row, tuning) for row in verified)
+        title = "Speed against error of verified recipes"
+        charts.append(error_plane(title, points, step, allowed))
     return charts
 
 
@@ -301,12 +288,11 @@ def _mark(row: CandidateResult, tuning: Tuning) -> str:
 
 
 def _short_cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
-    verdict = tuning.verdict(row)
-    is_baseline = verdict == "baseline"
+    is_baseline = row.name == UNPREPARED
     return (
         row.name,
-        "" if is_baseline else verdict_text(verdict, row.ratio, row.ratio_interval),
-        "" if is_baseline else change_text(verdict, row.ratio),
+        "" if is_baseline else _speed(row, tuning),
+        "" if is_baseline else change_text(tuning.verdict(row), row.ratio),
         interval_text(row.ratio_interval),
         small(row.error),
         _result(row, tuning),

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prepare.bench import statistics
 from prepare.bench.records import check_ratios
-from prepare.core.utils import json_records
 from prepare.core.utils.environment import check_environment
-from prepare.core.utils.json_records import Readable
+from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.errors import TuneError
 from prepare.patterns import NORMS, exactly
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
 
-_KIND = json_records.Kind("prepare.tune", 1, "a tuning", "a tune.json", TuneError)
 UNPREPARED = "unprepared"
 STATUSES = (
     "winner",
@@ -101,7 +98,7 @@ class CandidateResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Tuning(Readable):
+class Tuning(JsonRecord, Readable):
     """The winner of a tuning and the result for each candidate; the row of the winner comes first.
 
     A `noise` of 1.03 means that ratios between 1/1.03 and 1.03 are not significant; it is None if there
@@ -109,6 +106,8 @@ class Tuning(Readable):
     measurement, and `from_cache` says that it was an earlier call. `notes` say what limits the result.
     `amp` is the autocast of every forward. `from_file` says that it was read, and may be a stranger's.
     """
+
+    KIND: ClassVar[Kind] = Kind("prepare.tune", 1, "a tuning", "a tune.json", TuneError)
 
     rows: tuple[CandidateResult, ...]
     winner: str
@@ -172,30 +171,20 @@ class Tuning(Readable):
             for row in self.rows
         )
 
-    def save(self, path: str | Path) -> None:
-        """Write `tune.json` atomically. Raise FileError on failure."""
-        data = asdict(self)
-        del data["from_file"]
-        json_records.write_json(path, _KIND.head | data, lines=True)
+    def content(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if key != "from_file"}
 
-    @classmethod
-    def load(cls, path: str | Path) -> Tuning:
-        """Read a `tune.json`, without torch.
+    def as_read(self) -> Self:
+        return replace(self, from_file=True)
 
-        Raises:
-            TuneError: the file is not a tuning, or has another version.
-        """
-        return replace(json_records.load(cls, path, _KIND, check=_check), from_file=True)
-
-
-def _check(tuning: Tuning) -> None:
-    check_environment(tuning.environment)
-    json_records.check_values(tuning.conditions, {"accelerator": dict[str, Any] | None})
-    check_ratios(tuning.noise)
-    for row in tuning.rows:
-        check_ratios(row.ratio, *(row.ratio_interval or ()))
-    if tuning.made:
-        datetime.fromisoformat(tuning.made)
-    if unknown := {row.status for row in tuning.rows} - {*STATUSES}:
-        raise ValueError(f"{min(unknown)!r} is not a status")
-    tuning.row(tuning.winner)
+    def check(self) -> None:
+        check_environment(self.environment)
+        check_values(self.conditions, {"accelerator": dict[str, Any] | None})
+        check_ratios(self.noise)
+        for row in self.rows:
+            check_ratios(row.ratio, *(row.ratio_interval or ()))
+        if self.made:
+            datetime.fromisoformat(self.made)
+        if unknown := {row.status for row in self.rows} - {*STATUSES}:
+            raise ValueError(f"{min(unknown)!r} is not a status")
+        self.row(self.winner)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import nn
 
 from prepare.bench import statistics
-from prepare.bench.input_pool import make_pool
+from prepare.bench.variant import make_pool
+from prepare.core.forward.autocast import Amp, check_amp, device_of
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.torch_state import isolated
+from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.environment import environment
-from prepare.core.utils.machine import MachineWatch, disturbance
+from prepare.core.utils.machine import MachineWatch, busy_sentence
+from prepare.core.utils.numbers import finite
 from prepare.core.utils.options import read_size
+from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import plural
 from prepare.core.utils.wording import words
 from prepare.errors import ConfigError, ModelError, PrepareError, Problem, RefusedError
@@ -26,20 +32,191 @@ from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.preconditions import lazy_problems, precondition_problems
 from prepare.steps.input_format import InputFormat
 from prepare.tune.cache import Cache, age, conditions
-from prepare.tune.candidate_run import Mode, PreparedCandidate, capacity, copy_model
+from prepare.tune.candidate_run import PreparedCandidate, capacity
 from prepare.tune.candidates import Candidate, calls_to_keep, candidates
 from prepare.tune.compare_candidates import CandidateError, CheckResult, Contestant
-from prepare.tune.keep_modules import KeepInFloat32
-from prepare.tune.module_errors import ModuleError, errors_of
+from prepare.tune.keep_modules import KeepInFloat32, ModuleError, errors_of
 from prepare.tune.race import Race
 from prepare.tune.records import STATUSES, UNPREPARED, CandidateResult, Keep, Tuning
+from prepare.tune.stage import TuneStage
+from prepare.verify.metric import limit_of
 
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock
-    from prepare.core.forward.autocast import Amp
     from prepare.core.utils.progress import Stage
-    from prepare.tune.options import TuneOptions
     from prepare.verify.metric import Limit
+
+
+_Result = TypeVar("_Result")
+
+
+def tune(
+    model: nn.Module,
+    batch: Any,
+    *,
+    allow: Iterable[str] = (),
+    mode: Literal["eval", "train"] = "eval",
+    amp: Amp = "none",
+    budget: float = 60.0,
+    declared: Mapping[str, Any] | None = None,
+    cache: bool | str | Path = True,
+    metric: Callable[[nn.Module, Any], float] | None = None,
+    max_drop: float | None = None,
+    max_memory: int | str | None = None,
+    calls: int | None = None,
+    seed: int = 0,
+    progress: Stage = lambda _: nullcontext(),
+    build: Callable[[], nn.Module] | None = None,
+    _clock: Clock = time.perf_counter,
+) -> Tuning:
+    """Time recipes against each other on copies of `model`, and return the best; `model` is not changed.
+
+    All candidates run in every round, in random order, and are compared by the ratios of their times
+    within rounds (see `prepare.bench`). A recipe that is probably slower than the best one is eliminated;
+    the unprepared model only if a recipe is significantly faster. The race ends when the ratios of the
+    remaining candidates are precise, or when the budget is spent.
+
+    A recipe can only win if its results are correct. It is verified against the unprepared model (see
+    `prepare.verify`) before it eliminates that model, and before it wins; if it fails, it is dropped, and
+    the recipes that it had eliminated are timed again. For a recipe in 16 bits that fails, the fewest modules
+    that have to stay in float32 are searched for (see `prepare.tune.keep_modules`), and the recipe with
+    these kept joins the race. Of the recipes within 2 % of the fastest the simplest wins (see
+    `prepare.tune.candidates`). The winner may be the unprepared model.
+
+    Args:
+        model: on the device where it will run, not compiled and not wrapped (DDP).
+        batch: a tensor, a tuple of positional arguments, a mapping of named arguments, or an Example.
+        allow: what may be tried besides float32 without a compiler: `bfloat16`, `half`, `compile`
+            (inductor; in `eval` also with freezing), `quantize` (weights in 8 bits).
+        mode: `eval` times the forward and verifies outputs; `train` times forward and backward, and
+            verifies gradients as well.
+        amp: run the forward of every candidate under `torch.autocast` to this dtype.
+        budget: seconds. A compilation or verification that has begun is finished, and the winner is
+            always verified.
+        declared: a pipeline of your own, as one more candidate; all candidates run on its `device`.
+        cache: whether the result is cached, or the folder for it. A cached winner is verified again.
+        metric: a function of (model, batch) to a number, more is better, as for `verify`. A recipe whose
+            metric is lower than the unprepared model's by more than `max_drop` is wrong.
+        max_drop: the limit for `metric`.
+        max_memory: bytes, or a text as `8GiB`. A recipe whose call needs more, without model and input, is
+            dropped; the unprepared model is not.
+        calls: how often the model will be called in one process. Each call then takes its share of the first
+            one, which compiles; without it only calls after the first count.
+        seed: seed of the order and of the inputs.
+        progress: called with a description of each stage; the context manager that it returns is
+            entered for the duration of the stage.
+        build: a function that builds an equal model, for a model that cannot be copied.
+
+    If torch.distributed is initialised, rank 0 tunes, and every rank returns its result.
+
+    Raises:
+        ConfigError: an argument is invalid; one problem for each.
+        RefusedError: `mode` or `amp` is unknown, one of `metric` and `max_drop` is missing, or the model
+            cannot be copied or prepared in its present state.
+        ModelError: the unprepared model itself does not run.
+
+    Examples:
+        >>> from torch import nn, randn
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+        >>> tuning = tune(model, randn(1, 3, 32, 32), budget=2.0, cache=False)
+        >>> tuning.winner in {row.name for row in tuning.rows}
+        True
+        >>> prepared = tuning.pipeline.apply(model)
+    """
+    check_amp(amp)
+    options = {
+        "allow": allow if isinstance(allow, str) else list(allow),
+        "budget": budget,
+        "cache": cache if isinstance(cache, bool) else str(cache),
+        "max_memory": max_memory,
+        "calls": calls,
+    }
+    session = TuningSession(
+        model=model,
+        batch=batch,
+        options=_options(mode, options),
+        mode=mode,
+        amp=amp,
+        limit=limit_of(metric, max_drop),
+        declared=dict(declared or {}),
+        seed=seed,
+        progress=progress,
+        build=build,
+        clock=_clock,
+    )
+    return _on_rank_zero(session.run)
+
+
+def keep_in_float32(
+    model: nn.Module,
+    batch: Any,
+    *,
+    dtype: Literal["float16", "bfloat16"] = "bfloat16",
+    mode: Literal["eval", "train"] = "eval",
+    budget: float = 60.0,
+    metric: Callable[[nn.Module, Any], float] | None = None,
+    max_drop: float | None = None,
+    seed: int = 0,
+    progress: Stage = lambda _: nullcontext(),
+    build: Callable[[], nn.Module] | None = None,
+) -> Keep:
+    """Find the fewest modules that have to stay in float32 for `model` to be right in a 16-bit dtype.
+
+    The search of `tune` for a recipe that fails, without a race: the arguments are those of `tune`, and
+    `dtype` is that of the step `half`. Modules that do not run in 16 bits are kept too. `model` is not
+    changed.
+
+    Raises:
+        RefusedError: `mode` is unknown, one of `metric` and `max_drop` is missing, or the model cannot be
+            copied or prepared in its present state.
+        ConfigError: `dtype` or `budget` is invalid, or float16 is to be trained.
+        ModelError: the model itself does not run.
+    """
+    session = TuningSession(
+        model=model,
+        batch=batch,
+        options=_options(mode, {"budget": budget, "cache": False}),
+        mode=mode,
+        limit=limit_of(metric, max_drop),
+        seed=seed,
+        progress=progress,
+        build=build,
+    )
+    return _on_rank_zero(lambda: session.keep(dtype))
+
+
+def _options(mode: str, options: Mapping[str, Any]) -> TuneStage:
+    """Check the mode and the options. Raises RefusedError, ConfigError."""
+    if mode not in ("eval", "train"):
+        raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
+    return TuneStage.from_options(options, {"mode": mode})
+
+
+def _on_rank_zero(work: Callable[[], _Result]) -> _Result:
+    """Run `work` on rank 0 and return its result on every rank; without torch.distributed, just run it.
+
+    Ranks that are prepared differently would train wrong numbers silently.
+
+    Raises:
+        PrepareError: the error of rank 0; the other ranks raise a RefusedError that names rank 0.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return work()
+    if distributed.get_world_size() == 1:
+        return work()
+    message: list[Any] = [None, None]  # the result, and the error as text
+    if distributed.get_rank() == 0:
+        try:
+            message[0] = work()
+        except Exception as error:
+            text = str(error) if isinstance(error, PrepareError) else repr(error)
+            distributed.broadcast_object_list([None, text])
+            raise
+    distributed.broadcast_object_list(message)
+    if message[1] is not None:
+        raise RefusedError("rank 0", message[1], "see the output of rank 0")
+    return message[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +225,14 @@ class TuningSession:
 
     model: nn.Module
     batch: Any
-    options: TuneOptions
-    mode: Mode
+    options: TuneStage
+    mode: Literal["eval", "train"]
     amp: Amp = "none"
     limit: Limit | None = None
-    declared: Mapping[str, Any]
+    declared: Mapping[str, Any] = field(default_factory=dict)
     seed: int
     progress: Stage
-    clock: Clock
+    clock: Clock = time.perf_counter
     build: Callable[[], nn.Module] | None = None
 
     def run(self) -> Tuning:
@@ -63,17 +240,15 @@ class TuningSession:
         _check_model(self.model)
         with isolated():
             recipes = candidates(
-                copy_model(self.model, self.mode, self.build),
+                self.copied(),
                 declared=self.declared,
                 allow=self.options.allow,
                 mode=self.mode,
                 amp=self.amp,
                 calls=self._calls_to_keep(),
             )
-            under = (
-                conditions(self.model, self.batch, recipes, mode=self.mode, amp=self.amp)
-                | self._limits()
-            )
+            under = conditions(self.model, self.batch, recipes, mode=self.mode, amp=self.amp)
+            under |= self._limits()
             cache = Cache(self.options.cache)
             cached = cache.find(under, budget=self.options.budget)
             tuning = cached and self._verified_again(cached, cache)
@@ -91,7 +266,7 @@ class TuningSession:
         candidate = Candidate(dtype, recipe.to_config())
         with isolated():
             pool = self._pool(candidate)
-            correct = self._corrector(pool, lambda each: self._start(each, pool))
+            correct = self._corrector(pool, lambda each: PreparedCandidate(self, each, pool))
             try:
                 with self.progress(f"verifying {dtype}"):
                     checked = correct.check(candidate, correct.start(candidate))
@@ -111,15 +286,12 @@ class TuningSession:
     ) -> KeepInFloat32:
         exact: dict[Any, Any] = {}
 
-        def copied() -> nn.Module:
-            return copy_model(self.model, self.mode, self.build)
-
         def check(_: Candidate, runner: PreparedCandidate) -> CheckResult:
-            return self._check(runner, exact)
+            return runner.check(exact)
 
         def measure(candidate: Candidate) -> dict[str, ModuleError]:
             try:
-                return errors_of(candidate.steps, copied, pool[0], mode=self.mode)
+                return errors_of(candidate.steps, self.copied, pool[0], mode=self.mode)
             except Exception as error:
                 raise explained(self.model, error) from None
 
@@ -128,10 +300,33 @@ class TuningSession:
     def _calls_to_keep(self) -> tuple[str, ...]:
         example = make_pool(self.batch, seed=self.seed)[0]
         try:
-            copied = copy_model(self.model, self.mode, self.build)
-            return calls_to_keep(copied, example, mode=self.mode, amp=self.amp)
+            return calls_to_keep(self.copied(), example, mode=self.mode, amp=self.amp)
         except PrepareError:
             return ()
+
+    @property
+    def max_memory(self) -> int | None:
+        """The most bytes that a call of a recipe may need, without model and input."""
+        limit = self.options.max_memory
+        return None if limit is None else read_size(limit)
+
+    def copied(self) -> nn.Module:
+        """Return a copy of the model without gradients, in the mode of the tuning.
+
+        In `train`, a model that is in training mode keeps the mode of each submodule.
+
+        Raises:
+            RefusedError: the model cannot be copied.
+        """
+        try:
+            duplicate = copy_or_build(self.model, self.build)
+        except CopyError as error:
+            remedy = "give build=, a function that builds an equal model"
+            if self.build is not None:
+                remedy = "let its code draw all numbers from torch's generator, after the same seed"
+            raise RefusedError("the model", f"cannot be copied: {error}", remedy) from error
+        train = self.mode == "train"
+        return duplicate if train and duplicate.training else duplicate.train(train)
 
     def _verified_again(self, cached: Tuning, cache: Cache) -> Tuning | None:
         """Return a cached tuning if its winner is correct with the present values of the model."""
@@ -152,7 +347,7 @@ class TuningSession:
 
     def _check_again(self, winner: Candidate) -> CheckResult:
         try:
-            return self._check(self._start(winner, self._pool(winner)), {})
+            return PreparedCandidate(self, winner, self._pool(winner)).check({})
         except CandidateError as error:
             return CheckResult("cannot tell", str(error))
 
@@ -162,7 +357,7 @@ class TuningSession:
 
         def start(candidate: Candidate) -> PreparedCandidate:
             nonlocal first
-            runner = self._start(candidate, pool, like=first)
+            runner = PreparedCandidate(self, candidate, pool, like=first)
             first = first or runner  # the unprepared model
             return runner
 
@@ -182,7 +377,7 @@ class TuningSession:
             winner = race.run()
         except CandidateError as error:
             raise ModelError("the unprepared model", str(error)) from None
-        noise = statistics.noise(race.standings.control_ratio())
+        noise = finite(statistics.noise(race.standings.control_ratio()))
         machine = watch.conditions() | {"threads": torch.get_num_threads()}
         # The winner comes first; within a status the contestants stay in the order of the candidates.
         ranked = sorted(race.contestants, key=lambda each: STATUSES.index(each.status))
@@ -195,7 +390,7 @@ class TuningSession:
             budget=self.options.budget,
             seconds=round(self.clock() - began, 3),
             rounds=race.rounds,
-            noise=noise if math.isfinite(noise) else None,
+            noise=noise,
             made=datetime.now().astimezone().isoformat(timespec="seconds"),
             from_cache=False,
             conditions=under,
@@ -203,41 +398,16 @@ class TuningSession:
             notes=tuple(_notes(race, machine)),
         )
 
-    def _start(
-        self, candidate: Candidate, pool: list[Any], like: PreparedCandidate | None = None
-    ) -> PreparedCandidate:
-        return PreparedCandidate(
-            self.model,
-            candidate,
-            pool,
-            mode=self.mode,
-            amp=self.amp,
-            limit=self.limit,
-            max_memory=self._max_memory(candidate),
-            calls=self.options.calls,
-            clock=self.clock,
-            like=like,
-            build=self.build,
-        )
-
-    def _max_memory(self, candidate: Candidate) -> int | None:
-        limit = self.options.max_memory
-        # The unprepared model stays: all others are compared with it, and it may win.
-        return None if limit is None or candidate.name == UNPREPARED else read_size(limit)
-
     def _limits(self) -> dict[str, Any]:
         """Return the user's own limits, and the number of calls, as a part of the conditions."""
         limits: dict[str, Any] = {}
         if self.limit is not None:
             limits |= {"metric": self.limit.identity, "max_drop": self.limit.max_drop}
-        if self.options.max_memory is not None:
-            limits["max_memory"] = read_size(self.options.max_memory)
+        if self.max_memory is not None:
+            limits["max_memory"] = self.max_memory
         if self.options.calls is not None:
             limits["calls"] = self.options.calls
         return limits
-
-    def _check(self, prepared: PreparedCandidate, exact: dict[Any, Any]) -> CheckResult:
-        return prepared.check(self.model, self.batch, exact, budget=self.options.budget)
 
     def _pool(self, base: Candidate) -> list[Any]:
         """Return inputs on the device of the model: transferring them is not part of any timing."""
@@ -260,8 +430,7 @@ def _device(base: Candidate, model: nn.Module) -> torch.device:
     """Return the device of all candidates: that of the step `device`, else that of the model."""
     if declared := base.steps.get("device", {}).get("device"):
         return torch.device(declared)
-    tensors = (tensor for each in (model.parameters(), model.buffers()) for tensor in each)
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+    return device_of([model])
 
 
 def _row(race: Race, winner: Contestant, contestant: Contestant) -> CandidateResult:
@@ -275,7 +444,7 @@ def _row(race: Race, winner: Contestant, contestant: Contestant) -> CandidateRes
         reason=contestant.reason,
         cost=contestant.candidate.cost,
         seconds=statistics.estimate(times, 0.95).value if times else None,
-        ratio=ratio.value if math.isfinite(ratio.value) else None,
+        ratio=finite(ratio.value),
         ratio_interval=ratio.interval,
         rounds=len(times),
         peak_bytes=contestant.peak,
@@ -293,8 +462,8 @@ def _more_time() -> str:
 
 def _notes(race: Race, machine: Mapping[str, Any]) -> Iterator[str]:
     """Yield what limits the result."""
-    if disturbed := disturbance(machine):
-        yield f"{disturbed}: times mean little; try again later"
+    if busy := busy_sentence(machine):
+        yield busy
     control = race.standings.control_ratio().interval
     needed = statistics.min_values(race.standings.confidence)
     unmeasured = sum(each.status == "not measured" for each in race.contestants)

@@ -4,20 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from prepare.core.utils.numbers import finite
+from prepare.core.utils.options import read_size
+from prepare.core.utils.wording import argument, words
+from prepare.errors import Problem
 from prepare.registry import stage
-from prepare.stage import Stage, Task, Work
-from prepare.tune.options import TuneOptions, mode_problems
+from prepare.stage import Stage, Task, Work, key
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, Shown
-    from prepare.errors import Problem
     from prepare.pipeline import Pipeline
+
+Allowed = Literal["bfloat16", "half", "compile", "quantize"]
+_INFERENCE_ONLY = {
+    "half": "parameters in float16 cannot be trained",
+    "quantize": "weights in 8 bits cannot be trained",
+}
+
+
+def _check_memory(value: int | str | None) -> None:
+    if value is not None:
+        read_size(value)
+
+
+def _check_calls(calls: int | None) -> None:
+    if calls is not None and calls < 1:
+        raise ValueError(f"{calls} is not a number of calls", "give one from 1 on, as in 1000")
+
+
+def _check_budget(budget: float) -> None:
+    if not 0 < budget < math.inf:
+        raise ValueError(f"{budget} is not a time", "give seconds, as in 60")
 
 
 @stage("tune")
-class TuneStage(TuneOptions, Stage):
+class TuneStage(Stage):
     """A race of recipes; the declared one is one more of them."""
 
     noun: ClassVar[str] = "the tuning"
@@ -27,6 +50,24 @@ class TuneStage(TuneOptions, Stage):
     }
     files: ClassVar[tuple[str, ...]] = ("tune.svg",)
 
+    allow: tuple[Allowed, ...] = key(
+        (), "what to try beyond float32 without a compiler", "[bfloat16]"
+    )
+    budget: Annotated[float, "seconds, as in 60", _check_budget] = key(
+        60.0, "seconds for preparing, timing and verifying recipes"
+    )
+    cache: Annotated[bool | str, "true, false, or a folder"] = key(
+        True, "save the result: true, false or a folder"
+    )
+    max_memory: Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory] = key(
+        None,
+        "peak memory of a call, without model and input, beyond which a recipe cannot win",
+        "8GiB",
+    )
+    calls: Annotated[int | None, "a whole number, as in 1000", _check_calls] = key(
+        None, "calls that the model will get, to weigh the first, which may compile", "1000"
+    )
+
     @classmethod
     def records(cls) -> Mapping[str, Any]:
         from prepare.tune.records import Tuning
@@ -34,7 +75,15 @@ class TuneStage(TuneOptions, Stage):
         return {"tune.json": Tuning}
 
     def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
-        return mode_problems(self.allow, str(config.get("mode")))
+        for word in self.allow if config.get("mode") == "train" else ():
+            if word in _INFERENCE_ONLY:
+                amp = argument("amp", "float16")
+                remedy = f"allow bfloat16, or tune under autocast with {amp}"
+                yield Problem(
+                    words(cli="tune.allow", python="allow"),
+                    f"{_INFERENCE_ONLY[word]}, and this is {argument('mode', 'train')}",
+                    remedy if word == "half" else "allow compile",
+                )
 
     def choose(self, work: Work) -> Pipeline:
         from prepare.tune import tune
@@ -68,11 +117,10 @@ class TuneStage(TuneOptions, Stage):
         tuning = found.get("tune")
         if tuning is None:
             return {}
-        ratio = tuning.row(tuning.winner).ratio
         return {
             "winner": tuning.winner,
             "tune_rounds": tuning.rounds,
-            "winner_time_ratio": ratio if ratio is not None and math.isfinite(ratio) else None,
+            "winner_time_ratio": finite(tuning.row(tuning.winner).ratio),
         }
 
     @classmethod

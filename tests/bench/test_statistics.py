@@ -29,7 +29,7 @@ def simulated(cases, factor, *, rounds=40, stops=True):
         for count in range(20 if stops else rounds, rounds + 1, 5):
             first = base[:count]
             found, control = (ratio(lane[:count], first, 0.95) for lane in (other, again))
-            if statistics.worst_precision([found, control]) <= 0.02:
+            if max(found.precision, control.precision) <= 0.02:
                 break
         words.append(verdict(found, statistics.noise(control)))
         holds += found.interval[0] <= factor <= found.interval[1]

@@ -16,8 +16,7 @@ from keeping_nets import CallsKernel, first_rows, folding, image
 from prepare.core.model.memory_format import FORMATS, canonical_stride
 from prepare.errors import ConfigError
 from prepare.flow import predict
-from prepare.flow.layouts import has_odd_strides, layout_of
-from prepare.flow.target_layouts import choose_target_layouts
+from prepare.flow.layouts import choose_target_layouts, has_odd_strides, layout_of
 from prepare.flow.torch_operators import backend_of, hidden_copies
 
 

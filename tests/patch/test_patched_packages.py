@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from paths import CONF
 from prepare.flow import observe
-from prepare.patch.write_diff import write_diff
+from prepare.patch.make_patch import write_diff
 from prepare.pipeline import Pipeline
 from prepare.steps.keeping.choose_calls import choose_calls
 

@@ -15,8 +15,8 @@ def timed(monkeypatch):
     means = {}
 
     class Timed(PreparedCandidate):
-        def __init__(self, model, candidate, pool, **how):
-            super().__init__(model, candidate, pool, **how)
+        def __init__(self, tuning, candidate, pool, **how):
+            super().__init__(tuning, candidate, pool, **how)
             self._mean = means.get(candidate.name, 0.1)
             self._order, self.seconds = random.Random(candidate.name), 1e-3
 

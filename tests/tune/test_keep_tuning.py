@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from keep_checks import LOUD, Energy, Net, Offset, seeded
 from prepare import recipe
 from prepare.cli import main as cli
 from prepare.errors import ModelError, PrepareError
@@ -18,6 +17,7 @@ from prepare.tune.document import kept_rows
 from prepare.tune.records import KeptModule
 from shown_records import show
 from test_tune_record import record
+from tune_checks import LOUD, Energy, Net, Offset, seeded
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def half_is_fast(monkeypatch):
     """Recipes in 16 bits are fast, also those that keep modules."""
 
     class Timed(PreparedCandidate):
-        def __init__(self, model, candidate, pool, **how):
-            super().__init__(model, candidate, pool, **how)
+        def __init__(self, tuning, candidate, pool, **how):
+            super().__init__(tuning, candidate, pool, **how)
             self._mean, self.seconds = 0.1 if candidate.precision is None else 0.05, 1e-3
 
         def turn(self, number):

@@ -1,4 +1,4 @@
-"""The race of a tuning, on a simulated clock: winners, eliminations and budget."""
+"""The race of a tuning, on a simulated clock: winners, eliminations, budget, verifications, compilers."""
 
 import random
 import re
@@ -237,3 +237,178 @@ def test_every_race_has_one_verified_winner_and_a_status_for_all(seeds):
         assert is_base or simulated.winner.checked.status == "pass", seed
         won[is_base] += 1
     assert min(won.values()) > len(seeds) / 10
+
+
+def test_a_recipe_that_fails_verification_eliminates_no_other():
+    times = {UNPREPARED: 0.1, "wrong": 0.02, "unsure": 0.04, "right": 0.08}
+    simulated = SimulatedRace(times, checks={"wrong": FAIL, "unsure": UNSURE}).run()
+    assert simulated.winner.name == "right"
+    assert simulated.checked == ["wrong", "unsure", "right"]
+    assert simulated.by_name["wrong"].status == "wrong"
+    assert simulated.by_name["wrong"].reason == "its verification failed: outputs: off"
+    assert simulated.by_name["unsure"].status == "cannot tell"
+    assert simulated.by_name["unsure"].reason == "it could not be verified: there is no time"
+
+
+LONG_CHECKS = {
+    "budget": 60.0,
+    "spread": 0.1,
+    "checking": 12.0,
+    "starts": dict.fromkeys("abcdefg", 2.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("checks", "good", "races"),
+    [({}, "acg", 36), ({"a": FAIL, "g": UNSURE}, "c", 28)],
+    ids=["right", "wrong"],
+)
+def test_verifications_that_take_long_leave_enough_rounds(checks, good, races):
+    times = dict(zip("abcdefg", (0.65, 1.2, 0.7, 0.9, 1.0, 0.95, 0.66), strict=True))
+    simulated = [
+        SimulatedRace({UNPREPARED: 1.0} | times, checks=checks, seed=seed, **LONG_CHECKS).run()
+        for seed in range(40)
+    ]
+    assert sum(race.winner.name in good for race in simulated) >= races
+    assert max(race.clock.now for race in simulated) < 1.5 * 60 + 12 + 5
+
+
+def test_a_recipe_restored_too_late_says_so():
+    simulated = SimulatedRace({UNPREPARED: 1.0, "wrong": 0.5, "right": 0.6}, checks={"wrong": FAIL})
+    race, (base, wrong, right) = simulated.race, simulated.race.contestants
+    for each, seconds in ((base, 1.0), (race.standings.control, 1.0), (wrong, 0.5), (right, 0.6)):
+        each.runner = ScriptedRunner(simulated.clock, lambda: 1.0)
+        each.times.update(dict.fromkeys(range(3), seconds))
+    race._eliminate(right, "slower", "takes 1.20 times as long as wrong", wrong)
+    assert race._conclude() is base
+    assert [each.status for each in race.contestants] == ["winner", "wrong", "not measured"]
+    late = "no time was left to try it again, after the recipe that had eliminated it was dropped"
+    assert right.reason == late
+
+
+def test_the_unprepared_model_wins_if_no_recipe_is_correct():
+    simulated = SimulatedRace(
+        {UNPREPARED: 0.1, "a": 0.05, "b": 0.06}, checks={"a": FAIL, "b": FAIL}
+    ).run()
+    assert simulated.winner.name == UNPREPARED
+    assert simulated.winner.reason == "no recipe was shown to be correct and faster"
+
+
+def test_a_recipe_that_fails_is_dropped_and_the_others_continue():
+    simulated = SimulatedRace(
+        {UNPREPARED: 0.1, "never": 0.05, "later": 0.05, "quick": 0.08},
+        starts={"never": "avg_pool3d: not implemented for bfloat16"},
+        breaks={"later": 8},
+    ).run()
+    assert simulated.winner.name == "quick"
+    assert simulated.by_name["never"].reason == "avg_pool3d: not implemented for bfloat16"
+    assert simulated.by_name["later"].status == simulated.by_name["never"].status == "failed"
+
+
+def test_there_is_a_winner_even_if_the_leader_fails_late():
+    simulated = SimulatedRace(
+        {UNPREPARED: 0.1, "quick": 0.05}, breaks={"quick": 14}, budget=5.0
+    ).run()
+    assert simulated.winner.name == UNPREPARED
+    assert simulated.by_name["quick"].reason == "no more"
+
+
+COMPILING = {name: {"compile": {}, **more} for name, more in {
+    "plain": {}, "slow one": {"slow": {}}, "quick one": {"quick": {}}}.items()}  # fmt: skip
+
+
+def test_compilers_run_last_the_most_promising_first():
+    times = {
+        UNPREPARED: 0.1,
+        "slow": 0.2,
+        "quick": 0.08,
+        "plain": 0.09,
+        "slow one": 0.1,
+        "quick one": 0.05,
+    }
+    steps = COMPILING | {"slow": {"slow": {}}, "quick": {"quick": {}}}
+    starts = dict.fromkeys(COMPILING, 15.0)
+    simulated = SimulatedRace(times, steps=steps, starts=starts, budget=60.0).run()
+    assert simulated.winner.name == "quick one"
+    assert min(simulated.by_name["quick one"].times) > max(simulated.by_name["slow"].times)
+    assert min(simulated.by_name["quick one"].times) < min(simulated.by_name["plain"].times)
+
+
+def test_each_compiler_is_tried_once_then_the_fastest_on_the_rest():
+    good, bad = {"backend": "good"}, {"backend": "bad"}
+    quick = {"quick": {}}
+    steps = {"quick": quick, "bad": {"compile": bad}, "good": {"compile": good}}
+    steps |= {"quick + bad": {**quick, "compile": bad}, "quick + good": {**quick, "compile": good}}
+    times = {UNPREPARED: 0.1, "quick": 0.08, "bad": 0.1, "good": 0.07}
+    times |= {"quick + bad": 0.09, "quick + good": 0.06}
+    simulated = SimulatedRace(
+        times, steps=steps, starts=dict.fromkeys(steps, 5.0), budget=80.0
+    ).run()
+    begun = [
+        min(simulated.by_name[name].times)
+        for name in ("quick + bad", "quick + good", "good", "bad")
+    ]
+    assert begun == sorted(set(begun))
+    assert simulated.winner.name == "quick + good"
+
+
+@pytest.mark.parametrize(("cast", "first"), [(0.05, "cast + a"), (0.09, "b")])
+def test_compilers_are_tried_first_in_the_fastest_precision(cast, first):
+    a, b, half = {"compile": {"backend": "a"}}, {"compile": {"backend": "b"}}, {"half": {}}
+    steps = {"cast": half, "quick": {"quick": {}}, "cast + a": half | a, "cast + b": half | b}
+    steps |= {"b": {"quick": {}} | b, "a": {"quick": {}} | a}
+    times = {UNPREPARED: 0.1, "cast": cast, "quick": 0.07}
+    times |= dict.fromkeys(("cast + a", "cast + b", "b", "a"), 0.04)
+    simulated = SimulatedRace(
+        times, steps=steps, starts=dict.fromkeys(steps, 5.0), budget=60.0
+    ).run()
+    compiled = [simulated.by_name[name] for name in ("cast + a", "cast + b", "a", "b")]
+    begun = {each.name: min(each.times) for each in compiled if each.times}
+    assert min(begun, key=begun.get) == first
+
+
+def test_each_precision_is_tried_before_a_long_compilation():
+    cast = {"half": {"dtype": "bfloat16"}}
+    steps = {f"cast {n}": {**cast, f"{n}": {}} for n in range(3)} | {"plain": {"compile": {}}}
+    times = {UNPREPARED: 3.0} | dict.fromkeys(steps, 2.0) | {"quick": 1.5}
+    simulated = SimulatedRace(times, steps=steps, starts={"plain": 200.0}, budget=70.0).run()
+    assert simulated.winner.name == "quick"
+    begun = [min(simulated.by_name[name].times) for name in ("cast 0", "quick", "plain", "cast 2")]
+    assert begun == sorted(begun)
+    assert begun[1] < begun[2]
+
+
+def test_with_time_for_two_recipes_each_precision_has_one():
+    cast = {"half": {"dtype": "bfloat16"}}
+    steps = {f"cast {n}": {**cast, f"{n}": {}} for n in range(3)}
+    times = {UNPREPARED: 3.0} | dict.fromkeys(steps, 2.5) | {"quick": 1.5}
+    simulated = SimulatedRace(times, steps=steps, budget=44.0, spread=0.05).run()
+    assert simulated.winner.name == "quick"
+    assert min(simulated.by_name["quick"].times) == min(simulated.by_name["cast 0"].times) == 0
+
+
+def test_a_compilation_that_does_not_fit_is_not_started():
+    times = {UNPREPARED: 0.1, "plain": 0.05, "quick one": 0.05}
+    simulated = SimulatedRace(
+        times, steps=COMPILING, starts=dict.fromkeys(COMPILING, 40.0), budget=60.0
+    ).run()
+    assert sorted(each.status for each in simulated.race.contestants) == [
+        "not measured",
+        "slower",
+        "winner",
+    ]
+    assert simulated.clock.now < 66
+
+
+def test_a_recipe_compiled_beyond_the_budget_is_still_timed():
+    times = {UNPREPARED: 0.1, "plain": 0.08}
+    simulated = SimulatedRace(times, steps=COMPILING, starts={"plain": 500.0}, budget=60.0).run()
+    assert simulated.winner.name == "plain"
+    assert 6 <= len(simulated.by_name["plain"].times) <= 20
+
+
+def test_a_compiled_recipe_is_timed_despite_a_long_verification():
+    times = {UNPREPARED: 0.1, "other": 0.1, "plain": 0.06}
+    simulated = SimulatedRace(times, steps=COMPILING, starts={"plain": 500.0}, checking=60.0).run()
+    assert (simulated.winner.name, simulated.checked) == ("plain", ["plain"])
+    assert 6 <= len(simulated.by_name["plain"].times) <= 20

@@ -1,8 +1,8 @@
-"""Tuning from end to end: the result, an unchanged model, invalid arguments, real candidates."""
+"""Tuning from end to end: the result, an unchanged model, arguments, limits, real candidates."""
 
 import math
 import sys
-import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,8 +14,9 @@ from prepare.errors import ConfigError, ModelError, RefusedError
 from prepare.step import ModuleStep
 from prepare.tune import candidate_run, session, tune
 from prepare.tune.candidate_run import PreparedCandidate
-from prepare.tune.candidates import AS_DECLARED, Candidate
+from prepare.tune.candidates import AS_DECLARED, Candidate, candidates
 from prepare.tune.records import UNPREPARED
+from prepare.tune.stage import TuneStage
 from sample_nets import model_state, small, wrong_in_training
 from tune_checks import BATCH, found_with
 
@@ -147,6 +148,10 @@ def test_progress_names_the_stage_the_leader_and_the_time_left(timed):
         ({"allow": ["half"], "mode": "train"}, 'allow: parameters in float16 cannot be trained, and this is mode="train"; allow bfloat16, or tune under autocast with amp="float16"'),
         ({"allow": ["quantize"], "mode": "train"}, 'allow: weights in 8 bits cannot be trained, and this is mode="train"; allow compile'),
         ({"mode": "test"}, "mode: 'test' is not a mode; allowed: eval, train"),
+        ({"amp": "half"}, "amp: 'half' is not allowed; did you mean 'float16'? allowed: none, bfloat16, float16"),
+        ({"calls": 0}, "tune.calls: 0 is not a number of calls; give one from 1 on, as in 1000"),
+        ({"max_memory": "lots"}, "tune.max_memory: 'lots' is not a size; give bytes or a unit, as in 8GiB"),
+        ({"max_memory": True}, "tune.max_memory: true is not allowed; give bytes or a unit, as in 8GiB"),
     ],
 )  # fmt: skip
 def test_an_invalid_argument_is_reported_with_its_remedy(how, message):
@@ -192,8 +197,11 @@ def test_a_verification_may_take_as_long_as_the_tuning(monkeypatch, budget, seco
 
     monkeypatch.setattr(candidate_run, "verify", told)
     candidate, model = Candidate("flat", {"conv2d_memory_format": {}}), small().eval()
-    runner = PreparedCandidate(model, candidate, [BATCH], mode="eval", clock=time.perf_counter)
-    assert runner.check(model, BATCH, {}, budget=budget).status == "pass"
+    options = TuneStage(budget=budget)
+    tuning = session.TuningSession(
+        model=model, batch=BATCH, options=options, mode="eval", seed=0, progress=nullcontext
+    )
+    assert PreparedCandidate(tuning, candidate, [BATCH]).check({}).status == "pass"
     assert given == [seconds]
 
 
@@ -213,3 +221,72 @@ def test_a_real_tuning_runs_compilers(mode):
     compiled = [row for row in found.rows if "compile" in row.steps and row.rounds]
     assert compiled
     assert {row.status for row in compiled} <= {"winner", "slower", "not faster"}
+
+
+def test_a_tuning_is_of_its_autocast_and_its_key_holds_it(timed, tmp_path):
+    found = [
+        found_with(timed, {}, small(), cache=str(tmp_path), amp=amp)
+        for amp in ("none", "bfloat16", "bfloat16")
+    ]
+    assert [tuning.amp for tuning in found] == ["none", "bfloat16", "bfloat16"]
+    assert [tuning.from_cache for tuning in found] == [False, False, True]
+    keys = [tuning.conditions["amp"] for tuning in found]
+    assert keys == ["none", "bfloat16", "bfloat16"]
+
+
+def test_candidates_for_autocast_avoid_the_known_issues_of_its_dtype():
+    model = nn.Sequential(nn.Conv3d(2, 4, 3), nn.ReLU()).train()
+
+    def found(amp):
+        return candidates(model, declared={}, allow=(), mode="train", amp=amp)
+
+    assert all("repair_layout" in each.steps for each in found("bfloat16")[1:])
+    assert not all("repair_layout" in each.steps for each in found("none")[1:])
+
+
+def test_a_recipe_whose_metric_drops_too_much_cannot_win(timed):
+    def plain(model, batch):
+        return float(model[0].weight.is_contiguous())
+
+    means = {"channels_last": 0.01, "channels_last + input": 0.01}
+    found = found_with(timed, means, small().eval(), metric=plain, max_drop=0.5)
+    assert found.winner == UNPREPARED
+    assert found.row("channels_last").status == "wrong"
+    assert "metric: plain 1 on the unprepared model, 0 on" in found.row("channels_last").reason
+    assert found.conditions["max_drop"] == 0.5
+    assert found.conditions["metric"].endswith("plain")
+
+
+def test_a_recipe_that_needs_too_much_memory_is_dropped(timed, monkeypatch):
+    means = {"channels_last": 0.01}
+    monkeypatch.setattr(candidate_run.Variant, "peak", lambda *_: (2**31, ""))
+    found = found_with(timed, means, small().eval(), max_memory="1GiB")
+    assert found.winner == UNPREPARED
+    row = found.row("channels_last")
+    assert (row.status, row.reason) == (
+        "failed",
+        "a call needs 2.0 GiB, and max_memory is 1.0 GiB",
+    )
+    assert found.conditions["max_memory"] == 2**30
+    assert found_with(timed, means, small().eval(), max_memory="3GiB").winner == "channels_last"
+
+
+def test_the_first_call_counts_where_the_number_of_calls_is_known(monkeypatch):
+    def slow_first_call(self, like, *, real=PreparedCandidate._warm_up):
+        real(self, like)
+        prepared = "conv2d_memory_format" in self.pipeline.steps
+        self.first_seconds = 100.0 if prepared else 0.0
+
+    def timed_by_recipe(series, batch, clock):
+        return 0.01 if "channels_last" in series.variant.name else 0.1
+
+    monkeypatch.setattr(PreparedCandidate, "_warm_up", slow_first_call)
+    monkeypatch.setattr(Series, "sample", timed_by_recipe)
+    often, rarely = (
+        tune(small().eval(), BATCH, cache=False, budget=2.0, calls=calls) for calls in (10**6, 10)
+    )
+    assert often.winner != UNPREPARED
+    assert rarely.winner == UNPREPARED
+    assert rarely.row("channels_last").first_seconds == 100.0
+    assert rarely.row("channels_last").seconds == pytest.approx(10.01)
+    assert (often.conditions["calls"], rarely.conditions["calls"]) == (10**6, 10)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from prepare.core.utils.accelerator import NAMES
+from prepare.core.utils.folders import cache_folder
 from prepare.tune import cache as caching
 from prepare.tune import session
 from prepare.tune.candidates import candidates
@@ -125,11 +126,11 @@ def test_an_unusable_cache_is_a_note_not_an_error(timed, tmp_path):
 
 def test_the_cache_is_in_the_cache_folder_of_the_system(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert caching.default_folder() == tmp_path / "prepare" / "tune"
+    assert cache_folder("tune") == tmp_path / "prepare" / "tune"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "platform", "linux")
-    assert caching.default_folder() == tmp_path / ".cache" / "prepare" / "tune"
+    assert cache_folder("tune") == tmp_path / ".cache" / "prepare" / "tune"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,6 @@ from prepare.core.utils.files import printable_path, read_text, write_text
 from prepare.core.utils.text import printable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from prepare.errors import PrepareError
 
 _T = TypeVar("_T")
@@ -75,27 +73,35 @@ class Kind(NamedTuple):
 
 
 class JsonRecord:
-    """A dataclass that is saved to a JSON file and loaded from it; `KIND` says what such a file is."""
+    """A dataclass that is the content of a JSON file: a subclass names its kind."""
 
     __slots__ = ()
     KIND: ClassVar[Kind]
 
-    def save(self, path: str | Path) -> None:
-        """Write it as JSON. Raises FileError."""
-        write_json(path, self.KIND.head | asdict(self), lines=True)  # type: ignore[call-overload]
+    def save(self, path: str | os.PathLike) -> None:
+        """Write it as JSON, atomically; equal records give equal bytes. Raises FileError."""
+        write_json(path, self.KIND.head | self.content(), lines=True)
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read it from its JSON.
+    def load(cls, path: str | os.PathLike) -> Self:
+        """Read it from its JSON file, without torch.
 
         Raises:
             FileError: the file cannot be read.
-            PrepareError: the file is of another kind or version; its class is that of `KIND`.
+            PrepareError: the file is of another kind or version; the error of its kind.
         """
-        return load(cls, path, cls.KIND, check=cls.check)
+        return load(cls, path, cls.KIND, check=cls.check).as_read()
+
+    def as_read(self) -> Self:
+        """Return it as its reader gets it: what an earlier version wrote in the words of this one."""
+        return self
+
+    def content(self) -> dict[str, Any]:
+        """Return what the file holds after its format and version."""
+        return asdict(self)  # type: ignore[call-overload]
 
     def check(self) -> None:
-        """Raise ValueError or KeyError if what was read makes no sense."""
+        """Raise ValueError, TypeError or KeyError if a record that was read contradicts itself."""
 
 
 def load(

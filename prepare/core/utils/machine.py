@@ -90,6 +90,12 @@ def disturbance(conditions: Mapping[str, Any]) -> str:
     return ""
 
 
+def busy_sentence(conditions: Mapping[str, Any]) -> str:
+    """Return a sentence on what disturbed timings under these conditions; empty if nothing did."""
+    disturbed = disturbance(conditions)
+    return f"{disturbed}: times mean little; try again later" if disturbed else ""
+
+
 def usable_cores() -> set[int]:
     """Return the numbers of the cores that this process may use."""
     known = hasattr(os, "sched_getaffinity")

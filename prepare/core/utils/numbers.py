@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 Interval = tuple[float, float] | None
@@ -39,6 +40,11 @@ def digits(value: float) -> str:
 def span(interval: Interval, form: Callable[[float], str]) -> str:
     """Format an interval: `0.80 to 0.85`; empty for None."""
     return "" if interval is None else " to ".join(map(form, interval))
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number as JSON can hold it; None for None, infinity and NaN."""
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def small(value: float | None) -> str:

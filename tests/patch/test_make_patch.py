@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from prepare.flow import observe
-from prepare.patch.make_patch import make_patch
+from prepare.patch.make_patch import make_patch, patched_source, write_diff
 from prepare.patch.records import Patch
-from prepare.patch.write_diff import patched_source, write_diff
 from prepare.steps.keeping.choose_calls import ChosenCalls, choose_calls
 from prepare.steps.keeping.find_calls import find_calls
 
