@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import yaml
 
 from prepare.core.utils import files
-from prepare.core.utils.json_records import JsonRecord, Kind, load, write_json
+from prepare.core.utils.json_records import JsonRecord, Kind, load
 from prepare.errors import ContractError
 
 _KIND = Kind("prepare.contract", 1, "a contract", "a contract.yaml", ContractError)
@@ -147,10 +147,10 @@ class ContractCheck(JsonRecord):
     today: Contract | None = field(default=None, metadata={"late": True})
     file: str = field(default="", metadata={"late": True})
 
-    def save(self, path: str | Path) -> None:
-        """Write `contract.json` with the changes. Raises FileError."""
-        data = {"file": self.file, "changes": [asdict(change) for change in self.changes]}
-        write_json(path, self.KIND.head | {"status": self.status} | data, lines=True)
+    def content(self) -> dict[str, Any]:
+        """Return the status and the changes; `today` is not saved."""
+        changes = [asdict(change) for change in self.changes]
+        return {"status": self.status, "file": self.file, "changes": changes}
 
     def of(self, kind: str) -> list[ContractChange]:
         """Return the changes of this kind."""

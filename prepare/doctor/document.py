@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import Document, Facts, Items, Table
-from prepare.core.model.issues_here import FINE, INEXACT, NOT_PROBED, SLOW, VERDICTS, WRONG
+from prepare.core.model.known_issues import FINE, INEXACT, NOT_PROBED, SLOW, VERDICTS, WRONG
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.text import plural
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from prepare.core.model.issues_here import FINE, INEXACT, NOT_PROBED, SLOW, WRONG, answers_file
-from prepare.core.model.known_issues import Issue, issues
+from prepare.core.model.issues_here import answers_file
+from prepare.core.model.known_issues import FINE, INEXACT, NOT_PROBED, SLOW, WRONG, Issue, issues
 from prepare.core.utils.accelerator import accelerator
 from prepare.core.utils.child_process import Worker
 from prepare.core.utils.environment import environment

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from prepare.core.model.issues_here import VERDICTS, WRONG
+from prepare.core.model.known_issues import VERDICTS, WRONG
 from prepare.core.utils.environment import check_environment
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.errors import DoctorError

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prepare.core.model.issue_sizes import SIZES
-from prepare.core.model.known_issues import ONLY, Issue, issues, standing
+from prepare.core.model.known_issues import (
+    FINE,
+    INEXACT,
+    ONLY,
+    SLOW,
+    WRONG,
+    Issue,
+    issues,
+    standing,
+)
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import is_repaired
 from prepare.core.model.tensors import name_of
@@ -25,8 +34,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-VERDICTS = ("wrong here", "inexact here", "slow here", "fine here", "not probed")
-WRONG, INEXACT, SLOW, FINE, NOT_PROBED = VERDICTS
 # After this many seconds an answer is not asked any more.
 _FRESH = 30 * 86400
 _FORMATS = {4: ("contiguous", "channels_last"), 5: ("contiguous", "channels_last_3d")}

@@ -17,6 +17,9 @@ from prepare.core.model.issue_sizes import SIZES
 from prepare.core.utils import plain_yaml
 
 FILE = Path(__file__).with_suffix(".yaml")
+# The answers of the doctor on this machine.
+VERDICTS = ("wrong here", "inexact here", "slow here", "fine here", "not probed")
+WRONG, INEXACT, SLOW, FINE, NOT_PROBED = VERDICTS
 # The modules of a class that an entry is about.
 ONLY: dict[str, Callable[[Any], bool]] = {
     "": lambda _: True,

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from prepare.core.model.issue_sizes import has_many_rows
 from prepare.steps.repairs import _norm_autograd, _norm_kernels
-from prepare.steps.repairs.base import SwapClass, is_channels_last
+from prepare.steps.repairs.base import SwapClass, is_channels_last, with_exact_strides
 
 
 class _KeepingBatchNorm(_BatchNorm):
@@ -79,7 +79,7 @@ class _NormalizeBatch(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(mean, var)
         ctx.save_for_backward(x, weight, bias, mean, var)
-        strides = _norm_kernels.with_exact_strides(x).stride()
+        strides = with_exact_strides(x).stride()
         return y.new_empty(0).set_(y.untyped_storage(), 0, x.shape, strides), mean, var
 
     @staticmethod
@@ -87,7 +87,7 @@ class _NormalizeBatch(torch.autograd.Function):
         if grad is None:
             return (None,) * 5
         x, weight, bias, mean, var = ctx.saved_tensors
-        grad = _one_sample(_norm_kernels.with_exact_strides(grad))
+        grad = _one_sample(with_exact_strides(grad))
         d_x, *others = _norm_autograd.sample_gradients(
             ctx, grad, _one_sample(x), weight, bias, mean, var
         )
