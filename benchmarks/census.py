@@ -8,8 +8,8 @@ strides of all parameters and buffers against `torch.nn.utils.convert_conv2d_wei
 with `repair_layout`, and with the calls that `keep_layout` replaces. Of every n-th network (`--observe`)
 the prediction is compared with a real forward.
 
-A line of `results/census.jsonl` is a network; a second start goes on after the last one. `--table` prints the
-table of docs/benchmarks-layout.md. timm imports torchvision for its data loaders only; where torchvision is
+A line of `results/census.jsonl` is a network; a second start goes on after the last one. `--table` writes
+`results/census.md`. timm imports torchvision for its data loaders only; where torchvision is
 not installed, its models are built without it.
 """
 
@@ -46,6 +46,19 @@ from prepare.steps.keeping.choose_calls import choose_calls
 RESULTS = Path(__file__).parent / "results"
 FILE = RESULTS / "census.jsonl"
 FORMATS: dict[str, Any] = {"conv2d_memory_format": {}, "conv3d_memory_format": {}}
+HEAD = """# A census of networks
+
+By `benchmarks/census.py`; of timm, every 7th architecture.
+
+- *not examined*: over the limits of time and memory.
+- *other strides*: tensors whose strides are not those of torch's converters.
+- *computed*: weights that a module's own code computes in each forward (weight standardisation), in another
+  layout, as the audit says.
+- *observed*: of the networks that ran, those whose breaks were those predicted.
+- *breaks*: as it is, with `repair_layout`, and with `keep_layout` too.
+
+| library | networks | not examined | other strides | computed | observed | breaks | repaired | kept |
+|---|---|---|---|---|---|---|---|---|"""
 # Bytes that a network may take beside what its process has: three copies of the largest, and activations.
 MEMORY = 14 * 2**30
 
@@ -172,7 +185,7 @@ def figures(flow: Flow) -> dict[str, Any]:
     breaks = [e for e in flow.events if e.kind == "break" and e.phase == "forward"]
     places: Counter[str] = Counter()
     for event in breaks:
-        source = event.source.rpartition("site-packages/")[2]
+        source = min((event.source.removeprefix(f"{folder}/") for folder in sys.path), key=len)
         places[f"{event.operation} in {event.type}{source and f' ({source})'}"] += event.count
     return {
         "breaks": flow.summary["breaks"],
@@ -215,9 +228,8 @@ def read() -> dict[str, dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the table: all networks by their library, and the breaks that cost most."""
-    yield "| networks | number | errors | other strides | ineffective | breaks | repaired | kept |"
-    yield "|---|---|---|---|---|---|---|---|"
+    """Yield the lines of the table: all networks by their library, and the lines of code that break."""
+    yield HEAD
     for library in sorted({row["network"].split()[0] for row in rows}):
         own = [row for row in rows if row["network"].split()[0] == library]
         yield f"| {library} | {len(own)} | {' | '.join(map(str, totals(own)))} |"
@@ -226,23 +238,25 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         # Each network counts once for a place: an operation that breaks in many blocks is one line of code.
         places.update(row.get("as it is", {}).get("places", {}).keys())
     yield ""
-    yield "| operation and line | networks |"
+    yield "| operation and line that break in most networks | networks |"
     yield "|---|---|"
     for place, count in places.most_common(15):
         yield f"| `{place}` | {count} |"
 
 
-def totals(rows: list[dict[str, Any]]) -> list[int]:
+def totals(rows: list[dict[str, Any]]) -> list[int | str]:
     """Return the figures of a line of the table."""
     flows = [row.get("as it is", {}) for row in rows]
 
     def after(row: dict[str, Any], what: str) -> int:
         return row.get(what, row.get("as it is", {})).get("breaks", 0)
 
+    ran = [row for row in rows if "observed" in row]
     return [
         sum("error" in row for row in rows),
         sum(row.get("other strides", 0) for row in rows),
         sum(row.get("ineffective", 0) for row in rows),
+        f"{sum(row['observed'] == row['as it is'] for row in ran)} of {len(ran)}",
         sum(flow.get("breaks", 0) for flow in flows),
         sum(after(row, "repaired") for row in rows),
         sum(after(row, "kept") for row in rows),
@@ -256,11 +270,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90.0, help="limit for one network")
     parser.add_argument("--observe", type=int, default=14, help="run every n-th network for real")
     parser.add_argument("--every", type=int, default=1, help="examine every n-th network")
-    parser.add_argument("--table", action="store_true", help="print the table of what is there")
+    parser.add_argument("--table", action="store_true", help="write the table of what is there")
     options = parser.parse_args()
     done = read()
     if options.table:
-        print("\n".join(table(list(done.values()))))
+        (RESULTS / "census.md").write_text("\n".join(table(list(done.values()))) + "\n")
         return
     names = [name for name in networks() if options.only in name][:: options.every]
     for number, name in enumerate(names):
