@@ -11,8 +11,10 @@ from prepare.errors import (
     PatternError,
 )
 from prepare.pipeline import Pipeline
-from quantize_checks import prepared, quantized, relative_error
+from quantize_checks import NEEDS_TORCHAO, prepared, quantized, relative_error
 from small_nets import perceptron
+
+pytestmark = NEEDS_TORCHAO
 
 
 def reasons(model, plan):
