@@ -10,12 +10,10 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from prepare.core.model.repair_marker import is_repaired
-from prepare.errors import ConfigError
+from prepare.core.utils.torch_version import check_torch
 
 # Here, because all that works on a model imports this file.
-if torch.__version__ < (2, 5):
-    wrong = f"prepare needs torch 2.5 or newer, and this is {torch.__version__}"
-    raise ConfigError("", wrong, "pip install -U torch")
+check_torch(torch.__version__)
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _NO_DISPATCH = Tensor.__torch_dispatch__
