@@ -29,9 +29,22 @@ def eager_if_compiled(model: nn.Module) -> Iterator[None]:
 
     A compiled module whose tensors are replaced would be compiled again.
     """
-    set_stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
-    if set_stance is None or not contains_compiled(model):
+    if not contains_compiled(model):
         yield
         return
-    with PROCESS_STATE, set_stance("force_eager"):
+    set_stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
+    with PROCESS_STATE, set_stance("force_eager") if set_stance else _calls_removed(model):
         yield
+
+
+@contextlib.contextmanager
+def _calls_removed(model: nn.Module) -> Iterator[None]:
+    """Do as `set_stance`, for what `Module.compile` has compiled; the result of `torch.compile` stays."""
+    calls = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
+    for module in calls:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, call in calls.items():
+            module._compiled_call_impl = call
