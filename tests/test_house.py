@@ -79,6 +79,12 @@ def test_no_two_classes_have_the_same_name():
     assert [name for name, count in counts.items() if count > 1] == []
 
 
+def test_code_that_is_compiled_has_no_union_in_isinstance():
+    """Dynamo of torch 2.5 cannot trace `isinstance(x, list | tuple)`."""
+    files = [*files_of("steps/repairs"), *files_of("steps/keeping/operators.py")]
+    assert not [path for path in files if re.search(r"isinstance\([^()]*\|", path.read_text())]
+
+
 def test_names_of_tests_have_at_most_60_letters():
     names = [
         node.name

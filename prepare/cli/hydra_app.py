@@ -36,6 +36,7 @@ from prepare.cli.resolve_config import (
 from prepare.core.utils.folders import conf_dir
 from prepare.core.utils.signals import Stopped
 from prepare.core.utils.text import line, plural
+from prepare.core.utils.torch_version import check_torch
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.job.execute import JobSpec, run_job
 from prepare.job.outcome import FAILED, INTERRUPTED, WRONG, Outcome
@@ -176,6 +177,7 @@ class Checks(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""
         with _exit_on_errors():
+            check_torch()  # the processes of the rows import it
             composer = Composer(kwargs.get("config_name"))
             choices = config.hydra.runtime.choices
             _exit_if_any([*launcher_problems(choices, **_launching(config))])

@@ -16,6 +16,8 @@ _VIEWS = ("aten::view", "aten::_unsafe_view")
 # On a CPU the first output of these has the format of the input, which is the argument at this index.
 _IN_FORMAT_OF = {
     "aten::native_group_norm": 0,
+    "aten::replication_pad2d": 0,  # in torch 2.5
+    "aten::reflection_pad2d": 0,
     "aten::replication_pad3d": 0,
     "aten::reflection_pad3d": 0,
     "aten::replication_pad2d_backward": 1,

@@ -21,6 +21,7 @@ from prepare.core.model.quantized import (
 )
 from prepare.core.model.tensors import NamedTensor, identity, is_lazy, named_tensors
 from prepare.core.utils.process_state import ignored_warnings
+from prepare.core.utils.text import first_line
 from prepare.core.utils.wording import option
 from prepare.errors import PatternError, RefusedError
 from prepare.patterns import matches, near_misses
@@ -164,10 +165,17 @@ def quantized(weight: Tensor, grid: Grid, path: str) -> nn.Parameter:
     module by a function that cannot be pickled.
 
     Raises:
-        RefusedError: a value is not finite, which would make NaN of its whole row.
+        RefusedError: a value is not finite, which would make NaN of its row; torchao cannot be imported.
     """
     with _quiet():
-        from torchao.quantization import quantize_
+        try:
+            from torchao.quantization import quantize_
+        except Exception as error:  # a torchao made for another torch
+            wrong = (
+                f"torchao cannot be imported with torch {torch.__version__}: {first_line(error)}"
+            )
+            remedy = "install a torchao for this torch"
+            raise RefusedError("steps.quantize", wrong, remedy) from error
 
         carrier = nn.Linear(1, 1, bias=False, device="meta")
         carrier.weight = cast("nn.Parameter", weight)

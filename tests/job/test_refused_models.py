@@ -120,7 +120,10 @@ def test_a_data_parallel_model_is_refused(tmp_path):
     try:
         model = nn.parallel.DistributedDataParallel(small_2d())
         assert "prepare the module first, then wrap it" in refused(model, FLAT)
-        from torch.distributed.fsdp import fully_shard
+        try:
+            from torch.distributed.fsdp import fully_shard
+        except ImportError:  # torch 2.5
+            from torch.distributed._composable.fsdp import fully_shard
 
         sharded = fully_shard(nn.Sequential(nn.Linear(4, 4)), mesh=_mesh())
         with pytest.raises(RefusedError, match="prepare the module first, then shard it"):

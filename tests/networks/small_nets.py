@@ -12,8 +12,16 @@ __all__ = ["Perceptron", "Tied", "bits", "build", "clone", "facts", "mixed", "mo
 __all__ += ["perceptron", "same"]
 __all__ += ["small_2d", "small_3d", "tensors"]
 
-# Packages that pip may find no build of, beside this torch: their networks are skipped.
-OPTIONAL = ("dynamic_network_architectures", "timm", "torchvision")
+# Packages that may not be installed, or that pip may find no build of beside this torch: their networks are
+# skipped.
+OPTIONAL = (
+    "diffusers",
+    "dynamic_network_architectures",
+    "monai",
+    "timm",
+    "torchvision",
+    "transformers",
+)
 
 
 def model_configs() -> list[str]:

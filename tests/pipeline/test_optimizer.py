@@ -104,7 +104,8 @@ def in_line(optimizer):
 
 
 def test_every_optimizer_of_torch_is_tested_in_every_implementation():
-    assert {"Adam", "Adafactor", "LBFGS", "Muon", "Rprop", "SGD", "SparseAdam"} <= set(NAMES)
+    assert {"Adam", "Adafactor", "LBFGS", "Rprop", "SGD", "SparseAdam"} <= set(NAMES)
+    assert "Muon" in NAMES or torch.__version__ < (2, 9)
     assert {name for name, _ in FUSED} >= {"Adagrad", "Adam", "AdamW", "SGD"}
     assert {name for name, _ in EVERY} == set(NAMES) - {"LBFGS"}
 

@@ -52,6 +52,7 @@ def compiling(script):
     return steps, f"steps.compile.options.cpp.cxx: {REFUSED}; "
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 6), reason="torch 2.5 takes `cpp.cxx` as a tuple only")
 def test_in_python_a_compiler_of_ones_own_is_run(compiling, script, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(script.parent / "compiled"))
     model = Pipeline.from_config(compiling[0]).apply(net())
@@ -257,7 +258,7 @@ def opened(script):
 
 def test_only_known_options_of_compilers_are_for_recipes(script):
     inductor = torch._inductor.list_options()
-    assert len(inductor) > 300
+    assert len(inductor) > 250
     for backend in ("inductor", "eager", "tvm"):
         keys = {*inductor, "config", "cache_dir", "device", "decompositions", "cpp-cxx", "_target_"}
         allowed = {"True": _SWITCHES, "1": _LIMITS} if backend == "inductor" else {}

@@ -4,7 +4,10 @@ from prepare.audit import audit
 from prepare.cli import main as cli
 from prepare.pipeline import Pipeline
 from prepare.report.sentences import quantized_text
+from quantize_checks import NEEDS_TORCHAO
 from small_nets import perceptron
+
+pytestmark = NEEDS_TORCHAO
 
 LEFT = "torchao quantizes weights of Linear only"
 

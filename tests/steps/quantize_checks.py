@@ -1,11 +1,15 @@
 """A small model in 8 bits, and its error."""
 
+from importlib.util import find_spec
+
+import pytest
 import torch
 
 from prepare.core.model.quantized import quantized_weight
 from prepare.pipeline import Pipeline
 from small_nets import perceptron
 
+NEEDS_TORCHAO = pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao")
 IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 

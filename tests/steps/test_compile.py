@@ -42,7 +42,7 @@ def test_each_model_of_one_class_has_a_compilation_cache(graphs):
     models = [pipeline(backend="counted").apply(Net()) for _ in range(10)]
     for net in models:
         net(torch.randn(1, 3, 8, 8))
-    assert len(graphs) == len(models) > torch._dynamo.config.recompile_limit
+    assert len(graphs) == len(models) > torch._dynamo.config.cache_size_limit
 
 
 class Broken(nn.Module):

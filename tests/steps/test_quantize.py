@@ -7,8 +7,10 @@ from torch import nn
 from prepare.audit import audit
 from prepare.errors import ConfigError, NothingMatchesError, PatternError
 from prepare.pipeline import Pipeline
-from quantize_checks import prepared, quantized, relative_error
+from quantize_checks import NEEDS_TORCHAO, prepared, quantized, relative_error
 from small_nets import perceptron
+
+pytestmark = NEEDS_TORCHAO
 
 
 def reasons(model, plan):

@@ -17,8 +17,10 @@ from prepare.export import export
 from prepare.flow import observe, predict
 from prepare.pipeline import Pipeline
 from prepare.steps import quantize
-from quantize_checks import IMAGE, prepared, quantized, relative_error
+from quantize_checks import IMAGE, NEEDS_TORCHAO, prepared, quantized, relative_error
 from small_nets import Perceptron, perceptron
+
+pytestmark = NEEDS_TORCHAO
 
 
 def test_copies_and_pickles_stay_quantized():

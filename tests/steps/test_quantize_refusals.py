@@ -12,8 +12,10 @@ from torch import nn
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline, like
 from prepare.steps import quantize
-from quantize_checks import IMAGE, prepared, quantized, relative_error
+from quantize_checks import IMAGE, NEEDS_TORCHAO, prepared, quantized, relative_error
 from small_nets import perceptron
+
+pytestmark = NEEDS_TORCHAO
 
 
 def test_a_model_in_training_mode_is_refused():

@@ -6,9 +6,11 @@ import yaml
 
 from keeping_nets import chunked
 from paths import CONF
+from prepare.core.utils.accelerator import accelerator
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.testing import StepContract
+from quantize_checks import NEEDS_TORCHAO
 from small_nets import mixed, perceptron
 
 NAMES = list(STEPS)
@@ -20,7 +22,11 @@ SPECIAL = {
     "fuse_conv_bn": {"keeps_parameters": False},
     "input_format": {"options": {"memory_format": "by_rank", "attach": True}},
     "keep_layout": {"model": lambda self: chunked()},
-    "quantize": {"keeps_parameters": False, "model": lambda self: perceptron()},
+    "quantize": {
+        "keeps_parameters": False,
+        "model": lambda self: perceptron(),
+        "pytestmark": NEEDS_TORCHAO,
+    },
     "repair_layout": {"options": {"force": True}},
 }
 
@@ -39,7 +45,7 @@ class Test_device(StepContract):
 
     step = "device"
 
-    @pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
+    @pytest.mark.skipif(accelerator()["backend"] == "cpu", reason="needs an accelerator")
     def test_it_has_something_to_do_here(self):
         super().test_it_has_something_to_do_here()
 

@@ -39,7 +39,8 @@ def thread_state():
     return (
         [type(mode) for mode in _get_current_dispatch_mode_stack()],
         [type(mode) for mode in _get_current_function_mode_stack()],
-        torch._C._get_torch_function_state(),
+        torch._C._is_torch_function_enabled(),
+        torch._C._is_torch_function_all_disabled(),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cpu"),

@@ -35,6 +35,10 @@ def test_a_compiled_model_is_compared_without_and_with_compiler(mode):
     assert compiled == (["outputs"] if mode == "eval" else list(RESULT_FIELDS))
 
 
+@pytest.mark.skipif(
+    torch.__version__ < (2, 6),
+    reason="Dynamo of torch 2.5 compiles again where a module hook is registered for all modules",
+)
 @pytest.mark.parametrize("attach", [True, False])
 def test_a_compiled_model_gets_user_inputs_and_is_not_recompiled(attach):
     graphs, example = [], torch.randn(1, 3, 16, 16)

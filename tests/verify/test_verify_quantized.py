@@ -8,7 +8,10 @@ from prepare.core.model.quantized import rounded_inputs, rounded_like
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
 from prepare.verify import verify
+from quantize_checks import NEEDS_TORCHAO
 from small_nets import perceptron
+
+pytestmark = NEEDS_TORCHAO
 
 IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 HALF = {"half": {"dtype": "bfloat16"}, "input_format": {"attach": True}}

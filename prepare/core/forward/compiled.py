@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +32,7 @@ def contains_compiled(model: nn.Module) -> bool:
     return any(is_compiled(module) for module in model.modules())
 
 
-@contextlib.contextmanager
+@contextmanager
 def eager_if_compiled(model: nn.Module) -> Iterator[None]:
     """Run compiled modules in `model` eagerly; by torch's promise their outputs have the same strides.
 
@@ -41,11 +40,11 @@ def eager_if_compiled(model: nn.Module) -> Iterator[None]:
     """
     import torch
 
-    set_stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
-    if set_stance is None or not contains_compiled(model):
+    if not contains_compiled(model):
         yield
         return
-    with PROCESS_STATE, set_stance("force_eager"):
+    set_stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
+    with PROCESS_STATE, set_stance("force_eager") if set_stance else _calls_removed(model):
         yield
 
 
@@ -100,3 +99,16 @@ def _counts() -> dict[str, int]:
     from torch._dynamo.utils import counters
 
     return dict(counters["inductor"])
+
+
+@contextmanager
+def _calls_removed(model: nn.Module) -> Iterator[None]:
+    """Do as `set_stance`, for what `Module.compile` has compiled; the result of `torch.compile` stays."""
+    calls = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
+    for module in calls:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, call in calls.items():
+            module._compiled_call_impl = call

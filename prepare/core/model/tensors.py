@@ -10,6 +10,10 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from prepare.core.model.module_kinds import is_repaired
+from prepare.core.utils.torch_version import check_torch
+
+# Here, because all that works on a model imports this file.
+check_torch(torch.__version__)
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _NO_DISPATCH = Tensor.__torch_dispatch__

@@ -3,7 +3,6 @@
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -113,7 +112,7 @@ class _Tracer(fx.Tracer):
                 positional.append(proxy)
             else:
                 named[parameter.name] = proxy
-        return partial(root_fn, **named), positional
+        return lambda *values: root_fn(*values, **named), positional
 
 
 def _graph(module: nn.Module, tracer: _Tracer) -> fx.Graph | None:

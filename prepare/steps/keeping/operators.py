@@ -106,16 +106,12 @@ def cat(tensors: Any, dim: Any = 0, *, out: Tensor | None = None) -> Any:
     """`torch.cat` in the format of its largest operand, if that is channels-last."""
     if out is not None:
         return torch.cat(tensors, dim, out=out)
-    alike = _alike(tensors)
-    if alike is not tensors:
-        # To torch an empty tensor is contiguous, whatever its strides, and decides.
-        alike = [t for t in alike if t.numel() or t.dtype != alike[0].dtype] or alike
-    return torch.cat(alike, dim)
+    return torch.cat(_alike(tensors, with_empty=False), dim)
 
 
 def stack(tensors: Any, dim: Any = 0, *, out: Tensor | None = None) -> Any:
     """`torch.stack` that leaves the channels last in memory."""
-    if out is not None or not isinstance(tensors, list | tuple):
+    if out is not None or not isinstance(tensors, (list, tuple)):
         return torch.stack(tensors, dim, out=out)
     alike = _alike(tensors)
     rank = alike[0].dim() + 1 if alike else 0
@@ -156,7 +152,7 @@ def contiguous(x: Any, *args: Any, **kwargs: Any) -> Any:
 
 def repeat(x: Any, *sizes: Any) -> Any:
     """`Tensor.repeat` that leaves the channels last in memory."""
-    counts = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], list | tuple) else sizes
+    counts = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
     if channels_last_of(x) is None or len(counts) != x.dim():
         return x.repeat(*sizes)
     rows = canonical(x).movedim(1, -1)
@@ -184,7 +180,7 @@ def view(x: Any, *args: Any, **kwargs: Any) -> Any:
 
 def reshape(x: Any, *args: Any, **kwargs: Any) -> Any:
     """`Tensor.reshape` that leaves the channels last in memory, if `x` is so permuted."""
-    sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+    sizes = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
     if not isinstance(x, Tensor) or kwargs or len(sizes) not in FORMATS or x.numel() == 0:
         return x.reshape(*args, **kwargs)
     known = 1
@@ -241,9 +237,9 @@ def _formatted(x: Any, name: str, args: Any, kwargs: Any) -> Any:
     return getattr(canonical(x), name)(memory_format=memory_format)
 
 
-def _alike(tensors: Any) -> Any:
+def _alike(tensors: Any, *, with_empty: bool = True) -> Any:
     """Return the tensors in the format of the largest, if that is channels-last; the first one of a tie."""
-    if not isinstance(tensors, list | tuple):
+    if not isinstance(tensors, (list, tuple)):  # Dynamo of torch 2.5 traces no `|`
         return tensors
     rank, size, memory_format = 0, 0, None
     # A loop, because torch.compile does not trace `max` with a key.
@@ -254,7 +250,11 @@ def _alike(tensors: Any) -> Any:
             rank, size, memory_format = tensor.dim(), tensor.numel(), channels_last_of(tensor)
     if memory_format is None:
         return tensors
-    return [_in_format(t, memory_format) if t.dim() == rank else t for t in tensors]
+    alike = [_in_format(t, memory_format) if t.dim() == rank else t for t in tensors]
+    if with_empty:
+        return alike
+    # To torch an empty tensor is contiguous, whatever its strides, and decides.
+    return [t for t in alike if t.numel() or t.dtype != alike[0].dtype] or alike
 
 
 def _groups(axes: str) -> list[list[str]]:

@@ -270,7 +270,9 @@ def _normalize_differentiably(
         y = y * weight
     if bias is not None:
         y = y + bias
-    mean, var = (each.detach().expand_as(grouped[:, :1]).flatten() for each in (mean, var))
+    # Not `grouped[:, :1]`: with a symbolic batch, torch 2.5 adds a guard for the `:`.
+    one_row = grouped.narrow(1, 0, 1)
+    mean, var = (each.detach().expand_as(one_row).flatten() for each in (mean, var))
     y = _from_rows(y.to(x.dtype), x)
     transformed = torch._C._are_functorch_transforms_active()
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and not transformed):

@@ -135,7 +135,7 @@ REPAIR = SwapClass("conv3d", {nn.Conv3d: KeepingConv3d, nn.ConvTranspose3d: Keep
 
 def backward_exceeds_memory(module: nn.Module, x: Tensor, output: Tensor) -> bool:
     """Return whether torch's backward of an unrepaired module may read and write outside its tensors."""
-    if not isinstance(module, nn.Conv3d | nn.ConvTranspose3d) or REPAIR.is_repaired(module):
+    if not isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)) or REPAIR.is_repaired(module):
         return False
     sizes = (output if isinstance(module, nn.ConvTranspose3d) else x).shape[-3:]
     return _kernel_exceeds(module, x, sizes) and _trains_weight(module, x)

@@ -13,8 +13,10 @@ from prepare.steps.repairs.base import SwapClass, is_channels_last
 class _KeepingInstanceNorm(_InstanceNorm):
     """Instance norm without torch's copy of a channels-last batch; other inputs run torch's code."""
 
+    _batched_dim: int
+
     def forward(self, x: Tensor) -> Tensor:
-        batched = x.dim() == self._get_no_batch_dim() + 1
+        batched = x.dim() == self._batched_dim  # `_get_no_batch_dim()`: Dynamo of torch 2.5 fails
         uses_input_statistics = self.training or not self.track_running_stats
         if (
             not (batched and is_channels_last(x) and _norm_autograd.supports(x, self.weight))
@@ -54,9 +56,13 @@ class _KeepingInstanceNorm(_InstanceNorm):
 class KeepingInstanceNorm2d(_KeepingInstanceNorm, nn.InstanceNorm2d):
     """torch's InstanceNorm2d that keeps a channels-last layout."""
 
+    _batched_dim = 4
+
 
 class KeepingInstanceNorm3d(_KeepingInstanceNorm, nn.InstanceNorm3d):
     """torch's InstanceNorm3d that keeps a channels-last layout."""
+
+    _batched_dim = 5
 
 
 REPAIR = SwapClass(

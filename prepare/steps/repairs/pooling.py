@@ -181,7 +181,7 @@ def _three(value: int | Sequence[int]) -> tuple[int, ...]:
 
 def _sizes(output_size: Any, input_size: Sequence[int]) -> tuple[int, ...]:
     """Return the output's size; None, for the whole or one side, is the input's."""
-    if not isinstance(output_size, tuple | list):
+    if not isinstance(output_size, (tuple, list)):  # Dynamo of torch 2.5 traces no `|`
         output_size = [output_size] * len(input_size)
     sizes = zip(output_size, input_size, strict=True)
     return tuple(old if new is None else new for new, old in sizes)
