@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prepare.core.model.transforms import is_transformed, rows_copied
 from prepare.steps.repairs import _norm_kernels
 
 
@@ -13,7 +14,7 @@ def with_channels_last_grad(x: Tensor) -> Tensor:
 
     Compilers and torch.func choose the layout of gradients themselves.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or is_transformed():
         return x
     return _ChannelsLastGrad.apply(x)
 
@@ -25,7 +26,7 @@ class _ChannelsLastGrad(torch.autograd.Function):
 
     @staticmethod
     def backward(_: Any, grad: Tensor) -> Tensor:
-        return _norm_kernels.with_exact_strides(grad)
+        return rows_copied(grad) if is_transformed() else _norm_kernels.with_exact_strides(grad)
 
     @staticmethod
     def jvp(_: Any, tangent: Tensor) -> Tensor:

@@ -4,12 +4,17 @@ A repaired module has a class named `Keeping...` (`KeepingGroupNorm`): a subclas
 that keeps a channels-last layout through forward and backward.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from prepare.core.model.repair_marker import mark_repair
+from prepare.core.model.scripting import script_error
+from prepare.core.model.transforms import is_transformed, rows_copied
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -29,6 +34,11 @@ def is_channels_last(x: Tensor) -> bool:
             return False
         step *= sizes[dim]
     return True
+
+
+def to_channels_last(x: Tensor) -> Tensor:
+    """Return `x` in the channels-last format of its rank; `x` itself if its strides satisfy that."""
+    return rows_copied(x) if is_transformed() else x.to(memory_format=FORMATS[x.dim()])
 
 
 class Repair:
@@ -72,6 +82,9 @@ class SwapClass(Repair):
     def __init__(self, name: str, swaps: Mapping[type[nn.Module], type[nn.Module]]) -> None:
         self.name = name
         self.swaps = {original: mark_repair(keeping) for original, keeping in swaps.items()}
+        for keeping in swaps.values():
+            keeping.forward = _one_node_of_fx(keeping.forward)
+            keeping.__prepare_scriptable__ = _refuse_script  # type: ignore[attr-defined]
         self._originals = {keeping: original for original, keeping in swaps.items()}
 
     def fits(self, module: nn.Module) -> bool:
@@ -85,3 +98,21 @@ class SwapClass(Repair):
 
     def undo(self, module: nn.Module) -> None:
         module.__class__ = self._originals[type(module)]
+
+
+def _one_node_of_fx(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a repaired module one node in a graph of torch.fx, as a module of torch is."""
+
+    @functools.wraps(forward)
+    def traced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else None
+        if not isinstance(x, Proxy) or x.tracer.root is self:  # type: ignore[attr-defined]
+            return forward(self, *args, **kwargs)
+        tracer: Any = x.tracer
+        return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
+
+    return traced
+
+
+def _refuse_script(module: nn.Module) -> None:
+    raise script_error(module, "repair_layout")

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from prepare.steps.repairs._channels_last_grad import with_channels_last_grad
-from prepare.steps.repairs.base import FORMATS, SwapClass, is_channels_last
+from prepare.steps.repairs.base import SwapClass, is_channels_last, to_channels_last
 
 # With fewer channels than one vector register holds, the CPU kernels over the last dimensions are scalar.
 _VECTOR_BYTES = 64
@@ -35,7 +35,7 @@ class _KeepingSoftmax(nn.Module):
         memory_dim = dim if dim == 0 else (dim - 2) % (rank - 1) + 1
         channel_bytes = input.shape[1] * input.dtype.itemsize
         if input.device.type == "cpu" and channel_bytes < _VECTOR_BYTES and memory_dim >= rank - 2:
-            return super().forward(with_channels_last_grad(input)).to(memory_format=FORMATS[rank])
+            return to_channels_last(super().forward(with_channels_last_grad(input)))
         return self._function(input.movedim(1, -1), memory_dim).movedim(-1, 1)
 
 
