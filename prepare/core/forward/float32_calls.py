@@ -34,7 +34,9 @@ class CastArguments(NotScriptable):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
         if args and isinstance(args[0], Proxy):
-            text = f"torch.fx.symbolic_trace cannot trace {type(module).__name__}, which half keeps in"
+            text = (
+                f"torch.fx.symbolic_trace cannot trace {type(module).__name__}, which half keeps in"
+            )
             raise TraceError(f"{text} {self.dtype}: {_REMEDY}")
         return _mapped(self._cast, args), _mapped(self._cast, kwargs)
 

@@ -294,9 +294,13 @@ def _normalize_differentiably(
 def _differentiable_backward(
     ctx: Any, grad: Tensor, x: Tensor, weight: Any, bias: Any
 ) -> tuple[Any, ...]:
+    again = torch.is_grad_enabled()
+    if not again:  # the saved tensors, or views of them, are in no graph here
+        x, weight, bias = (
+            t if t is None else t.detach().requires_grad_() for t in (x, weight, bias)
+        )
     inputs = (x, ctx.groups, weight, bias, ctx.eps)
     needed = [i for i, needs_grad in enumerate(ctx.needs_input_grad) if needs_grad]
-    again = torch.is_grad_enabled()
     with torch.enable_grad():
         y, _, _ = _normalize_differentiably(*inputs)
     gradients = torch.autograd.grad(y, [inputs[i] for i in needed], grad, create_graph=again)

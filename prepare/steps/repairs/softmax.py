@@ -28,7 +28,7 @@ class _KeepingSoftmax(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
         rank, dim = input.dim(), self.dim
-        if dim is None or not -rank <= dim < rank or not is_channels_last(input):
+        if dim is None or not is_channels_last(input) or not -rank <= dim < rank:
             return super().forward(input)
         dim %= rank
         # The position of `dim` in N, *spatial, C.
