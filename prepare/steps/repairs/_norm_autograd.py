@@ -296,9 +296,8 @@ def _differentiable_backward(
 ) -> tuple[Any, ...]:
     again = torch.is_grad_enabled()
     if not again:  # the saved tensors, or views of them, are in no graph here
-        x, weight, bias = (
-            t if t is None else t.detach().requires_grad_() for t in (x, weight, bias)
-        )
+        x = x.detach().requires_grad_()
+        weight, bias = (p if p is None else p.detach().requires_grad_() for p in (weight, bias))
     inputs = (x, ctx.groups, weight, bias, ctx.eps)
     needed = [i for i, needs_grad in enumerate(ctx.needs_input_grad) if needs_grad]
     with torch.enable_grad():
