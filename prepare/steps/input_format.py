@@ -25,6 +25,13 @@ _BY_RANK: dict[str | None, tuple[tuple[int, str], ...]] = {
 }
 
 
+def undo(model: torch.nn.Module) -> None:
+    """Remove the formatting that `attach` has installed on `model`, in place."""
+    from prepare.core.forward.input_formatter import FormatHook
+
+    FormatHook.remove(model)
+
+
 @register("input_format")
 class InputFormat(InputStep):
     """Formats a batch: any nesting of dicts, lists, tuples, NamedTuples and dataclasses of tensors.
@@ -84,9 +91,7 @@ class InputFormat(InputStep):
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
-        from prepare.core.forward.input_formatter import FormatHook
-
-        FormatHook.remove(model)
+        undo(model)
 
     @cached_property
     def _formatter(self) -> Formatter:

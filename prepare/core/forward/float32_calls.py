@@ -13,22 +13,32 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
+from torch.fx.proxy import TraceError
 
 from prepare.core.forward.nested import map_tensors
 from prepare.core.model.module_tree import remove_hooks
+from prepare.core.model.scripting import NotScriptable
 
 _LOW = (torch.float16, torch.bfloat16)
+_REMEDY = "use torch.export, or undo the step: from prepare.steps import half; half.undo(model)"
 
 
 @dataclasses.dataclass(frozen=True)
-class CastArguments:
+class CastArguments(NotScriptable):
     """A forward pre-hook that casts 16-bit positional and keyword arguments to `dtype`."""
 
+    step = "half"
     dtype: torch.dtype
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
+        if args and isinstance(args[0], Proxy):
+            text = (
+                f"torch.fx.symbolic_trace cannot trace {type(module).__name__}, which half keeps in"
+            )
+            raise TraceError(f"{text} {self.dtype}: {_REMEDY}")
         return _mapped(self._cast, args), _mapped(self._cast, kwargs)
 
     def _cast(self, tensor: Tensor) -> Tensor:
@@ -36,9 +46,10 @@ class CastArguments:
 
 
 @dataclasses.dataclass(frozen=True)
-class CastResults:
+class CastResults(NotScriptable):
     """A forward hook that casts results in the dtype `inside` to the 16-bit dtype `outside`."""
 
+    step = "half"
     inside: torch.dtype
     outside: torch.dtype
 

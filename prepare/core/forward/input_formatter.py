@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from prepare.core.forward.nested import map_tensors
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_tree import remove_hooks
+from prepare.core.model.scripting import NotScriptable
+from prepare.core.model.transforms import is_transformed, rows_copied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +49,9 @@ class Formatter:
         if torch.jit.is_tracing():  # a trace loses the copy into new memory, and reads garbage
             name = "contiguous_format" if memory_format == "contiguous" else memory_format
             return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, name))
+        if is_transformed():
+            moved = tensor.to(device, dtype)
+            return moved.contiguous() if memory_format == "contiguous" else rows_copied(moved)
         # Not `.contiguous(memory_format=...)`: it keeps strides that satisfy the format, canonical or not.
         fresh = torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device)
         # torch's copy from float32 to float16 ignores the negative bit.
@@ -61,12 +66,13 @@ class Formatter:
 
 
 @dataclasses.dataclass(frozen=True)
-class FormatHook:
+class FormatHook(NotScriptable):
     """A forward pre-hook that formats positional and keyword arguments; it holds configuration only.
 
     As plain data it survives pickle and deepcopy, and an equal hook on the model is recognised.
     """
 
+    step = "input_format"
     formatter: Formatter
 
     def __call__(

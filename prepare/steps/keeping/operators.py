@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.steps.repairs.base import FORMATS, memory_dim
+from prepare.core.model.transforms import is_transformed
+from prepare.steps.repairs.base import FORMATS, memory_dim, to_channels_last
 
 
 def channels_last_of(x: Any) -> torch.memory_format | None:
@@ -55,7 +56,7 @@ def _in_format(x: Tensor, memory_format: torch.memory_format) -> Tensor:
     """Return `x` in a channels-last format; a copy only if it is in another."""
     if channels_last_of(x) is memory_format:
         return canonical(x)
-    return canonical(x.contiguous(memory_format=memory_format))
+    return canonical(to_channels_last(x))
 
 
 def _then_formatted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,9 +75,12 @@ def _like(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return torch's function, which gives a new tensor the strides of the format of its argument."""
 
     def keeping(input: Any, **kwargs: Any) -> Any:  # noqa: A002
-        if memory_format := channels_last_of(input):
-            kwargs.setdefault("memory_format", memory_format)
-        return function(input, **kwargs)
+        memory_format = None if "memory_format" in kwargs else channels_last_of(input)
+        if memory_format is None:
+            return function(input, **kwargs)
+        if is_transformed():
+            return function(canonical(input).movedim(1, -1), **kwargs).movedim(-1, 1)
+        return function(input, **kwargs, memory_format=memory_format)
 
     return keeping
 
@@ -234,6 +238,8 @@ def _formatted(x: Any, name: str, args: Any, kwargs: Any) -> Any:
     memory_format = None if args or kwargs else channels_last_of(x)
     if memory_format is None:
         return getattr(x, name)(*args, **kwargs)
+    if is_transformed():
+        return getattr(canonical(x).movedim(1, -1), name)().movedim(-1, 1)
     return getattr(canonical(x), name)(memory_format=memory_format)
 
 

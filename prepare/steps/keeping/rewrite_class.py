@@ -10,6 +10,7 @@ from functools import lru_cache, update_wrapper
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+from prepare.core.model.scripting import script_error
 from prepare.steps.keeping import operators
 from prepare.steps.keeping.find_calls import (
     CodeCall,
@@ -57,6 +58,7 @@ def _subclass(cls: Any, calls: tuple[CodeCall, ...]) -> Any:
         _ORIGINAL: cls,
         _CALLS: tuple(dict.fromkeys(call.name for call in calls)),
         "__reduce_ex__": _reduce,
+        "__prepare_scriptable__": _refuse_script,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
@@ -138,6 +140,10 @@ def _reduce(self: nn.Module, protocol: int) -> Any:
     if not is_default or cls is not made:
         return reduced
     return _new, (vars(cls)[_ORIGINAL], vars(cls)[_CALLS], *reduced[1][1:]), *reduced[2:]
+
+
+def _refuse_script(module: nn.Module) -> None:
+    raise script_error(module, "keep_layout")
 
 
 def _new(original: type[nn.Module], names: tuple[str, ...], *args: Any) -> nn.Module:

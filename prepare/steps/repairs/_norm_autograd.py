@@ -10,8 +10,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from prepare.core.model.threads import one_thread
+from prepare.core.model.transforms import is_transformed
 from prepare.steps.repairs import _norm_kernels
-from prepare.steps.repairs.base import FORMATS, with_exact_strides
+from prepare.steps.repairs.base import FORMATS, to_channels_last, with_exact_strides
 
 # A mean of more than this many deviations is far from 0.
 _FAR_FROM_ZERO = 4
@@ -50,6 +51,8 @@ def needs_contiguous_copy(x: Tensor) -> bool:
 
 def through_contiguous(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Run `forward` on a contiguous copy of `x`; the result and both gradients have exact strides."""
+    if is_transformed():
+        return to_channels_last(forward(contiguous_copy(x)))
     contiguous, channels_last = torch.contiguous_format, FORMATS[x.dim()]
     if not torch.is_grad_enabled():  # for a small activation, the number of calls is the cost
         with _threads_for(x):
@@ -60,6 +63,8 @@ def through_contiguous(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor
 
 def contiguous_copy(x: Tensor) -> Tensor:
     """Copy `x` to the contiguous format; its gradient has exact contiguous strides too."""
+    if is_transformed():
+        return x.clone(memory_format=torch.contiguous_format)
     return _CopyInFormats.apply(x, torch.contiguous_format, torch.contiguous_format)
 
 
@@ -104,7 +109,8 @@ def sample_gradients(  # noqa: PLR0917
     ctx: Any, grad: Tensor, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor
 ) -> tuple[Any, ...]:
     """Return the gradients of the arguments of `normalize`; `ctx` has `groups`, `eps` and `far`."""
-    if torch.is_grad_enabled():  # gradients of these gradients may follow
+    # Gradients of these gradients may follow, or `grad` is a batch of gradients.
+    if torch.is_grad_enabled() or is_transformed():
         return _differentiable_backward(ctx, grad, x, weight, bias)
     with _threads_for(x):
         return _gradients(ctx, grad, x, weight, bias, mean, var)
@@ -151,7 +157,13 @@ class _CopyInFormats(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        if is_transformed():
+            return grad, None, None
         return _CopyInFormats.apply(grad, ctx.grad_target, ctx.target), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        return tangent.clone(memory_format=ctx.target)
 
 
 def normalize_sample(
@@ -251,7 +263,7 @@ def is_traced(x: Tensor) -> bool:
         or torch.jit.is_tracing()
         or type(x) not in (Tensor, torch.nn.Parameter)
         or x.device.type != "cpu"
-        or torch._C._are_functorch_transforms_active()
+        or is_transformed()
         or torch.autograd.forward_ad._current_level >= 0
     )
 
@@ -274,8 +286,7 @@ def _normalize_differentiably(
     one_row = grouped.narrow(1, 0, 1)
     mean, var = (each.detach().expand_as(one_row).flatten() for each in (mean, var))
     y = _from_rows(y.to(x.dtype), x)
-    transformed = torch._C._are_functorch_transforms_active()
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and not transformed):
+    if (torch.compiler.is_compiling() or torch.is_grad_enabled()) and not is_transformed():
         # Not a view: compiled code gives a view of batch 1 other strides, and an in-place activation on
         # a view costs two copies in backward.
         y = y.clone(memory_format=FORMATS[x.dim()])
@@ -285,10 +296,15 @@ def _normalize_differentiably(
 def _differentiable_backward(
     ctx: Any, grad: Tensor, x: Tensor, weight: Any, bias: Any
 ) -> tuple[Any, ...]:
+    again = torch.is_grad_enabled()
+    if not again:  # the saved tensors, or views of them, are in no graph here
+        x = x.detach().requires_grad_()
+        weight, bias = (p if p is None else p.detach().requires_grad_() for p in (weight, bias))
     inputs = (x, ctx.groups, weight, bias, ctx.eps)
     needed = [i for i, needs_grad in enumerate(ctx.needs_input_grad) if needs_grad]
-    y, _, _ = _normalize_differentiably(*inputs)
-    gradients = torch.autograd.grad(y, [inputs[i] for i in needed], grad, create_graph=True)
+    with torch.enable_grad():
+        y, _, _ = _normalize_differentiably(*inputs)
+    gradients = torch.autograd.grad(y, [inputs[i] for i in needed], grad, create_graph=again)
     by_input = dict(zip(needed, gradients, strict=True))
     return tuple(by_input.get(i) for i in range(len(inputs)))
 

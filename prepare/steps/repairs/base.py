@@ -4,15 +4,19 @@ A repaired module has a class named `Keeping...` (`KeepingGroupNorm`): a subclas
 that keeps a channels-last layout through forward and backward.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import mark_repair
+from prepare.core.model.scripting import script_error
+from prepare.core.model.transforms import is_transformed, rows_copied
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -52,7 +56,7 @@ def with_channels_last_grad(x: Tensor) -> Tensor:
 
     Compilers and torch.func choose the layout of gradients themselves.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or is_transformed():
         return x
     return _ChannelsLastGrad.apply(x)
 
@@ -61,6 +65,11 @@ def memory_dim(dim: int, rank: int) -> int:
     """Return the position of a dimension of (N, C, *spatial) in memory, in (N, *spatial, C)."""
     dim %= rank
     return dim and (dim - 2) % (rank - 1) + 1
+
+
+def to_channels_last(x: Tensor) -> Tensor:
+    """Return `x` in the channels-last format of its rank; `x` itself if its strides satisfy that."""
+    return rows_copied(x) if is_transformed() else x.to(memory_format=FORMATS[x.dim()])
 
 
 class Repair:
@@ -104,6 +113,9 @@ class SwapClass(Repair):
     def __init__(self, name: str, swaps: Mapping[type[nn.Module], type[nn.Module]]) -> None:
         self.name = name
         self.swaps = {original: mark_repair(keeping) for original, keeping in swaps.items()}
+        for keeping in swaps.values():
+            keeping.forward = _one_node_of_fx(keeping.forward)
+            keeping.__prepare_scriptable__ = _refuse_script  # type: ignore[attr-defined]
         self._originals = {keeping: original for original, keeping in swaps.items()}
 
     def fits(self, module: nn.Module) -> bool:
@@ -126,7 +138,7 @@ class _ChannelsLastGrad(torch.autograd.Function):
 
     @staticmethod
     def backward(_: Any, grad: Tensor) -> Tensor:
-        return with_exact_strides(grad)
+        return rows_copied(grad) if is_transformed() else with_exact_strides(grad)
 
     @staticmethod
     def jvp(_: Any, tangent: Tensor) -> Tensor:
@@ -136,3 +148,21 @@ class _ChannelsLastGrad(torch.autograd.Function):
 @lru_cache(maxsize=65536)
 def _strides(shape: torch.Size) -> tuple[int, ...]:
     return canonical_stride(shape, {4: "channels_last", 5: "channels_last_3d"}[len(shape)])
+
+
+def _one_node_of_fx(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a repaired module one node in a graph of torch.fx, as a module of torch is."""
+
+    @functools.wraps(forward)
+    def traced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else None
+        if not isinstance(x, Proxy) or x.tracer.root is self:  # type: ignore[attr-defined]
+            return forward(self, *args, **kwargs)
+        tracer: Any = x.tracer
+        return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
+
+    return traced
+
+
+def _refuse_script(module: nn.Module) -> None:
+    raise script_error(module, "repair_layout")

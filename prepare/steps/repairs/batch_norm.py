@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from prepare.core.model.issue_sizes import has_many_rows
+from prepare.core.model.transforms import is_transformed
 from prepare.steps.repairs import _norm_autograd, _norm_kernels
 from prepare.steps.repairs.base import SwapClass, is_channels_last, with_exact_strides
 
@@ -87,9 +88,9 @@ class _NormalizeBatch(torch.autograd.Function):
         if grad is None:
             return (None,) * 5
         x, weight, bias, mean, var = ctx.saved_tensors
-        grad = _one_sample(with_exact_strides(grad))
+        exact = grad if is_transformed() else with_exact_strides(grad)
         d_x, *others = _norm_autograd.sample_gradients(
-            ctx, grad, _one_sample(x), weight, bias, mean, var
+            ctx, _one_sample(exact), _one_sample(x), weight, bias, mean, var
         )
         if d_x is not None:
             d_x = d_x.movedim(1, -1).reshape(x.movedim(1, -1).shape).movedim(-1, 1)

@@ -8,7 +8,7 @@ from torch.nn.utils import parametrize
 
 from prepare.core.model.module_kinds import mark_repair
 from prepare.core.model.tensors import computed_names, weight_hooks
-from prepare.steps.repairs.base import FORMATS, Repair
+from prepare.steps.repairs.base import Repair, to_channels_last
 
 _CONVOLUTIONS = {4: (nn.Conv2d, nn.ConvTranspose2d), 5: (nn.Conv3d, nn.ConvTranspose3d)}
 
@@ -22,7 +22,7 @@ class LaidOut(nn.Module):
     """
 
     def forward(self, weight: Tensor) -> Tensor:
-        return _channels_last(weight)
+        return to_channels_last(weight)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Pass an assigned weight on unchanged to the parametrizations before this one."""
@@ -40,7 +40,7 @@ class LaysOut:
 
     def __call__(self, module: Any, args: Any) -> None:
         if self.name not in module._parameters:
-            module.weight = _channels_last(module.weight)
+            module.weight = to_channels_last(module.weight)
 
 
 class _ComputedWeight(Repair):
@@ -82,10 +82,6 @@ class _ComputedWeight(Repair):
 
 
 REPAIR = _ComputedWeight()
-
-
-def _channels_last(weight: Tensor) -> Tensor:
-    return weight.to(memory_format=FORMATS[weight.dim()])
 
 
 def _parametrizations(module: Any) -> Any:

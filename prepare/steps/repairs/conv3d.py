@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 from prepare.core.model.issue_sizes import is_smaller_than_kernel
 from prepare.steps.repairs import conv2d
 from prepare.steps.repairs._norm_autograd import contiguous_copy, through_contiguous
-from prepare.steps.repairs.base import SwapClass, is_channels_last
+from prepare.steps.repairs.base import SwapClass, is_channels_last, to_channels_last
 
 # The limits of `use_mkldnn` in torch's aten/src/ATen/native/Convolution.cpp: at batch 1 and without groups,
 # at most this many elements in C * D * H; and the batch size from which 1x1x1 kernels use oneDNN.
@@ -45,7 +45,7 @@ class KeepingConv3d(nn.Conv3d):
         padding: str | int | tuple[int, ...] = self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
-            x = x.contiguous(memory_format=torch.channels_last_3d)
+            x = to_channels_last(x)
         small = _is_small(x, weight)
         single_thread = len(x) < _MIN_BATCH and torch.get_num_threads() == 1
         if (small or single_thread) and _is_matrix_product(self, padding):

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from prepare.core.model.transforms import is_transformed
 from prepare.steps.repairs import _norm_autograd
 from prepare.steps.repairs.base import SwapClass, is_channels_last
 
@@ -16,7 +17,8 @@ class KeepingGroupNorm(nn.GroupNorm):
             or x[0, 0].numel() * x.shape[1] == self.num_groups
             or _norm_autograd.autocasts_to_float32(x)
         ):
-            return super().forward(x)
+            # In vmap, torch's own raises for strides that are nearly channels-last.
+            return super().forward(x.contiguous() if is_transformed() else x)
         if _norm_autograd.needs_contiguous_copy(x):
             return _norm_autograd.through_contiguous(super().forward, x)
         return _norm_autograd.normalize(x, self.num_groups, self.weight, self.bias, self.eps)[0]

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from prepare.steps.repairs import _norm_autograd, _norm_kernels
-from prepare.steps.repairs.base import FORMATS, SwapClass, is_channels_last
+from prepare.steps.repairs.base import SwapClass, is_channels_last, to_channels_last
 
 
 class KeepingLayerNorm(nn.LayerNorm):
@@ -27,7 +27,7 @@ class KeepingLayerNorm(nn.LayerNorm):
             y = y * self.weight
         if self.bias is not None:
             y = y + self.bias
-        return y.to(x.dtype, memory_format=FORMATS[x.dim()])
+        return to_channels_last(y.to(x.dtype))
 
 
 class _LayerNormRepair(SwapClass):

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from prepare.steps.repairs.base import (
-    FORMATS,
     SwapClass,
     is_channels_last,
     memory_dim,
+    to_channels_last,
     with_channels_last_grad,
 )
 
@@ -33,11 +33,11 @@ class _KeepingSoftmax(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
         rank, dim = input.dim(), self.dim
-        if dim is None or not -rank <= dim < rank or not is_channels_last(input):
+        if dim is None or not is_channels_last(input) or not -rank <= dim < rank:
             return super().forward(input)
         place, channel_bytes = memory_dim(dim, rank), input.shape[1] * input.dtype.itemsize
         if input.device.type == "cpu" and channel_bytes < _VECTOR_BYTES and place >= rank - 2:
-            return super().forward(with_channels_last_grad(input)).to(memory_format=FORMATS[rank])
+            return to_channels_last(super().forward(with_channels_last_grad(input)))
         return self._function(input.movedim(1, -1), place).movedim(-1, 1)
 
 

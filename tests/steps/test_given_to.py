@@ -1,0 +1,345 @@
+"""What a prepared model can be given to: transforms, tracers, copies. The table in the docs is this table."""
+
+import copy
+import multiprocessing
+import pickle
+import re
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.autograd import functional as old
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+from torch.utils._pytree import tree_leaves
+
+from paths import ROOT
+from prepare.errors import PrepareError
+from prepare.pipeline import Pipeline
+from prepare.steps import half, input_format, keep_layout, repair_layout, repairs
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning"),
+    # So does torch's own hook of weight_norm.
+    pytest.mark.filterwarnings("ignore:The tensor attribute .* was assigned during export"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
+]
+
+
+class Joins(nn.Module):
+    """Loses the layout in its own code."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x):
+        y = F.pad(self.conv(x), (1, 0, 0, 1))[..., 1:, :-1].clone()
+        return torch.cat([x, y, torch.zeros_like(y)], 1).contiguous()
+
+
+def flat(*more):
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *more)
+
+
+def deep(*more):
+    return nn.Sequential(nn.Conv3d(3, 8, 3, padding=1), *more)
+
+
+FLAT = {"conv2d_memory_format": {}, "repair_layout": {"force": True}}
+DEEP = {"conv3d_memory_format": {}, "repair_layout": {"force": True}}
+ATTACH = {"input_format": {"attach": True}}
+LARGE, CUBE, SMALL = (2, 3, 24, 24), (1, 3, 6, 6, 6), (2, 3, 5, 7)
+# A network, its steps, and the shape of its input; the first word is the repair, or the step.
+NETS = {
+    "instance_norm": (lambda: flat(nn.InstanceNorm2d(8, affine=True)), FLAT, LARGE),
+    "instance_norm small": (lambda: flat(nn.InstanceNorm2d(8, affine=True)), FLAT, SMALL),
+    "group_norm": (lambda: flat(nn.GroupNorm(2, 8)), FLAT, LARGE),
+    "layer_norm": (lambda: flat(nn.LayerNorm((8, 24, 24))), FLAT, LARGE),
+    "batch_norm": (
+        lambda: flat(nn.BatchNorm2d(8, track_running_stats=False)),
+        FLAT,
+        (2, 3, 96, 96),
+    ),
+    "pooling": (lambda: deep(nn.AvgPool3d(2), nn.AdaptiveAvgPool3d(1)), DEEP, CUBE),
+    "pooling of maxima": (lambda: deep(nn.AdaptiveMaxPool3d(2)), DEEP, (2, 3, 6, 6, 6)),
+    "softmax": (lambda: flat(nn.Softmax(1)), FLAT, SMALL),
+    "softmax wide": (lambda: nn.Sequential(nn.Conv2d(3, 16, 1), nn.LogSoftmax(1)), FLAT, SMALL),
+    "conv2d": (
+        lambda: nn.Sequential(nn.Conv2d(3, 128, 1), nn.Conv2d(128, 256, 3, padding=1)),
+        FLAT,
+        (2, 3, 4, 4),
+    ),
+    "conv3d": (lambda: deep(nn.Conv3d(8, 16, 1), nn.ConvTranspose3d(16, 16, 2, 2)), DEEP, CUBE),
+    "conv3d circular": (
+        lambda: nn.Sequential(nn.Conv3d(3, 8, 3, padding=1, padding_mode="circular")),
+        DEEP,
+        CUBE,
+    ),
+    "conv3d transposed": (
+        lambda: deep(nn.ConvTranspose3d(8, 8, 3, 2, groups=8), nn.ConvTranspose3d(8, 5, 2, 2)),
+        DEEP,
+        CUBE,
+    ),
+    "computed_weight": (
+        lambda: nn.Sequential(parametrizations.weight_norm(nn.Conv2d(3, 8, 3))),
+        FLAT,
+        SMALL,
+    ),
+    "computed_weight by a hook": (
+        lambda: nn.Sequential(nn.utils.weight_norm(nn.Conv2d(3, 8, 3))),
+        FLAT,
+        SMALL,
+    ),
+    "keep_layout": (Joins, {"conv2d_memory_format": {}, "keep_layout": {}}, SMALL),
+    "keep_layout by name": (
+        Joins,
+        {
+            "conv2d_memory_format": {},
+            "keep_layout": {
+                "calls": [
+                    "Joins.forward: torch.cat([x, y, torch.zeros_like(y)], 1).contiguous()",
+                    "Joins.forward: torch.cat([x, y, torch.zeros_like(y)], 1)",
+                    "Joins.forward: torch.zeros_like(y)",
+                ]
+            },
+        },
+        SMALL,
+    ),
+    "input_format": (lambda: flat(nn.Tanh()), {"conv2d_memory_format": {}, **ATTACH}, SMALL),
+    "input_format contiguous": (
+        lambda: flat(nn.Tanh()),
+        {"input_format": {"memory_format": "contiguous", "attach": True}},
+        SMALL,
+    ),
+    "half": (
+        lambda: flat(nn.GroupNorm(2, 8), nn.Conv2d(8, 4, 1)),
+        {"half": {"dtype": "bfloat16", "keep": ["1"]}, **ATTACH},
+        LARGE,
+    ),
+    "half of a block": (
+        lambda: nn.Sequential(flat(nn.Tanh()), nn.Conv2d(8, 4, 1)),
+        {"half": {"dtype": "bfloat16", "keep": ["0"]}, **ATTACH},
+        SMALL,
+    ),
+    "fuse_conv_bn": (
+        lambda: flat(nn.BatchNorm2d(8)).eval(),
+        {"conv2d_memory_format": {}, "fuse_conv_bn": {}},
+        SMALL,
+    ),
+}
+
+
+def parameters(model):
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def numbers(y):
+    """Return two numbers of an output, neither of which a norm makes constant."""
+    weight = torch.arange(y.numel(), dtype=torch.float32).sin().view(y.shape)
+    return torch.stack([(y * weight).sum(), (y * weight.flip(1)).sin().sum()])
+
+
+def loss(model, values, x):
+    return numbers(functional_call(model, values, (x,)).float()).sum()
+
+
+def of_last_vector(transform):
+    """Return what gives a model to a transform of a function of its last bias."""
+
+    def give(model, x):
+        values = parameters(model)
+        name = [name for name in values if values[name].dim() == 1 or "weight" in name][-1]
+        name = next((n for n in reversed(values) if values[n].dim() == 1), name)
+
+        def function(value):
+            return numbers(functional_call(model, {**values, name: value}, (x,)).float())
+
+        return transform(function, values[name])
+
+    return give
+
+
+def each_gradient(model, x):
+    def of_sample(values, sample):
+        return loss(model, values, sample[None])
+
+    return vmap(grad(of_sample), (None, 0))(parameters(model), x)
+
+
+def ensemble(model, x):
+    values = {name: torch.stack([v, 1.1 * v]) for name, v in parameters(model).items()}
+    return vmap(lambda v: functional_call(model, v, (x,)))(values)
+
+
+def derivative(model, x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(model(forward_ad.make_dual(x, x.sin()))).tangent
+
+
+def traced(model, x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        return torch.jit.trace(model, x, check_trace=False)(x.sin())
+
+
+def symbolic(model, x):
+    x = x.bfloat16() if any(p.dtype == torch.bfloat16 for p in model.parameters()) else x
+    return torch.fx.symbolic_trace(model)(x)
+
+
+SCRIPT, FX = "`torch.jit.script`", "`torch.fx.symbolic_trace`"
+PICKLE, COPY = "`pickle` and spawned processes", "`copy.deepcopy`"
+OLD, FORWARD = "`hessian(vectorize=True)`", '`jacobian(strategy="forward-mode")`'
+# What takes a model, by its name in the docs: a function of a model and an input.
+GIVEN_TO = {
+    "`torch.func.vmap`": lambda model, x: vmap(model)(torch.stack([x, 2 * x])),
+    "`vmap(grad(functional_call))`": each_gradient,
+    "`vmap` over stacked parameters": ensemble,
+    "`torch.func.grad`": lambda model, x: grad(lambda v: loss(model, v, x))(parameters(model)),
+    "`torch.func.jvp`": lambda model, x: jvp(model, (x,), (x.cos(),)),
+    "`torch.func.jacfwd`": of_last_vector(lambda f, v: jacfwd(f)(v)),
+    "`torch.func.jacrev`": of_last_vector(lambda f, v: jacrev(f)(v)),
+    "`torch.func.hessian`": of_last_vector(lambda f, v: hessian(f)(v)),
+    "`torch.autograd.forward_ad`": derivative,
+    "`jacobian(vectorize=True)`": lambda model, x: old.jacobian(
+        lambda each: numbers(model(each).float()), x, vectorize=True
+    ),
+    FORWARD: of_last_vector(
+        lambda f, v: old.jacobian(f, v, vectorize=True, strategy="forward-mode")
+    ),
+    OLD: of_last_vector(lambda f, v: old.hessian(lambda each: f(each).sum(), v, vectorize=True)),
+    COPY: lambda model, x: copy.deepcopy(model)(x),
+    PICKLE: lambda model, x: pickle.loads(pickle.dumps(model))(x),
+    "`torch.export`": lambda model, x: torch.export.export(model, (x,)).module()(x.sin()),
+    "`torch.jit.trace`": traced,
+    FX: symbolic,
+    SCRIPT: lambda model, x: torch.jit.script(model)(x),
+}
+# The steps that refuse with one line, and what it says.
+REFUSED = {
+    (SCRIPT, "repair_layout"): "from prepare.steps import repair_layout; repair_layout.undo",
+    (SCRIPT, "keep_layout"): "from prepare.steps import keep_layout; keep_layout.undo(model)",
+    (SCRIPT, "input_format"): "from prepare.steps import input_format; input_format.undo(model)",
+    (SCRIPT, "half"): ".undo(model)",
+    (FX, "half of a block"): "from prepare.steps import half; half.undo",
+}
+# What torch refuses for these modules, whatever their weights' layout.
+TORCH_REFUSES = {
+    (SCRIPT, "computed_weight"),
+    (SCRIPT, "computed_weight by a hook"),
+    (COPY, "computed_weight by a hook"),
+    (PICKLE, "computed_weight"),
+    (SCRIPT, "computed_weight"),
+    (FORWARD, "pooling of maxima"),
+    (OLD, "pooling of maxima"),  # torch's max_pool3d in channels-last: see below
+}
+
+
+def step_of(net):
+    """Return the step that a network is about."""
+    first = net.partition(" ")[0]
+    return "repair_layout" if first in repairs.repair_names() else first
+
+
+def pair(net):
+    """Return the unprepared model, the prepared one, and an input."""
+    make, steps, shape = NETS[net]
+    models = []
+    for each in (({"fuse_conv_bn": {}} if "fuse_conv_bn" in steps else {}), steps):
+        torch.manual_seed(0)
+        models.append(Pipeline.from_config(each).apply(make(), known_issues="ignore"))
+    return *models, torch.randn(shape)
+
+
+def in_format(x, net):
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x if "input_format" in NETS[net][1] else x.to(memory_format=formats[x.dim()])
+
+
+def assert_same(actual, expected, net):
+    actual, expected = (
+        [each.detach().float() for each in tree_leaves(one)] for one in (actual, expected)
+    )
+    scale = max(float(each.abs().max()) for each in expected) + 1e-9
+    tolerance = 5e-2 if step_of(net) == "half" else 1e-4
+    for one, other in zip(actual, expected, strict=True):
+        assert one.shape == other.shape
+        assert float((one - other).abs().max()) < tolerance * scale
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("receiver", GIVEN_TO)
+def test_a_prepared_model_gives_the_numbers_of_the_unprepared(receiver, net):
+    give, (plain, prepared, x) = GIVEN_TO[receiver], pair(net)
+    refused = REFUSED.get((receiver, net)) or REFUSED.get((receiver, step_of(net)))
+    if (receiver, net) in TORCH_REFUSES:
+        with pytest.raises((RuntimeError, AttributeError, torch.jit.Error)):
+            give(prepared, in_format(x, net))
+        if receiver == OLD:
+            plain = deep(nn.MaxPool3d(3)).to(memory_format=torch.channels_last_3d)
+        with pytest.raises((RuntimeError, AttributeError, torch.jit.Error)):
+            give(plain, in_format(x, net))
+    elif refused:
+        kinds = (PrepareError, AttributeError, torch.fx.proxy.TraceError)
+        with pytest.raises(kinds, match=re.escape(refused)) as raised:
+            give(prepared, in_format(x, net))
+        assert "\n" not in str(raised.value)
+        for step in (repair_layout, keep_layout, input_format, half):
+            step.undo(prepared)
+        if receiver == SCRIPT:
+            torch.jit.script(prepared)
+    else:
+        assert_same(give(prepared, in_format(x, net)), give(plain, x), net)
+
+
+def said(receiver, step):
+    """Return the word of the docs for a step, from what its networks do."""
+    nets = [net for net in NETS if step_of(net) == step]
+    if (receiver, step) in REFUSED:
+        return "no"
+    refused = {*REFUSED, *TORCH_REFUSES}
+    return "in part" if any((receiver, net) in refused for net in nets) else "yes"
+
+
+def test_the_docs_have_the_same_table():
+    text = (ROOT / "docs" / "training.md").read_text()
+    table = text.partition("## What a prepared model can be given to")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\|(.+)\|$", table, re.MULTILINE)
+    (_, *header), _, *rows = ([cell.strip() for cell in line.split(" | ")] for line in lines)
+    steps = [re.findall(r"`(\w+)", cell)[0] for cell in header]
+    assert set(steps) == {step_of(net) for net in NETS}
+    found = {name: words for names, *words in rows for name in names.split(", ")}
+    assert found == {name: [said(name, step) for step in steps] for name in GIVEN_TO}
+
+
+def test_a_repaired_module_is_one_node_of_a_graph():
+    _, model, _ = pair("instance_norm")
+    graph = torch.fx.symbolic_trace(nn.Sequential(model, nn.ReLU())).graph
+    called = [node.target for node in graph.nodes if node.op == "call_module"]
+    assert called == ["0.0", "0.1", "1"]
+
+
+def test_a_repaired_module_alone_is_traced_as_torch_traces_it():
+    module = nn.Softmax(1)
+    repairs.find_repair("softmax").repair(module, {4: "channels_last"})
+    x = torch.randn(2, 3, 4, 5)
+    assert torch.equal(torch.fx.symbolic_trace(module)(x), module(x))
+
+
+def answer(given):
+    model, x = given
+    return model(x).detach()
+
+
+@pytest.mark.slow
+def test_a_spawned_process_takes_a_model():
+    pairs = [pair(net) for net in ("instance_norm", "keep_layout", "input_format", "half")]
+    given = [(model, x) for _, model, x in pairs]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        for actual, (model, x) in zip(pool.map(answer, given), given, strict=True):
+            torch.testing.assert_close(actual, model(x))
