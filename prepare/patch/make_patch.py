@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, groupby, takewhile
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
+from prepare.core.model import transforms
 from prepare.flow.call_sites import short_path
 from prepare.patch.records import Patch, PatchedCall, UnpatchedBreak
 from prepare.steps.keeping import operators
@@ -23,6 +25,7 @@ from prepare.steps.keeping.find_calls import (
     operator_of,
     value_of,
 )
+from prepare.steps.repairs import base
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from prepare.flow.records import Event
 
 _PREFIX = "_keep_"
+# Where the operators and what they use of ours are defined, that of a value before its use.
+_SOURCES = transforms, base, operators
 # What the operators use of their own module, as any other module can write it.
 _WRITTEN = {"F": "torch.nn.functional", "Tensor": "torch.Tensor", "FORMATS": f"{_PREFIX}formats"}
 _HEADER = """
@@ -183,30 +188,40 @@ def _last_import(tree: ast.Module) -> int:
 
 
 def _definitions(names: Iterable[str]) -> str:
-    """Return the source of operators and of all that they call, renamed, without annotations."""
-    module = ast.parse(inspect.getsource(operators))
-    known = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+    """Return the source of operators and of all that they use of ours, renamed, without annotations."""
+    known = {name: node for each in _SOURCES for name, node in _top_level(each)}
+    known = {name: node for name, node in known.items() if name not in _WRITTEN}
     needed, pending = set(), list(names)
     while pending:
         name = pending.pop()
         if name not in needed:
             needed.add(name)
-            used = {node.id for node in ast.walk(known[name]) if isinstance(node, ast.Name)}
-            parameters = {arg.arg for arg in known[name].args.args}
+            nodes = list(ast.walk(known[name]))
+            used = {node.id for node in nodes if isinstance(node, ast.Name)}
+            parameters = {node.arg for node in nodes if isinstance(node, ast.arg)}
             pending += (used & known.keys()) - parameters
     renamed = {name: _PREFIX + name.lstrip("_") for name in known} | _WRITTEN
-    written = [_written(known[name], renamed) for name in known if name in needed]
-    return "\n\n\n".join(written)
+    return "\n\n\n".join(_written(known[name], renamed) for name in known if name in needed)
 
 
-def _written(definition: ast.FunctionDef, renamed: dict[str, str]) -> str:
+def _top_level(module: ModuleType) -> Iterator[tuple[str, ast.stmt]]:
+    """Yield the functions and values that a module defines."""
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        elif isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
+            yield target.id, node
+
+
+def _written(definition: ast.stmt, renamed: dict[str, str]) -> str:
     definition = copy.deepcopy(definition)
     own = {node.arg for node in ast.walk(definition) if isinstance(node, ast.arg)}
     for node in ast.walk(definition):
         if isinstance(node, ast.arg):
             node.annotation = None
+        elif isinstance(node, ast.FunctionDef):
+            node.returns = None
+            node.name = renamed.get(node.name, node.name)
         elif isinstance(node, ast.Name) and node.id in renamed and node.id not in own:
             node.id = renamed[node.id]
-    definition.returns = None
-    definition.name = renamed[definition.name]
     return ast.unparse(definition)

@@ -104,7 +104,7 @@ def test_the_installed_accelerator_is_known_without_torch(monkeypatch):
     monkeypatch.setattr(
         "prepare.core.utils.accelerator._torch_version_file", lambda: {"cuda": "12.8"}
     )
-    monkeypatch.setattr("prepare.core.utils.accelerator._wheel", lambda package: "9.10.2.21")
+    monkeypatch.setattr("prepare.core.utils.accelerator.version_of", lambda package: "9.10.2.21")
     found = installed_accelerator.__wrapped__()
     assert (found["cuda"], found["cudnn"], found["driver"]) == ("12.8", "9.10.2.21", "580.1")
     assert found["architectures"] == ["sm_86", "sm_90"]
