@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _SEVERITY = ("fail", "wrong", "cannot tell")
 _NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm)
 _FORMAT_STEPS = ("conv2d_memory_format", "conv3d_memory_format")
-# The checks without a forward: their causes are not in what the modules compute.
-_STATIC = frozenset({"metric", "flags", "values", "casts", "layout"})
+# The checks whose causes are not in what the modules compute.
+_STATIC = frozenset({"metric", "flags", "values", "casts", "layout", "batch", "output memory"})
 
 
 def conclude(
@@ -191,6 +191,16 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
             "the metric is more sensitive to the errors of the dtype than the tolerance of outputs: allow a "
             "larger max_drop, or take a precision with more digits"
             + (", or keep the modules that prepare.tune.keep_in_float32 finds" if half else "")
+        )
+    if "batch" in failed:
+        yield (
+            "an operation in place works on the batch itself, where the unprepared model had a copy, such as "
+            "that of contiguous(): take one that is not in place, or call model(batch.clone())"
+        )
+    if "output memory" in failed:
+        yield (
+            "a kernel or backend writes the outputs of all calls into one buffer: use or clone the outputs "
+            "before the next call"
         )
     if failed and _STATIC.issuperset(failed):
         return
