@@ -446,7 +446,7 @@ def without_proof(
     if is_sum is False and not lacks_float64(comparison):
         return checks
     status = "pass" if is_sum else "cannot tell"
-    seen = max(check.sensitivity or 0.0 for check in alone)
+    seen = max(comparison.alone.tolerances.values(), default=0.0) if comparison.alone else 0.0
     return [_without_proof(comparison, check, status, seen) for check in checks]
 
 
@@ -472,17 +472,23 @@ def _without_proof(comparison: CaseComparison, check: Check, status: str, seen: 
     exceeding = comparison.exceeding(check.what)
     if not exceeding or not may_be_rounding(comparison, check.what):
         return check
-    if all(item.error <= seen for item in exceeding):  # the modules alone would not show it
+    # The modules alone would not show it, or it is a factor, which amplified rounding is not.
+    if all(item.error <= seen for item in exceeding) or any(i.is_factor for i in exceeding):
         return check
+    found = [
+        replace(i, allowed=max(i.allowed, i.error)) for i in comparison.differences[check.what]
+    ]
+    finds, place = sensitivity(found, by_module=check.what == "parameter gradients")
+    changes = {"sensitivity": _finite_or_none(finds), "least_sensitive": place}
     # No longer a difference, so the search for the first wrong module does not stop here.
     kept = [item for item in comparison.differences[check.what] if not item.exceeds]
     comparison.differences[check.what] = kept
     if status == "pass":
         note = f"{check.worst} amplifies rounding: each module alone is right"
-        return replace(check, status=status, note=note, error=None, allowed=None)
+        return replace(check, status=status, note=note, error=None, allowed=None, **changes)
     reason = "float64 does not fit" if lacks_float64(comparison) else "some modules get no gradient"
     note = f"may be amplified rounding: each module alone is right, and {reason}"
-    return replace(check, status=status, note=note)
+    return replace(check, status=status, note=note, **changes)
 
 
 def may_be_rounding(comparison: CaseComparison, kind: str) -> bool:

@@ -16,6 +16,7 @@ from prepare.verify.execution.budget import Budget
 from prepare.verify.execution.module_calls import CallInterceptor
 from prepare.verify.execution.runner import Runner
 from prepare.verify.records import Check
+from prepare.verify.tolerance import Deviation
 from verify_checks import FLAT, PIPELINES, check, checks_by_kind, prepared
 
 
@@ -202,6 +203,57 @@ def test_without_float64_modules_alone_come_before_a_second_look(monkeypatch):
     assert checks_by_kind(result)["parameter gradients"].note == AMPLIFIED
 
 
+class Root(nn.Module):
+    """Adds a bias in its own code, and multiplies the gradients that it gets by `factor`."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
+        self.bias, self.factor = nn.Parameter(torch.full((1, 4, 1, 1), 10.0)), 1.0
+
+    def forward(self, x):
+        y = self.last(torch.tanh(self.first(x) * 0.1))
+        return ScaledBackward.apply(y + self.bias, self.factor)
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 1000.0])
+@pytest.mark.parametrize("factor", [1.00003, 1.0003, 1.003])
+def test_a_factor_of_all_gradients_is_not_amplified_rounding(factor, size):
+    torch.manual_seed(0)
+    reference, batch = Root(), BATCH * size
+    pipeline, model = prepared(reference, FLAT)
+    model.factor = factor
+    options = {"pipeline": pipeline, "mode": "train", "seconds": 600.0}
+    result = verify(reference, model, batch, **options)
+    assert result.status == "fail" or result.sensitivity("gradients")[0] > factor - 1
+    assert result.status == "fail" or factor < 1.0001
+
+
+SENSITIVE = {
+    "kinked": (kinked, BATCH, ("0", "2", "6")),
+    "blocks": (lambda: blocks(), BATCH, ("0", "2", "2.conv", "4")),
+    "a block": (WithBlock, BATCH, ("stem", "block.conv")),
+    "root": (Root, 30 * BATCH, ("first", "last", "")),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [(name, place) for name in SENSITIVE for place in SENSITIVE[name][2]]
+)
+def test_twice_the_claimed_error_is_found_or_the_claim_corrected(name, place):
+    torch.manual_seed(0)
+    build, batch, _ = SENSITIVE[name]
+    reference = build()
+    options = {"mode": "train", "seconds": 600.0}
+    claimed, _ = check(reference, FLAT, batch, **options).sensitivity("gradients")
+    pipeline, model = prepared(reference, FLAT)
+    model.get_submodule(place).register_forward_hook(
+        lambda _m, _a, out: ScaledBackward.apply(out, 1 + 2 * claimed)
+    )
+    result = verify(reference, model, batch, pipeline=pipeline, **options)
+    assert result.status == "fail" or result.sensitivity("gradients")[0] > 2 * claimed
+
+
 class Saves(torch.autograd.Function):
     """Multiplies by itself; keeps its input for the backward in `memory`."""
 
@@ -255,7 +307,7 @@ def test_calls_of_modules_are_intercepted_only_inside_the_block():
 )
 def test_a_failure_is_a_pass_only_if_its_modules_prove_it(dtype, alone, garbage, is_sum, status):
     what = "parameter gradients"
-    item = SimpleNamespace(error=1.0, exceeds=True, is_beyond_noise=garbage, note="")
+    item = Deviation("0.weight", error=100.0 if garbage else 1.0, allowed=0.1, noise=0.1)
     comparison = SimpleNamespace(
         exact_dtype=dtype,
         alone=ModuleDifferences(is_sum=is_sum),
