@@ -312,15 +312,14 @@ class CaseComparison:
         if kind == "outputs" and not exceeding and all_zero(results.exact.outputs):
             status = "skipped" if self.case.is_variation else "cannot tell"
             return self.check(kind, status, note=ALL_ZERO)
-        undecided = "cannot tell" if self._counts(kind) else "skipped"
         changes: dict[str, Any] = {}
         if exceeding and self.retry_failure and not exceeding[0].is_beyond_noise:
             note = f"not decided, since a second look was not possible: {self.retry_failure}"
-            changes = {"status": undecided, "note": note}
+            changes = {"status": self.undecided(kind), "note": note}
         elif not exceeding and kind != "buffers" and is_too_noisy(differences):
             note = f"the unprepared model in {name_of(self.models.dtype)} is itself too far off"
             note += "; with trained weights it may not be" if "gradients" in kind else ""
-            changes = {"status": undecided, "note": note}
+            changes = {"status": self.undecided(kind), "note": note}
         if kind != "buffers":
             seen, place = sensitivity(differences, by_module=kind == "parameter gradients")
             changes |= {"sensitivity": _finite_or_none(seen), "least_sensitive": place}
@@ -343,6 +342,10 @@ class CaseComparison:
         """Return True if a wrong tensor of this kind fails the verification; in eval, gradients do not."""
         is_buffer_of_eval = kind == "buffers" and self.case.mode == "eval"
         return kind.endswith("outputs") or self.mode == "train" or is_buffer_of_eval
+
+    def undecided(self, kind: str) -> str:
+        """Return the status of a check that could not be decided."""
+        return "cannot tell" if self._counts(kind) else "skipped"
 
     def _reference_raised(self, error: Exception) -> Check:
         raise_if_out_of_memory(error)
@@ -488,7 +491,7 @@ def _without_proof(comparison: CaseComparison, check: Check, status: str, seen: 
         return replace(check, status=status, note=note, error=None, allowed=None, **changes)
     reason = "float64 does not fit" if lacks_float64(comparison) else "some modules get no gradient"
     note = f"may be amplified rounding: each module alone is right, and {reason}"
-    return replace(check, status=status, note=note, **changes)
+    return replace(check, status=comparison.undecided(check.what), note=note, **changes)
 
 
 def may_be_rounding(comparison: CaseComparison, kind: str) -> bool:

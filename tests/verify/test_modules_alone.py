@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from prepare.verify import verify
 from prepare.verify.compare_case import without_proof
-from prepare.verify.compare_modules import ModuleDifferences
+from prepare.verify.compare_modules import GradientSums, ModuleDifferences
 from prepare.verify.document import verify_sentence
 from prepare.verify.execution.budget import Budget
 from prepare.verify.execution.module_calls import CallInterceptor
@@ -170,13 +170,14 @@ class Gain(nn.Module):
         return Multiply.apply(x, self.weight, self.error)
 
 
-def with_gain(error):
+def with_gain(error, *, tracks=True, **options):
     """Verify a network with a gradient that cancels, and an error in it."""
     torch.manual_seed(0)
-    reference = nn.Sequential(nn.Conv2d(3, 4, 3), Gain(), nn.BatchNorm2d(4, eps=1e-12))
+    norm = nn.BatchNorm2d(4, eps=1e-12, track_running_stats=tracks)
+    reference = nn.Sequential(nn.Conv2d(3, 4, 3), Gain(), norm)
     pipeline, model = prepared(reference, FLAT)
     model[1].error = error
-    return patiently(reference, model, pipeline)
+    return patiently(reference, model, pipeline, **options)
 
 
 AMPLIFIED = "1.weight amplifies rounding: each module alone is right"
@@ -191,12 +192,27 @@ def test_a_gradient_that_cancels_may_have_the_rounding_of_its_sum(error, status,
     assert checks_by_kind(result)["parameter gradients"].note == note
 
 
-def test_without_float64_modules_alone_come_before_a_second_look(monkeypatch):
+def without_float64(monkeypatch):
     def refuses(_self, _cost, dtype, **_options):
         return "too much" if dtype == torch.float64 else ""
 
     monkeypatch.setattr(Budget, "refuses", refuses)
     monkeypatch.setattr(Budget, "refuses_modules", lambda *_, **__: "")
+
+
+@pytest.mark.parametrize(("mode", "status"), [("train", "cannot tell"), ("eval", "pass")])
+def test_uncertain_gradients_count_only_in_mode_train(monkeypatch, mode, status):
+    without_float64(monkeypatch)
+    monkeypatch.setattr(GradientSums, "agree_with", lambda *_: None)
+    result = with_gain(2e-4, tracks=False, mode=mode)
+    assert (result.status, "amplified" in checks_by_kind(result)["parameter gradients"].note) == (
+        status,
+        True,
+    )
+
+
+def test_without_float64_modules_alone_come_before_a_second_look(monkeypatch):
+    without_float64(monkeypatch)
     monkeypatch.setattr(Runner, "run_perturbed", lambda *_: pytest.fail("a second look"))
     result = with_gain(2e-4)
     assert (result.status, result.reference) == ("pass", "float32")
@@ -314,6 +330,7 @@ def test_a_failure_is_a_pass_only_if_its_modules_prove_it(dtype, alone, garbage,
         runner=SimpleNamespace(exact_raised=False),
         differences={what: [item]},
         exceeding=lambda _: [item],
+        undecided=lambda _: "cannot tell",
     )
     modules = [Check(what=f"module {kind}", status=alone) for kind in ("outputs", "gradients")]
     (found,) = without_proof(comparison, [Check(what=what, status="fail")], modules)
