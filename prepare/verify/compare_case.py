@@ -482,7 +482,7 @@ def _without_proof(comparison: CaseComparison, check: Check, status: str, seen: 
         replace(i, allowed=max(i.allowed, i.error)) for i in comparison.differences[check.what]
     ]
     finds, place = sensitivity(found, by_module=check.what == "parameter gradients")
-    changes = {"sensitivity": _finite_or_none(finds), "least_sensitive": place}
+    changes: dict[str, Any] = {"sensitivity": _finite_or_none(finds), "least_sensitive": place}
     # No longer a difference, so the search for the first wrong module does not stop here.
     kept = [item for item in comparison.differences[check.what] if not item.exceeds]
     comparison.differences[check.what] = kept

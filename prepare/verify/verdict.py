@@ -11,6 +11,8 @@ from prepare.core.model.issues_here import CallIssues, describe
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.environment import environment
 from prepare.core.utils.wording import dropped, option, step
+from prepare.errors import PrepareError
+from prepare.patterns import exactly
 from prepare.verify.compare_modules import MODULE_FIELDS
 from prepare.verify.records import Check, Lost, Verification
 
@@ -93,8 +95,60 @@ def _diagnose(
         baseline_wrong_in=name_of(models.dtype) if baseline_wrong else "",
         by_compiler=by_compiler,
         at_this_size=_issues_of(module, shape),
+        inexact=_inexact(models, failed) if failed else (),
+        exclude=_exclusion(models, name) if name is not None else None,
+        repairs=_is_possible(models, {"repair_layout": {}}),
     )
     return culprit, advise(causes)
+
+
+def _inexact(models: ModelPair, failed: CaseComparison) -> tuple[str, ...]:
+    """Return known issues of lost digits that calls of this case had, and that an exact repair mends."""
+    steps = models.pipeline.to_config() if models.pipeline else {}
+    exact = {"repair_layout": {**(steps.get("repair_layout") or {}), "exact": True}}
+    if failed.case.mode != "train" or not _formats(steps) or not _is_possible(models, exact):
+        return ()
+    modules, found = dict(named_modules(models.prepared)), dict[str, Any]()
+    for name, shape in failed.modules_alone().shapes.items():
+        module = modules[name]
+        device = next((tensor.device.type for tensor in module.parameters()), "cpu")
+        if failed.runner.flags.get(name):
+            for issue in CallIssues(device, effect="inexact").of(module, shape):
+                found.setdefault(issue.name, (name, issue))
+    return tuple(f"{name}: {issue.what} [{issue.name}]" for name, issue in found.values())
+
+
+def _exclusion(models: ModelPair, name: str) -> str | None:
+    """Return the option that leaves the convolutions of a module as they were; None if there is none."""
+    steps = models.pipeline.to_config() if models.pipeline else {}
+    for each in _formats(steps):
+        known = (steps[each] or {}).get("exclude", ())
+        for pattern in (exactly(name), f"{name}.*") if name else ():
+            exclude = [*known, pattern]
+            if _is_possible(models, {each: {**(steps[each] or {}), "exclude": exclude}}):
+                return option(each, "exclude", exclude)
+    return None
+
+
+def _is_possible(models: ModelPair, changes: Mapping[str, Any]) -> bool:
+    """Return True if the pipeline with these steps can be applied as well as it can without the changes."""
+    if models.pipeline is None:
+        return False
+    from prepare.pipeline import Pipeline
+
+    steps, problems = models.pipeline.to_config(), list[set[str]]()
+    for tried in (steps, {**steps, **changes}):
+        try:
+            plan = Pipeline.from_config(tried).plan(models.reference, known_issues="ignore")
+        except PrepareError:
+            return False
+        problems.append({str(problem) for error in plan.errors for problem in error.problems})
+    return problems[1] <= problems[0]
+
+
+def _formats(steps: Mapping[str, Any]) -> list[str]:
+    """Return the steps that convert convolutions to channels-last."""
+    return [name for name in _FORMAT_STEPS if name in steps and _is_channels_last(steps[name])]
 
 
 def _issues_of(module: nn.Module | None, shape: torch.Size | None) -> tuple[str, ...]:
@@ -141,17 +195,22 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
     baseline_wrong_in: str = "",
     by_compiler: bool = False,
     at_this_size: Iterable[str] = (),
+    inexact: Iterable[str] = (),
+    exclude: str | None = None,
+    repairs: bool = True,
 ) -> Iterator[str]:
     """Yield the possible causes of a failure, the most probable first, each with its remedy.
 
     `failed` holds the kinds of the failed checks, `culprit` the name of `module`, `steps` the pipeline's
     configuration, `raised` the error of the forward. `baseline_wrong_in` is the dtype, if the unprepared
     model is as wrong in it. `by_compiler`: all is right without the compiler. `at_this_size`: the known
-    issues of a call of this size, as sentences.
+    issues of a call of this size, as sentences; `inexact`: those that an exact repair mends. `exclude` is the
+    option that leaves the convolutions of `module` as they were; None if it has none. `repairs`: the step
+    repair_layout would change something.
     """
-    formats = [name for name in _FORMAT_STEPS if name in steps and _is_channels_last(steps[name])]
+    formats, inexact = _formats(steps), tuple(inexact)
     half, name = steps.get("half"), culprit or "NAME"
-    repair = "" if "repair_layout" in steps else f"add {step('repair_layout')}, or "
+    repair = "" if "repair_layout" in steps or not repairs else f"add {step('repair_layout')}, or "
     if by_compiler:
         yield (
             "the compiler computes something else than the modules do: choose another backend or mode of the "
@@ -214,10 +273,20 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
             f"{name} needs more precision or a wider range than {_half_dtype(half)} has: "
             f"{_keep(steps, name)}"
         )
-    if formats and not isinstance(module, _NORMS):
+    for sentence in inexact:
+        remedy = f"add {step('repair_layout', exact=True)}"
+        if "repair_layout" in steps:
+            remedy = f"set {option('repair_layout', 'exact', value=True)}"
+        yield f"digits are lost in {sentence}: {remedy}"
+    if formats and not inexact and not isinstance(module, _NORMS):
+        remedy = (
+            f"exclude it with {exclude}"
+            if exclude
+            else f"remove the step with {dropped(formats[0])}"
+        )
         yield (
             f"the code of {name} depends on the layout of tensors (view, as_strided, a custom kernel): "
-            f"{repair}exclude it with {option(formats[0], 'exclude', [name])}"
+            f"{repair}{remedy}"
         )
     yield "the model computes something else at every call, or one of its hooks changes gradients"
 
