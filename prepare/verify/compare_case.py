@@ -489,7 +489,9 @@ def _without_proof(comparison: CaseComparison, check: Check, status: str, seen: 
     if status == "pass":
         note = f"{check.worst} amplifies rounding: each module alone is right"
         return replace(check, status=status, note=note, error=None, allowed=None, **changes)
-    reason = "float64 does not fit" if lacks_float64(comparison) else "some modules get no gradient"
+    reason = "some modules get no gradient"
+    if lacks_float64(comparison):
+        reason = f"float64 does not fit: {comparison.runner.refused}"
     note = f"may be amplified rounding: each module alone is right, and {reason}"
     return replace(check, status=comparison.undecided(check.what), note=note, **changes)
 

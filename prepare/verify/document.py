@@ -20,6 +20,7 @@ QUESTION, _SECTION = "Right?", "verify"
 _BEYOND = 1000
 # A sensitivity of more than this names the module that has it.
 _BLIND = 0.001
+_LIMITS = ("verify.seconds", "verify.memory")
 _SERIOUS = ("fail", "wrong", "cannot tell")
 # Most losses of casts say the same.
 _LOSSES = 2000
@@ -161,7 +162,9 @@ def _advice(verification: Verification) -> Iterator[Advice]:
         remark = "probable causes and their remedies are below" if verification.advice else ""
         yield Advice(rank=10, kind="bad", answer="Do not use it", remark=remark, section=_SECTION)
     elif verification.status == "cannot tell":
-        yield Advice(rank=30, kind="warn", answer="Verify it with verify=full", section=_SECTION)
+        limit = next((key for key in _LIMITS if f"raise {key}" in verification.reason), "")
+        answer = f"Raise {limit}" if limit else "Verify it with verify=full"
+        yield Advice(rank=30, kind="warn", answer=answer, section=_SECTION)
 
 
 def _in_terminal(verification: Verification, shown: Shown) -> Iterator[Part]:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from prepare.verify.execution.budget import Budget
     from prepare.verify.execution.runner import ModelPair
 
-_SEVERITY = ("fail", "wrong", "cannot tell")
 _NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm)
 _FORMAT_STEPS = ("conv2d_memory_format", "conv3d_memory_format")
 # The checks whose causes are not in what the modules compute.
@@ -42,18 +41,15 @@ def conclude(
 ) -> Verification:
     """Conclude from the checks; run the models again to find the first wrong module if a check failed."""
     bad = [check for check in checks if check.status in ("fail", "wrong")]
-    statuses = {check.status for check in checks}
-    worst = min(
-        (check for check in checks if check.status in _SEVERITY),
-        key=lambda check: _SEVERITY.index(check.status),
-        default=None,
-    )
+    first = {check.status: check for check in reversed(checks)}
+    status = next((word for word in ("fail", "cannot tell") if word in first), "pass")
+    worst = first.get("wrong" if status == "pass" else status)
     culprit, advice = _diagnose(models, bad, comparisons) if bad else ("", "")
     exact_dtypes = [
         name_of(c.exact_dtype) for c in comparisons if c.exact_dtype and not c.case.outputs_only
     ]
     return Verification(
-        status=next((word for word in ("fail", "cannot tell") if word in statuses), "pass"),
+        status=status,
         reason=_reason(worst) if worst else "",
         level=level,
         mode=mode,

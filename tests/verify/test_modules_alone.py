@@ -194,7 +194,7 @@ def test_a_gradient_that_cancels_may_have_the_rounding_of_its_sum(error, status,
 
 def without_float64(monkeypatch):
     def refuses(_self, _cost, dtype, **_options):
-        return "too much" if dtype == torch.float64 else ""
+        return "too much; raise verify.memory" if dtype == torch.float64 else ""
 
     monkeypatch.setattr(Budget, "refuses", refuses)
     monkeypatch.setattr(Budget, "refuses_modules", lambda *_, **__: "")
@@ -209,6 +209,8 @@ def test_uncertain_gradients_count_only_in_mode_train(monkeypatch, mode, status)
         status,
         True,
     )
+    if mode == "train":
+        assert result.reason.endswith("float64 does not fit: too much; raise verify.memory")
 
 
 def test_without_float64_modules_alone_come_before_a_second_look(monkeypatch):
@@ -327,7 +329,7 @@ def test_a_failure_is_a_pass_only_if_its_modules_prove_it(dtype, alone, garbage,
     comparison = SimpleNamespace(
         exact_dtype=dtype,
         alone=ModuleDifferences(is_sum=is_sum),
-        runner=SimpleNamespace(exact_raised=False),
+        runner=SimpleNamespace(exact_raised=False, refused="too much"),
         differences={what: [item]},
         exceeding=lambda _: [item],
         undecided=lambda _: "cannot tell",

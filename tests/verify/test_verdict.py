@@ -55,6 +55,17 @@ def test_outputs_that_are_all_zero_in_each_module_are_cannot_tell():
     assert result.reason.endswith("they are all zero, so nothing can be compared")
 
 
+def test_cannot_tell_gives_the_reason_of_what_cannot_be_told():
+    reference = nn.Conv2d(3, 4, 3)
+    for parameter in reference.parameters():
+        nn.init.zeros_(parameter)
+    pipeline, model = prepared(reference, FLAT)
+    model.weight.register_hook(lambda gradient: 2 * gradient)
+    result = verify(reference, model, torch.randn(1, 3, 8, 8), pipeline=pipeline)
+    assert "wrong" in {check.status for check in result.checks}
+    assert (result.status, result.reason.partition(" ")[0]) == ("cannot tell", "outputs")
+
+
 def test_an_error_that_outputs_of_zero_hide_is_found():
     reference = zero_last()
     pipeline, model = prepared(reference, FLAT)
