@@ -35,7 +35,7 @@ def kept_outputs(
 
 
 def shared_outputs(
-    model: nn.Module, first: Mapping[str, Tensor], second: Mapping[str, Tensor]
+    model: nn.Module, first: Mapping[str, Tensor | None], second: Mapping[str, Tensor | None]
 ) -> set[str]:
     """Return the outputs of a second call that lie in the memory of the first one's, which are still there.
 
@@ -45,7 +45,7 @@ def shared_outputs(
     return _in_memory(second, {_memory(tensor) for tensor in first.values()} - own)
 
 
-def _in_memory(outputs: Mapping[str, Tensor], memory: set[int]) -> set[str]:
+def _in_memory(outputs: Mapping[str, Tensor | None], memory: set[int]) -> set[str]:
     return {name for name, tensor in outputs.items() if _memory(tensor) in memory - {0}}
 
 
@@ -56,9 +56,11 @@ def _kept_tensors(model: nn.Module) -> Iterator[Tensor]:
                 yield value
 
 
-def _memory(tensor: Tensor) -> int:
+def _memory(tensor: Tensor | None) -> int:
     """Return the address of a tensor's memory; 0 if it has none of its own."""
-    return tensor.untyped_storage().data_ptr() if is_plain(tensor) else 0
+    if tensor is None or not is_plain(tensor):
+        return 0
+    return tensor.untyped_storage().data_ptr()
 
 
 def _are_equal(first: Tensor, second: Tensor) -> bool:
