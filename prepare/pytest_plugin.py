@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def layout_contract(request: pytest.FixtureRequest) -> Callable[..., Any]:
+def layout_contract(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Return a function that checks a model: `layout_contract(model, batch, recipe)`.
+
+    It seeds torch for the test, so that each run builds the same model and batch.
 
     It takes the arguments of `prepare.contract.record`, and `file`, the path of the contract: by default
     `contracts/NAME.yaml` beside the test. A broken contract fails the test; `--prepare-update` writes it.
     It returns the `ContractCheck`.
     """
+    import torch
+
     names: list[str] = []
 
     def check(
@@ -51,7 +55,9 @@ def layout_contract(request: pytest.FixtureRequest) -> Callable[..., Any]:
         names.append(str(path))
         return _check(request, path, (model, batch, recipe), options)
 
-    return check
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield check
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

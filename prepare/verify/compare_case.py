@@ -24,6 +24,7 @@ from prepare.verify.execution.runner import (
     RunResults,
     raise_if_out_of_memory,
 )
+from prepare.verify.execution.side_effects import shared_outputs
 from prepare.verify.inputs import RETRIES, VerificationCase, jittered
 from prepare.verify.records import ALL_ZERO, Check
 from prepare.verify.tolerance import (
@@ -39,6 +40,10 @@ from prepare.verify.tolerance import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
     from prepare.verify.execution.single_run import NamedTensors, RunResult
 
 # The kinds of tensors that are compared, and the field of RunResult that holds each.
@@ -57,6 +62,12 @@ _RANDOM = (
 _RANDOM_COMPILED = (
     "the compiled model returns other outputs with every seed: its dropout and random numbers cannot be "
     "fixed"
+)
+
+
+_UNSTABLE = (
+    "the prepared model differs from call to call, as with a race, memory that was not initialised, or a "
+    "kernel that depends on threads"
 )
 
 
@@ -108,8 +119,7 @@ class CaseComparison:
                 exact_runs=self.exact_runs,
             )
             results = self.runner.run_all(self.case.call)
-            if not self.case.outputs_only:
-                self._check_repeatable(results)
+            side_effects = self._side_effects(results)
         except CannotTellError as reason:
             return [self.check("outputs", "cannot tell", note=str(reason))]
         except PreparedModelError as error:
@@ -126,7 +136,8 @@ class CaseComparison:
             self._compare_again(results)
         checks = self._judged(results) + self._skipped_gradients(results)
         alone = alone or module_checks(self, checks)
-        return without_outputs(self, without_proof(self, checks, alone), alone) + alone
+        checks = without_outputs(self, without_proof(self, checks, alone), alone)
+        return checks + alone + side_effects
 
     def _judged(self, results: RunResults) -> list[Check]:
         return [self._judge(kind, results) for kind in self.differences if kind in RESULT_FIELDS]
@@ -175,21 +186,62 @@ class CaseComparison:
         kinds = [kind for kind in RESULT_FIELDS if "gradients" in kind]
         return [self.check(kind, "skipped", note=note) for kind in kinds]
 
-    def _check_repeatable(self, results: RunResults) -> None:
-        repeated = self.runner.run_baseline(self.case.call, seed=1, backward=False)
-        for first, second in zip(results.baseline, repeated, strict=False):
-            if self._outputs_differ(first, second):
-                raise CannotTellError(_RANDOM)
-        if self.compiled:
-            again = self.runner.run_prepared(self.case.call, seed=1)
-            if self._outputs_differ(results.prepared, again):
-                raise CannotTellError(_RANDOM_COMPILED)
+    def _side_effects(self, results: RunResults) -> list[Check]:
+        """Call both models again. Return a failure if the batch is changed, or outputs are overwritten.
 
-    def _outputs_differ(self, first: RunResult, second: RunResult) -> bool:
-        # An overflow is not a random number.
-        return all_finite(second.outputs) and any(
-            item.exceeds for item in self._differences(first, [], second, "outputs")
-        )
+        Raises:
+            CannotTellError: the outputs of one of them differ from call to call.
+        """
+        prepared, unprepared = results.prepared, [results.exact, *results.baseline]
+        changed = prepared.changed.difference(*(run.changed for run in unprepared))
+        overwritten: set[str] = set()
+        if not self.case.outputs_only:
+            repeated = self.runner.run_baseline(self.case.call, seed=1, backward=False)
+            again = self._repeat(results, repeated)
+            if repeated and results.baseline and not self.compiled:
+                overwritten = _overwritten(self.models.prepared, prepared, again)
+                pair = results.baseline[0], repeated[0]
+                overwritten -= _overwritten(self.models.reference, *pair)
+        found = {
+            "batch": (changed, "is changed in place, and the reference does not change it"),
+            "output memory": (overwritten, "is overwritten by the next call"),
+        }
+        return [
+            self.check(kind, "fail", worst=min(names), note=note)
+            for kind, (names, note) in found.items()
+            if names
+        ]
+
+    def _repeat(self, results: RunResults, repeated: list[RunResult]) -> RunResult:
+        """Call the prepared model again; `repeated` holds calls of the reference with another seed."""
+        for first, second in zip(results.baseline, repeated, strict=False):
+            # An overflow is not a random number.
+            if all_finite(second.outputs) and self._moved(first, second):
+                raise CannotTellError(_RANDOM)
+        call = self.case.call
+        if self.compiled:
+            again = self.runner.run_prepared(call, seed=1)
+            if all_finite(again.outputs) and self._moved(results.prepared, again):
+                raise CannotTellError(_RANDOM_COMPILED)
+            return again
+        again = self.runner.run_prepared(call, backward=False)
+        compared = self._compare(results, "outputs")
+        if not any(item.is_beyond_noise for item in compared) and (
+            moved := self._moved(results.prepared, again, {c.name: c.allowed for c in compared})
+        ):
+            worst = max(moved, key=lambda item: item.excess)
+            raise CannotTellError(f"{_UNSTABLE}: {worst.name} {_by(worst)}")
+        return again
+
+    def _moved(
+        self, first: RunResult, second: RunResult, allowed: Mapping[str, float] | None = None
+    ) -> list[Deviation]:
+        """Return the outputs that differ between two calls by more than rounding, or than is `allowed`."""
+        found = self._differences(first, [], second, "outputs")
+        least = allowed or {}
+        return [
+            item for item in found if item.exceeds and not item.error <= least.get(item.name, 0)
+        ]
 
     def _compare(self, results: RunResults, kind: str) -> list[Deviation]:
         baseline = results.baseline + (results.perturbed if "gradients" in kind else [])
@@ -260,15 +312,14 @@ class CaseComparison:
         if kind == "outputs" and not exceeding and all_zero(results.exact.outputs):
             status = "skipped" if self.case.is_variation else "cannot tell"
             return self.check(kind, status, note=ALL_ZERO)
-        undecided = "cannot tell" if self._counts(kind) else "skipped"
         changes: dict[str, Any] = {}
         if exceeding and self.retry_failure and not exceeding[0].is_beyond_noise:
             note = f"not decided, since a second look was not possible: {self.retry_failure}"
-            changes = {"status": undecided, "note": note}
+            changes = {"status": self.undecided(kind), "note": note}
         elif not exceeding and kind != "buffers" and is_too_noisy(differences):
             note = f"the unprepared model in {name_of(self.models.dtype)} is itself too far off"
             note += "; with trained weights it may not be" if "gradients" in kind else ""
-            changes = {"status": undecided, "note": note}
+            changes = {"status": self.undecided(kind), "note": note}
         if kind != "buffers":
             seen, place = sensitivity(differences, by_module=kind == "parameter gradients")
             changes |= {"sensitivity": _finite_or_none(seen), "least_sensitive": place}
@@ -291,6 +342,10 @@ class CaseComparison:
         """Return True if a wrong tensor of this kind fails the verification; in eval, gradients do not."""
         is_buffer_of_eval = kind == "buffers" and self.case.mode == "eval"
         return kind.endswith("outputs") or self.mode == "train" or is_buffer_of_eval
+
+    def undecided(self, kind: str) -> str:
+        """Return the status of a check that could not be decided."""
+        return "cannot tell" if self._counts(kind) else "skipped"
 
     def _reference_raised(self, error: Exception) -> Check:
         raise_if_out_of_memory(error)
@@ -316,6 +371,15 @@ def _milder(before: Deviation, again: Deviation | None) -> Deviation:
     if again is None or math.isnan(before.error) or before.excess <= again.excess:
         return before
     return again
+
+
+def _overwritten(model: nn.Module, first: RunResult, second: RunResult) -> set[str]:
+    """Return the outputs of one call that the next one overwrites."""
+    return first.kept | shared_outputs(model, first.outputs, second.outputs)
+
+
+def _by(item: Deviation) -> str:
+    return item.note or f"by {item.error:.2g} of its scale"
 
 
 def _finite_or_none(value: float) -> float | None:
@@ -385,7 +449,7 @@ def without_proof(
     if is_sum is False and not lacks_float64(comparison):
         return checks
     status = "pass" if is_sum else "cannot tell"
-    seen = max(check.sensitivity or 0.0 for check in alone)
+    seen = max(comparison.alone.tolerances.values(), default=0.0) if comparison.alone else 0.0
     return [_without_proof(comparison, check, status, seen) for check in checks]
 
 
@@ -411,17 +475,25 @@ def _without_proof(comparison: CaseComparison, check: Check, status: str, seen: 
     exceeding = comparison.exceeding(check.what)
     if not exceeding or not may_be_rounding(comparison, check.what):
         return check
-    if all(item.error <= seen for item in exceeding):  # the modules alone would not show it
+    # The modules alone would not show it, or it is a factor, which amplified rounding is not.
+    if all(item.error <= seen for item in exceeding) or any(i.is_factor for i in exceeding):
         return check
+    found = [
+        replace(i, allowed=max(i.allowed, i.error)) for i in comparison.differences[check.what]
+    ]
+    finds, place = sensitivity(found, by_module=check.what == "parameter gradients")
+    changes: dict[str, Any] = {"sensitivity": _finite_or_none(finds), "least_sensitive": place}
     # No longer a difference, so the search for the first wrong module does not stop here.
     kept = [item for item in comparison.differences[check.what] if not item.exceeds]
     comparison.differences[check.what] = kept
     if status == "pass":
         note = f"{check.worst} amplifies rounding: each module alone is right"
-        return replace(check, status=status, note=note, error=None, allowed=None)
-    reason = "float64 does not fit" if lacks_float64(comparison) else "some modules get no gradient"
+        return replace(check, status=status, note=note, error=None, allowed=None, **changes)
+    reason = "some modules get no gradient"
+    if lacks_float64(comparison):
+        reason = f"float64 does not fit: {comparison.runner.refused}"
     note = f"may be amplified rounding: each module alone is right, and {reason}"
-    return replace(check, status=status, note=note)
+    return replace(check, status=comparison.undecided(check.what), note=note, **changes)
 
 
 def may_be_rounding(comparison: CaseComparison, kind: str) -> bool:

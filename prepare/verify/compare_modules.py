@@ -70,14 +70,16 @@ class ModuleDifferences:
     """The comparison of all module calls of one run.
 
     `deviations` holds those of each kind, with the module as name; `sensitivities` the smallest systematic
-    error of a kind that exceeds the tolerance, in the least sensitive module, and that module. `left_out`
-    says why modules could not be run alone, `shapes` holds the shape of each module's first input. `is_sum`
-    is True if the gradients of the model are those of its modules alone, None if that cannot be told, see
+    error of a kind that exceeds the tolerance, in the least sensitive module, and that module; `tolerances`
+    the same as fractions of the scales, which may be larger than the tensors. `left_out` says why modules
+    could not be run alone, `shapes` holds the shape of each module's first input. `is_sum` is True if the
+    gradients of the model are those of its modules alone, None if that cannot be told, see
     `GradientSums`.
     """
 
     deviations: dict[str, list[Deviation]] = field(default_factory=dict)
     sensitivities: dict[str, tuple[float, str]] = field(default_factory=dict)
+    tolerances: dict[str, float] = field(default_factory=dict)
     compared: set[str] = field(default_factory=set)
     shapes: dict[str, torch.Size] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -89,14 +91,13 @@ class ModuleDifferences:
         for kind, deviations in found.items():
             named = [replace(item, name=module) for item in deviations]
             self.deviations.setdefault(kind, []).extend(named)
-            tolerances = [
-                item.allowed
-                for item in deviations
-                if item.share >= NEGLIGIBLE and item.noise < TOO_NOISY and not item.note
-            ]
-            if tolerances:
+            large = [item for item in deviations if item.share >= NEGLIGIBLE and not item.note]
+            measured = [item.finds for item in large if item.noise < TOO_NOISY * item.size]
+            if measured:
                 least = self.sensitivities.get(kind, (0.0, ""))
-                self.sensitivities[kind] = max(least, (min(tolerances), module))
+                self.sensitivities[kind] = max(least, (min(measured), module))
+            if allowed := [item.allowed for item in large if item.noise < TOO_NOISY]:
+                self.tolerances[kind] = max(self.tolerances.get(kind, 0.0), min(allowed))
 
 
 def compare_modules(runner: Runner, call: Call, *, backward: bool) -> ModuleDifferences:

@@ -20,6 +20,9 @@ QUESTION, _SECTION = "Right?", "verify"
 _BEYOND = 1000
 # A sensitivity of more than this names the module that has it.
 _BLIND = 0.001
+# One of more says nothing about the gradients.
+_HIDDEN = 0.1
+_LIMITS = ("verify.seconds", "verify.memory")
 _SERIOUS = ("fail", "wrong", "cannot tell")
 # Most losses of casts say the same.
 _LOSSES = 2000
@@ -84,8 +87,10 @@ def verdict_sentence(verification: Verification) -> str:
     if shares:
         worst = "<1" if max(shares) < 0.01 else f"{100 * max(shares):.0f}"
         reference += f", outputs at {worst} % of the limit"
-    text = f"pass: {plural(len(checks), 'check')}{reference}"
-    if skipped := skipped_outputs(verification):
+    skipped, hidden = skipped_outputs(verification), _hidden(verification)
+    seen = "" if not hidden else f"{hidden}; " if skipped else f"outputs pass; {hidden}; "
+    text = f"pass: {seen}{plural(len(checks), 'check')}{reference}"
+    if skipped:
         text += f"; {skipped}"
     if verification.reason:
         wrong = f"wrong, but not a failure in mode {verification.mode}: {verification.reason}"
@@ -103,13 +108,27 @@ def sensitivity_text(verification: Verification) -> str:
     """Return `0.0043 % in outputs, 3.5 % in gradients`, and where more hides; empty if not measured."""
     measured = [(kind, verification.sensitivity(kind)) for kind in ("outputs", "gradients")]
     kinds = {kind: found for kind, found in measured if found}
-    text = ", ".join(f"{100 * least:.2g} % in {kind}" for kind, (least, _) in kinds.items())
+    text = ", ".join(f"{_percent(least)} in {kind}" for kind, (least, _) in kinds.items())
     least, place = max(kinds.values(), default=(0.0, ""))
     if least > _BLIND and place:
-        text += f" (errors below {100 * least:.2g} % in {place} cannot be told from noise"
+        text += f" (errors below {_percent(least)} in {place} cannot be told from noise"
         more = f"; {argument('mode', 'train')} compares modules alone"
         text += f"{more})" if _has_more(verification) else ")"
     return printable(text)
+
+
+def _hidden(verification: Verification) -> str:
+    """Return `gradients: cannot tell (noise hides errors below 230 %)`; empty if smaller ones are found."""
+    least, _ = verification.sensitivity("gradients") or (0.0, "")
+    if least <= _HIDDEN:
+        return ""
+    return f"gradients: cannot tell (noise hides errors below {_percent(least)})"
+
+
+def _percent(part: float) -> str:
+    """Return `0.0043 %`, `18 %`, `230 %`: two digits count."""
+    rounded = float(f"{100 * part:.2g}")
+    return f"{rounded:,.0f} %" if rounded >= 100 else f"{rounded:.2g} %"
 
 
 def error_text(verification: Verification) -> str:
@@ -122,7 +141,8 @@ def error_text(verification: Verification) -> str:
     part = _share(worst)
     text = f"output error {worst.error:.2g}"
     text += "" if part is None else f", {share_text(part)} of what is allowed"
-    return text + "; gradients right" * any("gradients" in check.what for check in checks)
+    gradients = _hidden(verification) or "gradients right"
+    return text + f"; {gradients}" * any("gradients" in check.what for check in checks)
 
 
 def share_text(part: float) -> str:
@@ -161,7 +181,9 @@ def _advice(verification: Verification) -> Iterator[Advice]:
         remark = "probable causes and their remedies are below" if verification.advice else ""
         yield Advice(rank=10, kind="bad", answer="Do not use it", remark=remark, section=_SECTION)
     elif verification.status == "cannot tell":
-        yield Advice(rank=30, kind="warn", answer="Verify it with verify=full", section=_SECTION)
+        limit = next((key for key in _LIMITS if f"raise {key}" in verification.reason), "")
+        answer = f"Raise {limit}" if limit else "Verify it with verify=full"
+        yield Advice(rank=30, kind="warn", answer=answer, section=_SECTION)
 
 
 def _in_terminal(verification: Verification, shown: Shown) -> Iterator[Part]:

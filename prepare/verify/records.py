@@ -18,7 +18,8 @@ class Check:
     """The result of one check, in one case.
 
     `what` is values, casts, layout, flags, forward, outputs, input gradients, parameter gradients,
-    buffers, module outputs, module gradients or metric. In a check of modules, which ran alone, `worst`
+    buffers, module outputs, module gradients, metric, batch (changed in place) or output memory (overwritten
+    by the next call); the last two only where they fail. In a check of modules, which ran alone, `worst`
     is a module and `compared` counts modules. `mode`, `batch` and `inputs` describe the case; they
     are empty for a check without a forward. `dtype` is the coarsest dtype of the prepared model. `error` is
     the largest difference from the reference and `allowed` the tolerance, both of the tensor `worst` among

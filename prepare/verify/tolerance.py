@@ -45,6 +45,9 @@ GARBAGE = 4.0
 TOO_NOISY = 0.5
 SUBSTANTIAL = 0.1
 NEGLIGIBLE = 1e-3
+# An error is a common factor if no more than this part of it is left without the factor, in a tensor whose
+# numbers count as so many equal ones: amplified rounding has a factor of its own for each number.
+_LEFT, _EQUAL = 0.25, 8.0
 
 NamedTensors = Mapping[str, Tensor | None]
 
@@ -54,7 +57,9 @@ class Deviation:
     """The error of one tensor, its tolerance and its noise, each as a fraction of the tensor's scale.
 
     The error is NaN if the tensors cannot be subtracted; then `note` says why. `share` is the scale as a
-    fraction of the largest number of all tensors that were compared together.
+    fraction of the largest number of all tensors that were compared together, `size` the tensor's own largest
+    number as a fraction of the scale. `is_factor`: the error exceeds the tolerance, and is a factor that all
+    numbers have in common.
     """
 
     name: str
@@ -63,11 +68,18 @@ class Deviation:
     noise: float
     share: float = 1.0
     note: str = ""
+    size: float = 1.0
+    is_factor: bool = False
 
     @property
     def exceeds(self) -> bool:
         """Return True if the error exceeds the tolerance."""
         return not self.error <= self.allowed
+
+    @property
+    def finds(self) -> float:
+        """The smallest systematic error that exceeds the tolerance, as a fraction of the tensor itself."""
+        return self.allowed / self.size if self.size else math.inf
 
     @property
     def is_baseline_wrong(self) -> bool:
@@ -137,9 +149,12 @@ def compare(
         is_garbage = noise > garbage * largest
         allowed = max(0.0 if is_garbage else factor * noise, floor * size, least)
         error, scale = math.nan if note else _distance(expected, actual), size or largest or 1.0
-        share = scale / (largest or 1.0)
+        share, own = scale / (largest or 1.0), _largest(expected) / scale
+        is_factor = gradients and error > allowed and _is_factor(expected, actual)
         differences.append(
-            Deviation(name, error / scale, allowed / scale, noise / scale, share, note)
+            Deviation(
+                name, error / scale, allowed / scale, noise / scale, share, note, own, is_factor
+            )
         )
     return differences
 
@@ -150,13 +165,13 @@ def sensitivity(
     """Return the smallest systematic error that exceeds the tolerance everywhere, and the worst place.
 
     An error that is common to all tensors of a module is found if it exceeds the tolerance of one of them.
-    Tensors of less than `negligible` of the largest number are left out. NaN if no tensor is left.
+    Tensors of zeros, or of less than `negligible` of the largest number, are left out. NaN if none is left.
     """
     least: dict[str, float] = {}
     for item in deviations:
-        if item.share >= negligible and not item.note:
+        if item.share >= negligible and item.size and not item.note:
             place = item.name.rpartition(".")[0] if by_module else item.name
-            least[place] = min(item.allowed, least.get(place, math.inf))
+            least[place] = min(item.finds, least.get(place, math.inf))
     return max(((value, place) for place, value in least.items()), default=(math.nan, ""))
 
 
@@ -209,6 +224,19 @@ def _distance(exact: Tensor | None, other: Tensor | None) -> float:
     if exact is None or other is None or exact.shape != other.shape:
         return 0.0
     return _largest(_to_float64(exact) - _to_float64(other))
+
+
+def _is_factor(exact: Tensor | None, other: Tensor | None) -> bool:
+    """Return True if `other` is `exact` times one number, the best in the sense of least squares."""
+    if exact is None or other is None or not exact.numel() or not exact.any():
+        return False
+    x, y = _to_float64(exact).flatten(), _to_float64(other).flatten()
+    x, y = x / x.abs().max(), y / x.abs().max()
+    left = y - x * (x.dot(y) / x.dot(x))
+    equal = float(
+        x.dot(x) ** 2 / x.pow(4).sum()
+    )  # n for n equal numbers, 1 if one outweighs all others
+    return equal >= _EQUAL and float(left.abs().max()) <= _LEFT * float((y - x).abs().max())
 
 
 def _largest(tensor: Tensor | None) -> float:

@@ -11,6 +11,8 @@ from prepare.core.model.issues_here import CallIssues, describe
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.environment import environment
 from prepare.core.utils.wording import dropped, option, step
+from prepare.errors import PrepareError
+from prepare.patterns import exactly
 from prepare.verify.compare_modules import MODULE_FIELDS
 from prepare.verify.records import Check, Lost, Verification
 
@@ -21,11 +23,10 @@ if TYPE_CHECKING:
     from prepare.verify.execution.budget import Budget
     from prepare.verify.execution.runner import ModelPair
 
-_SEVERITY = ("fail", "wrong", "cannot tell")
 _NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm)
 _FORMAT_STEPS = ("conv2d_memory_format", "conv3d_memory_format")
-# The checks without a forward: their causes are not in what the modules compute.
-_STATIC = frozenset({"metric", "flags", "values", "casts", "layout"})
+# The checks whose causes are not in what the modules compute.
+_STATIC = frozenset({"metric", "flags", "values", "casts", "layout", "batch", "output memory"})
 
 
 def conclude(
@@ -40,18 +41,15 @@ def conclude(
 ) -> Verification:
     """Conclude from the checks; run the models again to find the first wrong module if a check failed."""
     bad = [check for check in checks if check.status in ("fail", "wrong")]
-    statuses = {check.status for check in checks}
-    worst = min(
-        (check for check in checks if check.status in _SEVERITY),
-        key=lambda check: _SEVERITY.index(check.status),
-        default=None,
-    )
+    first = {check.status: check for check in reversed(checks)}
+    status = next((word for word in ("fail", "cannot tell") if word in first), "pass")
+    worst = first.get("wrong" if status == "pass" else status)
     culprit, advice = _diagnose(models, bad, comparisons) if bad else ("", "")
     exact_dtypes = [
         name_of(c.exact_dtype) for c in comparisons if c.exact_dtype and not c.case.outputs_only
     ]
     return Verification(
-        status=next((word for word in ("fail", "cannot tell") if word in statuses), "pass"),
+        status=status,
         reason=_reason(worst) if worst else "",
         level=level,
         mode=mode,
@@ -93,8 +91,60 @@ def _diagnose(
         baseline_wrong_in=name_of(models.dtype) if baseline_wrong else "",
         by_compiler=by_compiler,
         at_this_size=_issues_of(module, shape),
+        inexact=_inexact(models, failed) if failed else (),
+        exclude=_exclusion(models, name) if name is not None else None,
+        repairs=_is_possible(models, {"repair_layout": {}}),
     )
     return culprit, advise(causes)
+
+
+def _inexact(models: ModelPair, failed: CaseComparison) -> tuple[str, ...]:
+    """Return known issues of lost digits that calls of this case had, and that an exact repair mends."""
+    steps = models.pipeline.to_config() if models.pipeline else {}
+    exact = {"repair_layout": {**(steps.get("repair_layout") or {}), "exact": True}}
+    if failed.case.mode != "train" or not _formats(steps) or not _is_possible(models, exact):
+        return ()
+    modules, found = dict(named_modules(models.prepared)), dict[str, Any]()
+    for name, shape in failed.modules_alone().shapes.items():
+        module = modules[name]
+        device = next((tensor.device.type for tensor in module.parameters()), "cpu")
+        if failed.runner.flags.get(name):
+            for issue in CallIssues(device, effect="inexact").of(module, shape):
+                found.setdefault(issue.name, (name, issue))
+    return tuple(f"{name}: {issue.what} [{issue.name}]" for name, issue in found.values())
+
+
+def _exclusion(models: ModelPair, name: str) -> str | None:
+    """Return the option that leaves the convolutions of a module as they were; None if there is none."""
+    steps = models.pipeline.to_config() if models.pipeline else {}
+    for each in _formats(steps):
+        known = (steps[each] or {}).get("exclude", ())
+        for pattern in (exactly(name), f"{name}.*") if name else ():
+            exclude = [*known, pattern]
+            if _is_possible(models, {each: {**(steps[each] or {}), "exclude": exclude}}):
+                return option(each, "exclude", exclude)
+    return None
+
+
+def _is_possible(models: ModelPair, changes: Mapping[str, Any]) -> bool:
+    """Return True if the pipeline with these steps can be applied as well as it can without the changes."""
+    if models.pipeline is None:
+        return False
+    from prepare.pipeline import Pipeline
+
+    steps, problems = models.pipeline.to_config(), list[set[str]]()
+    for tried in (steps, {**steps, **changes}):
+        try:
+            plan = Pipeline.from_config(tried).plan(models.reference, known_issues="ignore")
+        except PrepareError:
+            return False
+        problems.append({str(problem) for error in plan.errors for problem in error.problems})
+    return problems[1] <= problems[0]
+
+
+def _formats(steps: Mapping[str, Any]) -> list[str]:
+    """Return the steps that convert convolutions to channels-last."""
+    return [name for name in _FORMAT_STEPS if name in steps and _is_channels_last(steps[name])]
 
 
 def _issues_of(module: nn.Module | None, shape: torch.Size | None) -> tuple[str, ...]:
@@ -141,17 +191,22 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
     baseline_wrong_in: str = "",
     by_compiler: bool = False,
     at_this_size: Iterable[str] = (),
+    inexact: Iterable[str] = (),
+    exclude: str | None = None,
+    repairs: bool = True,
 ) -> Iterator[str]:
     """Yield the possible causes of a failure, the most probable first, each with its remedy.
 
     `failed` holds the kinds of the failed checks, `culprit` the name of `module`, `steps` the pipeline's
     configuration, `raised` the error of the forward. `baseline_wrong_in` is the dtype, if the unprepared
     model is as wrong in it. `by_compiler`: all is right without the compiler. `at_this_size`: the known
-    issues of a call of this size, as sentences.
+    issues of a call of this size, as sentences; `inexact`: those that an exact repair mends. `exclude` is the
+    option that leaves the convolutions of `module` as they were; None if it has none. `repairs`: the step
+    repair_layout would change something.
     """
-    formats = [name for name in _FORMAT_STEPS if name in steps and _is_channels_last(steps[name])]
+    formats, inexact = _formats(steps), tuple(inexact)
     half, name = steps.get("half"), culprit or "NAME"
-    repair = "" if "repair_layout" in steps else f"add {step('repair_layout')}, or "
+    repair = "" if "repair_layout" in steps or not repairs else f"add {step('repair_layout')}, or "
     if by_compiler:
         yield (
             "the compiler computes something else than the modules do: choose another backend or mode of the "
@@ -192,6 +247,16 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
             "larger max_drop, or take a precision with more digits"
             + (", or keep the modules that prepare.tune.keep_in_float32 finds" if half else "")
         )
+    if "batch" in failed:
+        yield (
+            "an operation in place works on the batch itself, where the unprepared model had a copy, such as "
+            "that of contiguous(): take one that is not in place, or call model(batch.clone())"
+        )
+    if "output memory" in failed:
+        yield (
+            "a kernel or backend writes the outputs of all calls into one buffer: use or clone the outputs "
+            "before the next call"
+        )
     if failed and _STATIC.issuperset(failed):
         return
     if formats and isinstance(module, _NORMS):
@@ -204,10 +269,20 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
             f"{name} needs more precision or a wider range than {_half_dtype(half)} has: "
             f"{_keep(steps, name)}"
         )
-    if formats and not isinstance(module, _NORMS):
+    for sentence in inexact:
+        remedy = f"add {step('repair_layout', exact=True)}"
+        if "repair_layout" in steps:
+            remedy = f"set {option('repair_layout', 'exact', value=True)}"
+        yield f"digits are lost in {sentence}: {remedy}"
+    if formats and not inexact and not isinstance(module, _NORMS):
+        remedy = (
+            f"exclude it with {exclude}"
+            if exclude
+            else f"remove the step with {dropped(formats[0])}"
+        )
         yield (
             f"the code of {name} depends on the layout of tensors (view, as_strided, a custom kernel): "
-            f"{repair}exclude it with {option(formats[0], 'exclude', [name])}"
+            f"{repair}{remedy}"
         )
     yield "the model computes something else at every call, or one of its hooks changes gradients"
 

@@ -151,7 +151,9 @@ PASS, FAIL = {"verified": "pass"}, {"verified": "fail"}
         (PASS, {"verified": ""}, "note"),
         (FAIL, FAIL, None),
         (tolerance(1e-7, 1e-5), tolerance(2e-5, 1.0), None),
-        (tolerance(1e-7, 1e-5), tolerance(4e-5, 1.0), "broken"),
+        (tolerance(1e-7, 1e-5), tolerance(4e-5, 1.0), None),
+        (tolerance(1e-7, 1e-5), tolerance(2e-5, 1e-5), "broken"),
+        (tolerance(2e-5, 1e-5), tolerance(3e-5, 1e-5), None),
     ],
 )
 def test_time_and_errors_break_a_contract_only_for_certain(before, after, kind, contract):

@@ -58,6 +58,26 @@ def run(everything_is_imported, pytester):
     return run
 
 
+SEEDED = """
+import torch
+
+def test_before():
+    torch.manual_seed(7)
+
+@pytest.mark.parametrize("again", [0, 1])
+def test_seeded(layout_contract, again):
+    assert torch.rand(1).item() == torch.rand(1, generator=torch.Generator().manual_seed(0)).item()
+
+def test_after():
+    assert torch.rand(1).item() == torch.rand(1, generator=torch.Generator().manual_seed(7)).item()
+"""
+
+
+def test_the_fixture_seeds_torch_for_its_test_alone(run):
+    (run.path / "test_seeded.py").write_text("import pytest\n" + SEEDED)
+    run(KEPT, "test_seeded.py").assert_outcomes(passed=4)
+
+
 def test_a_missing_contract_fails_and_is_written_on_update(run):
     result = run(KEPT)
     result.assert_outcomes(failed=1)

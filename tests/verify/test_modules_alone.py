@@ -10,12 +10,13 @@ from torch.utils.checkpoint import checkpoint
 
 from prepare.verify import verify
 from prepare.verify.compare_case import without_proof
-from prepare.verify.compare_modules import ModuleDifferences
+from prepare.verify.compare_modules import GradientSums, ModuleDifferences
 from prepare.verify.document import verify_sentence
 from prepare.verify.execution.budget import Budget
 from prepare.verify.execution.module_calls import CallInterceptor
 from prepare.verify.execution.runner import Runner
 from prepare.verify.records import Check
+from prepare.verify.tolerance import Deviation
 from verify_checks import FLAT, PIPELINES, check, checks_by_kind, prepared
 
 
@@ -169,13 +170,14 @@ class Gain(nn.Module):
         return Multiply.apply(x, self.weight, self.error)
 
 
-def with_gain(error):
+def with_gain(error, *, tracks=True, **options):
     """Verify a network with a gradient that cancels, and an error in it."""
     torch.manual_seed(0)
-    reference = nn.Sequential(nn.Conv2d(3, 4, 3), Gain(), nn.BatchNorm2d(4, eps=1e-12))
+    norm = nn.BatchNorm2d(4, eps=1e-12, track_running_stats=tracks)
+    reference = nn.Sequential(nn.Conv2d(3, 4, 3), Gain(), norm)
     pipeline, model = prepared(reference, FLAT)
     model[1].error = error
-    return patiently(reference, model, pipeline)
+    return patiently(reference, model, pipeline, **options)
 
 
 AMPLIFIED = "1.weight amplifies rounding: each module alone is right"
@@ -190,16 +192,84 @@ def test_a_gradient_that_cancels_may_have_the_rounding_of_its_sum(error, status,
     assert checks_by_kind(result)["parameter gradients"].note == note
 
 
-def test_without_float64_modules_alone_come_before_a_second_look(monkeypatch):
+def without_float64(monkeypatch):
     def refuses(_self, _cost, dtype, **_options):
-        return "too much" if dtype == torch.float64 else ""
+        return "too much; raise verify.memory" if dtype == torch.float64 else ""
 
     monkeypatch.setattr(Budget, "refuses", refuses)
     monkeypatch.setattr(Budget, "refuses_modules", lambda *_, **__: "")
+
+
+@pytest.mark.parametrize(("mode", "status"), [("train", "cannot tell"), ("eval", "pass")])
+def test_uncertain_gradients_count_only_in_mode_train(monkeypatch, mode, status):
+    without_float64(monkeypatch)
+    monkeypatch.setattr(GradientSums, "agree_with", lambda *_: None)
+    result = with_gain(2e-4, tracks=False, mode=mode)
+    assert (result.status, "amplified" in checks_by_kind(result)["parameter gradients"].note) == (
+        status,
+        True,
+    )
+    if mode == "train":
+        assert result.reason.endswith("float64 does not fit: too much; raise verify.memory")
+
+
+def test_without_float64_modules_alone_come_before_a_second_look(monkeypatch):
+    without_float64(monkeypatch)
     monkeypatch.setattr(Runner, "run_perturbed", lambda *_: pytest.fail("a second look"))
     result = with_gain(1.6e-4)
     assert (result.status, result.reference) == ("pass", "float32")
     assert checks_by_kind(result)["parameter gradients"].note == AMPLIFIED
+
+
+class Root(nn.Module):
+    """Adds a bias in its own code, and multiplies the gradients that it gets by `factor`."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
+        self.bias, self.factor = nn.Parameter(torch.full((1, 4, 1, 1), 10.0)), 1.0
+
+    def forward(self, x):
+        y = self.last(torch.tanh(self.first(x) * 0.1))
+        return ScaledBackward.apply(y + self.bias, self.factor)
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 1000.0])
+@pytest.mark.parametrize("factor", [1.00003, 1.0003, 1.003])
+def test_a_factor_of_all_gradients_is_not_amplified_rounding(factor, size):
+    torch.manual_seed(0)
+    reference, batch = Root(), BATCH * size
+    pipeline, model = prepared(reference, FLAT)
+    model.factor = factor
+    options = {"pipeline": pipeline, "mode": "train", "seconds": 600.0}
+    result = verify(reference, model, batch, **options)
+    assert result.status == "fail" or result.sensitivity("gradients")[0] > factor - 1
+    assert result.status == "fail" or factor < 1.0001
+
+
+SENSITIVE = {
+    "kinked": (kinked, BATCH, ("0", "2", "6")),
+    "blocks": (lambda: blocks(), BATCH, ("0", "2", "2.conv", "4")),
+    "a block": (WithBlock, BATCH, ("stem", "block.conv")),
+    "root": (Root, 30 * BATCH, ("first", "last", "")),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [(name, place) for name in SENSITIVE for place in SENSITIVE[name][2]]
+)
+def test_twice_the_claimed_error_is_found_or_the_claim_corrected(name, place):
+    torch.manual_seed(0)
+    build, batch, _ = SENSITIVE[name]
+    reference = build()
+    options = {"mode": "train", "seconds": 600.0}
+    claimed, _ = check(reference, FLAT, batch, **options).sensitivity("gradients")
+    pipeline, model = prepared(reference, FLAT)
+    model.get_submodule(place).register_forward_hook(
+        lambda _m, _a, out: ScaledBackward.apply(out, 1 + 2 * claimed)
+    )
+    result = verify(reference, model, batch, pipeline=pipeline, **options)
+    assert result.status == "fail" or result.sensitivity("gradients")[0] > 2 * claimed
 
 
 class Saves(torch.autograd.Function):
@@ -255,13 +325,14 @@ def test_calls_of_modules_are_intercepted_only_inside_the_block():
 )
 def test_a_failure_is_a_pass_only_if_its_modules_prove_it(dtype, alone, garbage, is_sum, status):
     what = "parameter gradients"
-    item = SimpleNamespace(error=1.0, exceeds=True, is_beyond_noise=garbage, note="")
+    item = Deviation("0.weight", error=100.0 if garbage else 1.0, allowed=0.1, noise=0.1)
     comparison = SimpleNamespace(
         exact_dtype=dtype,
         alone=ModuleDifferences(is_sum=is_sum),
-        runner=SimpleNamespace(exact_raised=False),
+        runner=SimpleNamespace(exact_raised=False, refused="too much"),
         differences={what: [item]},
         exceeding=lambda _: [item],
+        undecided=lambda _: "cannot tell",
     )
     modules = [Check(what=f"module {kind}", status=alone) for kind in ("outputs", "gradients")]
     (found,) = without_proof(comparison, [Check(what=what, status="fail")], modules)

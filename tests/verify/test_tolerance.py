@@ -172,3 +172,22 @@ def test_a_tensor_without_an_error_is_never_the_worst():
     fine, off = Deviation("fine", 0.0, 0.0, 0.0), Deviation("off", 1.0, 0.5, 0.0)
     assert max((fine, off), key=lambda item: item.excess) is off
     assert Deviation("wrong", 0.1, 0.0, 0.0).excess == float("inf")
+
+
+def test_only_a_common_factor_of_many_numbers_is_one():
+    exact, noise = torch.randn(64), 0.01 * torch.randn(64)
+    one = torch.zeros(64)
+    one[3] = 5.0
+    for expected, actual, is_factor in (
+        (exact, exact * 1.01, True),
+        (exact, exact * -1.0, True),
+        (exact, exact * 1.01 + noise / 10, True),
+        (exact, exact + noise, False),
+        (exact, exact + 0.01 * exact.abs(), False),
+        (one, one * 1.01, False),
+        (exact[:4], exact[:4] * 1.01, False),
+        (exact, exact * 1.000001, False),  # within the tolerance
+    ):
+        tensors = ({"a": expected}, [], {"a": actual})
+        (found,) = compare(*tensors, dtype=torch.float32, depth=1, gradients=True)
+        assert found.is_factor is is_factor

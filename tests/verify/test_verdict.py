@@ -1,6 +1,8 @@
 """Test the status, the reason and the advice of a verification."""
 
+import ast
 import copy
+import re
 
 import pytest
 import torch
@@ -51,6 +53,17 @@ def test_outputs_that_are_all_zero_in_each_module_are_cannot_tell():
     result = check(model, FLAT, torch.randn(1, 3, 8, 8))
     assert result.status == "cannot tell"
     assert result.reason.endswith("they are all zero, so nothing can be compared")
+
+
+def test_cannot_tell_gives_the_reason_of_what_cannot_be_told():
+    reference = nn.Conv2d(3, 4, 3)
+    for parameter in reference.parameters():
+        nn.init.zeros_(parameter)
+    pipeline, model = prepared(reference, FLAT)
+    model.weight.register_hook(lambda gradient: 2 * gradient)
+    result = verify(reference, model, torch.randn(1, 3, 8, 8), pipeline=pipeline)
+    assert "wrong" in {check.status for check in result.checks}
+    assert (result.status, result.reason.partition(" ")[0]) == ("cannot tell", "outputs")
 
 
 def test_an_error_that_outputs_of_zero_hide_is_found():
@@ -168,3 +181,41 @@ def test_a_backward_that_may_overwrite_memory_is_not_run(kind, repair):
     if not repair:
         assert "overwrite memory in the backward of 0," in checks["parameter gradients"].note
         assert type(reference[0]) is type(model[0]) is kind
+
+
+def branches():
+    block = nn.Sequential(nn.Conv2d(8, 8, 3), nn.SiLU())
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), block, nn.Conv2d(8, 4, 3))
+
+
+@pytest.mark.parametrize("place", ["0", "1", "2", "2.0", "2.1", ""])
+@pytest.mark.parametrize("more", [{}, {"repair_layout": {"force": True}}])
+def test_advised_exclusions_can_be_applied(place, more):
+    reference = branches()
+    steps = {"conv2d_memory_format": {"exclude": ["3"]}, "input_format": {}, **more}
+    pipeline, model = prepared(reference, steps)
+    model.get_submodule(place).register_forward_hook(lambda _m, _a, out: out * 1.01)
+    result = verify(reference, model, torch.randn(2, 3, 12, 12), pipeline=pipeline)
+    assert result.status == "fail"
+    assert result.advice.count("conv2d_memory_format") == 1
+    (advised,) = re.findall(r'"conv2d_memory_format": (None|\{[^}]*\})', result.advice)
+    steps["conv2d_memory_format"] = ast.literal_eval(advised)
+    followed = {name: options for name, options in steps.items() if options is not None}
+    Pipeline.from_config(followed).apply(branches())
+    if place in ("0", "2", "2.0"):
+        assert advised != "None"
+
+
+@pytest.mark.parametrize("repair", [{}, {"repair_layout": {}}])
+def test_inexact_sums_of_a_batch_norm_advise_an_exact_repair(repair):
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Conv2d(3, 16, 1), nn.BatchNorm2d(16), nn.SiLU())
+    nn.init.constant_(reference[0].bias, 30.0)
+    steps, batch = {**FLAT, **repair}, torch.randn(2, 3, 128, 128)
+    result = check(reference, steps, batch, mode="train", seconds=600.0)
+    assert result.status == "fail"
+    assert "[batch_norm_sums_cpu]" in result.advice
+    assert '"repair_layout": {"exact": True}' in result.advice
+    assert "exclude" not in result.advice
+    exact = {**FLAT, "repair_layout": {"exact": True}}
+    assert check(reference, exact, batch, mode="train", seconds=600.0).status == "pass"

@@ -1,6 +1,7 @@
 """Test the estimates of time and memory, and runs that do not fit."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 from prepare.core.forward.call import call_of
 from prepare.verify import check_model, verify
-from prepare.verify.document import verify_sentence
+from prepare.verify.document import verify_document, verify_sentence
 from prepare.verify.execution.budget import Budget, Cost, estimate
 from prepare.verify.execution.determinism import training_flags
 from prepare.verify.execution.runner import CannotTellError, Runner
@@ -28,6 +29,8 @@ def test_a_run_that_does_not_fit_is_cannot_tell_with_the_reason(limit, reason):
     result = check(Net(), FLAT, torch.randn(2, 3, 16, 16), **limit)
     assert result.status == "cannot tell"
     assert reason in result.reason
+    (advice,) = verify_document(SimpleNamespace(found={"verify": result})).advice
+    assert advice.answer == f"Raise verify.{next(iter(limit))}"
 
 
 def test_gradients_that_do_not_fit_are_skipped_and_outputs_pass():

@@ -1,6 +1,7 @@
 """Test that a verification is saved, loaded and shown."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 from prepare.errors import VerificationError
 from prepare.verify import Check, Lost, Verification
-from prepare.verify.document import verify_sentence
+from prepare.verify.document import error_text, verify_sentence
 from shown_records import show
 from verify_checks import FLAT, PIPELINES, check, flat_norm
 
@@ -57,6 +58,25 @@ def test_gradients_that_hide_errors_are_named_with_a_remedy(mode, ending):
     assert verify_sentence(found).endswith(
         "(errors below 18 % in conv1 cannot be told from noise" + ending
     )
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(2.3, "230 %"), (16.3726, "1,600 %"), (0.996, "100 %"), (0.18, "18 %"), (0.09, "")],
+)
+def test_gradients_whose_errors_noise_hides_are_cannot_tell(size, text):
+    result = check(nn.Conv2d(3, 4, 3), FLAT, torch.randn(1, 3, 8, 8))
+    checks = [
+        replace(item, sensitivity=size) if "gradients" in item.what else item
+        for item in result.checks
+    ]
+    result = replace(result, checks=tuple(checks))
+    hidden = f"gradients: cannot tell (noise hides errors below {text})"
+    sentence = verify_sentence(result)
+    assert sentence.startswith(f"pass: outputs pass; {hidden}; " if text else "pass: 7 checks")
+    assert error_text(result).endswith(hidden if text else "gradients right")
+    assert "e+0" not in sentence
+    assert f"{text} in gradients" in sentence
 
 
 def shown(result, capsys):

@@ -81,12 +81,12 @@ def _read(path: Path, _changed: float) -> Mapping[str, str]:
 
 
 class CallIssues:
-    """The known issues of wrong numbers that a type of device has at some sizes only."""
+    """The known issues with one effect, by default wrong numbers, that a device has at some sizes only."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, effect: str = "wrong") -> None:
         self._by_class: dict[str, list[Issue]] = defaultdict(list)
         for issue in standing_here(device):
-            for operation in issue.operations if issue.is_risk else ():
+            for operation in issue.operations if issue.sizes and issue.effect == effect else ():
                 self._by_class[operation].append(issue)
 
     def of(self, module: nn.Module, shape: Sequence[int]) -> list[Issue]:

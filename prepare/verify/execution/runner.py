@@ -128,9 +128,9 @@ class Runner:
 
     `exact_dtype` is the dtype of the last exact run. With `compiled` the prepared model runs with its
     compiler. Without `backward` all models run forward only; with `skip_unsafe_backward` the prepared model
-    does so if its backward might overwrite memory. `exact_raised`: the reference cannot run in float64.
-    `exact_runs` caches exact runs of the call of `case`, which are the same for every prepared model. Only
-    runs without gradients are cached, to save memory.
+    does so if its backward might overwrite memory. `exact_raised`: the reference cannot run in float64;
+    `refused`: why float64 does not fit into the budget. `exact_runs` caches exact runs of the call of `case`,
+    which are the same for every prepared model. Only runs without gradients are cached, to save memory.
     Under autocast to float16, gradients are scaled by a factor with which those of the baseline are finite.
     """
 
@@ -145,6 +145,7 @@ class Runner:
     case: VerificationCase | None = None
     exact_runs: ExactRuns = field(default_factory=dict)
     exact_raised: bool = False
+    refused: str = ""
     _baseline_raised: bool = False
     _scale: float = 1.0
 
@@ -280,7 +281,8 @@ class Runner:
     def run_exact(self, call: Call) -> RunResult:
         """Run in float64, or in float32 if that does not fit or the model casts to float32 itself."""
         outputs_only = self.case is not None and self.case.outputs_only
-        if not outputs_only and not self._refusal(torch.float64):
+        self.refused = "" if outputs_only else self._refusal(torch.float64)
+        if not outputs_only and not self.refused:
             try:
                 return self._run_in(torch.float64, call)
             except Exception as error:

@@ -28,6 +28,7 @@ from prepare.verify.execution.determinism import (
     make_deterministic,
 )
 from prepare.verify.execution.hooks import UnsafeBackwardDetector, repair_convolutions
+from prepare.verify.execution.side_effects import changed, kept_outputs, versions_of
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
@@ -42,6 +43,8 @@ class RunResult:
     """The tensors of one run by name; None for a gradient that did not arrive.
 
     `unsafe_module` is the first module whose backward might overwrite memory; then no backward ran.
+    `changed` names the input tensors that the forward changed in place, `kept` the outputs in memory that the
+    model keeps and writes itself.
     """
 
     outputs: NamedTensors = field(default_factory=dict)
@@ -49,6 +52,8 @@ class RunResult:
     parameters: NamedTensors = field(default_factory=dict)
     buffers: NamedTensors = field(default_factory=dict)
     unsafe_module: str | None = None
+    changed: set[str] = field(default_factory=set)
+    kept: set[str] = field(default_factory=set)
 
 
 def run_model(
@@ -85,6 +90,7 @@ def run_model(
         seed_everything(seed)
         has_graph = backward or not compiled
         leaves, inputs = _leaves(call) if has_graph else ({}, call.map(copy_of))
+        given, versions = list(inputs.tensors()), versions_of(model)
         with (
             torch.inference_mode(mode=False),
             torch.set_grad_enabled(has_graph),
@@ -99,6 +105,8 @@ def run_model(
             ):
                 output = interruptible(model, *inputs.args, **inputs.kwargs)
             tensors = dict(named_tensors_in(output))
+            result.changed = changed(call.tensors(), given)
+            result.kept = kept_outputs(model, versions, tensors)
             result.unsafe_module = detector.unsafe_module
             if backward and result.unsafe_module is None:
                 _backward(tensors, seed, scale)

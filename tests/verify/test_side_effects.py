@@ -1,0 +1,114 @@
+"""Test what a verification looks for beside results: other numbers at each call, a changed batch, one memory."""
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.verify import verify
+from verify_checks import FLAT, check, prepared
+
+BATCH = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU(), nn.Conv2d(4, 4, 3))
+
+
+def changed(forward):
+    """Return a network, and a preparation of it whose forward is `forward(own_forward, x)`."""
+    reference = net()
+    pipeline, model = prepared(reference, FLAT)
+    own = model.forward
+    model.forward = lambda x: forward(own, x)
+    return reference, model, pipeline
+
+
+def kinds(result, status):
+    return {item.what for item in result.checks if item.status == status}
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("level", ["short", "full"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_model_that_is_wrong_in_every_second_call_does_not_pass(level, mode, first):
+    calls = [first]
+
+    def forward(own, x):
+        calls[0] += 1
+        return own(x) * (1.01 if calls[0] % 2 else 1.0)
+
+    reference, model, pipeline = changed(forward)
+    result = verify(reference, model, BATCH, pipeline=pipeline, level=level, mode=mode)
+    assert result.status == "cannot tell"
+    assert "the prepared model differs from call to call" in result.reason
+
+
+def test_nan_in_every_second_call_is_named():
+    calls = [0]
+
+    def forward(own, x):
+        calls[0] += 1
+        return own(x) * (1.0 if calls[0] % 2 else float("nan"))
+
+    reference, model, pipeline = changed(forward)
+    result = verify(reference, model, BATCH, pipeline=pipeline)
+    assert result.reason.endswith("output contains NaN or Inf")
+
+
+def test_a_batch_that_only_the_prepared_model_changes_fails():
+    reference, model, pipeline = changed(lambda own, x: (own(x.clone()), x.mul_(2))[0])
+    result = verify(reference, model, BATCH, pipeline=pipeline)
+    assert (result.status, kinds(result, "fail")) == ("fail", {"batch"})
+    assert "input 0 is changed in place" in result.reason
+    assert "clone" in result.advice
+
+
+def test_a_batch_that_both_models_change_is_right():
+    class InPlace(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x.clamp_(min=0.0))
+
+    assert check(InPlace(nn.Conv2d(3, 4, 3)), FLAT, BATCH).status == "pass"
+
+
+class Into(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, memory):
+        ctx.mark_dirty(memory)
+        return memory.copy_(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("kept", ["outside", "attribute", "at the first call"])
+def test_outputs_that_the_next_call_overwrites_fail(kept, gradients):
+    reference = net()
+    pipeline, model = prepared(reference, FLAT)
+    own, memory = model.forward, torch.empty(2, 4, 8, 8)
+
+    def forward(x):
+        if kept == "at the first call" and not hasattr(model, "out"):
+            model.out = torch.empty(2, 4, 8, 8)
+        return Into.apply(own(x), (memory if kept == "outside" else model.out).detach())
+
+    if kept == "attribute":
+        model.out = memory
+    model.forward = forward
+    result = verify(reference, model, BATCH, pipeline=pipeline, gradients=gradients)
+    assert (result.status, kinds(result, "fail")) == ("fail", {"output memory"})
+    assert "output is overwritten by the next call" in result.reason
+    assert "clone" in result.advice
+
+
+def test_a_model_that_returns_its_own_tensors_is_right():
+    class Returns(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x), self[0].weight, self.anchors
+
+    model = Returns(nn.Conv2d(3, 4, 3))
+    model.register_buffer("anchors", torch.ones(4))
+    assert check(model, FLAT, BATCH).status == "pass"
