@@ -21,6 +21,7 @@ from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
 from prepare.flow.causes import breaks_text, event_name, layout_causes, named
 from prepare.flow.pictures import layout_strip, module_tree, style_of, styles_of
+from prepare.flow.records import NOT_ASKED
 
 if TYPE_CHECKING:
     from prepare.core.document import Part
@@ -73,7 +74,8 @@ def breaks_sentence(flow: Flow) -> str:
     if summary["copied_bytes"] and not summary["breaks"]:
         # A copy without a break: the layout is the same before and after the operation.
         copied += f" inside {', '.join(cause.name for cause in causes[:_NAMED] if cause.copied)}"
-    parts = [breaks_text(causes), copied]
+    is_vacuous = NOT_ASKED in flow.notes and not summary["breaks"]
+    parts = [NOT_ASKED if is_vacuous else breaks_text(causes), copied]
     backward = summary["backward"]
     if backward["breaks"] or backward["copied_bytes"]:
         parts.append(f"{breaks_text(layout_causes(flow, 'backward'))} in backward")
@@ -192,10 +194,10 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
     how = "predicted without computing" if flow.mode == "predict" else "observed in a forward"
     text = f"Requested: {_wanted(flow)}; {how}. Bytes are those of one forward."
     yield Text(text=text, kind="note", where="page")
-    notes = flow.notes
+    notes = [note for note in flow.notes if note != NOT_ASKED]  # the sentence says it
     if len(notes) > _NOTES:
         more = plural(len(notes) - _NOTES, "more note")
-        notes = (*notes[:_NOTES], f"{more}; flow.json has them all.")
+        notes = [*notes[:_NOTES], f"{more}; flow.json has them all."]
     yield Items(texts=tuple(notes), kind="note")
     yield module_tree(flow)
     yield _events(flow)

@@ -34,7 +34,7 @@ from prepare.flow.fake_tensors import explain_failure
 from prepare.flow.layout_states import LayoutStates
 from prepare.flow.layouts import choose_target_layouts, layout_of
 from prepare.flow.operator_watcher import OperatorWatcher, is_followed
-from prepare.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
+from prepare.flow.records import NOT_ASKED, Convolution, Copy, Event, Flow, ModuleLayout
 
 if TYPE_CHECKING:
     from prepare.core.forward.autocast import Amp
@@ -55,7 +55,8 @@ def predict(
         example: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
         backward: also follow the gradients of the sum of all outputs.
         wanted: `{4: "channels_last", 5: "channels_last_3d"}`; by default the layouts of the model's
-            convolution weights, see `prepare.flow.layouts`.
+            convolution weights, see `prepare.flow.layouts`. If none is in channels-last, there is no break
+            to find, and a note says that nothing was asked for.
         amp: run the forward under `torch.autocast` to this dtype; casts of autocast keep the layout.
 
     If forward needs a value, or an operation cannot run without data, the flow has the status
@@ -129,6 +130,8 @@ def observe(
 
 def _watcher_for(model: nn.Module, wanted: Mapping[int, str] | None) -> OperatorWatcher:
     layouts, builder = choose_target_layouts(model, wanted), FlowBuilder()
+    if wanted is None and set(layouts.values()) == {"contiguous"}:
+        builder.add_note(NOT_ASKED)
     return OperatorWatcher(ModuleStack(model), LayoutStates(layouts, builder), builder)
 
 

@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.errors import FlowError
 
+# The note of a flow without `wanted`, of a model that no step has converted: it has no break to find.
+NOT_ASKED = "nothing was asked for: no convolution is in channels-last"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -98,6 +101,7 @@ class Flow(JsonRecord, Readable):
     `mode` is `predict` or `observe`. `status` is `ok` or `cannot predict`; then `reason` says why, and
     the other fields hold what was recorded up to that point. `wanted` maps a rank to a format; `modules`
     is in the order of the tree; `notes` are sentences about what could not be followed or is risky.
+    One of them is NOT_ASKED if nothing was asked of the layout, so that no break says nothing.
     `remedy` was tried by prediction; None if nothing was found, or nothing tried.
     """
 
