@@ -192,6 +192,7 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
             where="page",
         )
     how = "predicted without computing" if flow.mode == "predict" else "observed in a forward"
+    how += f", for {flow.device}" if flow.device else ""
     text = f"Requested: {_wanted(flow)}; {how}. Bytes are those of one forward."
     yield Text(text=text, kind="note", where="page")
     notes = [note for note in flow.notes if note != NOT_ASKED]  # the sentence says it

@@ -102,7 +102,8 @@ class Flow(JsonRecord, Readable):
     the other fields hold what was recorded up to that point. `wanted` maps a rank to a format; `modules`
     is in the order of the tree; `notes` are sentences about what could not be followed or is risky.
     One of them is NOT_ASKED if nothing was asked of the layout, so that no break says nothing.
-    `remedy` was tried by prediction; None if nothing was found, or nothing tried.
+    `remedy` was tried by prediction; None if nothing was found, or nothing tried. `device` is the device
+    that the flow is for, which a prediction may not have had; empty in older files.
     """
 
     KIND: ClassVar[Kind] = Kind("prepare.flow", 1, "a flow", "a flow.json", FlowError)
@@ -117,6 +118,7 @@ class Flow(JsonRecord, Readable):
     modules: tuple[ModuleLayout, ...]
     notes: tuple[str, ...]
     remedy: Remedy | None = field(default=None, metadata={"late": True})
+    device: str = field(default="", metadata={"late": True})
 
     @property
     def summary(self) -> dict[str, Any]:
