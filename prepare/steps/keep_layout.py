@@ -27,7 +27,8 @@ class KeepLayout(ForChannelsLast):
     run takes the calls at the lines that the layout flow of its example names and beside them, and writes
     them into its recipe, as `Pipeline.apply(model, example=batch)` does; without an example, all calls of
     `pad`, `cat`, `stack`, `clone`, `repeat`, `repeat_interleave`, `interpolate`, `avg_pool3d`, `where`,
-    `softmax` and `zeros_like`. A replaced call has the same values; it returns channels-last if its operands are in it, and for others it is torch's.
+    `softmax` and `zeros_like`. A replaced call has the same values; it returns channels-last if its operands
+    are in it, and for others it is torch's.
     `.contiguous()`, `.view()`, `.reshape()`, `.flatten()`, `einops.rearrange`, `+` and `*` are replaced only
     if they are named. The module's class becomes a subclass of the same name with rewritten methods; the
     module keeps its identity, hooks and state_dict, and can be copied, pickled, compiled and trained.
