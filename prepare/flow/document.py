@@ -24,6 +24,7 @@ from prepare.flow.pictures import layout_strip, module_tree, style_of, styles_of
 from prepare.flow.records import NOT_ASKED
 
 if TYPE_CHECKING:
+    from prepare.bench.records import Bench
     from prepare.core.document import Part
     from prepare.flow.records import Event, Flow
 
@@ -52,7 +53,7 @@ def flow_document(shown: Shown) -> Document | None:
         line=flow_sentence(flow),
         head=f"layout flow ({flow.mode})",
         answers=(_answer(flow, before),),
-        advice=tuple(_advice(flow)),
+        advice=tuple(_advice(flow, before, shown.found.get("bench"))),
         rows=(("layout flow", breaks_sentence(flow)),),
         parts=lambda: (*_in_terminal(flow), *_on_page(flow, before)),
     )
@@ -112,10 +113,7 @@ def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
     summary = flow.summary
     if flow.status != "ok":
         return "warn", "Cannot tell if kept", flow.reason
-    formats = " and ".join(dict.fromkeys(flow.wanted.values()))
-    outputs = (
-        f"{summary['in_layout']:,} of {summary['convolutions']:,} convolutions returned {formats}"
-    )
+    outputs = _outputs(flow)
     if summary["breaks"]:
         copied = f"{size(summary['copied_bytes'])} copied in each forward"
         remark = f"{named(layout_causes(flow))}: {copied}"
@@ -127,13 +125,38 @@ def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
         return "plain", "Contiguous", "channels-last was not requested"
     if before is not None and before.summary["breaks"]:
         outputs += f"; lost {times(before.summary['breaks'])} without the repairs"
-    return "good", "Kept", outputs
+    return ("bad", "Never taken", outputs) if _is_never_kept(flow) else ("good", "Kept", outputs)
 
 
-def _advice(flow: Flow) -> Iterator[Advice]:
-    if flow.status == "ok" and (remedy := layout_remedy(flow)):
+def _advice(flow: Flow, before: Flow | None, bench: Bench | None) -> Iterator[Advice]:
+    verdict = bench.headline.verdict if bench else ""
+    contiguous = "Leave it contiguous here"
+    if flow.status != "ok":
+        return
+    if before and before.summary["breaks"] and verdict in ("slower", "no difference"):
+        remark = "the repairs cost what the layout wins"
+        yield Advice(rank=18, kind="bad", answer=contiguous, remark=remark, section="bench")
+    elif remedy := layout_remedy(flow):
+        remark = "and time it: it costs time too" if verdict == "faster" else ""
         answer = capitalized(remedy)
-        yield Advice(rank=20, kind="warn", answer=answer, section=_SECTION)
+        yield Advice(rank=20, kind="warn", answer=answer, remark=remark, section=_SECTION)
+    elif _is_never_kept(flow) and verdict != "faster":
+        remark = _outputs(flow)
+        yield Advice(rank=69, kind="warn", answer=contiguous, remark=remark, section=_SECTION)
+
+
+def _is_never_kept(flow: Flow) -> bool:
+    """Return True if no convolution returned the layout that was asked for."""
+    summary, was_asked = flow.summary, set(flow.wanted.values()) - {"contiguous"}
+    return bool(was_asked and summary["convolutions"] and not summary["in_layout"])
+
+
+def _outputs(flow: Flow) -> str:
+    """Return `16 of 18 convolutions returned channels_last_3d`."""
+    summary, formats = flow.summary, " and ".join(dict.fromkeys(flow.wanted.values()))
+    return (
+        f"{summary['in_layout']:,} of {summary['convolutions']:,} convolutions returned {formats}"
+    )
 
 
 def _in_terminal(flow: Flow) -> Iterator[Part]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prepare.bench.document import error_plane
 from prepare.core.document import (
+    USE_RECIPE,
     Advice,
     Answer,
     Bar,
@@ -49,7 +50,6 @@ _EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
 _TITLES = ("recipe", "speed", "time", "interval", "error", "result")
 # More bars do not fit on the first screen.
 _BARS = 9
-_USE = "in training code, or by the command"
 
 
 class KeptRow(NamedTuple):
@@ -156,9 +156,7 @@ def _right(tuning: Tuning) -> Answer:
 def _advice(tuning: Tuning) -> Iterator[Advice]:
     if tuning.winner != UNPREPARED:
         # A timing after the tuning is a second look at the same question.
-        yield Advice(
-            rank=65, kind="good", answer="Use the recipe", remark=_USE, section="reproduce"
-        )
+        yield replace(USE_RECIPE, rank=65)
     elif not tuning.is_clear:
         answer, remark = "Tune it longer with tune.budget", "best on an idle machine"
         yield Advice(rank=80, kind="warn", answer=answer, remark=remark, section=_SECTION)
