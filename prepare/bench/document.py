@@ -169,10 +169,13 @@ def _remark(row: VariantResult) -> str:
 
 
 def _advice(bench: Bench) -> Iterator[Advice]:
+    row = bench.headline
     found = {
         "slower": (60, "bad", "Leave the model unprepared", "it is slower"),
         "unclear": (70, "warn", "Time it longer with bench=full", "best on an idle machine"),
-    }.get(bench.headline.verdict)
+        "no difference": (75, "plain", "Leave the model unprepared", "it is not faster"),
+        "not compared": (75, "warn", "Time it before you use it", printable(row.reason)),
+    }.get(row.verdict)
     if found:
         rank, kind, answer, remark = found
         yield Advice(rank=rank, kind=kind, answer=answer, remark=remark, section=_SECTION)

@@ -107,6 +107,15 @@ class Advice:
     section: str = ""
 
 
+USE_RECIPE = Advice(
+    rank=100,
+    kind="good",
+    answer="Use the recipe",
+    remark="in training code, or by the command",
+    section="reproduce",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
     """A paragraph. `kind` is empty, `note` for small print, `remedy` or `error`; `link` is its address."""

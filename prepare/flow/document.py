@@ -21,8 +21,10 @@ from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
 from prepare.flow.causes import breaks_text, event_name, layout_causes, named
 from prepare.flow.pictures import layout_strip, module_tree, style_of, styles_of
+from prepare.flow.records import NOT_ASKED
 
 if TYPE_CHECKING:
+    from prepare.bench.records import Bench
     from prepare.core.document import Part
     from prepare.flow.records import Event, Flow
 
@@ -51,7 +53,7 @@ def flow_document(shown: Shown) -> Document | None:
         line=flow_sentence(flow),
         head=f"layout flow ({flow.mode})",
         answers=(_answer(flow, before),),
-        advice=tuple(_advice(flow)),
+        advice=tuple(_advice(flow, before, shown.found.get("bench"))),
         rows=(("layout flow", breaks_sentence(flow)),),
         parts=lambda: (*_in_terminal(flow), *_on_page(flow, before)),
     )
@@ -73,7 +75,8 @@ def breaks_sentence(flow: Flow) -> str:
     if summary["copied_bytes"] and not summary["breaks"]:
         # A copy without a break: the layout is the same before and after the operation.
         copied += f" inside {', '.join(cause.name for cause in causes[:_NAMED] if cause.copied)}"
-    parts = [breaks_text(causes), copied]
+    is_vacuous = NOT_ASKED in flow.notes and not summary["breaks"]
+    parts = [NOT_ASKED if is_vacuous else breaks_text(causes), copied]
     backward = summary["backward"]
     if backward["breaks"] or backward["copied_bytes"]:
         parts.append(f"{breaks_text(layout_causes(flow, 'backward'))} in backward")
@@ -110,10 +113,7 @@ def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
     summary = flow.summary
     if flow.status != "ok":
         return "warn", "Cannot tell if kept", flow.reason
-    formats = " and ".join(dict.fromkeys(flow.wanted.values()))
-    outputs = (
-        f"{summary['in_layout']:,} of {summary['convolutions']:,} convolutions returned {formats}"
-    )
+    outputs = _outputs(flow)
     if summary["breaks"]:
         copied = f"{size(summary['copied_bytes'])} copied in each forward"
         remark = f"{named(layout_causes(flow))}: {copied}"
@@ -125,13 +125,38 @@ def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
         return "plain", "Contiguous", "channels-last was not requested"
     if before is not None and before.summary["breaks"]:
         outputs += f"; lost {times(before.summary['breaks'])} without the repairs"
-    return "good", "Kept", outputs
+    return ("bad", "Never taken", outputs) if _is_never_kept(flow) else ("good", "Kept", outputs)
 
 
-def _advice(flow: Flow) -> Iterator[Advice]:
-    if flow.status == "ok" and (remedy := layout_remedy(flow)):
+def _advice(flow: Flow, before: Flow | None, bench: Bench | None) -> Iterator[Advice]:
+    verdict = bench.headline.verdict if bench else ""
+    contiguous = "Leave it contiguous here"
+    if flow.status != "ok":
+        return
+    if before and before.summary["breaks"] and verdict in ("slower", "no difference"):
+        remark = "the repairs cost what the layout wins"
+        yield Advice(rank=18, kind="bad", answer=contiguous, remark=remark, section="bench")
+    elif remedy := layout_remedy(flow):
+        remark = "and time it: it costs time too" if verdict == "faster" else ""
         answer = capitalized(remedy)
-        yield Advice(rank=20, kind="warn", answer=answer, section=_SECTION)
+        yield Advice(rank=20, kind="warn", answer=answer, remark=remark, section=_SECTION)
+    elif _is_never_kept(flow) and verdict != "faster":
+        remark = _outputs(flow)
+        yield Advice(rank=69, kind="warn", answer=contiguous, remark=remark, section=_SECTION)
+
+
+def _is_never_kept(flow: Flow) -> bool:
+    """Return True if no convolution returned the layout that was asked for."""
+    summary, was_asked = flow.summary, set(flow.wanted.values()) - {"contiguous"}
+    return bool(was_asked and summary["convolutions"] and not summary["in_layout"])
+
+
+def _outputs(flow: Flow) -> str:
+    """Return `16 of 18 convolutions returned channels_last_3d`."""
+    summary, formats = flow.summary, " and ".join(dict.fromkeys(flow.wanted.values()))
+    return (
+        f"{summary['in_layout']:,} of {summary['convolutions']:,} convolutions returned {formats}"
+    )
 
 
 def _in_terminal(flow: Flow) -> Iterator[Part]:
@@ -190,12 +215,13 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
             where="page",
         )
     how = "predicted without computing" if flow.mode == "predict" else "observed in a forward"
+    how += f", for {flow.device}" if flow.device else ""
     text = f"Requested: {_wanted(flow)}; {how}. Bytes are those of one forward."
     yield Text(text=text, kind="note", where="page")
-    notes = flow.notes
+    notes = [note for note in flow.notes if note != NOT_ASKED]  # the sentence says it
     if len(notes) > _NOTES:
         more = plural(len(notes) - _NOTES, "more note")
-        notes = (*notes[:_NOTES], f"{more}; flow.json has them all.")
+        notes = [*notes[:_NOTES], f"{more}; flow.json has them all."]
     yield Items(texts=tuple(notes), kind="note")
     yield module_tree(flow)
     yield _events(flow)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor, nn
-
-from prepare.core.model.module_tree import copy_tree
+from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.errors import PrepareError
 from prepare.flow.follow import predict
 from prepare.flow.records import Remedy
@@ -15,6 +13,8 @@ from prepare.pipeline import Pipeline
 from prepare.steps.keeping.choose_calls import choose_calls, cost_of, kept
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from prepare.core.forward.autocast import Amp
     from prepare.flow.records import Flow
 
@@ -84,7 +84,7 @@ def _attempt(
     # With all convolutions contiguous, no layout was asked for.
     if is_wanted or set(before.flow.wanted.values()) == {"contiguous"}:
         return None
-    tree = copy_tree(before.model, _copied if wanted else lambda tensor: tensor)
+    tree = copy_tree(before.model, clone_of if wanted else lambda tensor: tensor)
     pipeline = Pipeline.from_config({step: {}})
     try:
         if not pipeline.plan(tree, known_issues="ignore"):
@@ -95,9 +95,3 @@ def _attempt(
     both = {**before.flow.wanted, **wanted}
     flow = predict(tree, example, backward=backward, wanted=both, amp=amp)
     return _Attempt(step, tree, flow) if flow.status == "ok" else None
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    copied = tensor.detach().clone()
-    is_parameter = isinstance(tensor, nn.Parameter)
-    return nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied

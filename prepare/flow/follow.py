@@ -30,11 +30,11 @@ from prepare.core.model.module_kinds import is_repaired
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.errors import RefusedError
 from prepare.flow.call_sites import CallSite, ModuleStack
-from prepare.flow.fake_tensors import explain_failure
+from prepare.flow.fake_tensors import Target, explain_failure
 from prepare.flow.layout_states import LayoutStates
 from prepare.flow.layouts import choose_target_layouts, layout_of
 from prepare.flow.operator_watcher import OperatorWatcher, is_followed
-from prepare.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
+from prepare.flow.records import NOT_ASKED, Convolution, Copy, Event, Flow, ModuleLayout
 
 if TYPE_CHECKING:
     from prepare.core.forward.autocast import Amp
@@ -47,6 +47,7 @@ def predict(
     backward: bool = False,
     wanted: Mapping[int, str] | None = None,
     amp: Amp = "none",
+    device: torch.device | str | None = None,
 ) -> Flow:
     """Predict the flow of one forward from shapes and strides, without computing any value.
 
@@ -55,8 +56,11 @@ def predict(
         example: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
         backward: also follow the gradients of the sum of all outputs.
         wanted: `{4: "channels_last", 5: "channels_last_3d"}`; by default the layouts of the model's
-            convolution weights, see `prepare.flow.layouts`.
+            convolution weights, see `prepare.flow.layouts`. If none is in channels-last, there is no break
+            to find, and a note says that nothing was asked for.
         amp: run the forward under `torch.autocast` to this dtype; casts of autocast keep the layout.
+        device: predict for this device, by default that of the model, and `cpu` for a model on the meta
+            device. `cuda` need not be here; a note then says what is not known.
 
     If forward needs a value, or an operation cannot run without data, the flow has the status
     `cannot predict`, the reason, and the events up to that point. torch's shape functions are wrong for a
@@ -65,12 +69,17 @@ def predict(
     convolutions of float32 on its reference path, which returns a contiguous tensor.
 
     Raises:
-        ConfigError: `wanted` does not name a layout.
-        RefusedError: `amp` is unknown.
+        ConfigError: `wanted` does not name a layout, or `device` no device.
+        RefusedError: `amp` is unknown, or `device` is neither here nor `cuda`.
     """
     check_amp(amp)
     watcher = _watcher_for(model, wanted)
     layouts, builder = watcher.states.wanted, watcher.builder
+    present = device_of([model], tensors_in(example))
+    target = Target.of(present, device)
+    watcher.as_cuda, builder.device = target.is_elsewhere, str(target.device)
+    if target.note:
+        builder.add_note(target.note)
     if name := lazy_parameter(model):
         reason = f"{name} has no shape yet; run one forward first"
         return builder.build(model, "predict", layouts, reason)
@@ -79,7 +88,9 @@ def predict(
     fake.cache_enabled = False
 
     def stand_in(tensor: Tensor) -> Tensor:
-        return fake.from_tensor(tensor, static_shapes=True)
+        if device is None and not tensor.is_meta:
+            return fake.from_tensor(tensor, static_shapes=True)
+        return target.stand_in(fake, tensor)
 
     reason = ""
     try:
@@ -114,6 +125,7 @@ def observe(
     """
     check_amp(amp)
     watcher = _watcher_for(model, wanted)
+    watcher.builder.device = str(device_of([model], tensors_in(example)))
     if name := lazy_parameter(model):
         raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
     try:
@@ -129,6 +141,8 @@ def observe(
 
 def _watcher_for(model: nn.Module, wanted: Mapping[int, str] | None) -> OperatorWatcher:
     layouts, builder = choose_target_layouts(model, wanted), FlowBuilder()
+    if wanted is None and set(layouts.values()) == {"contiguous"}:
+        builder.add_note(NOT_ASKED)
     return OperatorWatcher(ModuleStack(model), LayoutStates(layouts, builder), builder)
 
 
@@ -137,7 +151,7 @@ def _watching(
     model: nn.Module, watcher: OperatorWatcher, stand_in: Callable[[Tensor], Tensor]
 ) -> Iterator[None]:
     """Set up a run: isolated global state, stand-ins for the model's tensors, hooks on its modules."""
-    hooks = _ModuleHooks(watcher, CallIssues(device_of([model]).type))
+    hooks = _ModuleHooks(watcher, CallIssues(watcher.builder.device.partition(":")[0]))
     watcher.stack.on_enter, watcher.stack.on_exit = hooks.enter, hooks.exit
     with ExitStack() as contexts:
         contexts.enter_context(isolated())
@@ -235,7 +249,12 @@ class _ModuleHooks:
 
 
 class FlowBuilder:
-    """Counts repeated events, copies and calls; keeps each in the order of its first occurrence."""
+    """Counts repeated events, copies and calls; keeps each in the order of its first occurrence.
+
+    `device` is the device that the flow is for.
+    """
+
+    device = ""
 
     def __init__(self) -> None:
         self._bytes: Counter[Any] = Counter()
@@ -296,6 +315,7 @@ class FlowBuilder:
                 for name, module in model.named_modules()
             ),
             notes=tuple(self._notes),
+            device=self.device,
         )
 
     def _rows(self, cls: type[Any]) -> Iterator[Any]:

@@ -19,6 +19,7 @@ from prepare.flow.layouts import describe_layout, dimension_order, layout_of
 from prepare.flow.torch_operators import (
     PARAMETERS,
     backend_of,
+    cudnn_format,
     hidden_copies,
     is_convolution,
     takes_values,
@@ -37,7 +38,8 @@ KERNEL_NOTE = "it may need a contiguous tensor"
 class OperatorWatcher(TorchDispatchMode):
     """While entered, follows all operations and adds what it records to a FlowBuilder.
 
-    While `in_compiled`, it records nothing; while `in_repaired`, only copies and convolutions.
+    While `in_compiled`, it records nothing; while `in_repaired`, only copies and convolutions. With
+    `as_cuda`, fake tensors on the CPU stand for those of a CUDA that is not here.
     `internal_error` is an error of the watcher, which must not be reported as one of the model.
     """
 
@@ -48,6 +50,7 @@ class OperatorWatcher(TorchDispatchMode):
         self.stack, self.states, self.builder = stack, states, builder
         self.in_compiled = False
         self.in_repaired = False
+        self.as_cuda = False
         self.internal_error: Exception | None = None
         # The call sites of forward, by the autograd sequence number that the backward refers to.
         self._forward_sites: dict[int, CallSite] = {}
@@ -59,7 +62,8 @@ class OperatorWatcher(TorchDispatchMode):
         if _is_composite(func):  # inference_mode does not decompose these
             with self:
                 return func.decompose(*args, **kwargs)
-        output = correct_strides(func._schema.name, args, func(*args, **kwargs))
+        output = func(*args, **kwargs)
+        output = correct_strides(func._schema.name, args, output, as_cuda=self.as_cuda)
         if not self.in_compiled:
             try:
                 self._record(func, args, kwargs, output)
@@ -85,7 +89,7 @@ class OperatorWatcher(TorchDispatchMode):
         if phase != "backward":
             site.in_repaired = self.in_repaired
             self._forward_sites.setdefault(torch.autograd._get_sequence_nr() - 1, site)
-        backend, memory_format = backend_of(arguments) if is_convolution(name) else ("", None)
+        backend, memory_format = self._backend(arguments) if is_convolution(name) else ("", None)
         if backend and phase == "forward":
             tensors = arguments["input"], arguments["weight"], output
             self.builder.add_convolution(site, tensors, backend)
@@ -105,6 +109,11 @@ class OperatorWatcher(TorchDispatchMode):
         if func.namespace not in _ANY_LAYOUT or name == "as_strided":
             self._note_kernel(func, operands)
         self.states.follow(operation, operands, list(_tensor_outputs(output)))
+
+    def _backend(self, arguments: dict[str, Any]) -> tuple[str, torch.memory_format | None]:
+        if self.as_cuda and arguments["input"].dim() in (4, 5):
+            return "Cudnn", cudnn_format(arguments["input"], arguments["weight"])
+        return backend_of(arguments)
 
     def _note_kernel(self, func: OpOverload, operands: list[Operand]) -> None:
         for operand in operands:

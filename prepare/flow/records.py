@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.errors import FlowError
 
+# The note of a flow without `wanted`, of a model that no step has converted: it has no break to find.
+NOT_ASKED = "nothing was asked for: no convolution is in channels-last"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -98,7 +101,9 @@ class Flow(JsonRecord, Readable):
     `mode` is `predict` or `observe`. `status` is `ok` or `cannot predict`; then `reason` says why, and
     the other fields hold what was recorded up to that point. `wanted` maps a rank to a format; `modules`
     is in the order of the tree; `notes` are sentences about what could not be followed or is risky.
-    `remedy` was tried by prediction; None if nothing was found, or nothing tried.
+    One of them is NOT_ASKED if nothing was asked of the layout, so that no break says nothing.
+    `remedy` was tried by prediction; None if nothing was found, or nothing tried. `device` is the device
+    that the flow is for, which a prediction may not have had; empty in older files.
     """
 
     KIND: ClassVar[Kind] = Kind("prepare.flow", 1, "a flow", "a flow.json", FlowError)
@@ -113,6 +118,7 @@ class Flow(JsonRecord, Readable):
     modules: tuple[ModuleLayout, ...]
     notes: tuple[str, ...]
     remedy: Remedy | None = field(default=None, metadata={"late": True})
+    device: str = field(default="", metadata={"late": True})
 
     @property
     def summary(self) -> dict[str, Any]:

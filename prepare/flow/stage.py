@@ -29,7 +29,7 @@ class FlowStage(Stage):
     imports: ClassVar[tuple[str, ...]] = ("prepare.flow.follow",)
     tasks: ClassVar[Mapping[str, Task]] = {
         "flow": Task(
-            "prepare nothing, and show where the unprepared model loses its layout",
+            "prepare nothing, and show where the model would lose its layout with the steps applied",
             stages=("flow",),
             prepares=False,
         )
@@ -51,11 +51,7 @@ class FlowStage(Stage):
 
     def run(self, work: Work) -> Mapping[str, Any]:
         if work.settings.task == "flow":
-            work.needed_example()
-            steps = ", ".join(name for name in work.settings.steps if name != "device")
-            if steps:
-                text = "not applied: task=flow analyses the unprepared model"
-                work.notes.append(f"{steps}: {text}")
+            work = _with_steps(work)
         if self.level == "none" or not work.formatted:
             return {}
         from prepare import flow
@@ -92,6 +88,32 @@ class FlowStage(Stage):
         from prepare.flow.document import flow_document
 
         return flow_document(shown)
+
+
+def _with_steps(work: Work) -> Work:
+    """Return the work of a copy of the model to which the declared steps are applied, but on its device."""
+    from prepare.core.forward.example_input import Example
+    from prepare.core.model.module_tree import clone_of, copy_tree
+    from prepare.pipeline import Pipeline
+
+    example, settings = work.needed_example(), work.settings
+    declared = Pipeline.from_config(settings.steps).steps.values()
+    left = ", ".join(step.name for step in declared if step.phase == "runtime")
+    pipeline = Pipeline(s for s in declared if s.phase != "runtime" and s.name != "device")
+    if left:
+        work.notes.append(
+            f"{left}: not applied: task=flow follows the operations of the model itself"
+        )
+    if not pipeline.steps:
+        return work
+    with work.progress("applying the steps to a copy"):
+        options = {"strict": settings.strict, "amp": work.amp, "example": example}
+        model = copy_tree(work.model, clone_of)
+        pipeline.apply(model, known_issues="ignore", **options)
+    work.notes.append(f"{', '.join(pipeline.steps)}: applied to a copy, to follow its layout")
+    change = pipeline.input_format().format
+    formatted = Example(change(example.args), change(example.kwargs))
+    return replace(work, model=model, pipeline=pipeline, formatted=formatted)
 
 
 def _with_remedy(work: Work, flow: Flow) -> Flow:

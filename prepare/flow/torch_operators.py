@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 # The inputs that an operator makes contiguous inside its kernel, where no dispatch shows it. Read from
 # the nested profiler events of torch 2.13 on CPU; a test compares the table with the profiler.
@@ -88,6 +89,18 @@ def cause_of(name: str, function: str, module_type: str, backend: str = "") -> s
     if name in _CAUSES or name in _CAUSE_IS_NAME:
         return _CAUSES.get(name, name)
     return next((word for part, word in _CAUSES_BY_PART if part in name), "other")
+
+
+def cudnn_format(*tensors: Tensor) -> torch.memory_format:
+    """Return the memory format in which cuDNN convolves this input and weight, and returns its output.
+
+    For other ranks than 4 and 5 it is contiguous. The rule is that of `cudnn_conv_suggest_memory_format` in
+    ATen/native/ConvUtils.h.
+    """
+    formats = {suggest_memory_format(tensor) for tensor in tensors if tensor.dim() in (4, 5)}
+    formats.discard(torch.contiguous_format)
+    is_double = any(tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.contiguous_format if is_double or not formats else formats.pop()
 
 
 def backend_of(arguments: Mapping[str, Any]) -> tuple[str, torch.memory_format | None]:

@@ -100,8 +100,10 @@ class Headline:
 
 
 def check_figures(figures: Mapping[str, Any] | None) -> None:
-    """Raise TypeError or ValueError if a key figure is not of the type that it has in tables."""
+    """Raise TypeError or ValueError if a key figure is not finite, or not of the type in tables."""
     for key, value in (figures or {}).items():
+        if isinstance(value, float):
+            json_records.check_values({key: value}, {key: float})
         for end, hint in _TYPES.items():
             if key == end or key.endswith(f"_{end}"):
                 json_records.check_values({end: value}, {end: hint})

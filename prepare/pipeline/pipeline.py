@@ -14,6 +14,9 @@ from torch.optim import Optimizer
 
 from prepare import recipe
 from prepare.core.forward.autocast import Amp
+from prepare.core.forward.example_input import Example
+from prepare.core.forward.nested import arguments
+from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.options import no_options, plain
 from prepare.core.utils.process_state import paused_collector
 from prepare.core.utils.signals import held_interrupts
@@ -66,7 +69,7 @@ class Pipeline:
             remedy = "write Pipeline.from_config({name: options})"
             raise ConfigError("steps", "a mapping of names to options, not steps", remedy)
         self.steps: dict[str, Step] = {step.name: step.settle() for step in steps}
-        self._phases = Phases.of(step.bind(self.steps.values()) for step in self.steps.values())
+        self._phases = self._by_phase()
 
     @classmethod
     def from_config(cls, steps: _Steps) -> Pipeline:
@@ -185,6 +188,7 @@ class Pipeline:
         low_memory: bool = False,
         known_issues: KnownIssues = "error",
         amp: Amp = "none",
+        example: Any = None,
     ) -> _Model:
         """Prepare `model` in place and return it: the same object with the same Parameters.
 
@@ -200,6 +204,10 @@ class Pipeline:
         is the dtype of the autocast in which it will run: torch is known to be wrong in some dtypes only.
         Known slow cases are listed in `plan(model).warnings`.
 
+        With `example`, a batch before `format`, the steps whose options depend on one choose them first, as
+        on the command line: `keep_layout` the calls that its layout flow names. The options chosen are those
+        of this pipeline from then on. The other steps are tried on a copy of the model.
+
         Raises:
             ConfigError: the request has no effect, or contradicts itself.
             KnownIssueError: the prepared model would compute wrong numbers in training.
@@ -208,6 +216,8 @@ class Pipeline:
             PartialError: a failure midway, with `low_memory`.
         """
         _check_strict(strict)
+        if example is not None:
+            self._choose(model, example, amp)
         with held_interrupts(may_hang=True):
             start = time.perf_counter()
             optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
@@ -243,6 +253,25 @@ class Pipeline:
             took, name = time.perf_counter() - start, type(model).__name__
             _log.info("%s: %s: %s, %.3f s", name, ", ".join(self.steps) or "no step", done, took)
             return model
+
+    def _choose(self, model: nn.Module, example: Any, amp: Amp) -> None:
+        """Replace the steps that ask for an example by those with the options that it leads to."""
+        args, kwargs = arguments(example)
+        for step in [step for step in self.steps.values() if step.without_example()]:
+            others = Pipeline(
+                each for each in self.steps.values() if each is not step and each.phase != "runtime"
+            )
+            copied = others.apply(copy_tree(model, clone_of), strict=False, known_issues="ignore")
+            change = others.input_format().format
+            formatted = Example(change(args), change(kwargs))
+            chosen, notes = step.for_example(copied, formatted, backward=model.training, amp=amp)
+            for note in notes:
+                _log.warning("%s", note)
+            self.steps[step.name] = chosen.settle()
+            self._phases = self._by_phase()
+
+    def _by_phase(self) -> Phases:
+        return Phases.of(step.bind(self.steps.values()) for step in self.steps.values())
 
     def undo(self, model: nn.Module, *, phases: Iterable[str] = PHASES) -> None:
         """Take the steps of these phases back, in place, the last first, as far as steps can be undone."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from prepare.core.document import Advice, Answer, Document, Shown
+from prepare.core.document import USE_RECIPE, Advice, Answer, Document, Shown
 from prepare.core.utils.text import capitalized, first_line, plural
 from prepare.registry import ordered_stages, stages_of
 
@@ -40,13 +40,7 @@ _DEFAULTS = {
     "example": Advice(
         rank=94, kind="warn", answer="Give an example input", remark="input.shape=[...]"
     ),
-    "use": Advice(
-        rank=100,
-        kind="good",
-        answer="Use the recipe",
-        remark="in training code, or by the command",
-        section="reproduce",
-    ),
+    "use": USE_RECIPE,
 }
 
 # The line of the user's code in front of an error: `my_nets.py:8, in forward: ValueError: ...`.

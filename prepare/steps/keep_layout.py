@@ -25,15 +25,17 @@ class KeepLayout(ForChannelsLast):
 
     `calls` names them by class, method and code: `WanCausalConv3d.forward: F.pad(x, padding)`. With `auto`, a
     run takes the calls at the lines that the layout flow of its example names and beside them, and writes
-    them into its recipe; without an example, all calls of `pad`, `cat`, `stack`, `clone`, `repeat`,
-    `repeat_interleave`, `interpolate`, `avg_pool3d`, `where`, `softmax` and `zeros_like`. A replaced call has
-    the same values; it returns channels-last if its operands are in it, and for others it is torch's.
+    them into its recipe, as `Pipeline.apply(model, example=batch)` does; without an example, all calls of
+    `pad`, `cat`, `stack`, `clone`, `repeat`, `repeat_interleave`, `interpolate`, `avg_pool3d`, `where`,
+    `softmax` and `zeros_like`. A replaced call has the same values; it returns channels-last if its operands
+    are in it, and for others it is torch's.
     `.contiguous()`, `.view()`, `.reshape()`, `.flatten()`, `einops.rearrange`, `+` and `*` are replaced only
     if they are named. The module's class becomes a subclass of the same name with rewritten methods; the
     module keeps its identity, hooks and state_dict, and can be copied, pickled, compiled and trained.
     Helps: video autoencoders (Wan, HunyuanVideo), which pad, join and copy frames between convolutions.
-    Hurts: a replaced call takes some microseconds more, which small activations do not earn back. Code that
-    needs the contiguous result of a named `.contiguous()` may raise an error. To undo it:
+    Hurts: without an example it may lose more than it keeps, where code needs a contiguous result. A
+    replaced call takes some microseconds more, which small activations do not earn back. Code that needs
+    the contiguous result of a named `.contiguous()` may raise an error. To undo it:
     `from prepare.steps import keep_layout; keep_layout.undo(model)`.
     Source: measured, `docs/decisions/keep-layout.md`; SGLang changed such lines by hand.
     """

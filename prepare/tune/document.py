@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prepare.bench.document import error_plane
 from prepare.core.document import (
+    USE_RECIPE,
     Advice,
     Answer,
     Bar,
@@ -47,9 +48,10 @@ _RESULTS = {"slower": "slower than another recipe", "not faster": "not shown to 
 # Statuses that the figures in the table do not explain.
 _EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
 _TITLES = ("recipe", "speed", "time", "interval", "error", "result")
+# The noise, as a factor, from which on a busy machine is worth a word: more than most recipes win.
+_LOUD = 1.05
 # More bars do not fit on the first screen.
 _BARS = 9
-_USE = "in training code, or by the command"
 
 
 class KeptRow(NamedTuple):
@@ -94,11 +96,11 @@ def tune_sentence(tuning: Tuning) -> str:
     timed = sum(row.rounds > 0 for row in tuning.rows)
     counted = f"{timed} of {plural(len(tuning.rows), 'recipe')} timed"
     if winner.name != UNPREPARED:
-        speed = speed_text(tuning.verdict(winner), winner.ratio, winner.ratio_interval)
+        speed = speed_text(tuning.verdict(winner), _shown(winner.ratio), winner.ratio_interval)
         return f"{winner.name}: {speed}; {counted}"
     if tuning.is_clear:
         return f"{winner.name}: no correct recipe is faster; {counted}"
-    why = disturbance(tuning.environment) or "give it more time (tune.budget)"
+    why = _disturbance(tuning) or "give it more time (tune.budget)"
     return f"unclear: no recipe was shown to be correct and faster; {counted}; {why}"
 
 
@@ -124,11 +126,11 @@ def _faster(tuning: Tuning) -> Answer:
     elif row.name == UNPREPARED or row.ratio is None:
         kind, answer, remark = "plain", "No recipe is faster", row.reason
     else:
-        answer = f"{row.name} is {speed_text(tuning.verdict(row), row.ratio, None)}"
+        answer = f"{row.name} is {speed_text(tuning.verdict(row), _shown(row.ratio), None)}"
         between = interval_text(row.ratio_interval)
         kind, remark = "good", f"95 % interval: {between} time" if between else ""
-    if busy := busy_sentence(tuning.environment):
-        sentence = f"{sentence or answer}. {capitalized(busy)}"
+    if _disturbance(tuning):
+        sentence = f"{sentence or answer}. {capitalized(busy_sentence(tuning.environment))}"
     return Answer(
         question="Faster?",
         kind=kind,
@@ -155,10 +157,7 @@ def _right(tuning: Tuning) -> Answer:
 
 def _advice(tuning: Tuning) -> Iterator[Advice]:
     if tuning.winner != UNPREPARED:
-        # A timing after the tuning is a second look at the same question.
-        yield Advice(
-            rank=65, kind="good", answer="Use the recipe", remark=_USE, section="reproduce"
-        )
+        yield replace(USE_RECIPE, rank=65)
     elif not tuning.is_clear:
         answer, remark = "Tune it longer with tune.budget", "best on an idle machine"
         yield Advice(rank=80, kind="warn", answer=answer, remark=remark, section=_SECTION)
@@ -277,7 +276,21 @@ def _point(row: CandidateResult, tuning: Tuning) -> Point:
 
 def _speed(row: CandidateResult, tuning: Tuning) -> str:
     """Return the verdict on a recipe against the unprepared model."""
-    return verdict_text(tuning.verdict(row), row.ratio, row.ratio_interval)
+    return verdict_text(tuning.verdict(row), _shown(row.ratio), row.ratio_interval)
+
+
+def _shown(ratio: float | None) -> float | None:
+    """Return a ratio as far as its change in percent shows it, so that `1.5x` and `-34 %` are one number."""
+    if ratio is None or not 0.05 <= ratio < 3:
+        return ratio
+    change = 100 * (ratio - 1)
+    return 1 + round(change, 1 if abs(change) < 9.95 else 0) / 100
+
+
+def _disturbance(tuning: Tuning) -> str:
+    """Return what disturbed the times; empty if the unprepared model hardly differed from itself."""
+    is_loud = tuning.noise is None or tuning.noise > _LOUD
+    return disturbance(tuning.environment) if is_loud else ""
 
 
 def _mark(row: CandidateResult, tuning: Tuning) -> str:
@@ -292,7 +305,7 @@ def _short_cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
     return (
         row.name,
         "" if is_baseline else _speed(row, tuning),
-        "" if is_baseline else change_text(tuning.verdict(row), row.ratio),
+        "" if is_baseline else change_text(tuning.verdict(row), _shown(row.ratio)),
         interval_text(row.ratio_interval),
         small(row.error),
         _result(row, tuning),

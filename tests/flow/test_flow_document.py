@@ -79,6 +79,21 @@ def test_the_sentence_gives_breaks_cost_and_remedy():
     )
 
 
+def test_a_contiguous_model_is_told_that_nothing_was_asked_for(tmp_path, capsys):
+    text = "nothing was asked for: no convolution is in channels-last"
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4), nn.Conv2d(4, 4, 3))
+    flow = predict(net, cl(2, 3, 8, 8).contiguous())
+    assert flow.notes == (text,)
+    assert flow_sentence(flow) == f"{text}, 0 bytes copied per forward"
+    show("flow", flow)
+    assert capsys.readouterr().out.count(text) == 1
+    assert section_body(flow_document(Shown(found={"flow": flow}))).lower().count(text) == 2
+    flow.save(tmp_path / "flow.json")
+    assert flow_sentence(Flow.load(tmp_path / "flow.json")) == flow_sentence(flow)
+    asked = predict(net, cl(2, 3, 8, 8), wanted={4: "channels_last"})
+    assert (asked.notes, asked.summary["breaks"]) == ((), 1)
+
+
 def test_copies_without_a_break_name_their_operation():
     copy = Copy(module="a", type="GroupNorm", operation="aten.clone", bytes=2048, phase="forward", why="", count=1)  # fmt: skip
     flow = replace(predict(Net(lambda net, x: x), cl(2, 4, 8, 8)), copies=(copy,))

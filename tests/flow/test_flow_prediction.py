@@ -2,12 +2,15 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from flow_checks import cl
 from flow_nets import KNOWN_DIFFERENCES, NETS, example_of, network
+from prepare.errors import ConfigError, RefusedError
 from prepare.flow import Flow, observe, predict
 from prepare.pipeline import Pipeline
 
@@ -108,3 +111,45 @@ def test_breaks_of_gradients_are_predicted(name):
         gradient_events(flow_of(model, example, backward=True)) for flow_of in (predict, observe)
     ]
     assert lost[0] == lost[1]
+
+
+def made_of_kernels(device: str = "cpu") -> nn.Module:
+    with torch.device(device):
+        parts = [nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3), nn.ReflectionPad2d(1)]
+        net = nn.Sequential(*parts, nn.Conv2d(8, 8, 1), nn.MaxPool2d(2))
+    return net.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_model_on_the_meta_device_is_predicted_for_the_cpu(backward):
+    image = cl(2, 3, 16, 16)
+    for example in (image, image.to("meta")):
+        flow = predict(made_of_kernels("meta"), example, backward=backward)
+        assert flow.notes == ("predicted for the CPU: the model is on the meta device",)
+        expected = predict(made_of_kernels(), image, backward=backward)
+        assert replace(flow, notes=()) == expected
+        assert flow.device == "cpu"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has kernels that torch can ask")
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_gpu_that_is_not_here_is_predicted_by_rules(device):
+    model, image = made_of_kernels(device), cl(2, 3, 16, 16)
+    flow = predict(model, image, device="cuda", backward=True)
+    assert flow.device == "cuda"
+    assert flow.notes[0].startswith("predicted for a CUDA that is not here: ")
+    breaks = [(each.module, each.phase) for each in flow.events if each.kind == "break"]
+    assert [name for name, phase in breaks if phase == "forward"] == ["1", "3"]
+    assert {row.backend for row in flow.convolutions} == {"Cudnn"}
+    assert flow.summary["in_layout"] == 3
+    double = predict(model.double(), image.double(), device="cuda")
+    assert double.summary["in_layout"] == 0
+
+
+def test_a_device_that_is_not_known_is_refused():
+    for device, error, text in (
+        ("gpu", ConfigError, "device: 'gpu' is not a device; write cpu or cuda"),
+        ("xpu", RefusedError, "device: there is no xpu here, and its layouts are not known"),
+    ):
+        with pytest.raises(error, match=text):
+            predict(made_of_kernels(), cl(2, 3, 16, 16), device=device)

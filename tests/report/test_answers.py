@@ -9,7 +9,7 @@ from prepare.audit import Audit
 from prepare.core.document import Axis, Bar, Bars, Plane, Point
 from prepare.core.utils.wording import command_line_words
 from prepare.flow.causes import layout_causes, named, source_name
-from prepare.flow.records import Copy, Event, Remedy
+from prepare.flow.records import Convolution, Copy, Event, Remedy
 from prepare.job.record import Job, Result
 from prepare.job.results import SavedResults
 from prepare.report.charts import laid_out
@@ -227,7 +227,39 @@ def test_the_advice_names_what_is_missing_or_without_effect():
     assert advised(replace(RUN, job=job)) == ("Give an example input", "input.shape=[...]")
     unclear = having(bench=made.bench(1.0, verdict="unclear"))
     assert advised(unclear) == ("Time it longer with bench=full", "best on an idle machine")
+    same = having(bench=made.bench(1.0, verdict="no difference"))
+    assert advised(same) == ("Leave the model unprepared", "it is not faster")
+    slower = having(bench=made.bench(1.2, verdict="slower"))
+    assert advised(slower) == ("Leave the model unprepared", "it is slower")
+    failed = having(bench=made.bench(error="there is no second model"))
+    assert advised(failed) == ("Time it before you use it", "there is no second model")
     assert advised(RUN) == ("Use the recipe", "in training code, or by the command")
+
+
+def test_a_layout_that_no_convolution_returned_is_not_advised():
+    row = Convolution(module="conv", type="Conv3d", input="contiguous", weight="channels_last_3d",
+                      output="contiguous", backend="Slow3d", calls=1)  # fmt: skip
+    flow = replace(made.flow(0), convolutions=(row,))
+    outputs = "0 of 1 convolutions returned channels_last_3d"
+    run = having(flow=flow)
+    assert ("bad", "Never taken", outputs) in found(run)
+    left = ("warn", "Leave it contiguous here", outputs)
+    assert found(run)[-1] == left
+    assert found(having(flow=flow, bench=made.bench(1.0, verdict="unclear")))[-1] == left
+    assert found(having(flow=flow, bench=made.bench(0.5)))[-1][1] == "Use the recipe"
+
+
+def test_repairs_that_cost_what_the_layout_wins_are_not_advised():
+    flow = replace(made.flow(2), remedy=Remedy(steps=("keep_layout",), breaks=0, copied_bytes=0))
+    add = "Add +steps.keep_layout={} to remove 2 of 2 breaks"
+    for verdict in ("slower", "no difference"):
+        bench = made.bench(1.1, verdict=verdict)
+        run = having(flow=flow, flow_before=made.flow(13), bench=bench)
+        costs = ("bad", "Leave it contiguous here", "the repairs cost what the layout wins")
+        assert found(run)[-1] == costs
+        assert found(having(flow=flow, bench=bench))[-1] == ("warn", add, "")
+    faster = found(having(flow=flow, bench=made.bench(0.5)))[-1]
+    assert faster == ("warn", add, "and time it: it costs time too")
 
 
 def test_the_flow_of_an_unprepared_model_says_how_to_prepare_it():

@@ -270,3 +270,30 @@ def test_it_trains_like_the_original():
         return list(model.parameters())
 
     assert_equal(trained(kept(chunked())), trained(chunked()))
+
+
+def test_an_example_chooses_the_calls_as_a_run_does(tmp_path):
+    formats = {"conv3d_memory_format": {}, "input_format": {}, "keep_layout": {}}
+    pipeline, batch = Pipeline.from_config(formats), torch.randn(2, 3, 2, 6, 7)
+    model = pipeline.apply(Chunked().eval(), example=batch)
+    chosen = pipeline.steps["keep_layout"].calls
+    assert len(chosen) == 2
+    assert set(rewritten_calls(type(model.conv))) == set(chosen)
+    assert not rewritten_calls(type(model))  # its cat loses nothing
+    assert predict(model, pipeline.format(batch)).summary["breaks"] == 0
+    assert pipeline.check(model) == []
+    pipeline.save(tmp_path / "recipe.yaml")
+    assert Pipeline.load(tmp_path / "recipe.yaml").steps["keep_layout"].calls == chosen
+    everything = Pipeline.from_config(formats).apply(Chunked().eval())
+    assert rewritten_calls(type(everything))
+
+
+def test_an_example_that_cannot_be_predicted_takes_all_calls(caplog):
+    class Branching(Chunked):
+        def forward(self, x):
+            return super().forward(x if x.sum() > 0 else -x)
+
+    pipeline = Pipeline.from_config({"conv3d_memory_format": {}, "keep_layout": {}})
+    pipeline.apply(Branching().eval(), example=torch.randn(2, 3, 2, 6, 7))
+    assert pipeline.steps["keep_layout"].calls == "auto"
+    assert "steps.keep_layout.calls: auto takes all calls" in caplog.text

@@ -15,7 +15,7 @@ from prepare.tune import Tuning
 from prepare.tune.candidates import AS_DECLARED
 from sample_nets import small
 
-TUNE = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "bench=none")
+TUNE = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu")
 
 
 @pytest.fixture
@@ -48,6 +48,8 @@ def test_the_winner_is_applied_audited_and_recorded(timed, go):
     assert '<section id="tune"' in page
     assert all(row.name in page for row in found.rows)
     assert "Speed against error" in page
+    assert not (folder / "bench.json").exists()  # the race has timed it
+    assert "timed" not in json.loads((folder / "result.json").read_text())["figures"]
     again = Pipeline.load(folder / "recipe.yaml")
     assert again.to_config() == found.recipe
     assert not again.plan(again.apply(small().eval()))

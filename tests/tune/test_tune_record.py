@@ -1,10 +1,14 @@
 """The record of a tuning: saved, loaded, refused, shown."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
+from prepare.core.document import Shown
 from prepare.errors import TuneError
 from prepare.tune import CandidateResult, Tuning
-from prepare.tune.document import tune_sentence
+from prepare.tune.document import tune_document, tune_sentence
 from prepare.tune.records import UNPREPARED
 from shown_records import show
 
@@ -54,3 +58,31 @@ def test_the_terminal_shows_every_candidate_and_its_reason(capsys):
     for text in ("2.0x faster", "-52 to -48 %", "slower than another recipe", "[red]compile: not measured: no time", "note: mind this",
                  "20 rounds in 12.0 s; differences below 2.0 % are noise", "runs/1/tune.json"):  # fmt: skip
         assert text in out
+
+
+@pytest.mark.parametrize("ratio", [0.6451, 0.6449, 0.9049, 0.9051, 0.512, 0.346, 1.2449, 2.4551])
+def test_the_speed_and_the_change_are_rounded_from_one_number(ratio, capsys):
+    rows = record().rows
+    row = replace(rows[0], ratio=ratio, ratio_interval=(ratio * 0.99, ratio * 1.01))
+    show("tune", record(rows=(row, *rows[1:])), "runs/1")
+    (line,) = re.findall(
+        r"^bfloat16 +([\d.]+)x (\w+) +([-+][\d.]+) %", capsys.readouterr().out, re.MULTILINE
+    )
+    times, verdict, change = float(line[0]), line[1], 1 + float(line[2]) / 100
+    shown = change if verdict == "slower" else 1 / change
+    assert abs(times - shown) <= 0.05 + 1e-9
+
+
+def test_a_busy_machine_is_said_only_if_the_noise_is_large():
+    busy = {"cores_available": 2, "others": 2.0, "threads": 2}
+
+    def said(noise):
+        found = record(environment=busy, noise=noise)
+        document = tune_document(Shown(found={"tune": found}))
+        rows = (*found.rows[1:], replace(found.rows[0], status="not faster"))
+        unclear = record(rows=rows, winner=UNPREPARED, environment=busy, noise=noise)
+        return document.answers[0].sentence + tune_sentence(unclear)
+
+    assert "busy" not in said(1.02)
+    assert said(1.2).count("this machine is busy") + said(1.2).count("This machine is busy") == 2
+    assert "busy" in said(None)

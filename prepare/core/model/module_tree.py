@@ -41,6 +41,13 @@ def copy_tree(
     return clone
 
 
+def clone_of(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor without its graph, as a Parameter if it is one: for `copy_tree`."""
+    copied = tensor.detach().clone()
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
+
+
 def remove_hooks(module: nn.Module, *kinds: type) -> None:
     """Remove the forward hooks and pre-hooks of these classes from `module` itself."""
     for table in (module._forward_pre_hooks, module._forward_hooks):
