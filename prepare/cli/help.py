@@ -168,9 +168,11 @@ def _sentence(path: Path) -> str:
 
 def as_called(text: str) -> str:
     """Return the text with the command by which this process was called."""
-    if sys.argv[0].endswith(".py"):
+    called = Path(sys.argv[0])
+    if called.suffix == ".py" and called.name != "__main__.py":
         return text
+    command = "python -m prepare" if called.name == "__main__.py" else "prepare"
     # The text beside a command stays in its column.
-    pad = " " * (len(_FROM_A_CHECKOUT) - len("prepare"))
-    text = re.sub(rf"{_FROM_A_CHECKOUT} (\w[^\n]*?)(?=  )", rf"prepare \1{pad}", text)
-    return text.replace(_FROM_A_CHECKOUT, "prepare")
+    pad = " " * (len(_FROM_A_CHECKOUT) - len(command))
+    text = re.sub(rf"{_FROM_A_CHECKOUT} (\w[^\n]*?)(?=  )", rf"{command} \1{pad}", text)
+    return text.replace(_FROM_A_CHECKOUT, command)

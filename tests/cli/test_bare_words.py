@@ -71,7 +71,12 @@ def test_the_help_of_one_group_lists_its_options(go):
 
 
 @pytest.mark.parametrize(
-    ("called", "command"), [("/usr/bin/prepare", "prepare"), ("run.py", "python run.py")]
+    ("called", "command"),
+    [
+        ("/usr/bin/prepare", "prepare"),
+        ("run.py", "python run.py"),
+        ("/lib/prepare/__main__.py", "python -m prepare"),
+    ],
 )
 def test_the_help_names_the_command_as_it_was_called(called, command, go, monkeypatch):
     monkeypatch.setattr(sys, "argv", [called])
