@@ -16,7 +16,7 @@ from prepare.core.forward.example_input import build_example
 from prepare.core.forward.run_example import count_layouts, run_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.progress import stage_if
-from prepare.errors import KnownIssueError, combined
+from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.job.build_model import Build, is_copied, model_of, plan_of, read_into, too_large
 from prepare.job.model_target import locate_named
 from prepare.job.results import ExampleRun, Results
@@ -90,18 +90,33 @@ def _begun(
         locate=locate_named,
         progress=progress,
     )
+    # A plan may be for another machine, and needs no batch there.
+    formats = example is not None and (tasks()[settings.task].prepares or bool(stages))
+    if formats:
+        _require_devices(work)
     chosen = _for_example(work)
     for stage in stages:
         work.pipeline = chosen
         chosen = stage.choose(work) or chosen
     if chosen is not declared:
         work.pipeline, work.plan = chosen, plan_of(settings, model, chosen)
-    work.formatted = formatted = example and _formatted(example, work.pipeline)
+    work.formatted = formatted = _formatted(example, work.pipeline) if formats else example
     same = not (example and formatted) or (
         formatted.args is example.args and formatted.kwargs is example.kwargs
     )
     work.unchanged = applies and not work.plan and same
     return work
+
+
+def _require_devices(work: Work) -> None:
+    """Raise RefusedError for what stands in the way of the steps, if the example cannot be formatted."""
+    try:
+        _formatted(work.needed_example(), work.pipeline)
+    except Exception:
+        # Torch's own words for a missing device name neither the key nor the devices that there are.
+        steps = work.pipeline.steps.values()
+        raise_problems(RefusedError, (p for step in steps for p in step.obstacles(work.model)))
+        raise
 
 
 def _for_example(work: Work) -> Pipeline:
