@@ -20,11 +20,15 @@ from prepare.stage import Stage  # noqa: TC001  read at run time
 # The keys that hold one value each.
 _CONVERTED = (
     *("mode", "amp", "strict", "known_issues", "plugins", "seed"),
-    *("isolate", "resume", "overwrite", "weights", "save"),
+    *("isolate", "resume", "overwrite", "weights", "save", "recipe"),
 )
+RECIPE = "recipe"
 NO_MODEL = "no model is chosen"
 # The groups that a configuration is composed of, beside those of stages.
 GROUPS = ("model", "device", "precision", "memfmt", "input")
+
+# Those whose options add steps.
+STEP_GROUPS = ("device", "precision", "memfmt")
 
 
 def group_names() -> tuple[str, ...]:
@@ -86,6 +90,7 @@ class Settings:
     overwrite: bool = False
     weights: Annotated[str, "the path of a file", check_readable] | None = None
     save: Annotated[str, "the path of a file", check_writable] | None = None
+    recipe: Annotated[str, "the path of a file"] | None = None
     choices: dict[str, Any]
 
 
