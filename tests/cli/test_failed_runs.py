@@ -70,7 +70,7 @@ AT = {
             "model",
             (
                 "forward of TakesTwo: TypeError: TakesTwo.forward() missing 1 required positional argument: "
-                "'ids'; forward takes other arguments: give them in input.args and input.kwargs"
+                "'ids'; forward takes other arguments: give them in input.args and input.kwargs, one dict as input.args=[{NAME:{shape:[...]}}]"
             ),
         ),
         (

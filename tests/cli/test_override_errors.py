@@ -155,7 +155,7 @@ def allowed_words():
     yield from OPTIONS.values()
     yield list(key_names())
     yield STEPS
-    yield ("shape", "dtype", "low", "high", "args", "kwargs")
+    yield ("shape", "dtype", "low", "high", "args", "kwargs", "factory")
     yield DTYPES
     yield cli.COMMANDS
     for config in CONF.glob("model/*.yaml"):
