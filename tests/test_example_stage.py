@@ -66,8 +66,9 @@ def test_wrong_words_are_answered_like_our_own(run):
 
 
 def test_help_and_completion_know_its_word_and_its_option(run):
-    out = run("--help")
-    assert "task=depths" in out
+    assert "task=depths" in run("--help")
+    assert "depths.most=4" in run("--help", "depths")
+    out = run("--help", "all")
     assert "depths.most=4" in out
     assert "the largest depth that is right (9)" in out
     assert "depths.json, depths.svg" in out

@@ -72,7 +72,7 @@ def installed(wheel, tmp_path_factory) -> Path:
 
 def test_the_wheel_holds_the_package_and_all_configurations_only(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    configs = {f"prepare/conf/{path.relative_to(CONF).as_posix()}" for path in CONF.rglob("*.yaml")}
+    configs = {f"prepare/conf/{path.relative_to(CONF).as_posix()}" for path in CONF.rglob("*.*")}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "prepare").rglob("*.py")}
     assert len(configs) > 40
     package = ROOT / "prepare"

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from prepare.cli.answer import tell
 from prepare.core.utils.files import printable_path, write_text
+from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import line, plural, printable
 from prepare.errors import ConfigError, FileError, PrepareError
 from prepare.job.outcome import DONE
@@ -41,9 +42,10 @@ def _steps(argv: list[str]) -> int:
     from prepare.cli.help import steps_text
     from prepare.registry import STEPS
 
-    _check_count(argv, 0, "steps")
-    line(steps_text(_width()))
-    tell(steps=list(STEPS))
+    if unknown := [name for name in argv if name not in STEPS]:
+        raise ConfigError(unknown[0], "no such step", choose(unknown[0], STEPS, noun="steps"))
+    line(steps_text(_width(), argv))
+    tell(steps=argv or list(STEPS))
     return DONE
 
 
@@ -148,7 +150,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 USAGES = {
-    "steps": "steps\n  List the installed steps and what each does.",
+    "steps": "steps [NAME]\n  Show the installed steps, or one, with their options.",
     "doctor": "doctor [share FILE] [--device DEVICE] [--seconds N] [--folder FOLDER] [--dry-run]\n"
     "  Examine what torch computes wrongly or slowly on this machine.",
     "diff": "diff A B [--all] [--page FILE.html]\n  Compare two runs' folders, audits or recipes.",
@@ -197,19 +199,18 @@ def show_versions() -> int:
 
 
 def show_help(argv: list[str]) -> int:
-    """Print the page of --help, or of one group: `--help model`."""
-    from prepare.cli.help import group_page, help_page
+    """Print the page of --help, or of one topic: `--help model`."""
+    from prepare.cli.help import first_page, topic_page
 
     parser = _parser()
     parser.add_argument("--config-dir", "-cd", nargs="?")
     flags, words = parser.parse_known_args(argv)
-    groups = [word for word in words if not word.startswith("-") and "=" not in word]
-    if groups == ["steps"]:
-        return _steps([])
-    for group in groups:
-        line(group_page(group, _width(), flags.config_dir))
-    if not groups:
-        line(help_page(_width(), flags.config_dir))
+    topics = [word for word in words if not word.startswith("-") and "=" not in word]
+    texts = [topic_page(topic, _width(), flags.config_dir) for topic in topics]
+    texts = texts or [first_page(_width(), flags.config_dir)]
+    for text in texts:
+        line(text)
+    tell(help="\n".join(texts))
     return DONE
 
 

@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
@@ -50,6 +50,8 @@ from prepare.job.settings import NO_MODEL, group_names, level_names, read_settin
 from prepare.registry import ordered_stages
 
 CONFIG_NAME = "config"
+# The name under which the steps of `recipe=FILE` are stored.
+_RECIPE = "recipe_steps"
 # Hydra 1.4 emulates no older version, and warns if it is asked to.
 BASE: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 # Hydra 1.3 silently replaces what is stored under a name; 1.4 has an argument for it.
@@ -100,6 +102,13 @@ def store_defaults() -> None:
         store.store(path.stem, node, group="hydra/launcher", provider="prepare", **REPLACE)
     stages = {cls.name: cls.defaults() for cls in ordered_stages() if not cls.groups}
     ConfigStore.instance().store("stages", stages, provider="prepare", **REPLACE)
+    if f"{_RECIPE}.yaml" not in ConfigStore.instance().repo:
+        store_recipe({})
+
+
+def store_recipe(steps: Mapping[str, Any]) -> None:
+    """Store the steps of a recipe, to which those of groups and overrides are added."""
+    ConfigStore.instance().store(_RECIPE, {"steps": dict(steps)}, provider="prepare", **REPLACE)
 
 
 @contextmanager

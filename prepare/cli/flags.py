@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 from prepare.cli.answer import FLAGS
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, Problem
-from prepare.job.settings import group_names, key_names
+from prepare.job.settings import group_names, key_names, step_remedy
+from prepare.registry import STEPS
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -75,6 +76,8 @@ def _unknown_flag(word: str, names: list[str]) -> Problem:
     key, sign, value = word.lstrip("-").partition("=")
     if key in ("dry-run", "dryrun"):
         return Problem(word, "no such flag", "write task=plan, which changes nothing")
+    if key in STEPS and key not in key_names():
+        return Problem(word, "no such flag", step_remedy(key))
     if key.split(".")[0] not in key_names():
         return Problem(word, "no such flag", choose(word, names, noun="flags"))
     value = value if sign else "NAME" if key in group_names() else "VALUE"

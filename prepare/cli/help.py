@@ -1,4 +1,4 @@
-"""Build the page of --help, of one group, and of the steps, without Hydra."""
+"""Build the pages of --help: the first, the whole, one topic, and the steps; without Hydra."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from prepare.cli.commands import USAGES
 from prepare.core.utils.folders import conf_dir
 from prepare.core.utils.options import describe, plain
-from prepare.core.utils.suggest import choose
+from prepare.core.utils.suggest import listed, nearest
 from prepare.errors import ConfigError, PrepareError
 from prepare.job.record import shown_files
-from prepare.job.settings import group_names, level_names
+from prepare.job.settings import group_names, key_names, level_names
 from prepare.registry import STEPS, ordered_stages, tasks
 
 if TYPE_CHECKING:
@@ -30,44 +31,109 @@ _FROM_A_CHECKOUT = "python run.py"
 _KEY = 23
 
 
-def help_page(width: int, config_dir: str | None = None) -> str:
-    """Return the page, its lists folded to `width` columns; `config_dir` is a folder of more options."""
-    import yaml  # from the extra; the list of the steps does without
+def first_page(width: int, config_dir: str | None = None) -> str:
+    """Return the page of --help, folded to `width` columns; `config_dir` is a folder of more options."""
+    groups = {group: _options(group, config_dir) for group in group_names()}
+    choices = ((group, listed(list(names))) for group, names in groups.items())
+    levels = (row for row in _stage_rows() if row[0].partition("=")[0] in level_names())
+    return _filled(
+        "help_first.txt",
+        GROUPS="\n".join(_rows(choices, width, max(map(len, groups)))),
+        TASKS="\n".join(_rows(_task_rows(), width)),
+        LEVELS="\n".join(_rows(levels, width)),
+        COMMANDS=", ".join(
+            usage.partition("\n")[0].partition(" [")[0] for usage in USAGES.values()
+        ),
+    )
 
-    text = (conf_dir() / "config.yaml").read_text(encoding="utf-8")
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    template = yaml.load(text, Loader=loader)["hydra"]["help"]["template"]  # noqa: S506  both are safe
+
+def whole_page(width: int, config_dir: str | None = None) -> str:
+    """Return the page of `--help all`: every group, key, command and flag."""
     names = [f"{group}: {', '.join(_options(group, config_dir))}" for group in group_names()]
     names.append(f"hydra/launcher: {', '.join(['basic', *_options('launcher', None)])}")
     folded = (textwrap.fill(text, width, subsequent_indent="    ") for text in names)
     files = f"A run writes a folder: {', '.join(shown_files())}, prepare.log, .hydra/."
-    page = Template(template).safe_substitute(
+    return _filled(
+        "help_all.txt",
         APP_CONFIG_GROUPS="\n".join(folded) + "\n",
         TASKS="\n".join(_rows(_task_rows(), width)),
         STAGES="\n".join(_rows(_stage_rows(), width)),
         FILES=textwrap.fill(files, width),
     )
-    return as_called(page.rstrip())
 
 
-def group_page(group: str, width: int, config_dir: str | None = None) -> str:
-    """Return one line for each option of a group: its name, and the first sentence of its file.
+def topic_page(topic: str, width: int, config_dir: str | None = None) -> str:
+    """Return what there is to say of a group, a task, a key or a step.
 
     Raises:
-        ConfigError: there is no such group.
+        ConfigError: there is nothing of that name.
     """
-    names = (*group_names(), *level_names())
-    if group not in names:
-        raise ConfigError(group, "no such group", choose(group, names, noun="groups"))
+    if topic == "all":
+        return whole_page(width, config_dir)
+    if topic == "steps":
+        return steps_text(width)
+    parts = [*_group(topic, width, config_dir), *_keys(topic, width, config_dir)]
+    if topic in STEPS:
+        parts.append("\n".join(_step(topic, width)))
+    if not parts:
+        topics = dict.fromkeys([*key_names(), *tasks(), *STEPS, *USAGES, "all"])
+        wrong = "is no group, task, key or step"
+        near = nearest(topic, [name for name in topics if name != "hydra"])[:1]
+        meant = f"did you mean --help {near[0]}? " if near else ""
+        raise ConfigError(topic, wrong, f"{meant}--help all shows every name")
+    return as_called("\n".join(parts))
+
+
+def _group(group: str, width: int, config_dir: str | None) -> Iterator[str]:
+    """Yield one line for each option of a group: its name, and the first sentence of its file."""
+    if group not in (*group_names(), *level_names()):
+        return
     options = _options(group, config_dir)
     texts = ((name, _sentence(path)) for name, path in options.items())
-    rows = _rows(texts, width, max(map(len, options)))
-    return as_called("\n".join([f"{group}: choose one with {group}=OPTION", *rows]))
+    yield f"{group}: choose one with {group}=OPTION"
+    yield from _rows(texts, width, max(map(len, options)))
 
 
-def steps_text(width: int) -> str:
-    """Return the text of all steps for a terminal of `width` columns."""
-    return "\n\n".join("\n".join(_step(name, width)) for name in STEPS)
+def _keys(topic: str, width: int, config_dir: str | None) -> Iterator[str]:
+    """Yield the rows of the whole page on a key and the keys below it, or a task, and those of files."""
+    key = re.compile(rf"  (task={re.escape(topic)} |{re.escape(topic)}[.=])")
+    shown = False
+    for row in whole_page(width, config_dir).splitlines():
+        # The lines of a row that follow the first begin in the column of its text.
+        shown = bool(key.match(row)) or (shown and row.startswith("      "))
+        if shown:
+            yield row
+    yield from _rows(_file_rows(topic, config_dir), width)
+
+
+def _file_rows(group: str, config_dir: str | None) -> Iterator[tuple[str, str]]:
+    """Yield each key that has a comment in the files of a group, with the options that have it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for option, path in _options(group, config_dir).items():
+        text = path.read_text(encoding="utf-8")
+        files = [
+            path,
+            *(conf_dir() / f"{name}.yaml" for name in re.findall(r"- /(\w+)@_here_", text)),
+        ]
+        # The comment at the top is of the file.
+        texts = (re.sub(r"\A(#.*\n)+", "", each.read_text(encoding="utf-8")) for each in files)
+        text = "\n".join(texts)
+        for comment, key, value in re.findall(r"((?:^#.*\n)+)^(\w+): (.+)$", text, re.MULTILINE):
+            words = re.sub(r"^# ?", "", comment, flags=re.MULTILINE).split()
+            found.setdefault((f"{group}.{key}={value}", " ".join(words)), []).append(option)
+    every = len(_options(group, config_dir))
+    for (key, about), options in sorted(found.items(), key=lambda each: -len(each[1])):
+        yield key, about if len(options) == every else f"{', '.join(options)}: {about}"
+
+
+def _filled(name: str, **parts: str) -> str:
+    text = (conf_dir() / name).read_text(encoding="utf-8")
+    return as_called(Template(text).substitute(parts).rstrip())
+
+
+def steps_text(width: int, names: Iterable[str] = ()) -> str:
+    """Return the text of these steps, or of all, for a terminal of `width` columns."""
+    return "\n\n".join("\n".join(_step(name, width)) for name in names or STEPS)
 
 
 def _step(name: str, width: int) -> Iterator[str]:
@@ -128,7 +194,8 @@ def _stage_rows() -> Iterator[tuple[str, str]]:
             name = cls.name if each.name == "level" else f"{cls.name}.{each.name}"
             words = get_args(hints[each.name]) if each.name == "level" else ()
             example = "|".join(words) or each.metadata["example"] or _as_text(default)
-            yield f"{name}={example}", f"{about} ({_as_text(default)})"
+            shown = "" if default is None else f" ({_as_text(default)})"
+            yield f"{name}={example}", f"{about}{shown}"
 
 
 def _as_text(value: Any) -> str:
@@ -143,12 +210,15 @@ def _as_text(value: Any) -> str:
 def _rows(rows: Iterable[tuple[str, str]], width: int, column: int = _KEY) -> Iterator[str]:
     """Yield a line for each name and text, folded to `width`; names take a column."""
     for name, text in rows:
-        yield textwrap.fill(
-            text,
-            width,
-            initial_indent=f"  {name.ljust(column)}  ",
-            subsequent_indent=" " * (column + 4),
-            break_on_hyphens=False,
+        yield (
+            textwrap.fill(
+                text or " ",
+                width,
+                initial_indent=f"  {name.ljust(column)}  ",
+                subsequent_indent=" " * (column + 4),
+                break_on_hyphens=False,
+            ).rstrip()
+            or f"  {name}"
         )
 
 
@@ -168,9 +238,11 @@ def _sentence(path: Path) -> str:
 
 def as_called(text: str) -> str:
     """Return the text with the command by which this process was called."""
-    if sys.argv[0].endswith(".py"):
+    called = Path(sys.argv[0])
+    if called.suffix == ".py" and called.name != "__main__.py":
         return text
+    command = "python -m prepare" if called.name == "__main__.py" else "prepare"
     # The text beside a command stays in its column.
-    pad = " " * (len(_FROM_A_CHECKOUT) - len("prepare"))
-    text = re.sub(rf"{_FROM_A_CHECKOUT} (\w[^\n]*?)(?=  )", rf"prepare \1{pad}", text)
-    return text.replace(_FROM_A_CHECKOUT, "prepare")
+    pad = " " * (len(_FROM_A_CHECKOUT) - len(command))
+    text = re.sub(rf"{_FROM_A_CHECKOUT} (\w[^\n]*?)(?=  )", rf"{command} \1{pad}", text)
+    return text.replace(_FROM_A_CHECKOUT, command)

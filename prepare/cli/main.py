@@ -107,6 +107,7 @@ def _answer(argv: list[str]) -> int:
 def _through_hydra(argv: list[str]) -> int:
     from prepare.cli import hydra_app
     from prepare.cli.flags import flags_first, read_flags
+    from prepare.cli.given_recipe import take_recipe
 
     argv = flags_first(argv)
     flags = read_flags(argv)
@@ -116,6 +117,7 @@ def _through_hydra(argv: list[str]) -> int:
         complete(flags.overrides[0].partition("=")[2])
         return DONE
     _refuse_callback_overrides(flags)
+    take_recipe(flags.overrides, flags.config_dir)
     state = hydra_app.CommandState()
     token = hydra_app.STATE.set(state)
     code = FAILED

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prepare.cli.commands import COMMANDS
 from prepare.core.utils.options import no_options
 from prepare.core.utils.suggest import choose, choose_option, nearest, options_text
 from prepare.errors import ConfigError, Problem
-from prepare.job.settings import NO_MODEL, key_names
+from prepare.job.settings import NO_MODEL, key_names, unknown_key
 from prepare.registry import STAGES, STEPS, tasks
 
 NO_OVERRIDE = "is neither key=value nor a command"
@@ -46,6 +46,13 @@ _REMOVED = {
 # Packages that bring an option of Hydra's own groups; those of our launchers are in `launcher_checks`.
 _PLUGINS = {"hydra/launcher=rq": "hydra-rq-launcher"}
 _STEPS = "add one as +steps.NAME={}, set an option as steps.NAME.OPTION=value, drop one as steps.NAME=null"
+# Options of groups that add a step.
+_ADDED_BY = {
+    "half": "precision=half",
+    "conv2d_memory_format": "memfmt=channels_last",
+    "conv3d_memory_format": "memfmt=channels_last_3d",
+    "device": "device=auto",
+}
 # Hydra's own groups, which choose how a sweep runs.
 HYDRAS = ("hydra/launcher", "hydra/sweeper")
 
@@ -262,8 +269,14 @@ def _missing(
         return Problem(override.key, "no option is chosen", remedy)
     if f"hydra/{where}" in HYDRAS:
         return Problem(where, "no such key", f"did you mean hydra/{where}={override.written}?")
+    if len(parts) == 1 and name in STEPS:
+        below = "." in override.key
+        problem = unknown_key(name, {override.key: override.value} if below else override.value)
+        group = f"write {_ADDED_BY[name]}, or " if name in _ADDED_BY else ""
+        return replace(problem, remedy=problem.remedy.replace("write ", group or "write "))
     if len(parts) == 1:
-        return Problem(where, "no such key", _top_level(override, menu, siblings))
+        remedy = _top_level(override, menu, siblings)
+        return Problem(where, "no such key", remedy) if remedy else unknown_key(name)
     if parts[0] == "model":
         keys = [str(key) for key in siblings if not str(key).startswith("_")]
         remedy = f"add it as +{where}=value"
@@ -275,7 +288,7 @@ def _missing(
 
 
 def _top_level(override: Override, menu: Menu, siblings: Mapping[str, Any]) -> str:
-    """Return the remedy for a wrong key: a key deeper down, or the group that has this option."""
+    """Return the remedy for a wrong key: a key deeper down, or the group that has this option; or nothing."""
     choosing = [group for group, options in menu.groups.items() if override.value in options]
     name = override.key.partition(".")[0]
     word = _OTHER_KEYS.get(name, name)
@@ -284,7 +297,7 @@ def _top_level(override: Override, menu: Menu, siblings: Mapping[str, Any]) -> s
     elif paths := _deeper(override.key, siblings, word):
         meant = " or ".join(map(repr, paths))
         return f"did you mean {meant}? keys and groups: {', '.join(key_names())}"
-    return choose(word, key_names(), noun="keys and groups")
+    return choose(word, key_names(), noun="keys and groups") if word != override.key else ""
 
 
 def _deeper(key: str, config: Mapping[str, Any], word: str) -> list[str]:
@@ -312,13 +325,7 @@ def _missing_step(name: str, present: Mapping[str, Any]) -> Problem:
     if name not in STEPS:
         return Problem(f"steps.{name}", "no such step", choose(name, STEPS, noun="steps"))
     content = f"holds {', '.join(present)}" if present else "is empty"
-    adds = {
-        "half": "precision=half",
-        "conv2d_memory_format": "memfmt=channels_last",
-        "conv3d_memory_format": "memfmt=channels_last_3d",
-        "device": "device=auto",
-    }
-    group = f"{adds[name]} or " if name in adds else ""
+    group = f"{_ADDED_BY[name]} or " if name in _ADDED_BY else ""
     remedy = f"add it with {group}+steps.{name}={{}}"
     return Problem(f"steps.{name}", f"is not in this pipeline, which {content}", remedy)
 
@@ -357,7 +364,7 @@ def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
         group: f"{group}=NAME" for group in groups
     }
     spelled |= _OTHER_WORDS | {word: f"task={word}" for word in tasks()}
-    spelled |= {name: name for name in COMMANDS}
+    spelled |= {name: name for name in COMMANDS} | {name: f"+steps.{name}={{}}" for name in STEPS}
     spelled |= {option: f"{group}={option}" for group in groups for option in groups[group]}
     close = nearest(word.strip("+~-"), spelled, cutoff=0.6)
     remedy = f"did you mean {spelled[close[0]]}? " if close else ""

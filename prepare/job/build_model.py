@@ -21,7 +21,7 @@ from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.text import first_line, size
 from prepare.core.utils.user_code import described, is_out_of_memory
 from prepare.errors import ConfigError, ModelError
-from prepare.job.model_target import absent, check_targets
+from prepare.job.model_target import absent, check_targets, locate_named
 from prepare.pipeline import Pipeline
 from prepare.registry import tasks
 from prepare.stage import Stage
@@ -79,6 +79,23 @@ def build_model(settings: Settings, build: Build) -> nn.Module:
     if settings.choices.get("precision") == "float32" and settings.steps.get("half") is None:
         _require_float32(model)
     return model.train(settings.mode == "train")
+
+
+def call_named(name: str, where: str, seed: int) -> Any:
+    """Return what the function with this dotted name returns, which the key `where` gives.
+
+    Raises:
+        ConfigError: there is no such function.
+        ModelError: it raised.
+    """
+    function = locate_named(name, where)
+    torch.manual_seed(seed)
+    try:
+        return function()
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ModelError(where, f"calling {name}: {described(error)}") from error
 
 
 def _require_float32(model: nn.Module) -> None:

@@ -12,12 +12,21 @@ from torch import nn
 
 from prepare.audit import audit
 from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_compiled
-from prepare.core.forward.example_input import build_example
+from prepare.core.forward.example_input import Example, build_example
+from prepare.core.forward.nested import arguments
 from prepare.core.forward.run_example import count_layouts, run_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.progress import stage_if
-from prepare.errors import KnownIssueError, combined
-from prepare.job.build_model import Build, is_copied, model_of, plan_of, read_into, too_large
+from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
+from prepare.job.build_model import (
+    Build,
+    call_named,
+    is_copied,
+    model_of,
+    plan_of,
+    read_into,
+    too_large,
+)
 from prepare.job.model_target import locate_named
 from prepare.job.results import ExampleRun, Results
 from prepare.pipeline import Pipeline
@@ -25,7 +34,6 @@ from prepare.registry import stages_of, tasks
 from prepare.stage import Stage, Work
 
 if TYPE_CHECKING:
-    from prepare.core.forward.example_input import Example
     from prepare.core.utils.progress import Stage as Progress
     from prepare.job.results import Show
     from prepare.job.settings import Settings
@@ -77,7 +85,7 @@ def _begun(
     # Without `strict` only the errors that are known to give wrong numbers.
     if errors := [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]:
         raise combined(errors)
-    example = build_example(settings.input, settings.seed) or None
+    example = _example(settings)
     work = Work(
         model=model,
         settings=settings,
@@ -90,18 +98,44 @@ def _begun(
         locate=locate_named,
         progress=progress,
     )
+    # A plan may be for another machine, and needs no batch there.
+    formats = tasks()[settings.task].prepares or bool(stages)
+    if example and formats:
+        _require_devices(work)
     chosen = _for_example(work)
     for stage in stages:
         work.pipeline = chosen
         chosen = stage.choose(work) or chosen
     if chosen is not declared:
         work.pipeline, work.plan = chosen, plan_of(settings, model, chosen)
-    work.formatted = formatted = example and _formatted(example, work.pipeline)
+    work.formatted = formatted = (
+        _formatted(example, work.pipeline) if example and formats else example
+    )
     same = not (example and formatted) or (
         formatted.args is example.args and formatted.kwargs is example.kwargs
     )
     work.unchanged = applies and not work.plan and same
     return work
+
+
+def _example(settings: Settings) -> Example | None:
+    """Return the example input as declared, or as the function that it names returns it."""
+    example = build_example(settings.input, settings.seed)
+    if example.factory is not None:
+        batch = call_named(example.factory, "input.factory", settings.seed)
+        return Example(*arguments(batch))
+    return example or None
+
+
+def _require_devices(work: Work) -> None:
+    """Raise RefusedError for what stands in the way of the steps, if the example cannot be formatted."""
+    try:
+        _formatted(work.needed_example(), work.pipeline)
+    except Exception:
+        # Torch's own words for a missing device name neither the key nor the devices that there are.
+        steps = work.pipeline.steps.values()
+        raise_problems(RefusedError, (p for step in steps for p in step.obstacles(work.model)))
+        raise
 
 
 def _for_example(work: Work) -> Pipeline:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from prepare.checkpoint.paths import check_readable, check_writable
 from prepare.core.forward.example_input import read_example
 from prepare.core.utils.options import as_written, convert, no_options, read_options
-from prepare.core.utils.suggest import choose, choose_option
+from prepare.core.utils.suggest import choose, choose_option, nearest
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.job.model_target import hydra_key_problems
@@ -20,11 +20,15 @@ from prepare.stage import Stage  # noqa: TC001  read at run time
 # The keys that hold one value each.
 _CONVERTED = (
     *("mode", "amp", "strict", "known_issues", "plugins", "seed"),
-    *("isolate", "resume", "overwrite", "weights", "save"),
+    *("isolate", "resume", "overwrite", "weights", "save", "recipe"),
 )
+RECIPE = "recipe"
 NO_MODEL = "no model is chosen"
 # The groups that a configuration is composed of, beside those of stages.
 GROUPS = ("model", "device", "precision", "memfmt", "input")
+
+# Those whose options add steps.
+STEP_GROUPS = ("device", "precision", "memfmt")
 
 
 def group_names() -> tuple[str, ...]:
@@ -86,6 +90,7 @@ class Settings:
     overwrite: bool = False
     weights: Annotated[str, "the path of a file", check_readable] | None = None
     save: Annotated[str, "the path of a file", check_writable] | None = None
+    recipe: Annotated[str, "the path of a file"] | None = None
     choices: dict[str, Any]
 
 
@@ -153,8 +158,25 @@ def _unknown_keys(config: Mapping[str, Any]) -> Iterable[Problem]:
     known = {*(field.name for field in fields(Settings)), *STAGES} - {"choices", "stages"}
     for key in config:
         if key not in known:
-            remedy = choose(str(key), key_names(), noun="keys and groups")
-            yield Problem(str(key), "no such key", remedy)
+            yield unknown_key(str(key), config[key])
+
+
+def unknown_key(key: str, value: Any = "") -> Problem:
+    """Return the problem of a key at the top that does not exist; the name of a step says how to add it."""
+    if key in STEPS:
+        return Problem(key, "is a step, not a key", step_remedy(key, value))
+    remedy = choose(key, key_names(), noun="keys and groups")
+    if (near := nearest(key, [*key_names(), *STEPS])[:1]) and near[0] in STEPS:
+        remedy = f"did you mean +steps.{near[0]}={{}}? {remedy}"
+    return Problem(key, "no such key", remedy)
+
+
+def step_remedy(name: str, value: Any = "") -> str:
+    """Return how the command line adds a step that was written as a key with `value`, or drops it."""
+    if value is None or value is False:
+        return f"write steps.{name}=null to drop it"
+    options = "" if value in ("", True, {}) else f"; --help {name} shows its options"
+    return f"write +steps.{name}={{}}{options}"
 
 
 def _check_choices(choices: Mapping[str, Any]) -> Iterable[Problem]:
@@ -191,8 +213,7 @@ def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
 
 def _read_compile(options: Any) -> CompileOptions:
     if not isinstance(options, dict):
-        problem = _not_a_mapping("compile", options, "write +steps.compile={} to compile")
-        raise ConfigError.of([problem])
+        raise ConfigError.of([_not_a_mapping("compile", options, step_remedy("compile", options))])
     return CompileOptions(**read_options(CompileOptions, options, where="compile"))
 
 

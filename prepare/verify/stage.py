@@ -56,7 +56,7 @@ class VerifyStage(Stage):
 
     level: Level = key("short", "check outputs and gradients")
     seconds: Annotated[float | None, "seconds, as in 60", _check_seconds] = key(
-        None, "seconds that it may use; null: some", "60"
+        None, "seconds that it may use; null: 30, more for a large model", "60"
     )
     memory: Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory] = key(
         None, "memory that it may use; null: half of what is free", "8GiB"

@@ -8,7 +8,8 @@ import pytest
 from commands import NET, SMALL
 from prepare.cli import main as cli
 from prepare.cli.commands import COMMANDS
-from prepare.registry import STEPS
+from prepare.job.settings import key_names
+from prepare.registry import STEPS, tasks
 
 GROUPS = ("model", "device", "precision", "memfmt", "input", "export")
 
@@ -37,23 +38,48 @@ def test_steps_lists_every_step_with_its_options_and_its_card(go):
     assert "Helps: half the memory" in ran.out
 
 
-def test_the_help_names_every_group_every_key_and_every_bare_word(go):
+def test_the_help_is_one_screen_with_every_group_and_every_task(go):
     ran = go("--help")
     assert ran.code == 0
-    for word in (
-        *GROUPS,
-        "task=",
-        "mode=",
-        "amp=",
-        "strict=",
-        "seed=",
-        "plugins=",
-        *cli.COMMANDS,
-        "unet3d",
-        "--multirun",
-    ):
-        assert word in ran.out
+    assert 30 <= len(ran.out.splitlines()) <= 40
     assert max(map(len, ran.out.splitlines())) <= 110
+    words = (*GROUPS, *(f"task={word}" for word in tasks()), *cli.COMMANDS, "--multirun", "unet3d")
+    assert [word for word in words if word not in ran.out] == []
+    assert "monai_* (6)" in ran.out
+    assert "tune.max_memory" not in ran.out
+
+
+def test_the_whole_help_names_every_group_every_key_and_every_word(go):
+    ran = go("--help", "all")
+    assert ran.code == 0
+    words = (*GROUPS, *(f"{key}=" for key in ("task", "mode", "amp", "strict", "seed", "plugins")))
+    words += (*cli.COMMANDS, "--multirun", "monai_unet3d", "tune.max_memory=8GiB")
+    assert [word for word in words if word not in ran.out] == []
+    assert max(map(len, ran.out.splitlines())) <= 110
+    assert "(null)" not in ran.out
+
+
+def test_one_step_is_shown_alone(go):
+    for words in (["steps", "repair_layout"], ["--help", "repair_layout"]):
+        ran = go(*words)
+        assert ran.out.startswith("repair_layout  (")
+        assert "keep_layout  (" not in ran.out
+    assert "did you mean 'repair_layout'?" in go("steps", "repair").err
+
+
+def test_the_help_of_every_key_task_and_step_says_something(go):
+    for topic in {*key_names(), *tasks(), *STEPS} - {"hydra"}:
+        ran = go("--help", topic)
+        assert (ran.code, ran.err) == (0, ""), topic
+        assert topic in ran.out
+        assert "Examples" not in ran.out
+
+
+def test_the_help_of_export_lists_the_keys_of_its_formats(go):
+    out = go("--help", "export").out
+    assert "  task=export " in out
+    assert re.search(r"  export.dynamic=\[\] +The dimensions", out)
+    assert re.search(r"  export.opset=null +onnx: The version", out)
 
 
 def test_flags_may_stand_after_the_words(go):
@@ -64,18 +90,22 @@ def test_the_help_of_one_group_lists_its_options(go):
     ran = go("--help", "memfmt")
     assert ran.code == 0
     assert ran.out.startswith("memfmt: choose one with memfmt=OPTION\n  by_rank ")
-    assert "Examples" not in ran.out
     wrong = go("--help", "modle")
     assert wrong.code == 2
-    assert "modle: no such group; did you mean 'model'? groups: model, device" in wrong.err
+    assert wrong.err.startswith("modle: is no group, task, key or step; did you mean --help model?")
 
 
 @pytest.mark.parametrize(
-    ("called", "command"), [("/usr/bin/prepare", "prepare"), ("run.py", "python run.py")]
+    ("called", "command"),
+    [
+        ("/usr/bin/prepare", "prepare"),
+        ("run.py", "python run.py"),
+        ("/lib/prepare/__main__.py", "python -m prepare"),
+    ],
 )
 def test_the_help_names_the_command_as_it_was_called(called, command, go, monkeypatch):
     monkeypatch.setattr(sys, "argv", [called])
-    out = go("--help").out
+    out = go("--help", "all").out
     assert f"\n  {command} model=unet3d memfmt=channels_last_3d\n" in out
     commands = [
         row for row in out.splitlines() if row.lstrip().startswith((f"{command} s", f"{command} d"))

@@ -4,6 +4,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+import torch
 
 import sample_nets
 from commands import NET, SMALL
@@ -69,7 +70,7 @@ AT = {
             "model",
             (
                 "forward of TakesTwo: TypeError: TakesTwo.forward() missing 1 required positional argument: "
-                "'ids'; forward takes other arguments: give them in input.args and input.kwargs"
+                "'ids'; forward takes other arguments: give them in input.args and input.kwargs, one dict as input.args=[{NAME:{shape:[...]}}]"
             ),
         ),
         (
@@ -126,3 +127,29 @@ def test_no_stage_is_shown_for_an_analysis_that_is_off(tmp_path, monkeypatch):
     assert cli.run([NET, SMALL, "memfmt=channels_last", *off]) == 0
     assert not [what for what in shown if what.startswith(("verifying", "timing", "following"))]
     assert "auditing" in shown
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
+@pytest.mark.parametrize(
+    ("words", "device"),
+    [
+        (["device=cuda"], "cuda"),
+        (["device=cuda", "task=tune"], "cuda"),
+        (["steps.device.device=cuda:7"], "cuda:7"),
+        (["steps.device.device=xpu", "+steps.keep_layout={}"], "xpu"),
+    ],
+    ids=" ".join,
+)
+def test_a_device_that_is_not_there_is_named_with_those_that_are(words, device, go):
+    ran = go(NET, SMALL, *words)
+    assert ran.code == 2
+    assert ran.err.startswith(f"steps.device.device: {device} is not available here; available: ")
+    assert len(ran.err.splitlines()) == 1
+    assert ran.result["reason"] == "refused"
+    assert not (ran.folder / "traceback.txt").exists()
+
+
+def test_a_plan_may_be_for_another_machine(go):
+    ran = go(NET, SMALL, "steps.device.device=cuda:7", "task=plan")
+    assert (ran.code, ran.err) == (0, "")
+    assert "cpu -> cuda:7" in ran.out

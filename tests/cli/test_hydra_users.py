@@ -198,7 +198,7 @@ def test_completion_knows_own_options_and_survives_mistakes(completed, conf):
 
 
 def test_help_lists_the_launchers(capsys):
-    assert cli.run(["--help"]) == 0
+    assert cli.run(["--help", "all"]) == 0
     line = "hydra/launcher: basic, joblib, ray, submitit_local, submitit_slurm"
     assert line in capsys.readouterr().out
 

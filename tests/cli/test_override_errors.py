@@ -21,7 +21,7 @@ from prepare.core.forward.example_input import DTYPES
 from prepare.core.utils.suggest import nearest
 from prepare.errors import ConfigError
 from prepare.job.model_target import check_targets
-from prepare.job.settings import Settings, group_names, key_names
+from prepare.job.settings import Settings, group_names, key_names, unknown_key
 from prepare.registry import STAGES, STEPS
 
 HERE = Path(__file__).resolve().parent
@@ -155,7 +155,7 @@ def allowed_words():
     yield from OPTIONS.values()
     yield list(key_names())
     yield STEPS
-    yield ("shape", "dtype", "low", "high", "args", "kwargs")
+    yield ("shape", "dtype", "low", "high", "args", "kwargs", "factory")
     yield DTYPES
     yield cli.COMMANDS
     for config in CONF.glob("model/*.yaml"):
@@ -261,3 +261,10 @@ def test_the_rank_is_never_lost_to_letters_that_changed_places(slip, right):
 )
 def test_a_synonym_comes_before_a_similar_spelling(said, meant, allowed):
     assert nearest(said, allowed)[0] == meant
+
+
+def test_every_step_given_as_a_key_is_told_how_to_add_it():
+    for name in set(STEPS) - set(key_names()):
+        problem = unknown_key(name)
+        assert problem.remedy == f"write +steps.{name}={{}}"
+        assert STEPS[name].from_options({})

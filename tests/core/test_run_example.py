@@ -137,7 +137,7 @@ def test_a_failing_forward_names_the_innermost_module():
         (Net(), (torch.randn(1, 3, 8, 8).half(),), "differ in precision"),
         (Net(), (torch.randn(1, 4, 8, 8),), "may not fit this model"),
         (nn.Linear(4, 4), (torch.randn(2, 5),), "may not fit this model"),
-        (TakesTwo(), (torch.randn(1, 3, 8, 8),), "give a tuple of positional or a mapping"),
+        (TakesTwo(), (torch.randn(1, 3, 8, 8),), "for one dict argument give (batch,)"),
         (nn.Embedding(3, 4), (torch.tensor([7]),), "too large integers"),
     ],
 )

@@ -115,6 +115,8 @@ def test_what_to_do_is_the_line_that_applies_the_recipe(go):
     model = sample_nets.small()
     assert eval(call, {"Pipeline": Pipeline, "model": model}) is model
     assert model[0].weight.stride()[1] == 1
+    following = said.out.splitlines()[said.out.splitlines().index(line) + 1]
+    assert following.strip() == "or by command: recipe=run/recipe.yaml"
 
 
 def test_a_call_to_copy_is_not_broken_in_a_pipe(go, monkeypatch):

@@ -31,6 +31,12 @@ def _check_finite(bound: float) -> None:
         raise ValueError(f"{bound} is not a finite number", "give a number or null")
 
 
+def _check_dotted(name: str) -> None:
+    if "." not in name or not all(part.isidentifier() for part in name.split(".")):
+        remedy = "give the dotted name of a function, as in my_package.batch"
+        raise ValueError(f"{name!r} is not a dotted name", remedy)
+
+
 _Bound = Annotated[int | float, "a number or null", _check_finite] | None
 
 
@@ -76,17 +82,22 @@ class _Input:
     high: Any = None
     args: Annotated[list, "a list, as in [item,item]"] | None = None  # type: ignore[type-arg]  # any items
     kwargs: Annotated[dict[str, Any], "a mapping, as in {name:item}"] | None = None
+    factory: Annotated[str, "a dotted name, as in my_package.batch", _check_dotted] | None = None
 
 
 @dataclass(frozen=True)
 class Example:
-    """The arguments of `model(*args, **kwargs)`; empty if no example was declared."""
+    """The arguments of `model(*args, **kwargs)`; empty if no example was declared.
+
+    `factory` is the dotted name of the function that returns them, as long as it is not called.
+    """
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+    factory: str | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.args or self.kwargs)
+        return bool(self.args or self.kwargs or self.factory)
 
 
 def read_example(config: Mapping[str, Any] | None) -> Example:
@@ -106,7 +117,8 @@ def build_example(config: Mapping[str, Any] | None, seed: int = 0) -> Example:
     """Return the example input that `config` declares, on the CPU; the seed determines the values.
 
     `shape`, `dtype`, `low` and `high` declare one tensor, the first positional argument. `args` is a
-    list and `kwargs` a mapping; their items are mappings with the same four keys, or plain values.
+    list and `kwargs` a mapping; their items are mappings with the same four keys, plain values, or mappings
+    and lists of such items. What `factory` names is not called.
 
     Raises:
         ConfigError: with one problem for every mistake in `config`.
@@ -117,11 +129,13 @@ def build_example(config: Mapping[str, Any] | None, seed: int = 0) -> Example:
     example = read_example(config)
 
     def draw(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: draw(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [draw(item) for item in value]
         return value.draw(generator) if isinstance(value, TensorSpec) else value
 
-    return Example(
-        tuple(map(draw, example.args)), {key: draw(value) for key, value in example.kwargs.items()}
-    )
+    return Example(tuple(map(draw, example.args)), draw(example.kwargs), example.factory)
 
 
 def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
@@ -131,6 +145,14 @@ def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
         problems += error.problems
         wrong = {problem.where.removeprefix("input.") for problem in error.problems}
         given = _Input(**{key: value for key, value in config.items() if key not in wrong})
+    if given.factory is not None:
+        for key in ("shape", "args", "kwargs"):
+            if getattr(given, key) is not None:
+                remedy = f"drop one of them, with input.{key}=null or input.factory=null"
+                problems.append(
+                    Problem(f"input.{key}", "is set together with input.factory", remedy)
+                )
+        return Example(factory=given.factory)
     items = {f"input.args[{index}]": item for index, item in enumerate(given.args or [])}
     if given.shape is not None:
         if items:
@@ -145,9 +167,17 @@ def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
 
 
 def _item(item: Any, where: str, problems: list[Problem]) -> Any:
-    """Return the TensorSpec of a mapping, or a plain value unchanged; add to `problems`."""
+    """Return the TensorSpec of a mapping, or a plain value unchanged; add to `problems`.
+
+    A mapping or a list that holds mappings is an argument of its own, with an item in each place.
+    """
+    if isinstance(item, list):
+        places = ((f"{where}[{index}]", each) for index, each in enumerate(item))
+        return [_item(each, place, problems) for place, each in places]
     if not isinstance(item, Mapping):
         return item
+    if any(map(_holds_mappings, item.values())):
+        return {key: _item(each, f"{where}.{key}", problems) for key, each in item.items()}
     # A key that is null has its default.
     options = {k: v for k, v in item.items() if v is not None or k not in _TENSOR_KEYS}
     try:
@@ -157,6 +187,12 @@ def _item(item: Any, where: str, problems: list[Problem]) -> Any:
         return None
     problems += (Problem(f"{where}.{key}", *text) for key, *text in _bound_problems(spec))
     return spec
+
+
+def _holds_mappings(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_holds_mappings, value))
+    return isinstance(value, Mapping)
 
 
 def _bound_problems(spec: TensorSpec) -> Iterator[tuple[str, str, str]]:

@@ -34,8 +34,10 @@ def _hints() -> dict[str, str]:
             "other 16-bit precision"
         ),
         r"missing \d+ required|unexpected keyword|takes .* positional": words(
-            cli="forward takes other arguments: give them in input.args and input.kwargs",
-            python="forward takes other arguments: give a tuple of positional or a mapping of named ones",
+            cli="forward takes other arguments: give them in input.args and input.kwargs, "
+            "one dict as input.args=[{NAME:{shape:[...]}}]",
+            python="forward takes other arguments: a tuple is positional arguments, a mapping is keyword "
+            "arguments; for one dict argument give (batch,)",
         ),
         r"to have \d+ channels|Sizes of tensors|must match|[Ss]hapes? .*(cannot be multiplied|invalid)"
         r"|[Ee]xpected .*(input|dimension|size)|Kernel size can't be": words(

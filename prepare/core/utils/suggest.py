@@ -60,9 +60,14 @@ def choose_option(word: str, group: str, options: Iterable[str], *, noun: str = 
 
 def options_text(group: str, options: list[str], *, noun: str = "options") -> str:
     """Return `options: cpu, cuda`; a long list is written by families."""
-    if len(options) <= _LISTED:
-        return f"{noun}: {', '.join(options)}"
-    return f"{noun}: {', '.join(_families(options))} (--help {group} lists them)"
+    shown = listed(options)
+    more = f" (--help {group} lists them)" if len(options) > _LISTED else ""
+    return f"{noun}: {shown}{more}"
+
+
+def listed(options: list[str]) -> str:
+    """Return `cpu, cuda`; a long list by families."""
+    return ", ".join(options if len(options) <= _LISTED else _families(options))
 
 
 def _did_you_mean(word: str, allowed: list[str]) -> str:
@@ -76,6 +81,6 @@ def _families(names: list[str]) -> Iterator[str]:
     for name in names:
         family, separator, _ = name.partition("_")
         sizes[family] = sizes.get(family, 0) + bool(separator)
-    families = {family: size for family, size in sizes.items() if size > 1}
-    yield from (name for name in names if name.partition("_")[0] not in families)
-    yield from (f"{family}_* ({size})" for family, size in families.items())
+    several = {family: size for family, size in sizes.items() if size > 1}
+    yield from (name for name in names if name.partition("_")[0] not in several)
+    yield from (f"{family}_* ({size})" for family, size in several.items())

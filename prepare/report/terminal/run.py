@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.text import line, output, plural, printable, size
+from prepare.core.utils.wording import step
 from prepare.registry import ordered_stages
 from prepare.report.documents import advice, shown_of, stage_documents
 from prepare.report.objects import changes_table
@@ -153,7 +154,8 @@ def _detail_rows(
     """Return what follows the answers: what to do, what was prepared, and the notes."""
     summary = audit.summary
     before, after = summary["bytes_before"], summary["bytes_after"]
-    rows = [] if results.stopped else [("what to do", _advice_text(results, documents, folder))]
+    advised = [] if results.stopped else _advice_texts(results, documents, folder)
+    rows = [("what to do", text) for text in advised]
     rows.append(("tensors", _tensors(summary)))
     if text := quantized_text(audit.rows):
         rows.append(("quantized", text))
@@ -178,18 +180,19 @@ def _declared(results: Results) -> str:
     return ", ".join(filter(None, [steps, autocast_text(results.amp)]))
 
 
-def _advice_text(results: Results, documents: Iterable[Document], folder: str) -> str:
-    """Return what to do as one sentence; for a recipe to use, the call that applies it."""
+def _advice_texts(results: Results, documents: Iterable[Document], folder: str) -> list[str]:
+    """Return what to do as one sentence; for a recipe to use, the call and the words that apply it."""
     plan, found = results.plan, advice(results, documents)
     text = f"{found.answer[0].lower()}{found.answer[1:]}"
     if found.section == "reproduce":
         path = os.path.join(folder, "recipe.yaml")  # noqa: PTH118  a path for reading, not for use
         call = recipe_call(path, repairs=plan.training_steps, errors=bool(plan.training_errors))
-        return f"{text}: {call}"
+        added = [step(name, **options) for name, options in (plan.training_steps or {}).items()]
+        return [f"{text}: {call}", f"or by command: {' '.join([f'recipe={path}', *added])}"]
     said = [text for document in documents for _, text in document.rows]
     if not found.remark or any(found.answer[1:] in each for each in said):
-        return text
-    return f"{text}{', ' if found.remark.startswith('or') else ': '}{found.remark}"
+        return [text]
+    return [f"{text}{', ' if found.remark.startswith('or') else ': '}{found.remark}"]
 
 
 def _tensors(audit: Mapping[str, Any]) -> str:

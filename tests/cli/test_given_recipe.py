@@ -1,0 +1,126 @@
+"""The steps of a recipe by command: recipe=FILE."""
+
+import json
+
+import pytest
+import yaml
+
+from commands import NET, SMALL
+from prepare.pipeline import Pipeline
+
+QUICK = (NET, SMALL, "+model.depth=2", "verify=none")
+RECIPE = {
+    "device": {"device": "cpu"},
+    "half": {"dtype": "bfloat16"},
+    "conv2d_memory_format": {"memory_format": "channels_last", "exclude": ["convs.0"]},
+}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def write(steps, name="recipe.yaml"):
+        content = {"format": "prepare.recipe", "version": 1, "steps": steps}
+        (tmp_path / name).write_text(yaml.safe_dump(content, sort_keys=False))
+        return f"recipe={name}"
+
+    return write
+
+
+def steps_of(ran):
+    assert (ran.code, ran.err) == (0, "")
+    return Pipeline.load(ran.folder / "recipe.yaml").to_config()
+
+
+def test_a_recipe_is_applied_as_it_is(go, recipe):
+    assert steps_of(go(*QUICK, recipe(RECIPE))) == Pipeline.from_config(RECIPE).to_config()
+
+
+def test_the_recipe_of_a_run_gives_the_same_run(go):
+    first = go(*QUICK, "memfmt=channels_last", "precision=bfloat16", "+steps.keep_layout={}")
+    second = go(*QUICK, f"recipe={first.folder / 'recipe.yaml'}")
+    assert steps_of(second) == steps_of(first)
+    audits = [json.loads((ran.folder / "audit.json").read_text()) for ran in (first, second)]
+    assert audits[0]["rows"] == audits[1]["rows"]
+
+
+def test_words_add_to_a_recipe_change_it_and_drop_from_it(go, recipe):
+    words = ("+steps.fuse_conv_bn={}", "steps.half.keep=[]", "steps.conv2d_memory_format=null")
+    found = steps_of(go(*QUICK, recipe(RECIPE), *words))
+    assert sorted(found) == ["device", "fuse_conv_bn", "half"]
+    assert found["half"]["keep"] == []
+    assert found["half"]["dtype"] == "bfloat16"
+
+
+def test_the_device_is_that_of_the_command_line(go, recipe):
+    steps = RECIPE | {"device": {"device": "cuda:9"}}
+    assert steps_of(go(*QUICK, recipe(steps), "device=cpu"))["device"] == {"device": "cpu"}
+
+
+def test_a_group_may_say_the_same_or_add(go, recipe):
+    steps = {"conv2d_memory_format": RECIPE["conv2d_memory_format"]}
+    found = steps_of(go(*QUICK, recipe(steps), "memfmt=channels_last", "precision=bfloat16"))
+    assert found["conv2d_memory_format"]["exclude"] == ["convs.0"]
+    assert found["half"]["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (
+            "precision=half",
+            "precision=half: contradicts the recipe, which has steps.half={dtype: bfloat16}; "
+            "drop precision=half, or set that option as steps.half.OPTION=value",
+        ),
+        (
+            "precision=float32",
+            "precision=float32: contradicts the recipe, which has the step half; "
+            "drop precision=float32, or drop the step with steps.half=null",
+        ),
+        (
+            "memfmt=contiguous",
+            "memfmt=contiguous: contradicts the recipe, which has "
+            "steps.conv2d_memory_format={memory_format: channels_last}; drop memfmt=contiguous, "
+            "or set that option as steps.conv2d_memory_format.OPTION=value",
+        ),
+    ],
+)
+def test_a_group_that_contradicts_a_recipe_is_refused(word, said, go, recipe):
+    ran = go(*QUICK, recipe(RECIPE), word)
+    assert (ran.code, ran.folders) == (2, [])
+    assert ran.err == f"{said}\n"
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (
+            {"compile": {"options": {"cpp.cxx": "/bin/evil"}}},
+            "steps.compile.options.cpp.cxx: a recipe may set only what is known to be harmless",
+        ),
+        (
+            {"conv2d_memory_format": {"exclude": ["${oc.env:HOME}"]}},
+            "recipe.yaml:6: holds '${' in '${oc.env:HOME}'; write the value itself",
+        ),
+        ({"halff": {}}, "recipe.yaml: steps.halff: no such step; did you mean 'half'?"),
+        ({"half": {"dtyp": "float16"}}, "steps.half.dtyp: no such option; did you mean 'dtype'?"),
+    ],
+)
+def test_a_recipe_is_checked_before_a_run(steps, said, go, recipe):
+    ran = go(*QUICK, recipe(steps))
+    assert (ran.code, ran.folders) == (2, [])
+    assert said in ran.err
+
+
+def test_other_values_are_told_what_is_wrong(go, recipe):
+    assert "nothere.yaml: cannot be read: No such file" in go(*QUICK, "recipe=nothere.yaml").err
+    assert "recipe: 3 is not allowed; give the path of a file" in go(*QUICK, "recipe=3").err
+    word = recipe(RECIPE)
+    assert "recipe: takes one file for all runs" in go("-m", *QUICK, f"{word},other.yaml").err
+
+
+def test_a_sweep_takes_a_recipe_and_the_next_command_does_not(go, recipe):
+    words = ("-m", *QUICK, recipe(RECIPE), "seed=1,2", "hydra.sweep.dir=sweep")
+    ran = go(*words)
+    assert ran.code == 0
+    assert "2 of 2 rows ok" in ran.out
+    assert "half" not in steps_of(go(*QUICK, "memfmt=channels_last"))
