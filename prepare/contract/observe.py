@@ -191,8 +191,9 @@ def _class_name(module: nn.Module) -> str:
 
     Another version of torch may need no repair.
     """
-    cls = type(module)
-    return (cls.__mro__[1] if is_repair(cls) else cls).__name__
+    mro = type(module).__mro__
+    repairs = [place for place, cls in enumerate(mro[:2]) if is_repair(cls)]
+    return mro[max(repairs, default=-1) + 1].__name__
 
 
 def _described(tensor: Tensor) -> str:

@@ -209,7 +209,9 @@ class _ModuleHooks:
         given = next(iter(tensors_in(args)), None)
         for issue in self.issues.of(module, given.shape) if given is not None else ():
             self.watcher.builder.add_note(f"{name} is {describe(issue)}")
-        compiled, repaired = is_compiled(module), is_repaired(module)
+        # The forward of a repaired subclass is the user's, whose lines may lose a layout.
+        torchs = type(module).__mro__[1].__module__.startswith("torch.")
+        compiled, repaired = is_compiled(module), is_repaired(module) and torchs
         if (compiled or repaired) and self._opaque is None:
             inputs = [tensor for tensor in tensors_in(args) if is_followed(tensor)]
             site = self.watcher.stack.call_site()
