@@ -348,7 +348,7 @@ def test_a_later_failure_removes_the_repairs(monkeypatch):
             raise ZeroDivisionError
 
     monkeypatch.setattr(STEPS, "_classes", {**STEPS._classes})
-    STEPS.add("fails", Fails)
+    STEPS.register("fails", Fails)
     monkeypatch.setattr(Fails, "name", "fails")
     model = network()
     before = facts(model)
