@@ -58,14 +58,14 @@ class SwapConvolution(SwapClass):
 
     def _subclass(self, module: nn.Module) -> type[nn.Module] | None:
         """Return the repaired class for a module of a user's class; None if that cannot be repaired."""
-        own = original_class(type(module))
-        is_torchs = own.__module__.startswith(
-            ("torch.", "prepare.")
-        )  # also a parametrized or sharded one
-        if is_torchs or not isinstance(module, tuple(self.swaps)):
+        own: Any = original_class(type(module))  # a class is hashable, which mypy denies
+        # Parametrized and sharded modules have classes of torch, which are taken off again.
+        is_users = not own.__module__.startswith(("torch.", "prepare."))
+        if not is_users or not isinstance(module, tuple(self.swaps)):
             return None
         base: Any = self._torch_class(module)
-        return subclass_of(own, self.swaps[base]) if _runs(own, base) else None
+        keeping: Any = self.swaps[base]
+        return subclass_of(own, keeping) if _runs(own, base) else None
 
     def _own_class(self, module: nn.Module) -> type[nn.Module] | None:
         """Return the user's class of which the class of a repaired module was made."""
@@ -77,14 +77,15 @@ class SwapConvolution(SwapClass):
 def subclass_of(own: Any, keeping: Any) -> Any:
     """Return the class `Keeping...` made of a user's class and a repair: the same class each time."""
     members = {_MADE_OF: (own, keeping), "__module__": keeping.__module__, "__doc__": own.__doc__}
-    return mark_repair(_metaclass(type(own))(f"Keeping{own.__name__}", (own, keeping), members))
+    kind: Any = type(own)
+    return mark_repair(_metaclass(kind)(f"Keeping{own.__name__}", (own, keeping), members))
 
 
 @cache
-def _metaclass(kind: type) -> Any:
+def _metaclass(kind: Any) -> Any:
     """Return a metaclass, a subclass of `kind`, whose classes are pickled by what they are made of."""
     made = type(kind.__name__, (kind,), {})
-    copyreg.pickle(made, _reduce)  # type: ignore[arg-type]
+    copyreg.pickle(made, _reduce)
     return made
 
 
