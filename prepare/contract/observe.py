@@ -17,7 +17,7 @@ from prepare.contract.compare import compare
 from prepare.contract.records import Contract, ContractCheck, Place, TimeRatio, Tolerance
 from prepare.core.forward.call import call_of
 from prepare.core.model.deep_copy import CopyError, copy_or_build
-from prepare.core.model.module_kinds import is_repair
+from prepare.core.model.module_kinds import class_before_repair
 from prepare.core.model.tensors import is_strided, name_of, named_modules, named_tensors
 from prepare.core.model.threads import with_threads
 from prepare.core.utils.environment import environment
@@ -191,8 +191,7 @@ def _class_name(module: nn.Module) -> str:
 
     Another version of torch may need no repair.
     """
-    cls = type(module)
-    return (cls.__mro__[1] if is_repair(cls) else cls).__name__
+    return class_before_repair(type(module)).__name__
 
 
 def _described(tensor: Tensor) -> str:

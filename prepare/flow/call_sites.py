@@ -17,10 +17,10 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-# The line that calls an operator of the step keep_layout, or of einops, is the model's.
+# The line that calls an operator of the step keep_layout, a repair, or einops is the model's.
 _OTHER_FOLDERS = (
     str(Path(__file__).parent) + os.sep,
-    str(Path(__file__).parents[1] / "steps" / "keeping") + os.sep,
+    *(str(Path(__file__).parents[1] / "steps" / each) + os.sep for each in ("keeping", "repairs")),
     *(f"{path}{os.sep}" for path in getattr(find_spec("einops"), "submodule_search_locations", ())),
 )
 _FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")  # noqa: PTH118

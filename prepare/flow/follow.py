@@ -26,7 +26,7 @@ from prepare.core.forward.stand_ins import (
 )
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.issues_here import CallIssues, describe
-from prepare.core.model.module_kinds import is_repaired
+from prepare.core.model.module_kinds import class_before_repair, is_repaired
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.errors import RefusedError
 from prepare.flow.call_sites import CallSite, ModuleStack
@@ -223,7 +223,9 @@ class _ModuleHooks:
         given = next(iter(tensors_in(args)), None)
         for issue in self.issues.of(module, given.shape) if given is not None else ():
             self.watcher.builder.add_note(f"{name} is {describe(issue)}")
-        compiled, repaired = is_compiled(module), is_repaired(module)
+        # The forward of a repaired subclass is the user's, whose lines may lose a layout.
+        torchs = class_before_repair(type(module)).__module__.startswith("torch.")
+        compiled, repaired = is_compiled(module), torchs and is_repaired(module)
         if (compiled or repaired) and self._opaque is None:
             inputs = [tensor for tensor in tensors_in(args) if is_followed(tensor)]
             site = self.watcher.stack.call_site()

@@ -22,6 +22,8 @@ from prepare.steps.repairs import find_repair
 KnownIssues = Literal["error", "warn", "ignore"]
 
 _SHOWN = 1
+# A user's class that no repair can reach is named for this issue, which makes it several times slower.
+_REFERENCE = "conv3d_reference_cpu"
 _CURES = {"format": "use", "flag": "set", "version": "install"}
 
 
@@ -31,7 +33,8 @@ class IssueMatch:
 
     `in_training`: whether the model is in training mode. `only_warns`: whether wrong numbers are no error
     even then. `needs_force`: whether the step that repairs it needs `force`, as no convolution is in
-    channels-last.
+    channels-last. `own_forward`: whether no step can repair them, as their forward is their own;
+    that matters to who has asked for the repair.
     """
 
     issue: Issue
@@ -39,6 +42,7 @@ class IssueMatch:
     in_training: bool
     only_warns: bool
     needs_force: bool
+    own_forward: bool = False
 
     @property
     def is_wrong(self) -> bool:
@@ -60,6 +64,11 @@ class IssueMatch:
         names = list(self.modules)
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         kinds = ", ".join(sorted(set(self.modules.values())))
+        if self.own_forward:
+            stay = "1 convolution stays" if len(names) == 1 else f"{len(names)} convolutions stay"
+            kernel = f"{stay} in torch's reference kernel at batch 1 [{self.issue.name}]"
+            wrong = f"repair_layout cannot replace {kinds} (own forward): {kernel}"
+            return Problem("", wrong, "run batches of 2 or more")
         where = f"{kinds} ({', '.join(name or 'the model' for name in names[:_SHOWN])}{more})"
         wrong = f"{self.issue.what} [{self.issue.name}]{self._mode()}"
         return Problem(where, wrong, self._remedy())
@@ -107,25 +116,28 @@ def find_known_issues(
         dtypes = (dtypes - {"float32"} if devices == {"cpu"} else dtypes) | {amp}
     modules_by_class: dict[str, dict[str, nn.Module]] = {}
     for name, module in model.named_modules():
-        modules_by_class.setdefault(_class_name(type(module)), {})[name] = module
+        modules_by_class.setdefault(_class_name(module), {})[name] = module
     matches = []
     for issue in dict.fromkeys(
         issue for device in sorted(devices) for issue in standing_here(device)
     ):
-        if not issue.in_plan:
-            continue
-        modules = {
-            name: kind
-            for kind in issue.operations
-            if kind in modules_by_class and issue.concerns(kind, formats, dtypes)
-            for name, module in modules_by_class[kind].items()
-            if ONLY[issue.only](module)
-            and (not issue.repair or find_repair(issue.repair).fits(module))
-        }
-        if modules:
-            only_warns = known_issues == "warn"
-            needs_force = formats.isdisjoint({*issue.formats} - {"contiguous"})
-            matches.append(IssueMatch(issue, modules, model.training, only_warns, needs_force))
+        for own_forward in (False, True):
+            if not (issue.in_plan or own_forward):
+                continue
+            modules = {
+                name: kind if is_repair(type(module)) else type(module).__name__
+                for kind in issue.operations
+                if kind in modules_by_class and issue.concerns(kind, formats, dtypes)
+                for name, module in modules_by_class[kind].items()
+                if ONLY[issue.only](module) and _meets(issue, module, own_forward=own_forward)
+            }
+            if modules:
+                only_warns = known_issues == "warn"
+                needs_force = formats.isdisjoint({*issue.formats} - {"contiguous"})
+                match = IssueMatch(
+                    issue, modules, model.training, only_warns, needs_force, own_forward
+                )
+                matches.append(match)
     return sorted(matches, key=lambda match: not match.is_error)
 
 
@@ -150,10 +162,22 @@ def check_known_issues(known_issues: str) -> None:
         raise ConfigError("known_issues", f"{known_issues!r} is not allowed", remedy)
 
 
-def _class_name(cls: type[nn.Module]) -> str:
-    """Return the name of a module's class; for a repaired module, of the class of torch."""
+def _class_name(module: nn.Module) -> str:
+    """Return the name of a module's class; for a repair or a user's convolution, of the class of torch."""
+    cls = type(module)
     torch_bases = (base for base in cls.__mro__ if base.__module__.startswith("torch."))
-    return next(torch_bases, cls).__name__ if is_repair(cls) else cls.__name__
+    is_torchs = is_repair(cls) or isinstance(module, CONVOLUTIONS_2D_3D)
+    return next(torch_bases, cls).__name__ if is_torchs else cls.__name__
+
+
+def _meets(issue: Issue, module: nn.Module, *, own_forward: bool) -> bool:
+    """Return whether a module runs torch's code; with `own_forward`, whether no repair can reach it."""
+    repair = find_repair(issue.repair) if issue.repair else None
+    if own_forward:
+        return issue.name == _REFERENCE and repair is not None and repair.cannot_reach(module)
+    if repair is not None:
+        return repair.fits(module)
+    return is_repair(type(module)) or type(module).__name__ in issue.operations
 
 
 def _convolution_weights(table: RequestTable) -> tuple[set[str], set[str], set[str]]:

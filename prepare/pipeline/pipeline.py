@@ -156,7 +156,11 @@ class Pipeline:
             work = survey(model, self._phases, known_issues, amp)
             errors = [*work.table.errors, *_known_errors(work.issues)]
             remarks = [note for step in self.steps.values() for note in step.remarks(work.model)]
-            warned = [match.problem() for match in work.issues if not match.is_error]
+            warned = [
+                match.problem()
+                for match in work.issues
+                if not match.is_error and ("repair_layout" in self.steps or not match.own_forward)
+            ]
             if known_issues != "ignore":
                 warned += spinning_problems(work.table)
             unfit = [problem for step in self.steps.values() for problem in step.in_training()]

@@ -28,10 +28,12 @@ class RepairLayout(ForDevice, ForChannelsLast):
     model). A repaired module keeps its identity, hooks and state_dict: its class becomes a subclass of its
     own class, named `Keeping...` (`KeepingConv3d`) because it keeps the layout of its input. Contiguous
     inputs run torch's own code, except in 3-d convolutions whose weight gradients would be garbage in
-    training. Modules of a user's subclass are not changed.
+    training. Of modules of a user's subclass, only convolutions are repaired whose own forward runs torch's
+    (`super().forward(x)`, as in the decoders of videos).
     Helps: networks with instance norm (nnU-Net, MONAI): on a CPU, without it, their gradients are wrong
     at batch 1, and every norm copies its input; group norm on a CPU loses all digits far from 0. Large
     convolutions with few output pixels (the last stages of a ResNet at batch 1) no longer copy their weight.
+    Decoders of one video on a CPU (Wan) leave torch's reference kernel.
     Hurts: a small activation is copied to contiguous and back, which for group norm costs several
     times torch's (inexact) kernel. TorchScript cannot compile a repaired norm. To undo all repairs:
     `from prepare.steps import repair_layout; repair_layout.undo(model)`.

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from prepare.core.model.issue_sizes import has_few_pixels, has_large_weight
-from prepare.steps.repairs.base import SwapClass, is_channels_last, with_channels_last_grad
+from prepare.steps.repairs._subclasses import SwapConvolution
+from prepare.steps.repairs.base import is_channels_last, with_channels_last_grad
 
 
 class KeepingConv2d(nn.Conv2d):
@@ -31,7 +32,7 @@ class KeepingConv2d(nn.Conv2d):
         return super()._conv_forward(input, weight, bias)
 
 
-class _LargeConvRepair(SwapClass):
+class _LargeConvRepair(SwapConvolution):
     """Repair only convolutions for which a matrix product may be faster."""
 
     def fits(self, module: nn.Module) -> bool:

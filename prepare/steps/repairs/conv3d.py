@@ -11,7 +11,8 @@ from torch.nn import functional as F  # noqa: N812
 from prepare.core.model.issue_sizes import is_smaller_than_kernel
 from prepare.steps.repairs import conv2d
 from prepare.steps.repairs._norm_autograd import contiguous_copy, through_contiguous
-from prepare.steps.repairs.base import SwapClass, is_channels_last, to_channels_last
+from prepare.steps.repairs._subclasses import SwapConvolution
+from prepare.steps.repairs.base import is_channels_last, to_channels_last
 
 # The limits of `use_mkldnn` in torch's aten/src/ATen/native/Convolution.cpp: at batch 1 and without groups,
 # at most this many elements in C * D * H; and the batch size from which 1x1x1 kernels use oneDNN.
@@ -130,7 +131,9 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
         ]
 
 
-REPAIR = SwapClass("conv3d", {nn.Conv3d: KeepingConv3d, nn.ConvTranspose3d: KeepingConvTranspose3d})
+REPAIR = SwapConvolution(
+    "conv3d", {nn.Conv3d: KeepingConv3d, nn.ConvTranspose3d: KeepingConvTranspose3d}
+)
 
 
 def backward_exceeds_memory(module: nn.Module, x: Tensor, output: Tensor) -> bool:
