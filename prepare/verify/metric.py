@@ -15,6 +15,7 @@ from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.torch_state import isolated
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.core.utils.user_code import described
+from prepare.core.utils.wording import words
 from prepare.errors import Problem, RefusedError
 from prepare.verify.inputs import user_call, user_formatter
 from prepare.verify.records import Check
@@ -58,10 +59,18 @@ def limit_of(metric: Metric | None, max_drop: float | None) -> Limit | None:
         wrong = f"a {type(metric).__name__} is not a function"
         problems.append(Problem("metric", wrong, "give a function of (model, batch)"))
     if metric is not None and max_drop is None:
-        problems.append(Problem("max_drop", "is missing", "give max_drop=, as in 0.001"))
+        problems.append(
+            Problem(
+                "max_drop",
+                "is missing",
+                words(cli="give verify.max_drop=0.001", python="give max_drop=0.001"),
+            )
+        )
     if metric is None and max_drop is not None:
         wrong = "limits a metric, and there is none"
-        problems.append(Problem("max_drop", wrong, "give metric="))
+        problems.append(
+            Problem("max_drop", wrong, words(cli="give verify.metric=", python="give metric="))
+        )
     if max_drop is not None and not 0 <= max_drop < math.inf:
         problems.append(Problem("max_drop", f"{max_drop} is not a drop", "give one from 0 on"))
     if problems:
