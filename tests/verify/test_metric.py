@@ -95,7 +95,7 @@ def test_a_metric_that_is_not_a_number_never_passes(values, status, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"metric": max}, "max_drop: is missing; give max_drop=, as in 0.001"),
+        ({"metric": max}, "max_drop: is missing; give max_drop=0.001"),
         ({"max_drop": 0.1}, "max_drop: limits a metric, and there is none; give metric="),
         ({"metric": "acc", "max_drop": 1}, "metric: a str is not a function; give a function of"),
         ({"metric": max, "max_drop": -1}, "max_drop: -1 is not a drop; give one from 0 on"),
