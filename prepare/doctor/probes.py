@@ -208,6 +208,9 @@ KNOWN: dict[str, Probe] = {
     "softmax_layout": Probe(
         "Softmax", _kept(OperationCase(partial(nn.Softmax, dim=1), (2, 8, 6, 6), _FLAT))
     ),
+    "circular_pad_layout": Probe(
+        "CircularPad", _kept(OperationCase(partial(nn.CircularPad2d, 1), (2, 8, 6, 6), _FLAT))
+    ),
     "layer_norm_layout": Probe(
         "LayerNorm over (C, H, W)",
         _kept(OperationCase(partial(nn.LayerNorm, (8, 6, 6)), (2, 8, 6, 6), _FLAT)),

@@ -31,6 +31,8 @@ EXAMPLES = {
     "AdaptiveAvgPool3d": (lambda: nn.AdaptiveAvgPool3d(2), (2, 16, 6, 6, 8)),
     "AdaptiveMaxPool3d": (lambda: nn.AdaptiveMaxPool3d(2), (2, 16, 6, 6, 8)),
     "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d(2), (2, 16, 6, 8)),
+    "CircularPad2d": (lambda: nn.CircularPad2d(1), (2, 16, 6, 8)),
+    "CircularPad3d": (lambda: nn.CircularPad3d((1, 0, 2, 1, 1, 1)), (2, 16, 4, 6, 8)),
     "Softmax": (lambda: nn.Softmax(1), (2, 16, 6, 8)),
     "Softmin": (lambda: nn.Softmin(1), (2, 16, 6, 8)),
     "LogSoftmax": (lambda: nn.LogSoftmax(1), (2, 16, 6, 8)),
