@@ -351,3 +351,13 @@ def test_a_step_that_stores_nothing_at_all_is_an_error():
         patch.setattr(Lies, "stores", lambda self, model: {})
         [error] = Pipeline([Lies()]).plan(small_2d()).errors
     assert str(error) == "steps.lies: stores no tensor of Sequential in another form"
+
+
+def test_a_tensor_of_another_dtype_or_on_another_device_than_wanted_is_ineffective():
+    net = nn.Conv2d(3, 4, 3)
+    plan = Pipeline.from_config({"device": {"device": "cpu"}, "half": {"keep": []}}).plan(net)
+    rows = audit(net.bfloat16(), plan=plan).rows
+    assert {row.reason for row in rows} == {"dtype is bfloat16, not float16"}
+    rows = audit(net.half().to("meta"), plan=plan).rows
+    assert {row.reason for row in rows} == {"device is meta, not cpu"}
+    assert {row.status for row in rows} == {"ineffective"}

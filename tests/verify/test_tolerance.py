@@ -9,7 +9,14 @@ from torch import nn
 
 from prepare.pipeline import Pipeline
 from prepare.verify import verify
-from prepare.verify.tolerance import Deviation, compare, sensitivity
+from prepare.verify.tolerance import (
+    Deviation,
+    compare,
+    is_too_noisy,
+    rounding_floor,
+    rounding_step,
+    sensitivity,
+)
 from verify_checks import FLAT, PIPELINES, check, checks_by_kind, prepared
 from verify_faults import Net
 
@@ -191,3 +198,74 @@ def test_only_a_common_factor_of_many_numbers_is_one():
         tensors = ({"a": expected}, [], {"a": actual})
         (found,) = compare(*tensors, dtype=torch.float32, depth=1, gradients=True)
         assert found.is_factor is is_factor
+
+
+SOME, ZEROS = torch.ones(3), torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("exact", "actual", "gradients", "note"),
+    [
+        (SOME, None, True, "has no gradient"),
+        (None, SOME, True, "has a gradient, but not in the reference"),
+        (SOME, None, False, "is missing"),
+        (None, SOME, False, "is not in the reference"),
+        (SOME, torch.ones(2), False, "has shape [2], in the reference [3]"),
+        (SOME, SOME / 0, False, "contains NaN or Inf"),
+        (torch.eye(3), (torch.eye(3) / 0).to_sparse(), False, "contains NaN or Inf"),
+        (ZEROS, None, True, ""),
+        (None, ZEROS, True, ""),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_subtracted_is_named_and_exceeds(exact, actual, gradients, note):
+    both_missing = {"other": None}
+    (found,) = compare(
+        both_missing | {"x": exact},
+        [],
+        both_missing | {"x": actual},
+        dtype=torch.float32,
+        depth=1,
+        gradients=gradients,
+    )
+    assert (found.note, found.exceeds) == (note, bool(note))
+
+
+def test_what_rounding_may_add_up_to_grows_with_the_depth_and_the_dtype():
+    one, four = (rounding_floor(torch.float32, depth) for depth in (1, 4))
+    assert four == 2 * one == 2 * rounding_floor(torch.float32, 0)
+    assert rounding_floor(torch.bfloat16, 1) > 1000 * one
+    steps = [rounding_step(dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16)]
+    assert steps == sorted(steps)
+    assert steps[-1] < 0.1
+
+
+def test_a_small_gradient_is_measured_by_its_module_and_by_the_largest_of_all():
+    exact = {"a.weight": torch.full((4,), 1.0), "a.bias": torch.full((4,), 1e-3)}
+    wrong = {"a.weight": exact["a.weight"], "a.bias": exact["a.bias"] * 1.01}
+    how = {"dtype": torch.float32, "depth": 1}
+    alone = {each.name: each for each in compare(exact, [], wrong, **how)}
+    together = {each.name: each for each in compare(exact, [], wrong, by_module=True, **how)}
+    assert alone["a.bias"].error == pytest.approx(1e-2, rel=1e-3)
+    assert together["a.bias"].error == pytest.approx(1e-5, rel=1e-3)
+    least = {each.name: each for each in compare(exact, [], wrong, gradients=True, **how)}
+    allowed = least["a.bias"].allowed
+    assert allowed == pytest.approx(rounding_step(torch.float32) / 1e-3, rel=1e-3)
+    assert allowed > alone["a.bias"].allowed
+
+
+@pytest.mark.parametrize(
+    ("noises", "shares", "expected"),
+    [
+        ([], [], False),
+        ([0.0, 0.0, 1.0], [1.0, 1.0, 1e-6], False),
+        ([0.0, 1.0, 1.0], [1e-6] * 3, True),
+        ([0.0, 0.0, 1.5], [1.0, 1.0, 1.0], True),
+        ([0.0, 0.0, 1.5], [1.0, 1.0, 1e-6], False),
+    ],
+    ids=str,
+)
+def test_a_baseline_is_too_noisy_by_half_of_its_tensors_or_by_a_large_one(noises, shares, expected):
+    pairs = zip(noises, shares, strict=True)
+    found = [Deviation(str(i), 0.0, 1.0, noise, share) for i, (noise, share) in enumerate(pairs)]
+    assert is_too_noisy(found) is expected
