@@ -353,7 +353,7 @@ def test_a_step_that_stores_nothing_at_all_is_an_error():
     assert str(error) == "steps.lies: stores no tensor of Sequential in another form"
 
 
-def test_a_tensor_of_another_dtype_or_on_another_device_than_wanted_is_ineffective():
+def test_another_dtype_or_device_than_wanted_is_ineffective():
     net = nn.Conv2d(3, 4, 3)
     plan = Pipeline.from_config({"device": {"device": "cpu"}, "half": {"keep": []}}).plan(net)
     rows = audit(net.bfloat16(), plan=plan).rows

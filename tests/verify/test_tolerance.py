@@ -231,7 +231,7 @@ def test_what_cannot_be_subtracted_is_named_and_exceeds(exact, actual, gradients
     assert (found.note, found.exceeds) == (note, bool(note))
 
 
-def test_what_rounding_may_add_up_to_grows_with_the_depth_and_the_dtype():
+def test_the_allowed_rounding_grows_with_depth_and_dtype():
     one, four = (rounding_floor(torch.float32, depth) for depth in (1, 4))
     assert four == 2 * one == 2 * rounding_floor(torch.float32, 0)
     assert rounding_floor(torch.bfloat16, 1) > 1000 * one
@@ -240,7 +240,7 @@ def test_what_rounding_may_add_up_to_grows_with_the_depth_and_the_dtype():
     assert steps[-1] < 0.1
 
 
-def test_a_small_gradient_is_measured_by_its_module_and_by_the_largest_of_all():
+def test_a_small_gradient_is_measured_by_larger_ones():
     exact = {"a.weight": torch.full((4,), 1.0), "a.bias": torch.full((4,), 1e-3)}
     wrong = {"a.weight": exact["a.weight"], "a.bias": exact["a.bias"] * 1.01}
     how = {"dtype": torch.float32, "depth": 1}
@@ -265,7 +265,7 @@ def test_a_small_gradient_is_measured_by_its_module_and_by_the_largest_of_all():
     ],
     ids=str,
 )
-def test_a_baseline_is_too_noisy_by_half_of_its_tensors_or_by_a_large_one(noises, shares, expected):
+def test_a_baseline_is_too_noisy_by_half_or_by_a_large_tensor(noises, shares, expected):
     pairs = zip(noises, shares, strict=True)
     found = [Deviation(str(i), 0.0, 1.0, noise, share) for i, (noise, share) in enumerate(pairs)]
     assert is_too_noisy(found) is expected
