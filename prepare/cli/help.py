@@ -77,7 +77,7 @@ def topic_page(topic: str, width: int, config_dir: str | None = None) -> str:
         parts.append("\n".join(_step(topic, width)))
     if not parts:
         topics = dict.fromkeys([*key_names(), *tasks(), *STEPS, *USAGES, "all"])
-        wrong = "is no group, task, key or step"
+        wrong = "is not a group, task, key or step"
         near = nearest(topic, [name for name in topics if name != "hydra"])[:1]
         meant = f"did you mean --help {near[0]}? " if near else ""
         raise ConfigError(topic, wrong, f"{meant}--help all shows every name")
