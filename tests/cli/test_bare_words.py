@@ -92,7 +92,9 @@ def test_the_help_of_one_group_lists_its_options(go):
     assert ran.out.startswith("memfmt: choose one with memfmt=OPTION\n  by_rank ")
     wrong = go("--help", "modle")
     assert wrong.code == 2
-    assert wrong.err.startswith("modle: is not a group, task, key or step; did you mean --help model?")
+    assert wrong.err.startswith(
+        "modle: is not a group, task, key or step; did you mean --help model?"
+    )
 
 
 @pytest.mark.parametrize(
