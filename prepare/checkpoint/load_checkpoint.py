@@ -82,6 +82,8 @@ def load(
         RefusedError, ConfigError: as `Pipeline.apply`.
     """
     check_known_issues(known_issues)
+    if isinstance(path, nn.Module):
+        raise ConfigError("path", "this is the model", "the path comes first: load(path, model)")
     if check not in _CHECKS:
         raise ConfigError("check", f"{check!r} is not allowed", choose(str(check), _CHECKS))
     opened = open_weights(Path(path), key=key, rename=rename, check=check)

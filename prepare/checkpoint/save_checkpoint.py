@@ -55,6 +55,8 @@ def save(model: nn.Module, path: str | Path, *, pipeline: Pipeline | None = None
         ConfigError: the suffix is unknown.
         FileError: a file cannot be written.
     """
+    if isinstance(path, nn.Module):
+        raise ConfigError("path", "this is the model", "the model comes first: save(model, path)")
     path = Path(path)
     try:
         kind = check_suffix(path)

@@ -136,3 +136,10 @@ def test_a_kill_between_the_two_files_is_detected(path):
         load(path, lambda: nn.Linear(2, 3))
     kept = load(path, lambda: nn.Linear(2, 3), check="never").model
     assert torch.equal(kept.weight, first.weight)
+
+
+def test_path_and_model_in_the_wrong_order_are_named(path):
+    with pytest.raises(ConfigError, match=r"load\(path, model\)"):
+        load(small(), path)
+    with pytest.raises(ConfigError, match=r"save\(model, path\)"):
+        save(path, small())
