@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import nn
 
+from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.utils import files
 from prepare.core.utils.json_records import Readable
 from prepare.core.utils.options import plain
@@ -85,7 +86,7 @@ def prepare(
         if repair_layout is None:
             repair_layout = plain(memory_format) != "contiguous"
     if repair_layout:
-        steps["repair_layout"] = {}
+        steps[REPAIR_STEP] = {}
     if steps and format_inputs:
         steps["input_format"] = {"attach": True}
     if not steps:

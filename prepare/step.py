@@ -86,6 +86,10 @@ class Step:
     phase: ClassVar[str] = ""
     recipe_part: ClassVar[str] = ""
     """The part of a recipe that a tuning makes with `offers`: see `prepare.tune.candidates`."""
+    added_by: ClassVar[str] = ""
+    """The shorter word of the command line that adds it: `precision=half`."""
+    only_layouts: ClassVar[bool] = False
+    """True if without it the model computes the same in other layouts; an export may then `undo` it."""
     complexity: ClassVar[int] = 3
     """How much it adds to the complexity of a recipe, from 0 to 6: see `cost`."""
 

@@ -21,8 +21,8 @@ from prepare.registry import STEPS, tasks
 from prepare.report.sweep_table import SHARED
 from prepare.sweep.summary import UNENDED
 from prepare.tune.records import STATUSES as TUNE_STATUSES
-from prepare.verify.compare_case import RESULT_FIELDS
 from prepare.verify.compare_modules import MODULE_FIELDS
+from prepare.verify.execution.single_run import RESULT_FIELDS
 from prepare.verify.records import STATUSES as VERIFY_STATUSES
 
 # What looks up, and why: a stage is given a pipeline and its plan (names for type checkers), and the step

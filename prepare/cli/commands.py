@@ -170,10 +170,10 @@ def _parser() -> ArgumentParser:
     return ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
 
 
-def _check_count(argv: list[str], count: int, usage: str, what: str = "") -> None:
+def _check_count(argv: list[str], count: int, usage: str, what: str) -> None:
     if len(argv) != count:
-        wrong = f"takes {plural(count, 'argument') if count else 'no argument'}, got {len(argv)}"
-        raise ConfigError(usage.partition(" ")[0], wrong, f"{usage}: {what}" if what else "")
+        wrong = f"takes {plural(count, 'argument')}, got {len(argv)}"
+        raise ConfigError(usage.partition(" ")[0], wrong, f"{usage}: {what}")
 
 
 def _read_named(read: Callable[[Path], _Read], path: Path) -> _Read:

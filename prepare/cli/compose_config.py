@@ -268,23 +268,27 @@ class Composer:
 
     def _readable(self, overrides: Iterable[str]) -> tuple[list[Override], list[Problem]]:
         """Return the overrides that can be parsed, and the problems of the others."""
-        parser = OverridesParser.create()
-        kinds = {OverrideType.CHANGE: "set", OverrideType.DEL: "delete"}
         readable, problems = [], []
         for text in overrides:
-            try:
-                parsed = parser.parse_override(text)
-                several = parsed.is_sweep_override()
-                value = None if several else parsed.value()
-            except HydraException:
+            if override := read_override(text):
+                readable.append(override)
+            else:
                 problems.append(unreadable(text, self.groups))
-                continue
-            if "[" in parsed.key_or_group:  # accepted by Hydra 1.4
-                problems.append(unreadable(text, self.groups))
-                continue
-            kind = kinds.get(parsed.type, "add")
-            readable.append(Override(text, kind, parsed.key_or_group, value, several))
         return readable, problems
+
+
+def read_override(text: str) -> Override | None:
+    """Return an override as Hydra parses it, without a value if it has several; None if it cannot."""
+    try:
+        parsed = OverridesParser.create().parse_override(text)
+        several = parsed.is_sweep_override()
+        value = None if several else parsed.value()
+    except HydraException:
+        return None
+    if "[" in parsed.key_or_group:  # accepted by Hydra 1.4
+        return None
+    kind = {OverrideType.CHANGE: "set", OverrideType.DEL: "delete"}.get(parsed.type, "add")
+    return Override(text, kind, parsed.key_or_group, value, several)
 
 
 def _swept(parsed: Any) -> list[str]:

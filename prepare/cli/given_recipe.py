@@ -6,11 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-
 from prepare import recipe
-from prepare.cli.compose_config import ERRORS, Composer, composing, store_recipe
+from prepare.cli.compose_config import ERRORS, Composer, composing, read_override, store_recipe
 from prepare.cli.resolve_config import plain_mapping
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
@@ -53,18 +50,11 @@ def take_recipe(overrides: Iterable[str], config_dir: str | None) -> None:
 
 def _read(overrides: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Yield the key and the value of each override that can be read and has one value."""
-    parser = OverridesParser.create()
-    for text in overrides:
-        try:
-            parsed = parser.parse_override(text)
-            several = parsed.is_sweep_override()
-            value = None if several else parsed.value()
-        except HydraException:
-            continue
-        if several and parsed.key_or_group == RECIPE:
+    for override in filter(None, map(read_override, overrides)):
+        if override.several and override.key == RECIPE:
             remedy = "write recipe=FILE, and sweep over other keys"
             raise ConfigError(RECIPE, "takes one file for all runs of a sweep", remedy)
-        yield parsed.key_or_group, value
+        yield override.key, override.value
 
 
 def _steps_of(path: str) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from prepare.cli.commands import COMMANDS
 from prepare.core.utils.options import no_options
 from prepare.core.utils.suggest import choose, choose_option, nearest, options_text
-from prepare.errors import ConfigError, Problem
+from prepare.errors import ConfigError, Problem, StepError
 from prepare.job.settings import NO_MODEL, key_names, unknown_key
 from prepare.registry import STAGES, STEPS, tasks
 
@@ -46,13 +47,6 @@ _REMOVED = {
 # Packages that bring an option of Hydra's own groups; those of our launchers are in `launcher_checks`.
 _PLUGINS = {"hydra/launcher=rq": "hydra-rq-launcher"}
 _STEPS = "add one as +steps.NAME={}, set an option as steps.NAME.OPTION=value, drop one as steps.NAME=null"
-# Options of groups that add a step.
-_ADDED_BY = {
-    "half": "precision=half",
-    "conv2d_memory_format": "memfmt=channels_last",
-    "conv3d_memory_format": "memfmt=channels_last_3d",
-    "device": "device=auto",
-}
 # Hydra's own groups, which choose how a sweep runs.
 HYDRAS = ("hydra/launcher", "hydra/sweeper")
 
@@ -272,8 +266,8 @@ def _missing(
     if len(parts) == 1 and name in STEPS:
         below = "." in override.key
         problem = unknown_key(name, {override.key: override.value} if below else override.value)
-        group = f"write {_ADDED_BY[name]}, or " if name in _ADDED_BY else ""
-        return replace(problem, remedy=problem.remedy.replace("write ", group or "write "))
+        group = f"write {word}, or " if (word := _added_by(name)) else "write "
+        return replace(problem, remedy=problem.remedy.replace("write ", group))
     if len(parts) == 1:
         remedy = _top_level(override, menu, siblings)
         return Problem(where, "no such key", remedy) if remedy else unknown_key(name)
@@ -325,9 +319,16 @@ def _missing_step(name: str, present: Mapping[str, Any]) -> Problem:
     if name not in STEPS:
         return Problem(f"steps.{name}", "no such step", choose(name, STEPS, noun="steps"))
     content = f"holds {', '.join(present)}" if present else "is empty"
-    group = f"{_ADDED_BY[name]} or " if name in _ADDED_BY else ""
+    group = f"{word} or " if (word := _added_by(name)) else ""
     remedy = f"add it with {group}+steps.{name}={{}}"
     return Problem(f"steps.{name}", f"is not in this pipeline, which {content}", remedy)
+
+
+def _added_by(name: str) -> str:
+    """Return the option of a group that adds a step; empty for none, and for a plugin that fails."""
+    with suppress(StepError):
+        return STEPS[name].added_by
+    return ""
 
 
 def _is_device(word: str) -> bool:

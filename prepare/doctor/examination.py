@@ -13,7 +13,16 @@ from typing import Any
 import torch
 
 from prepare.core.model.issues_here import answers_file
-from prepare.core.model.known_issues import FINE, INEXACT, NOT_PROBED, SLOW, WRONG, Issue, issues
+from prepare.core.model.known_issues import (
+    FINE,
+    INEXACT,
+    NOT_PROBED,
+    REPAIR_STEP,
+    SLOW,
+    WRONG,
+    Issue,
+    issues,
+)
 from prepare.core.utils.accelerator import accelerator
 from prepare.core.utils.child_process import Worker
 from prepare.core.utils.environment import environment
@@ -179,7 +188,7 @@ def _of_issue(issue: Issue, answers: dict[str, CaseOutcome]) -> Finding:
 
 def _cure(kind: str, cure: str, effect: str) -> str:
     if kind == "repair":
-        return f"add {step('repair_layout', **({'exact': True} if effect == 'inexact' else {}))}"
+        return f"add {step(REPAIR_STEP, **({'exact': True} if effect == 'inexact' else {}))}"
     return _CURES[kind].format(cure)
 
 

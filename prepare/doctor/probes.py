@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.utils.text import first_line, size
 from prepare.doctor.cases import CaseOutcome, OperationCase, judge, loses_layout, pace
 
@@ -70,7 +71,7 @@ def _timed(
 def _repair(module: nn.Module) -> None:
     from prepare.pipeline import Pipeline
 
-    Pipeline.from_config({"repair_layout": {"force": True}}).apply(module, known_issues="ignore")
+    Pipeline.from_config({REPAIR_STEP: {"force": True}}).apply(module, known_issues="ignore")
 
 
 def _computed_weight(device: str) -> Iterator[CaseOutcome]:

@@ -72,20 +72,20 @@ def take_out(model: nn.Module, exporter: Exporter, pipeline: Pipeline) -> Iterat
     if any(isinstance(hook, FormatHook) for hook in model._forward_pre_hooks.values()):
         FormatHook.remove(model)
         reason = "a hook is not captured; the conversion of inputs is put into the program"
-        if "input_format" not in exporter.keeps:
+        if FormatHook.step not in exporter.keeps:
             reason = "a hook is not captured; the program converts the dtype of inputs, not their strides"
-        yield TakenOut(step="input_format", modules=("",), reason=reason)
+        yield TakenOut(step=FormatHook.step, modules=("",), reason=reason)
     compiled = [name for name, module in model.named_modules() if is_compiled(module)]
     if compiled or "compile" in pipeline.steps:
         for module in model.modules():
             STEPS["compile"].undo(module)
         reason = "a compiled call is not captured; the exporter compiles, or the format's runtime"
         yield TakenOut(step="compile", modules=tuple(compiled), reason=reason)
-    for step in ("repair_layout", "keep_layout"):
-        if step in exporter.keeps:
+    for step, cls in STEPS.items():
+        if step in exporter.keeps or not cls.only_layouts:
             continue
         before = {name: type(module) for name, module in model.named_modules()}
-        STEPS[step].undo(model)
+        cls.undo(model)
         after = dict(model.named_modules())
         changed = tuple(name for name, cls in before.items() if type(after[name]) is not cls)
         if changed:

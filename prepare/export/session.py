@@ -18,6 +18,7 @@ from prepare import recipe
 from prepare.bench import compare
 from prepare.bench.records import PREPARED, UNPREPARED, Comparison
 from prepare.core.forward.call import Call, call_of
+from prepare.core.forward.input_formatter import FormatHook
 from prepare.core.model.deep_copy import CopyError, deep_copy
 from prepare.core.utils.environment import environment
 from prepare.core.utils.packages import version_of
@@ -234,7 +235,7 @@ class ExportSession:
                 raise RefusedError("model", f"cannot be copied: {error}") from error
             self.taken_out = tuple(take_out(model, exporter, self.pipeline))
             judge = Reference(self.reference, model, self.call)
-            strides = "input_format" in exporter.keeps
+            strides = FormatHook.step in exporter.keeps
             wrapped, formats = with_format(model, self.pipeline, self.call, strides=strides)
             note(judge.judge(outputs_of(wrapped, self.call), self.call))
         inputs = inputs_of(wrapped, self.call, exporter.dynamic)

@@ -108,16 +108,16 @@ def read_settings(
     read: dict[str, Any] = {"choices": dict(choices), "stages": {}}
     hints = get_type_hints(Settings, include_extras=True)
     problems = [*_unknown_keys(config)]
+    task = read["task"] = config.get("task", "prepare")
+    if task not in tasks():
+        remedy = choose(str(task), tasks())
+        problems.append(Problem("task", f"{as_written(task)} is not allowed", remedy))
     for key in _CONVERTED:
         if key in config:
             try:
                 read[key] = convert(config[key], hints[key])
             except ValueError as error:
                 problems.append(Problem(key, *error.args))
-    task = read["task"] = config.get("task", "prepare")
-    if task not in tasks():
-        remedy = choose(str(task), tasks())
-        problems.append(Problem("task", f"{as_written(task)} is not allowed", remedy))
     for cls in ordered_stages():
         with _collected(problems):
             read["stages"][cls.name] = cls.from_options(config.get(cls.name, {}), config)

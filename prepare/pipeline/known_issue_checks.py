@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from prepare.core.model.issues_here import standing_here
-from prepare.core.model.known_issues import ONLY, Issue
+from prepare.core.model.known_issues import ONLY, REPAIR_STEP, Issue
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D, is_repair
 from prepare.core.model.tensors import is_strided, name_of
@@ -56,7 +56,7 @@ class IssueMatch:
 
     @property
     def repair_options(self) -> dict[str, Any]:
-        """The options of the step `repair_layout` that repairs it."""
+        """The options of the step that repairs it."""
         return {"force": True} if self.needs_force else {}
 
     def problem(self) -> Problem:
@@ -67,7 +67,7 @@ class IssueMatch:
         if self.own_forward:
             stay = "1 convolution stays" if len(names) == 1 else f"{len(names)} convolutions stay"
             kernel = f"{stay} in torch's reference kernel at batch 1 [{self.issue.name}]"
-            wrong = f"repair_layout cannot replace {kinds} (own forward): {kernel}"
+            wrong = f"{REPAIR_STEP} cannot replace {kinds} (own forward): {kernel}"
             return Problem("", wrong, "run batches of 2 or more")
         where = f"{kinds} ({', '.join(name or 'the model' for name in names[:_SHOWN])}{more})"
         wrong = f"{self.issue.what} [{self.issue.name}]{self._mode()}"
@@ -84,7 +84,7 @@ class IssueMatch:
 
     def _remedy(self) -> str:
         if self.issue.repair:
-            cures = [f"add the step {step('repair_layout', **self.repair_options)}"]
+            cures = [f"add the step {step(REPAIR_STEP, **self.repair_options)}"]
         else:
             cures = [f"{_CURES[kind]} {cure}" for kind, cure in self.issue.cure]
         if self.is_wrong and not cures:

@@ -16,6 +16,7 @@ from prepare import recipe
 from prepare.core.forward.autocast import Amp
 from prepare.core.forward.example_input import Example
 from prepare.core.forward.nested import arguments
+from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.options import no_options, plain
 from prepare.core.utils.process_state import paused_collector
@@ -159,7 +160,7 @@ class Pipeline:
             warned = [
                 match.problem()
                 for match in work.issues
-                if not match.is_error and ("repair_layout" in self.steps or not match.own_forward)
+                if not match.is_error and (REPAIR_STEP in self.steps or not match.own_forward)
             ]
             if known_issues != "ignore":
                 warned += spinning_problems(work.table)
@@ -179,9 +180,9 @@ class Pipeline:
         """Return the steps to add, so that no number is wrong in training; None if no step helps."""
         if not wrong:
             return {}
-        if "repair_layout" in self.steps or not all(match.issue.repair for match in wrong):
+        if REPAIR_STEP in self.steps or not all(match.issue.repair for match in wrong):
             return None
-        return {"repair_layout": max((match.repair_options for match in wrong), key=len)}
+        return {REPAIR_STEP: max((match.repair_options for match in wrong), key=len)}
 
     def apply(
         self,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from prepare.core.forward.float32_calls import CAST_STEP, keep_option
 from prepare.core.model.devices import wait_for
 from prepare.core.model.huge_pages import huge_pages
 from prepare.core.model.memory_format import canonical_stride, span
@@ -154,10 +155,10 @@ def check_cast(path: str, old: Tensor, new: Tensor, *, clamp: bool = False) -> N
 def _remedy(path: str, worst: float, new: torch.dtype, old: torch.dtype) -> str:
     if new.itemsize > 2:
         return f"keep it in {name_of(old)}, or change the value"
-    kept = option("half", "keep", ["norms", _module(path)])
-    remedy = f"keep it: {kept}, or clamp it: {option('half', 'clamp', value=True)}"
+    clamped = option(CAST_STEP, "clamp", value=True)
+    remedy = f"keep it: {keep_option(_module(path))}, or clamp it: {clamped}"
     fits = new is torch.float16 and worst <= torch.finfo(torch.bfloat16).max
-    return f"{option('half', 'dtype', 'bfloat16')}, or {remedy}" if fits else remedy
+    return f"{option(CAST_STEP, 'dtype', 'bfloat16')}, or {remedy}" if fits else remedy
 
 
 class Transfer:

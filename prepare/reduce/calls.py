@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from prepare.core.forward.call import call_of
 from prepare.core.model.memory_format import satisfied
-from prepare.core.model.module_kinds import is_repair
+from prepare.core.model.module_kinds import class_before_repair
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.reduce.records import ALLOWED, ModuleCall
 from prepare.reduce.script import plain_options
@@ -59,8 +59,7 @@ def call_of_module(
     name: str, module: nn.Module, given: Tensor, output: Tensor, *, training: bool
 ) -> ModuleCall | None:
     """Return a call as plain data; None if a script with torch alone cannot repeat it."""
-    cls = type(module)
-    cls = cls.__mro__[1] if is_repair(cls) else cls
+    cls = class_before_repair(type(module))
     dtype = name_of(max((given.dtype, output.dtype), key=_coarseness))
     if getattr(nn, cls.__name__, None) is not cls or isinstance(module, _SKIPPED):
         return None

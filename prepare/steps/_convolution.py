@@ -72,6 +72,8 @@ class ConvolutionFormat(TensorStep):
 class ForChannelsLast(ModuleStep):
     """A step that acts only for the ranks that are in channels-last."""
 
+    only_layouts = True
+
     # The formats of the pipeline's other steps, set by `bind`; not an option.
     _formats_by_rank: ClassVar[Mapping[int, str]] = {}
 

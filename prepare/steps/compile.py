@@ -152,7 +152,7 @@ class Compile(ForDevice, ModelStep):
             yield Problem(f"{where}.backend", wrong, "install it")
         elif problem := self._refused_by_torch():
             yield problem
-        elif self.backend == "inductor" and (tool := _missing_tool(self.device_of(model))):
+        elif self.backend == "inductor" and (tool := missing_tool(self.device_of(model))):
             wrong = f"inductor needs {tool}, which is not installed"
             remedy = "install it, or use the backend aot_eager, which is not faster"
             yield Problem(f"{where}.backend", wrong, remedy)
@@ -287,7 +287,7 @@ def isolation() -> dict[str, bool]:
     return {"isolate_recompiles": True} if known else {}
 
 
-def _missing_tool(device: str) -> str | None:
+def missing_tool(device: str) -> str | None:
     """Return the tool that inductor needs on this kind of device, if it is not installed."""
     if device == "cuda":
         return None if find_spec("triton") else "the package triton"

@@ -39,6 +39,7 @@ class Half(TensorStep):
     """
 
     recipe_part = "precision"
+    added_by = "precision=half"
     complexity = 4
     dtype: Literal["float16", "bfloat16"] = "float16"
     keep: Literal["norms"] | Patterns = "norms"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,14 +24,13 @@ from prepare.verify.execution.runner import (
     RunResults,
     raise_if_out_of_memory,
 )
-from prepare.verify.execution.side_effects import shared_outputs
+from prepare.verify.execution.single_run import RESULT_FIELDS
 from prepare.verify.inputs import RETRIES, VerificationCase, jittered
 from prepare.verify.records import ALL_ZERO, Check
+from prepare.verify.second_call import side_effects
 from prepare.verify.tolerance import (
     Deviation,
-    all_finite,
     all_zero,
-    compare,
     first_non_finite,
     is_too_noisy,
     rounding_floor,
@@ -39,36 +38,8 @@ from prepare.verify.tolerance import (
     sensitivity,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import nn
-
-    from prepare.verify.execution.single_run import NamedTensors, RunResult
-
-# The kinds of tensors that are compared, and the field of RunResult that holds each.
-RESULT_FIELDS = {
-    "outputs": "outputs",
-    "input gradients": "inputs",
-    "parameter gradients": "parameters",
-    "buffers": "buffers",
-}
 # Modules are compared alone if the whole model's gradients would hide systematic errors of this fraction.
 SHARP = 0.001
-_RANDOM = (
-    "the reference itself returns other outputs with every seed: it draws random numbers that cannot be "
-    "fixed, or is not deterministic"
-)
-_RANDOM_COMPILED = (
-    "the compiled model returns other outputs with every seed: its dropout and random numbers cannot be "
-    "fixed"
-)
-
-
-_UNSTABLE = (
-    "the prepared model differs from call to call, as with a race, memory that was not initialised, or a "
-    "kernel that depends on threads"
-)
 
 
 @dataclass
@@ -119,7 +90,7 @@ class CaseComparison:
                 exact_runs=self.exact_runs,
             )
             results = self.runner.run_all(self.case.call)
-            side_effects = self._side_effects(results)
+            found = side_effects(self.runner, self.case, results)
         except CannotTellError as reason:
             return [self.check("outputs", "cannot tell", note=str(reason))]
         except PreparedModelError as error:
@@ -127,7 +98,9 @@ class CaseComparison:
             return [self.check("forward", "fail", note=self.raised)]
         except Exception as error:  # raised by the reference's own code
             return [self._reference_raised(error)]
-        self.differences = {kind: self._compare(results, kind) for kind in self._kinds(results)}
+        self.differences = {
+            kind: self.models.compare(results, kind) for kind in self._kinds(results)
+        }
         wrong = [kind for kind in RESULT_FIELDS if self.exceeding(kind)]
         # Without float64 a second look proves little, and modules alone are compared with float64.
         may_be_proven = lacks_float64(self) and all(may_be_rounding(self, kind) for kind in wrong)
@@ -137,7 +110,8 @@ class CaseComparison:
         checks = self._judged(results) + self._skipped_gradients(results)
         alone = alone or module_checks(self, checks)
         checks = without_outputs(self, without_proof(self, checks, alone), alone)
-        return checks + alone + side_effects
+        failed = [self.check(kind, "fail", worst=name, note=note) for kind, name, note in found]
+        return checks + alone + failed
 
     def _judged(self, results: RunResults) -> list[Check]:
         return [self._judge(kind, results) for kind in self.differences if kind in RESULT_FIELDS]
@@ -186,88 +160,6 @@ class CaseComparison:
         kinds = [kind for kind in RESULT_FIELDS if "gradients" in kind]
         return [self.check(kind, "skipped", note=note) for kind in kinds]
 
-    def _side_effects(self, results: RunResults) -> list[Check]:
-        """Call both models again. Return a failure if the batch is changed, or outputs are overwritten.
-
-        Raises:
-            CannotTellError: the outputs of one of them differ from call to call.
-        """
-        prepared, unprepared = results.prepared, [results.exact, *results.baseline]
-        changed = prepared.changed.difference(*(run.changed for run in unprepared))
-        overwritten: set[str] = set()
-        if not self.case.outputs_only:
-            repeated = self.runner.run_baseline(self.case.call, seed=1, backward=False)
-            again = self._repeat(results, repeated)
-            if repeated and results.baseline and not self.compiled:
-                overwritten = _overwritten(self.models.prepared, prepared, again)
-                pair = results.baseline[0], repeated[0]
-                overwritten -= _overwritten(self.models.reference, *pair)
-        found = {
-            "batch": (changed, "is changed in place, and the reference does not change it"),
-            "output memory": (overwritten, "is overwritten by the next call"),
-        }
-        return [
-            self.check(kind, "fail", worst=min(names), note=note)
-            for kind, (names, note) in found.items()
-            if names
-        ]
-
-    def _repeat(self, results: RunResults, repeated: list[RunResult]) -> RunResult:
-        """Call the prepared model again; `repeated` holds calls of the reference with another seed."""
-        for first, second in zip(results.baseline, repeated, strict=False):
-            # An overflow is not a random number.
-            if all_finite(second.outputs) and self._moved(first, second):
-                raise CannotTellError(_RANDOM)
-        call = self.case.call
-        if self.compiled:
-            again = self.runner.run_prepared(call, seed=1)
-            if all_finite(again.outputs) and self._moved(results.prepared, again):
-                raise CannotTellError(_RANDOM_COMPILED)
-            return again
-        again = self.runner.run_prepared(call, backward=False)
-        compared = self._compare(results, "outputs")
-        if not any(item.is_beyond_noise for item in compared) and (
-            moved := self._moved(results.prepared, again, {c.name: c.allowed for c in compared})
-        ):
-            worst = max(moved, key=lambda item: item.excess)
-            raise CannotTellError(f"{_UNSTABLE}: {worst.name} {_by(worst)}")
-        return again
-
-    def _moved(
-        self, first: RunResult, second: RunResult, allowed: Mapping[str, float] | None = None
-    ) -> list[Deviation]:
-        """Return the outputs that differ between two calls by more than rounding, or than is `allowed`."""
-        found = self._differences(first, [], second, "outputs")
-        least = allowed or {}
-        return [
-            item for item in found if item.exceeds and not item.error <= least.get(item.name, 0)
-        ]
-
-    def _compare(self, results: RunResults, kind: str) -> list[Deviation]:
-        baseline = results.baseline + (results.perturbed if "gradients" in kind else [])
-        return self._differences(results.exact, baseline, results.prepared, kind)
-
-    def _differences(
-        self, exact: RunResult, baseline: list[RunResult], prepared: RunResult, kind: str
-    ) -> list[Deviation]:
-        def comparable(result: RunResult) -> NamedTensors:
-            named: NamedTensors = getattr(result, RESULT_FIELDS[kind])
-            rewritten = tuple(f"{name}." for name in self.models.rewritten)
-            return {
-                name: tensor for name, tensor in named.items() if not name.startswith(rewritten)
-            }
-
-        return compare(
-            comparable(exact),
-            [comparable(result) for result in baseline],
-            comparable(prepared),
-            dtype=self.models.dtype,
-            depth=self.models.depth,
-            gradients="gradients" in kind,
-            # Outputs and input gradients have their own scales; those of a module share one.
-            by_module=kind in ("parameter gradients", "buffers"),
-        )
-
     def _compare_again(self, results: RunResults) -> None:
         """Repeat the comparison while tensors exceed their tolerance, and keep the mildest of each.
 
@@ -289,7 +181,7 @@ class CaseComparison:
                 return
             for kind in self._kinds(results):
                 before = self.differences[kind]
-                again = {item.name: item for item in self._compare(results, kind)}
+                again = {item.name: item for item in self.models.compare(results, kind)}
                 self.differences[kind] = [_milder(item, again.get(item.name)) for item in before]
 
     def _forward_error(self) -> float:
@@ -371,15 +263,6 @@ def _milder(before: Deviation, again: Deviation | None) -> Deviation:
     if again is None or math.isnan(before.error) or before.excess <= again.excess:
         return before
     return again
-
-
-def _overwritten(model: nn.Module, first: RunResult, second: RunResult) -> set[str]:
-    """Return the outputs of one call that the next one overwrites."""
-    return first.kept | shared_outputs(model, first.outputs, second.outputs)
-
-
-def _by(item: Deviation) -> str:
-    return item.note or f"by {item.error:.2g} of its scale"
 
 
 def _finite_or_none(value: float) -> float | None:

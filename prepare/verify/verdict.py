@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from prepare.core.forward.float32_calls import CAST_STEP, keep_option
 from prepare.core.model.issues_here import CallIssues, describe
+from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.environment import environment
 from prepare.core.utils.wording import dropped, option, step
 from prepare.errors import PrepareError
 from prepare.patterns import exactly
+from prepare.registry import STEPS
 from prepare.verify.compare_modules import MODULE_FIELDS
 from prepare.verify.records import Check, Lost, Verification
 
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from prepare.verify.execution.runner import ModelPair
 
 _NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm)
-_FORMAT_STEPS = ("conv2d_memory_format", "conv3d_memory_format")
 # The checks whose causes are not in what the modules compute.
 _STATIC = frozenset({"metric", "flags", "values", "casts", "layout", "batch", "output memory"})
 
@@ -93,7 +95,7 @@ def _diagnose(
         at_this_size=_issues_of(module, shape),
         inexact=_inexact(models, failed) if failed else (),
         exclude=_exclusion(models, name) if name is not None else None,
-        repairs=_is_possible(models, {"repair_layout": {}}),
+        repairs=_is_possible(models, {REPAIR_STEP: {}}),
     )
     return culprit, advise(causes)
 
@@ -101,7 +103,7 @@ def _diagnose(
 def _inexact(models: ModelPair, failed: CaseComparison) -> tuple[str, ...]:
     """Return known issues of lost digits that calls of this case had, and that an exact repair mends."""
     steps = models.pipeline.to_config() if models.pipeline else {}
-    exact = {"repair_layout": {**(steps.get("repair_layout") or {}), "exact": True}}
+    exact = {REPAIR_STEP: {**(steps.get(REPAIR_STEP) or {}), "exact": True}}
     if failed.case.mode != "train" or not _formats(steps) or not _is_possible(models, exact):
         return ()
     modules, found = dict(named_modules(models.prepared)), dict[str, Any]()
@@ -144,7 +146,8 @@ def _is_possible(models: ModelPair, changes: Mapping[str, Any]) -> bool:
 
 def _formats(steps: Mapping[str, Any]) -> list[str]:
     """Return the steps that convert convolutions to channels-last."""
-    return [name for name in _FORMAT_STEPS if name in steps and _is_channels_last(steps[name])]
+    formats = (name for name in steps if STEPS[name].recipe_part == "layout")
+    return [name for name in formats if _is_channels_last(steps[name])]
 
 
 def _issues_of(module: nn.Module | None, shape: torch.Size | None) -> tuple[str, ...]:
@@ -205,8 +208,8 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
     repair_layout would change something.
     """
     formats, inexact = _formats(steps), tuple(inexact)
-    half, name = steps.get("half"), culprit or "NAME"
-    repair = "" if "repair_layout" in steps or not repairs else f"add {step('repair_layout')}, or "
+    half, name = steps.get(CAST_STEP), culprit or "NAME"
+    repair = "" if REPAIR_STEP in steps or not repairs else f"add {step(REPAIR_STEP)}, or "
     if by_compiler:
         yield (
             "the compiler computes something else than the modules do: choose another backend or mode of the "
@@ -239,7 +242,7 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
     if "casts" in failed:
         yield (
             f"{_half_dtype(half)} cannot hold its numbers, which became infinite, and make NaN of results: "
-            f"{_keep(steps, name)}, or clamp them with {option('half', 'clamp', value=True)}"
+            f"{_keep(steps, name)}, or clamp them with {option(CAST_STEP, 'clamp', value=True)}"
         )
     if "metric" in failed:
         yield (
@@ -270,9 +273,9 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
             f"{_keep(steps, name)}"
         )
     for sentence in inexact:
-        remedy = f"add {step('repair_layout', exact=True)}"
-        if "repair_layout" in steps:
-            remedy = f"set {option('repair_layout', 'exact', value=True)}"
+        remedy = f"add {step(REPAIR_STEP, exact=True)}"
+        if REPAIR_STEP in steps:
+            remedy = f"set {option(REPAIR_STEP, 'exact', value=True)}"
         yield f"digits are lost in {sentence}: {remedy}"
     if formats and not inexact and not isinstance(module, _NORMS):
         remedy = (
@@ -299,10 +302,10 @@ def _half_dtype(half: Any) -> str:
 
 
 def _keep(steps: Mapping[str, Any], name: str) -> str:
-    keep = option("half", "keep", ["norms", name])
-    if _half_dtype(steps.get("half")) == "float16":
-        return f"add {keep}, or use {option('half', 'dtype', 'bfloat16')}"
-    return f"add {keep}"
+    keep = f"add {keep_option(name)}"
+    if _half_dtype(steps.get(CAST_STEP)) == "float16":
+        return f"{keep}, or use {option(CAST_STEP, 'dtype', 'bfloat16')}"
+    return keep
 
 
 def _is_channels_last(options: Any) -> bool:

@@ -10,7 +10,9 @@ from torch import nn
 import planted_faults
 from prepare.core.utils.child_process import ForkedRunner
 from prepare.errors import ModelError
+from prepare.pipeline import Pipeline
 from prepare.reduce import reduce, search
+from prepare.reduce.calls import call_of_module
 from prepare.reduce.records import CRASHES, HANGS, RAISES, SLOW, WRONG, ModuleCall
 from prepare.reduce.script import answer, run_script, script_of
 from prepare.reduce.search import WorkerTrials, trial_here, variants
@@ -68,6 +70,15 @@ def test_54_of_60_planted_faults_are_reduced(monkeypatch):
             lost[str(fault)] = str(error)[:200]
     assert len(FAULTS + SLOW_FAULTS) == 62
     assert len(lost) <= 6, lost
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.InstanceNorm2d, nn.Conv2d])
+def test_the_call_of_a_repaired_module_names_torchs_class(kind):
+    module = kind(4, 4, 1) if kind is nn.Conv2d else kind(4)
+    steps = {"repair_layout": {"force": True, "exact": True}}
+    Pipeline.from_config(steps).apply(module, strict=False, known_issues="ignore")
+    x = torch.randn(2, 4, 3, 3)
+    assert call_of_module("m", module, x, module(x), training=True).kind == kind.__name__
 
 
 def test_a_network_without_a_fault_gives_no_script():

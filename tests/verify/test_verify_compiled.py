@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from prepare.verify import verify
-from prepare.verify.compare_case import RESULT_FIELDS
+from prepare.verify.execution.single_run import RESULT_FIELDS
 from verify_checks import FIXED, FLAT, Draws, prepared
 from verify_faults import Net
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from prepare.core.forward.float32_calls import keep_option
 from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.user_code import described
-from prepare.core.utils.wording import option, words
+from prepare.core.utils.wording import words
 from prepare.errors import ModelError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 def _hints() -> dict[str, str]:
     """Return the remedy for each pattern of a message of torch."""
-    keep = option("half", "keep", ["norms", "NAME"])
     return {
         r"Input type .* and (bias|weight) type|same dtype|expected scalar type": (
             "the input and the weights differ in precision: the example was formatted as the steps say, "
@@ -30,7 +30,8 @@ def _hints() -> dict[str, str]:
             "there, or exclude the convolutions before it"
         ),
         r"not implemented for '(Half|BFloat16)'": (
-            f"this device cannot do this in 16 bits: keep the module in float32 with {keep}, or take the "
+            f"this device cannot do this in 16 bits: keep the module in float32 with "
+            f"{keep_option('NAME')}, or take the "
             "other 16-bit precision"
         ),
         r"missing \d+ required|unexpected keyword|takes .* positional": words(

@@ -19,7 +19,10 @@ from torch.fx.proxy import TraceError
 from prepare.core.forward.nested import map_tensors
 from prepare.core.model.module_tree import remove_hooks
 from prepare.core.model.scripting import NotScriptable
+from prepare.core.utils.wording import option
 
+# The step that casts to 16 bits, and puts these hooks on the modules that it keeps.
+CAST_STEP = "half"
 _LOW = (torch.float16, torch.bfloat16)
 _REMEDY = "use torch.export, or undo the step: from prepare.steps import half; half.undo(model)"
 
@@ -28,7 +31,7 @@ _REMEDY = "use torch.export, or undo the step: from prepare.steps import half; h
 class CastArguments(NotScriptable):
     """A forward pre-hook that casts 16-bit positional and keyword arguments to `dtype`."""
 
-    step = "half"
+    step = CAST_STEP
     dtype: torch.dtype
 
     def __call__(
@@ -49,7 +52,7 @@ class CastArguments(NotScriptable):
 class CastResults(NotScriptable):
     """A forward hook that casts results in the dtype `inside` to the 16-bit dtype `outside`."""
 
-    step = "half"
+    step = CAST_STEP
     inside: torch.dtype
     outside: torch.dtype
 
@@ -58,6 +61,11 @@ class CastResults(NotScriptable):
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.outside) if tensor.dtype == self.inside else tensor
+
+
+def keep_option(name: str) -> str:
+    """Return the option that keeps the module `name` in float32, and the norms as by default."""
+    return option(CAST_STEP, "keep", ["norms", name])
 
 
 def call_in_float32(module: nn.Module, casts: CastResults) -> None:

@@ -20,6 +20,7 @@ from prepare.core.forward.stand_ins import (
     standing_in,
 )
 from prepare.core.forward.torch_state import isolated
+from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.core.utils.wording import step
 from prepare.errors import RefusedError
@@ -122,7 +123,7 @@ def _cause(
         if wanted and isinstance(owner, nn.modules.conv._ConvNd):
             remedy = f"prepare it in the format of the activations with {step(wanted)}"
             if parameter.stride(1) == 1 and parameter.stride(-1) != 1:  # it is in channels-last
-                repair = step("repair_layout")
+                repair = step(REPAIR_STEP)
                 remedy = f"bring the activations into the format of the parameter with {repair}"
         return why, f"{remedy}, before DistributedDataParallel"
     why = "a hook of the parameter, or a custom function, returns it in another layout"

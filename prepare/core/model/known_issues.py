@@ -20,6 +20,8 @@ FILE = Path(__file__).with_suffix(".yaml")
 # The answers of the doctor on this machine.
 VERDICTS = ("wrong here", "inexact here", "slow here", "fine here", "not probed")
 WRONG, INEXACT, SLOW, FINE, NOT_PROBED = VERDICTS
+# The step that makes the repairs which entries name.
+REPAIR_STEP = "repair_layout"
 # The modules of a class that an entry is about.
 ONLY: dict[str, Callable[[Any], bool]] = {
     "": lambda _: True,
@@ -58,7 +60,7 @@ class Issue:
 
     @property
     def repair(self) -> str:
-        """The part of the step `repair_layout` that mends it; empty if none does."""
+        """The part of the step REPAIR_STEP that mends it; empty if none does."""
         return dict(self.cure).get("repair", "")
 
     @property

@@ -146,8 +146,10 @@ def describe(hint: Any) -> str:
 
 
 def as_written(value: Any) -> str:
-    """Return a value as the user wrote it: `null` and `true`, not None and True."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    """Return a value as the user wrote it: `null`, `true` and `-1`, not None, True and -1.0."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return repr(value).removesuffix(".0")
 
 
 def _misfit(value: Any, hint: Any) -> ValueError:

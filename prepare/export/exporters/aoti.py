@@ -35,9 +35,9 @@ class Aoti(Exporter):
         return {_CHECKS: "1"} if self.check_inputs else {}
 
     def missing(self) -> Problem | None:
-        from prepare.steps.compile import _missing_tool
+        from prepare.steps.compile import missing_tool
 
-        tool = _missing_tool("cpu")
+        tool = missing_tool("cpu")
         return Problem("export", f"aoti needs {tool}", "install it") if tool else None
 
     def lower(self, program: Any, metadata: Mapping[str, str]) -> Any:

@@ -17,10 +17,10 @@ from prepare.core.model.quantized import float_values, is_int8, quantizes_inputs
 from prepare.core.model.tensors import is_plain
 from prepare.verify.execution import single_run
 from prepare.verify.execution.hooks import perturbed, rounded, rounding_inputs
-from prepare.verify.execution.single_run import RunResult, cast
+from prepare.verify.execution.single_run import RESULT_FIELDS, NamedTensors, RunResult, cast
 from prepare.verify.inputs import format_call, nudged, user_call
 from prepare.verify.static_checks import tensor_pairs
-from prepare.verify.tolerance import all_finite
+from prepare.verify.tolerance import Deviation, all_finite, compare
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
@@ -106,6 +106,28 @@ class ModelPair:
     def rounded_stand_in(self, tensor: Tensor) -> Tensor:
         """Return the same tensor in float32, with its values rounded to the prepared model's dtype."""
         return cast(self.baseline_stand_in(tensor), torch.float32)
+
+    def compare(self, results: RunResults, kind: str) -> list[Deviation]:
+        """Compare the prepared model's tensors of a kind with the exact ones; leave out rewritten ones."""
+
+        def comparable(result: RunResult) -> NamedTensors:
+            named: NamedTensors = getattr(result, RESULT_FIELDS[kind])
+            rewritten = tuple(f"{name}." for name in self.rewritten)
+            return {
+                name: tensor for name, tensor in named.items() if not name.startswith(rewritten)
+            }
+
+        baseline = results.baseline + (results.perturbed if "gradients" in kind else [])
+        return compare(
+            comparable(results.exact),
+            [comparable(result) for result in baseline],
+            comparable(results.prepared),
+            dtype=self.dtype,
+            depth=self.depth,
+            gradients="gradients" in kind,
+            # Outputs and input gradients have their own scales; those of a module share one.
+            by_module=kind in ("parameter gradients", "buffers"),
+        )
 
 
 @dataclass

@@ -56,6 +56,15 @@ class RunResult:
     kept: set[str] = field(default_factory=set)
 
 
+# The kinds of tensors that are compared, and the field of RunResult that holds each.
+RESULT_FIELDS = {
+    "outputs": "outputs",
+    "input gradients": "inputs",
+    "parameter gradients": "parameters",
+    "buffers": "buffers",
+}
+
+
 def run_model(
     model: nn.Module,
     call: Call,
