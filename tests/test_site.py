@@ -50,7 +50,7 @@ def test_the_site_asks_no_other_server_for_anything(site):
 
 
 def test_a_link_to_a_file_beside_the_docs_becomes_its_name(site):
-    page = (site[0] / "benchmarks-networks" / "index.html").read_text()
+    page = (site[0] / "benchmarks" / "index.html").read_text()
     assert "<code>benchmarks/results/zoo.md</code>" in page
     assert 'href="../../benchmarks/' not in page
 
