@@ -14,6 +14,7 @@ from prepare.bench.records import VERDICTS
 from prepare.contract.records import KINDS as CONTRACT_KINDS
 from prepare.doctor.records import VERDICTS as DOCTOR_VERDICTS
 from prepare.export.records import STATUSES as EXPORT_STATUSES
+from prepare.flow.torch_operators import CAUSES
 from prepare.job.record import STATUSES as JOB_STATUSES
 from prepare.job.record import shown_files
 from prepare.job.settings import group_names
@@ -89,6 +90,11 @@ def test_every_answer_of_an_artefact_is_explained_on_its_page():
     assert len(answers) > 4
     text = (ROOT / "docs" / "output.md").read_text()
     assert [answer for answer in sorted(answers) if f"`{answer}`" not in text] == []
+
+
+def test_every_cause_of_a_break_is_in_the_glossary():
+    assert {"odd_stride", "conv3d_reference", "clone"} <= set(CAUSES)
+    assert sorted(set(CAUSES) - listed("output.md")) == []
 
 
 def test_every_part_of_a_contract_is_explained_on_its_page():
