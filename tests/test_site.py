@@ -1,7 +1,9 @@
 """The site of the pages: built without a warning, searched, pictures light and dark."""
 
+import html
 import importlib
 import json
+import math
 import re
 import subprocess
 import sys
@@ -41,6 +43,46 @@ def test_the_search_of_the_site_finds_guides_and_no_decisions(site):
     for words in ("wandb", "optuna", "Jupyter", "TensorBoard", "GroupNorm", "my own model"):
         found = [entry for entry in index if words in entry["title"] + entry["text"]]
         assert any(entry["location"].startswith("faq/") for entry in found), words
+
+
+def ranked(index: dict, query: str) -> list[str]:
+    """Return the pages that a search finds, the best first: nearly as the site's own search ranks them."""
+    separator = re.compile(index["config"]["separator"])
+    plain = [{**entry, "words": []} for entry in index["docs"]]
+    for entry in plain:
+        for field, weight in (("title", 1000), ("text", 1)):
+            words = separator.split(re.sub("<[^>]+>", "", html.unescape(entry[field])).lower())
+            entry["words"].append((weight / (len(words) + 5), words))
+    scores: dict[str, float] = {}
+    for word in query.lower().split():
+        hits = {
+            entry["location"]: sum(
+                weight for weight, words in entry["words"] if any(w.startswith(word) for w in words)
+            )
+            for entry in plain
+        }
+        rare = math.log(1 + len(plain) / (1 + sum(map(bool, hits.values()))))
+        for entry in plain:
+            place = entry["location"]
+            scores[place] = scores.get(place, 0) + hits[place] * rare * entry.get("boost", 1)
+    best = sorted((place for place in scores if scores[place]), key=lambda place: -scores[place])
+    return list(dict.fromkeys(place.partition("#")[0] for place in best))
+
+
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("vae", "video/"),
+        ("wan", "video/"),
+        ("dict input", "configuration/"),
+        ("my own model", "faq/"),
+        ("odd_stride", "output/"),
+        ("sensitivity", "verification/"),
+    ],
+)
+def test_a_search_finds_the_page_among_the_first_four(site, query, page):
+    index = json.loads((site[0] / "search" / "search_index.json").read_text())
+    assert page in ranked(index, query)[:4]
 
 
 def test_the_site_asks_no_other_server_for_anything(site):
