@@ -135,6 +135,17 @@ def test_every_group_key_and_task_is_on_the_configuration_page():
     assert sorted(words - listed("configuration.md")) == []
 
 
+def test_coding_agents_read_the_words_of_the_help():
+    text = (ROOT / "docs" / "agents.md").read_text()
+    words = re.findall(r"^\| `task=(\w+)` \| (.+) \|$", text, re.MULTILINE)
+    assert words == [(word, task.help) for word, task in tasks().items()]
+    codes = re.compile(r"^\| (\d+) \|", re.MULTILINE)
+    configuration = (ROOT / "docs" / "configuration.md").read_text()
+    assert codes.findall(text) == codes.findall(configuration)
+    named = re.findall(r"`(\w+\.(?:json|yaml|html|txt))`", text)
+    assert set(named) - {"llms.txt", "traceback.txt"} <= set(shown_files())
+
+
 def test_every_option_of_a_group_is_on_the_configuration_page():
     text = (ROOT / "docs" / "configuration.md").read_text()
     groups = [group for group in group_names() if group != "model"]  # of other packages: monai_...

@@ -45,6 +45,19 @@ def test_the_search_of_the_site_finds_guides_and_no_decisions(site):
         assert any(entry["location"].startswith("faq/") for entry in found), words
 
 
+def test_llms_txt_lists_the_guides_with_their_first_sentence(site):
+    text = (site[0] / "llms.txt").read_text()
+    rows = dict(re.findall(r"^- \[.+\]\((.+)\): (.+)$", text, re.MULTILINE))
+    assert (
+        rows["quickstart/"]
+        == "From a checkout to your own network, a recipe and a sweep, in five steps."
+    )
+    assert all((site[0] / address / "index.html").exists() for address in rows)
+    assert not any(address.startswith(("reference/", "decisions/")) for address in rows)
+    assert {"agents/", "configuration/", "."} <= set(rows)
+    assert len(text) < 8_000
+
+
 def ranked(index: dict, query: str) -> list[str]:
     """Return the pages that a search finds, the best first: nearly as the site's own search ranks them."""
     separator = re.compile(index["config"]["separator"])
