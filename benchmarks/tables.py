@@ -27,9 +27,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = Path(__file__).parent / "results"
 PAGES = (
     *sorted(RESULTS.glob("*.md")),
-    *sorted(DOCS.glob("benchmarks*.md")),
+    DOCS / "benchmarks.md",
     DOCS / "decisions" / "keep-layout.md",
-    DOCS / "segmentation.md",
     DOCS / "verification.md",
 )
 CONTIGUOUS, AGAIN, WITHOUT, WITH = layout_repair.VARIANTS

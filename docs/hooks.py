@@ -1,15 +1,40 @@
-"""Hooks of the site: fence words of the tests, pictures, files beside docs/, decisions out of the search."""
+"""Hooks of the site: fence words of the tests, pictures, files beside docs/, guides first in the search."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 _FENCE = re.compile(r"^```(\w+) (?:no-run|output)\b", re.MULTILINE)
 _PICTURE = re.compile(r"!\[([^\]]+)\]\(([^)\s]*pictures/[\w-]+)-light\.webp\)")
 _BESIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(benchmarks/[^)\s]+)\)")
+_BOOSTS = {"reference/": 0.1, "faq": 2, "quickstart": 2}  # in the search a guide comes first
 _BOTH = "".join(
     rf'[![\1](\2-{name}.webp#only-{name})](\2-{name}.webp){{ .picture title="Full size" }}'
     for name in ("light", "dark")
 )
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Write `llms.txt`: the guides in the navigation, each with its first sentence."""
+    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}"]
+    for section in config["nav"]:
+        ((title, pages),) = section.items()
+        names = [page if isinstance(page, str) else next(iter(page.values())) for page in pages]
+        guides = [name for name in names if isinstance(name, str) and name != "changelog.md"]
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            *(_described(Path(config["docs_dir"]), name) for name in guides),
+        ]
+    (Path(config["site_dir"]) / "llms.txt").write_text("\n".join([*lines, ""]))
+
+
+def _described(docs: Path, name: str) -> str:
+    title, text, *_ = (docs / name).read_text().split("\n\n", 2)
+    plain = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", " ".join(text.split()))
+    address = name.removesuffix("index.md").replace(".md", "/") or "."
+    return f"- [{title.lstrip('# ')}]({address}): {re.split(r'(?<=[.?]) ', plain)[0]}"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -19,4 +44,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """
     if page.file.src_uri.startswith("decisions/"):
         page.meta["search"] = {"exclude": True}
+    for start, boost in _BOOSTS.items():
+        if page.file.src_uri.startswith(start):
+            page.meta["search"] = {"boost": boost}
     return _BESIDE.sub(r"\1 (`\2`)", _PICTURE.sub(_BOTH, _FENCE.sub(r"```\1", markdown)))

@@ -14,6 +14,7 @@ from prepare.bench.records import VERDICTS
 from prepare.contract.records import KINDS as CONTRACT_KINDS
 from prepare.doctor.records import VERDICTS as DOCTOR_VERDICTS
 from prepare.export.records import STATUSES as EXPORT_STATUSES
+from prepare.flow.torch_operators import CAUSES
 from prepare.job.record import STATUSES as JOB_STATUSES
 from prepare.job.record import shown_files
 from prepare.job.settings import group_names
@@ -91,6 +92,11 @@ def test_every_answer_of_an_artefact_is_explained_on_its_page():
     assert [answer for answer in sorted(answers) if f"`{answer}`" not in text] == []
 
 
+def test_every_cause_of_a_break_is_in_the_glossary():
+    assert {"odd_stride", "conv3d_reference", "clone"} <= set(CAUSES)
+    assert sorted(set(CAUSES) - listed("output.md")) == []
+
+
 def test_every_part_of_a_contract_is_explained_on_its_page():
     code = (ROOT / "prepare" / "contract" / "compare.py").read_text()
     parts = set(re.findall(r'(?:_broken\(|ContractChange\(\w+, )"([a-z ]+)"', code))
@@ -127,6 +133,17 @@ def test_every_group_key_and_task_is_on_the_configuration_page():
     words = {*group_names(), *tasks(), *keys(whole)}
     words -= {"verify.level", "bench.level", "export.defaults"}  # verify=short, bench=short
     assert sorted(words - listed("configuration.md")) == []
+
+
+def test_coding_agents_read_the_words_of_the_help():
+    text = (ROOT / "docs" / "agents.md").read_text()
+    words = re.findall(r"^\| `task=(\w+)` \| (.+) \|$", text, re.MULTILINE)
+    assert words == [(word, task.help) for word, task in tasks().items()]
+    codes = re.compile(r"^\| (\d+) \|", re.MULTILINE)
+    configuration = (ROOT / "docs" / "configuration.md").read_text()
+    assert codes.findall(text) == codes.findall(configuration)
+    named = re.findall(r"`(\w+\.(?:json|yaml|html|txt))`", text)
+    assert set(named) - {"llms.txt", "traceback.txt"} <= set(shown_files())
 
 
 def test_every_option_of_a_group_is_on_the_configuration_page():

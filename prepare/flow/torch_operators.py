@@ -45,6 +45,10 @@ _CAUSE_IS_NAME = ("cat", "stack", "add", "sub", "mul", "div", "where", "repeat",
 _CAUSES_BY_PART = (("grid_sampler", "grid_sample"), ("upsample", "interpolate"), ("_pad", "pad"),
           ("batch_norm", "batch_norm"), ("group_norm", "group_norm"), ("pool3d", "pool3d"),
           ("pool", "pool"))  # fmt: skip
+_FUNCTIONS = ("instance_norm", "layer_norm", "pad")
+# Every word that an event may have as its cause; `odd_stride` is told by strides.
+CAUSES = frozenset({*_FUNCTIONS, *_CAUSES.values(), *_CAUSE_IS_NAME, "convolution", "odd_stride", "other",
+          "conv2d_reference", "conv3d_reference", *(word for _, word in _CAUSES_BY_PART)})  # fmt: skip
 # Operators whose speed or output layout depends on the layout of their inputs.
 _SENSITIVE = ("convolution", "batch_norm", "group_norm", "pool", "upsample", "grid_sampler")
 # The first output of these is the gradient of an activation; the others are gradients of parameters.
@@ -79,7 +83,7 @@ def returns_parameter_gradient(name: str, index: int) -> bool:
 def cause_of(name: str, function: str, module_type: str, backend: str = "") -> str:
     """Return one word for the cause of an event: from the function that was called, or the operator."""
     name = name.removesuffix("_backward").rstrip("_")
-    if function in ("instance_norm", "layer_norm", "pad"):
+    if function in _FUNCTIONS:
         return function
     if "InstanceNorm" in module_type:
         return "instance_norm"
