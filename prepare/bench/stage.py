@@ -69,7 +69,7 @@ class BenchStage(Stage):
         with work.progress("timing it against the unprepared model") as tell:
             found = time_models(
                 Models(unprepared=reference, prepared=work.model, pipeline=work.pipeline),
-                work.example,
+                work.workload,
                 level=self.level,
                 mode=work.settings.mode,
                 took=work.took,

@@ -105,7 +105,7 @@ class VerifyStage(Stage):
             found = verify(
                 work.reference,
                 work.model,
-                work.example,
+                work.workload,
                 level=self.level,
                 pipeline=work.pipeline,
                 mode=work.settings.mode,
