@@ -51,15 +51,20 @@ def combined(estimates: Sequence[Estimate], amounts: Sequence[float]) -> Estimat
 
 def _row(counted: Sequence[Comparison], name: str, control: Control | None) -> VariantResult:
     rows = [each.row(name) for each in counted]
-    reasons = (_note(c, r.reason) for c, r in zip(counted, rows, strict=True) if r.reason)
+    lost = [row.seconds is None or row.ratio is None for row in rows]
+    missing = rows[lost.index(True)] if any(lost) else None
+    reasons = [
+        _note(each, row.reason)
+        for each, row in zip(counted, rows, strict=True)
+        if row.reason and (missing is None or row is missing)
+    ]
     peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None]
-    missing = next((row for row in rows if row.seconds is None or row.ratio is None), None)
     result = VariantResult(
         name=name,
         verdict=missing.verdict if missing else rows[0].verdict,
         device=rows[0].device,
         peak_bytes=max(peaks, default=None),
-        reason=next(reasons, ""),
+        reason=next(iter(reasons), ""),
     )
     if missing:
         return result
