@@ -132,6 +132,10 @@ class Work:
         """The autocast of every forward."""
         return self.settings.amp
 
+    def needed_workload(self) -> Example | Workload:
+        """Return the example input as declared, or all sizes. Raises ConfigError if there is none."""
+        return self.workload or self.needed_example()
+
     def needed_example(self) -> Example:
         """Return the example input as declared. Raises ConfigError if there is none."""
         if not self.example:

@@ -73,6 +73,11 @@ def head_of(batch: Any) -> Any:
     return batch.head if isinstance(batch, Workload) else batch
 
 
+def sizes_of(batch: Any) -> list[tuple[Size, Any]]:
+    """Return each size of a workload with its example; of one example, that as the only size."""
+    return list(batch) if isinstance(batch, Workload) else [(Size("", 1.0, 0), batch)]
+
+
 def for_each_size(name: str, *others: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Let a function whose argument `name` is an example take a Workload: it is called for each size.
 

@@ -35,7 +35,7 @@ class Size:
 
 def without_empty_sizes(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return a mapping for `asdict`: a record of one size has no keys for several."""
-    return {key: value for key, value in items if value or key not in ("size", "sizes")}
+    return {key: value for key, value in items if value or key not in ("size", "sizes", "better")}
 
 
 def is_mixed(found: Sequence[tuple[Size, str, float | None]]) -> bool:
