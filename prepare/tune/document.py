@@ -107,7 +107,7 @@ def tune_sentence(tuning: Tuning) -> str:
 
 
 def better_text(tuning: Tuning) -> str:
-    """Return the two recipes with the sizes that each is for: `unprepared at batch 1; half from batch 4 on`."""
+    """Return the two recipes with the sizes that each is for: `unprepared at batch 1; half at batch 4`."""
     every = sorted(tuning.sizes, key=lambda size: size.elements)
     return "; ".join(
         f"{each.recipe} {place([size for size in every if size.name in each.sizes], every)}"

@@ -216,8 +216,9 @@ class Tuning(JsonRecord, Readable):
         check_values(self.conditions, {"accelerator": dict[str, Any] | None})
         check_ratios(self.noise)
         for row in self.rows:
-            for times in (row, *row.sizes):
-                check_ratios(times.ratio, *(times.ratio_interval or ()))
+            check_ratios(row.ratio, *(row.ratio_interval or ()))
+            for each in row.sizes:
+                check_ratios(each.ratio, *(each.ratio_interval or ()))
             if len(row.sizes) not in (0, len(self.sizes)):
                 raise ValueError(f"{row.name} has not one time for each size")
         if self.made:

@@ -16,7 +16,8 @@ from prepare.errors import ConfigError, ModelError, Problem
 if TYPE_CHECKING:
     import torch
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Workload:
@@ -61,6 +62,11 @@ class Workload:
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    def each(self, change: Callable[[Any], Any]) -> Workload:
+        """Return the workload with `change` applied to each example."""
+        weights = [size.weight for size in self.sizes]
+        return Workload(map(change, self.examples), weights=weights)
 
     @property
     def head(self) -> Any:
