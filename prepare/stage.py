@@ -122,6 +122,9 @@ class Work:
     found: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.workload = self.workload or self.example
+
     @property
     def training(self) -> bool:
         """Return whether the model is used in training mode."""

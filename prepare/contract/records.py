@@ -107,7 +107,7 @@ class Contract:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it holds a time, at any size."""
+        """True if it holds a time, at any size."""
         return any(each.time for each in (self, *self.sizes.values()))
 
     @property

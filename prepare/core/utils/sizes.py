@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
+from operator import le
 from typing import Any
 
 from prepare.core.utils.numbers import verdict_text
@@ -67,11 +69,13 @@ def verdicts_text(found: Sequence[tuple[Size, str, float | None]]) -> str:
 def place(sizes: Sequence[Size], every: Sequence[Size]) -> str:
     """Return where these of all sizes are, both from the smallest on: `from batch 4 on`, `at batch 1`."""
     names, count = [size.name for size in sizes], len(sizes)
-    if 1 < count < len(every):
+    lengths = [list(map(int, re.findall(r"\d+", size.name))) for size in every]
+    grows = all(all(map(le, a, b)) for a, b in pairwise(lengths))
+    if grows and 1 < count < len(every):
         if list(sizes) == list(every[-count:]):
             return f"from {names[0]} on"
         if list(sizes) == list(every[:count]):
-            return f"up to {names[-1]}"
+            return f"at {names[-1]} and below"
     return f"at {', '.join(names)}"
 
 
