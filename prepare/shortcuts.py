@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import nn
 
+from prepare.core.forward.workload import Workload, head_of
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.utils import files
 from prepare.core.utils.json_records import Readable
@@ -153,7 +154,8 @@ def report(
 
     Args:
         model: prepared or not; it is not changed.
-        batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
+        batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example; or a Workload,
+            to verify and time every size of it.
         reference: the unprepared model, e.g. `copy.deepcopy(model)` before it was prepared.
         pipeline: the pipeline that prepared the model; it formats the batch.
         flow: predict the layout flow without computing, or observe a forward.
@@ -171,7 +173,8 @@ def report(
         remedy = "give copy.deepcopy(model), taken before it was prepared"
         raise ConfigError("reference", "is needed for verify and bench", remedy)
     follow = flows.observe if flow == "observe" else flows.predict
-    formatted = batch if pipeline is None else pipeline.format(batch)
+    head = head_of(batch)
+    formatted = head if pipeline is None else pipeline.format(head)
     found: dict[str, Any] = {"flow": follow(model, formatted, backward=mode == "train")}
     if verify and reference is not None:
         from prepare.verify import verify as compare
@@ -186,7 +189,8 @@ def report(
         steps = pipeline.steps.values() if pipeline else ()
         formats = Pipeline(step for step in steps if step.phase == "inputs")
         given = Models(unprepared=reference, prepared=model, pipeline=formats)
-        found["bench"] = time_models(given, call_of(batch), level=bench, mode=mode)
+        calls = batch.each(call_of) if isinstance(batch, Workload) else call_of(batch)
+        found["bench"] = time_models(given, calls, level=bench, mode=mode)
     return Report(audit=audit(model), found=found)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from prepare.core.document import Document, Shown
     from prepare.core.forward.autocast import Amp
     from prepare.core.forward.example_input import Example
+    from prepare.core.forward.workload import Workload
     from prepare.core.utils.progress import Stage as Progress
     from prepare.errors import Problem
     from prepare.pipeline import Pipeline
@@ -86,13 +87,15 @@ class Work:
         model: the model; prepared in place before the stages run.
         settings: the settings of the run: `mode`, `amp`, `seed`, `steps`, `strict`, `known_issues`, `task`.
         stages: every installed stage with its options, by name.
-        example: the example input as declared; None if there is none.
+        example: the example input as declared, of several sizes the one with the most weight; None if there
+            is none.
+        workload: the example, or a Workload of all sizes: for the functions that take one.
         formatted: the example as the pipeline formats it.
         pipeline: the pipeline that is applied, or was.
         plan: its plan, made before.
         reference: a copy of the unprepared model, the reason why there is none, or None if none is needed.
         unchanged: whether the pipeline changes neither the model nor the example.
-        took: the seconds of a first forward of the prepared model.
+        took: the seconds of a first forward of the prepared model; of several sizes those of each.
         folder: the folder of the run.
         build: builds the unprepared model again.
         locate: returns the object with a dotted name, for the key that names it.
@@ -110,13 +113,17 @@ class Work:
     folder: Path
     build: Callable[[], torch.nn.Module]
     locate: Callable[[str, str], Callable[..., Any]]
+    workload: Example | Workload | None = None
     formatted: Example | None = None
     reference: torch.nn.Module | str | None = None
     unchanged: bool = False
-    took: float = 0.0
+    took: float | tuple[float, ...] = 0.0
     progress: Progress = lambda _: nullcontext()
     found: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.workload = self.workload or self.example
 
     @property
     def training(self) -> bool:
@@ -127,6 +134,10 @@ class Work:
     def amp(self) -> Amp:
         """The autocast of every forward."""
         return self.settings.amp
+
+    def needed_workload(self) -> Example | Workload:
+        """Return the example input as declared, or all sizes. Raises ConfigError if there is none."""
+        return self.workload or self.needed_example()
 
     def needed_example(self) -> Example:
         """Return the example input as declared. Raises ConfigError if there is none."""

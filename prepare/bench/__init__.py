@@ -26,6 +26,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from prepare.bench.records import Comparison, Control, Progress, VariantResult
+from prepare.core.forward.workload import for_each_size
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line
 from prepare.errors import ConfigError, Problem, RefusedError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Control", "Progress", "VariantResult", "compare"]
 
 
+@for_each_size("batch")
 def compare(
     variants: Mapping[str, Call],
     batch: Any,
@@ -79,11 +81,12 @@ def compare(
         variants: distinct models, or functions that are called like a model; functions may share a
             model, to compare ways to call it (autocast). The order of the mapping is kept.
         batch: a tensor, a tuple of positional arguments, a mapping of named arguments, an Example, or a
-            function that returns a new one of these on each call.
+            function that returns a new one of these on each call; or a Workload, to time every size of it.
         baseline: the variant that ratios are relative to; the first by default.
         train: if True, time zero_grad, forward and backward in training mode, with random gradients of
             the outputs; otherwise the forward in evaluation mode without gradients.
-        budget: seconds for everything. Three calls of each variant and one round always run.
+        budget: seconds for everything, of a Workload for each size. Three calls of each variant and one
+            round always run.
         within_budget: if three rounds do not fit into `budget`, raise RefusedError instead of running
             over; the budget is then exceeded by one call at most.
         settle: stop as soon as no verdict is `unclear`, instead of at a precision. The looks are few, and

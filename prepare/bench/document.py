@@ -22,6 +22,7 @@ from prepare.core.document import (
     Shown,
     Table,
     Text,
+    Where,
     columns,
 )
 from prepare.core.utils import machine
@@ -35,6 +36,7 @@ from prepare.core.utils.numbers import (
     speed_text,
     verdict_text,
 )
+from prepare.core.utils.sizes import is_mixed, verdicts_text
 from prepare.core.utils.text import capitalized, plural, printable, size
 
 if TYPE_CHECKING:
@@ -69,7 +71,9 @@ def bench_document(shown: Shown) -> Document | None:
         answers=(_answer(bench, busy, wrong=wrong),),
         advice=tuple(_advice(bench)),
         rows=tuple(
-            ("timed", case_sentence(c) + (doubt if c.comparison else "")) for c in bench.cases
+            ("timed", case_sentence(each) + (doubt if each.comparison else ""))
+            for c in bench.cases
+            for each in (c, *c.sizes)
         ),
         notes=(busy,) if busy else (),
         parts=lambda: (
@@ -101,6 +105,7 @@ def comparison_document(comparison: Comparison) -> Document:
         head="compared",
         parts=lambda: (
             table,
+            *_sizes(comparison.as_bench().cases[0], "terminal"),
             *(Text(text=f"note: {note}", where="terminal") for note in comparison.notes),
             *_on_page(comparison.as_bench(), None),
         ),
@@ -109,19 +114,21 @@ def comparison_document(comparison: Comparison) -> Document:
 
 def case_sentence(case: Case) -> str:
     """Return one sentence: `inference: 1.2x faster (18 % less time, ...): 38 ms instead of 46 ms`."""
-    row = case.row
+    row, what = case.row, case.what
+    if case.comparison is not None and (verdicts := case.comparison.verdicts):
+        what += f": {verdicts_text(verdicts)}; all sizes" if is_mixed(verdicts) else ", all sizes"
     if case.comparison is None or row.ratio is None:
         name = "" if row.verdict == "not compared" else f"{row.name} "
-        return printable(f"{case.what}: {name}{row.verdict}: {row.reason}")
+        return printable(f"{what}: {name}{row.verdict}: {row.reason}")
     baseline = case.comparison.row(case.comparison.baseline).seconds or 0.0
     confidence = float(case.comparison.settings.get("confidence", 0.95))
     text = speed_text(row.verdict, row.ratio, row.ratio_interval, confidence=confidence)
     if row.verdict == "unclear":
-        return printable(f"{case.what}: {text}: {row.reason or 'the interval is too wide'}")
+        return printable(f"{what}: {text}: {row.reason or 'the interval is too wide'}")
     times = seconds(baseline)
     if row.verdict != "no difference":
         times = f"{seconds(case.seconds or 0.0)} instead of {times}"
-    return printable(f"{case.what}: {text}: {times}")
+    return printable(f"{what}: {text}: {times}")
 
 
 def busy_sentence(bench: Bench | None) -> str:
@@ -139,6 +146,8 @@ def is_wrong(verification: Verification | None) -> bool:
 def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
     """Return whether it is faster; that of a wrong model is not a success."""
     row, comparison = bench.headline, bench.cases[0].comparison
+    if comparison is not None and is_mixed(comparison.verdicts):
+        return _by_size(bench.cases[0], comparison, busy, wrong=wrong)
     if row.ratio is None or comparison is None:
         kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", "Not timed")
         remark, sentence = row.reason, ""
@@ -158,6 +167,41 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
         section=_SECTION,
         sentence=sentence,
     )
+
+
+def _by_size(case: Case, comparison: Comparison, busy: str, *, wrong: bool) -> Answer:
+    """Return at which sizes it is faster, where they differ; the whole is the remark."""
+    text, row = verdicts_text(comparison.verdicts), case.row
+    remark = f"all sizes together: {speed_text(row.verdict, row.ratio, row.ratio_interval)}"
+    slower = any(v == "slower" and size.weight for size, v, _ in comparison.verdicts)
+    return Answer(
+        question=QUESTION,
+        kind="plain" if wrong else "warn" if slower else _KINDS.get(row.verdict, "plain"),
+        answer=capitalized(text),
+        remark=f"{remark}; but the outputs are wrong" if wrong else remark,
+        section=_SECTION,
+        sentence=f"{capitalized(text)}. {capitalized(busy)}" if busy else "",
+    )
+
+
+def _sizes(case: Case, where: Where) -> Iterator[Part]:
+    """Yield a table with a row for each size of a workload; empty for one size."""
+    rows = [
+        (
+            each.comparison.size.name,
+            f"{each.comparison.size.weight:g}",
+            *(list(_rows(each))[-1][2:6] if each.comparison.size else ()),
+            each.row.verdict,
+        )
+        for each in case.sizes
+        if each.comparison and each.comparison.size
+    ]
+    title = f"{capitalized(case.what)} by size; the whole counts each as often as its weight says"
+    titles = columns(
+        "Size head, Weight number, Time number, Interval number, Change number, Interval number, "
+        "Verdict text"
+    )
+    yield Table(label=title, title=title, columns=titles, rows=rows, most=len(rows), where=where)
 
 
 def _remark(row: VariantResult) -> str:
@@ -202,6 +246,8 @@ def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
     )
     rows = [row for case in bench.cases for row in _rows(case)]
     yield Table(label="Times", columns=titles, rows=rows, where="page")
+    for case in bench.cases:
+        yield from _sizes(case, "page")
     yield Items(texts=tuple(_notes(bench)), kind="note", where="page")
 
 

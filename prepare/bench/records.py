@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prepare.bench import statistics
 from prepare.bench.statistics import Estimate
 from prepare.core.utils.environment import check_environment
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
+from prepare.core.utils.sizes import Size  # noqa: TC001  read at run time
 from prepare.errors import BenchError
 
 if TYPE_CHECKING:
@@ -94,6 +96,9 @@ class Comparison(Readable):
     `repeats` is the number of rounds, and `seconds` includes the warm-up. `aa` is the A/A control, None
     if the baseline failed. `settings` hold how it was measured, `environment` where, and `notes` what
     limits the result.
+
+    Of a workload it is the weighted whole, see `prepare.bench.whole`: times and ratios of all calls together.
+    `sizes` are then the comparisons of each `size`.
     """
 
     rows: tuple[VariantResult, ...]
@@ -104,6 +109,21 @@ class Comparison(Readable):
     settings: dict[str, Any]
     environment: dict[str, Any]
     notes: tuple[str, ...] = ()
+    size: Size | None = field(default=None, metadata={"late": True})
+    sizes: tuple[Comparison, ...] = field(default=(), metadata={"late": True})
+
+    @classmethod
+    def merged(cls, found: Sequence[tuple[Size, Comparison]]) -> Comparison:
+        """Return the weighted whole of the comparisons of all sizes."""
+        from prepare.bench.whole import whole
+
+        return whole([replace(comparison, size=size) for size, comparison in found])
+
+    @property
+    def verdicts(self) -> list[tuple[Size, str, float | None]]:
+        """Each size with the verdict and the ratio of the first variant that is not the baseline."""
+        each = ((c.size, Case(what="", comparison=c).row) for c in self.sizes)
+        return [(size, row.verdict, row.ratio) for size, row in each if size]
 
     def document(self) -> Document:
         """Return what is shown of it."""
@@ -151,6 +171,14 @@ class Case:
     reason: str = ""
 
     @property
+    def sizes(self) -> list[Case]:
+        """The cases of each size of a workload, named by it; empty for one size."""
+        each = self.comparison.sizes if self.comparison else ()
+        return [
+            replace(self, what=f"{self.what}, {c.size.name}", comparison=c) for c in each if c.size
+        ]
+
+    @property
     def row(self) -> VariantResult:
         """The row of the prepared model; a row with the reason if nothing was compared."""
         if self.comparison is None:
@@ -184,6 +212,16 @@ class Bench(JsonRecord, Readable):
     seconds: float
     cases: tuple[Case, ...]
 
+    @classmethod
+    def merged(cls, found: Sequence[tuple[Size, Bench]]) -> Bench:
+        """Return one bench for those of all sizes: each kind of call as a weighted whole."""
+        cases: dict[str, list[tuple[Size, Case]]] = {}
+        for size, bench in found:
+            for case in bench.cases:
+                cases.setdefault(case.what, []).append((size, case))
+        first, seconds = found[0][1], sum(bench.seconds for _, bench in found)
+        return replace(first, seconds=seconds, cases=tuple(map(_merged, cases.values())))
+
     @property
     def headline(self) -> VariantResult:
         """The one row to show in a summary: that of the first case."""
@@ -198,10 +236,27 @@ class Bench(JsonRecord, Readable):
         for case in self.cases:
             if case.comparison is None:
                 continue
-            check_comparison(case.comparison)
+            for comparison in (case.comparison, *case.comparison.sizes):
+                check_comparison(comparison)
             for row in case.comparison.rows:
                 if row.verdict not in (*VERDICTS, _OLD_VERDICT):
                     raise ValueError(f"{row.verdict!r} is not a verdict")
+
+
+def _merged(found: Sequence[tuple[Size, Case]]) -> Case:
+    """Return the weighted whole of one kind of call; a size that was not compared is a row of it."""
+    known = next((case.comparison for _, case in found if case.comparison), None)
+    if known is None:
+        size, case = found[0]
+        return replace(case, reason=f"at {size.name}: {case.reason}")
+    compared = [(size, case.comparison or _without(known, case.row)) for size, case in found]
+    return replace(found[0][1], comparison=Comparison.merged(compared), reason="")
+
+
+def _without(known: Comparison, row: VariantResult) -> Comparison:
+    """Return the comparison of a size at which nothing was compared, under the conditions of another one."""
+    rows = (VariantResult(name=known.baseline, verdict="baseline"), row)
+    return replace(known, rows=rows, aa=None, repeats=0, seconds=0.0, notes=())
 
 
 def check_comparison(comparison: Comparison) -> None:

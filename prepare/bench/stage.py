@@ -69,7 +69,7 @@ class BenchStage(Stage):
         with work.progress("timing it against the unprepared model") as tell:
             found = time_models(
                 Models(unprepared=reference, prepared=work.model, pipeline=work.pipeline),
-                work.example,
+                work.workload,
                 level=self.level,
                 mode=work.settings.mode,
                 took=work.took,
@@ -84,9 +84,13 @@ class BenchStage(Stage):
         bench = found.get("bench")
         if bench is None:
             return {}
-        found = {"timed": bench.cases[0].what} | _figures(bench.cases[0], "")
-        for case in bench.cases[1:]:
-            found |= _figures(case, f"{case.what.replace(' ', '_')}_")
+        found = {"timed": bench.cases[0].what}
+        for case in bench.cases:
+            start = "" if case is bench.cases[0] else f"{case.what.replace(' ', '_')}_"
+            found |= _figures(case, start)
+            for each in case.sizes:
+                if each.comparison and each.comparison.size:
+                    found |= _figures(each, f"{start}{each.comparison.size.key}_")
         return found
 
     @classmethod

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from prepare.bench import compare
 from prepare.bench.records import PREPARED, UNPREPARED, Bench, Case, Progress
 from prepare.bench.stage import BUDGET, Level
 from prepare.core.forward.autocast import device_of
 from prepare.core.forward.call import Call, call_of
+from prepare.core.forward.workload import for_each_size
 from prepare.core.utils.text import first_line, plural
 from prepare.core.utils.user_code import is_out_of_memory
 from prepare.errors import PrepareError
@@ -44,13 +45,14 @@ class Models:
     pipeline: Pipeline
 
 
+@for_each_size("example", "took")
 def time_models(
     models: Models,
-    example: Example | Call | None,
+    example: Any,
     *,
     level: Level,
     mode: Mode,
-    took: float = 0.0,
+    took: Any = 0.0,
     seconds: float | None = None,
     amp: Amp = "none",
     tell: Callable[[str], object] = lambda _: None,
@@ -59,13 +61,15 @@ def time_models(
 
     Args:
         models: apart from that move, both are left unchanged.
-        example: the arguments of the unprepared model.
+        example: the arguments of the unprepared model, an Example or a Call; None for none; or a Workload, of
+            which every size is timed, each as long as one example.
         level: `short` times inference or, in mode `train`, a training step, until the verdict is settled,
             within 10 seconds, or 120 if a call takes more than half a second; if the calls are too long for
             that, nothing is compared, and the reason says so. `full` times inference, inference of one
             sample and a training step for a minute each, however long a call takes.
         mode: the use of the model; its case comes first.
-        took: the time in seconds of a forward of the prepared model, for a first estimate.
+        took: the time in seconds of a forward of the prepared model, for a first estimate; of a
+            Workload that of each size.
         seconds: the time for each case in place of the level's own; with it no call is too long.
         amp: the autocast of the forwards of both.
         tell: called at intervals with a line on the progress.

@@ -32,8 +32,22 @@ def compare(contract: Contract, today: Contract) -> ContractCheck:
             key = (change.kind, change.what, change.text, change.source)
             known = changes.get(key)
             changes[key] = replace(known, count=known.count + 1) if known else change
+    for name in {**contract.sizes, **today.sizes}:
+        for change in _at_size(name, contract.sizes.get(name), today.sizes.get(name)):
+            changes[change.kind, change.what, change.text, change.source + change.where] = change
     ranked = sorted(changes.values(), key=lambda change: KINDS.index(change.kind))
     return ContractCheck(changes=tuple(ranked), today=today)
+
+
+def _at_size(
+    name: str, before: Contract | None, after: Contract | None
+) -> Iterator[ContractChange]:
+    """Yield the changes at a size of a workload."""
+    if before is None or after is None:
+        yield _broken("sizes", name, "is gone" if before else "is new")
+        return
+    for change in compare(before, after).changes:
+        yield replace(change, where=f"{change.where} at {name}".strip())
 
 
 def _recipe(contract: Contract, today: Contract) -> Iterator[ContractChange]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from prepare.contract.compare import compare
 from prepare.contract.records import Contract, ContractCheck, Place, TimeRatio, Tolerance
 from prepare.core.forward.call import call_of
+from prepare.core.forward.workload import for_each_size
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.model.module_kinds import class_before_repair
 from prepare.core.model.tensors import is_strided, name_of, named_modules, named_tensors
@@ -61,7 +62,8 @@ def record(
     Args:
         model: not changed. With a recipe, copies of it are prepared and verified against it; without one
             the model itself is looked at, as it was prepared before, and nothing is verified.
-        batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
+        batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example; or a Workload,
+            to record every size of it.
         recipe: the steps, `{name: options}`, or the path of a recipe.
         mode: the mode in which the model runs; `train` also follows the gradients.
         amp: run the forward under `torch.autocast` to this dtype.
@@ -133,11 +135,12 @@ def check(
         amp=contract.amp,  # type: ignore[arg-type]
         optimizer=optimizer,
         threads=contract.threads,
-        time=contract.time is not None,
+        time=contract.is_timed,
     )
     return compare(contract, today)
 
 
+@for_each_size("batch")
 def observe_contract(
     prepared: nn.Module,
     batch: Any,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ import yaml
 
 from prepare.core.utils import files
 from prepare.core.utils.json_records import JsonRecord, Kind, load
+from prepare.core.utils.sizes import Size, without_empty_sizes
 from prepare.errors import ContractError
 
 _KIND = Kind("prepare.contract", 1, "a contract", "a contract.yaml", ContractError)
@@ -75,7 +77,8 @@ class Contract:
     `steps` is its recipe; None if the model was taken as it is. `modules` maps each name to its class,
     `weights` each tensor to its shape, strides, dtype and type of device in words, `layouts` each
     convolution to the layout of its outputs, `optimizer` each tensor of an optimizer's state to its order of
-    elements. `verified` is the status of the verification, empty without one. `seen` holds versions.
+    elements. `verified` is the status of the verification, empty without one. `seen` holds versions. Of a
+    workload `sizes` maps the name of each size to what depends on it: layouts, places, verification, time.
     """
 
     model: str
@@ -92,6 +95,20 @@ class Contract:
     amp: str = field(default="none", metadata={"late": True})
     optimizer: dict[str, str] = field(default_factory=dict, metadata={"late": True})
     time: TimeRatio | None = field(default=None, metadata={"late": True})
+    sizes: dict[str, Contract] = field(default_factory=dict, metadata={"late": True})
+
+    @classmethod
+    def merged(cls, found: Sequence[tuple[Size, Contract]]) -> Contract:
+        """Return one contract for those of all sizes."""
+        empty: dict[str, Any] = {"steps": None, "seen": {}, "modules": {}, "weights": {}}
+        sizes = {size.name: replace(contract, **empty, optimizer={}) for size, contract in found}
+        whole = replace(found[0][1], layouts={}, places=(), verified="", tolerances=(), time=None)
+        return replace(whole, sizes=sizes)
+
+    @property
+    def is_timed(self) -> bool:
+        """True if it holds a time, at any size."""
+        return any(each.time for each in (self, *self.sizes.values()))
 
     @property
     def structure(self) -> str:
@@ -102,7 +119,8 @@ class Contract:
 
     def save(self, path: str | Path) -> None:
         """Write `contract.yaml`; equal contracts give equal bytes. Raises FileError."""
-        data = _KIND.head | {"structure": self.structure} | json.loads(json.dumps(asdict(self)))
+        written = asdict(self, dict_factory=without_empty_sizes)
+        data = _KIND.head | {"structure": self.structure} | json.loads(json.dumps(written))
         text = yaml.dump(data, Dumper=_DUMPER, sort_keys=False, allow_unicode=True, width=1000)
         files.write_text(path, text)
 

@@ -61,13 +61,13 @@ class ContractStage(Stage):
                 raise ConfigError.of(error.problems) from error
             today = observe_contract(
                 work.model,
-                work.example,
+                work.workload,
                 mode=work.settings.mode,
                 amp=work.amp,
                 pipeline=work.pipeline,
                 reference=reference,
                 threads=known.threads if known else None,
-                time=known.time is not None if known else self.time,
+                time=known.is_timed if known else self.time,
             )
         if known is None:
             today.save(self.file)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prepare.core.document import Advice, Answer, Document, Facts, Items, Shown, Table, Text
 from prepare.core.utils.numbers import seconds, small, verdict_text
 from prepare.core.utils.text import plural, size
+from prepare.export.records import ARTEFACT
 
 if TYPE_CHECKING:
     from prepare.core.document import Part
@@ -30,7 +31,7 @@ def export_document(shown: Shown) -> Document | None:
         head="exported",
         answers=(_answer(export),),
         advice=tuple(_advice(export)),
-        rows=(("exported", export_sentence(export)),),
+        rows=(("exported", export_sentence(export)), *_size_rows(export)),
         details=(("inputs", _layouts(export)), *(("taken out", text) for text in taken_out)),
         parts=lambda: tuple(_parts(export, taken_out)),
     )
@@ -44,6 +45,21 @@ def export_sentence(export: Export) -> str:
     if export.status != "fail" and (worst := export.worst) is not None:
         text += f"; largest error {worst.error:.2g}, allowed {worst.allowed:.2g}"
     return f"{text}; {export.reason}" if export.reason else text
+
+
+def _size_rows(export: Export) -> Iterator[tuple[str, str]]:
+    """Yield a row for each size of a workload; none for one size."""
+    times = {
+        each.size.name: each for each in (export.time.sizes if export.time else ()) if each.size
+    }
+    for check in export.checks:
+        if check.size:
+            text = f"{check.size}: {check.answer}"
+            text += f", error {small(check.error)}" if check.error is not None else ""
+            if check.size in times:
+                row = times[check.size].row(ARTEFACT)
+                text += f"; {verdict_text(row.verdict, row.ratio, row.ratio_interval)}"
+            yield "exported", text
 
 
 def _answer(export: Export) -> Answer:
@@ -80,7 +96,15 @@ def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
     took = [(each.name, each.status, seconds(each.seconds), each.note) for each in export.stages]
     yield _table("Stages of the export", "Stage Verdict #Time ~Note", took)
     checks = [
-        (c.layout, c.batch or "", c.answer, c.status, small(c.error), small(c.allowed), c.note)
+        (
+            c.layout,
+            c.size or c.batch or "",
+            c.answer,
+            c.status,
+            small(c.error),
+            small(c.allowed),
+            c.note,
+        )
         for c in export.checks
     ]
     titles = "Input #Batch Answer Verdict #Error #Allowed ~Note"
@@ -97,11 +121,12 @@ def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
     yield _table("Inputs that it takes", "Name Shape Type Strides", inputs)
     times = [
         (
-            row.name,
+            f"{row.name}, {each.size.name}" if each.size else row.name,
             "" if row.seconds is None else seconds(row.seconds),
             verdict_text(row.verdict, row.ratio, row.ratio_interval),
         )
-        for row in (export.time.rows if export.time else ())
+        for each in ((export.time, *export.time.sizes) if export.time else ())
+        for row in each.rows
     ]
     yield _table("Time of one call", "Variant #Time #Against", times)
     yield Items(texts=taken_out, title="Steps that do not go along", kind="note", where="page")

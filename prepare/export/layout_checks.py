@@ -27,11 +27,15 @@ _LAST = {4: "channels_last", 5: "channels_last_3d"}
 
 @dataclass(frozen=True)
 class InputCase:
-    """One call in one layout; `promised` says that the artefact has to take it."""
+    """One call in one layout; `promised` says that the artefact has to take it.
+
+    `size` is the name of its size in a workload.
+    """
 
     layout: str
     call: Call
     promised: bool
+    size: str = ""
 
 
 def input_cases(call: Call, *, dynamic_batch: bool) -> Iterator[InputCase]:
@@ -48,7 +52,11 @@ def input_cases(call: Call, *, dynamic_batch: bool) -> Iterator[InputCase]:
 
 def checked(judge: Reference, case: InputCase, answer: ArtefactAnswer) -> LayoutCheck:
     """Judge the answer to one input. A refusal passes, unless the artefact promised to take it."""
-    known: dict[str, Any] = {"layout": case.layout, "batch": case.call.batch}
+    known: dict[str, Any] = {
+        "layout": case.layout,
+        "batch": case.call.batch,
+        "size": case.size,
+    }
     if answer.crashed:
         return LayoutCheck(**known, answer="crashed", status="fail", note=answer.error)
     if answer.error:
@@ -89,6 +97,7 @@ def conclusion(checks: tuple[LayoutCheck, ...]) -> Judgement:
 
 def _place(check: LayoutCheck) -> str:
     batch = "" if check.batch is None else f" of batch {check.batch}"
+    batch = f" at {check.size}" if check.size else batch
     return f"{check.layout} input{batch}"
 
 

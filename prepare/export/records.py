@@ -9,6 +9,7 @@ from typing import Any
 from prepare.bench.records import Comparison, check_comparison
 from prepare.core.utils import json_records
 from prepare.core.utils.json_records import Readable
+from prepare.core.utils.sizes import without_empty_sizes
 from prepare.errors import ExportError
 
 _KIND = json_records.Kind("prepare.export", 1, "an export", "an export.json", ExportError)
@@ -62,7 +63,8 @@ class LayoutCheck:
 
     `answer` is `right`, `wrong`, `refused`, `crashed` or `cannot tell`. `status` is `pass`, `fail` or
     `cannot tell`: a layout that is refused passes, except that of the contract. A wrong answer passes
-    only if the contract requires contiguous inputs, and this one is not.
+    only if the contract requires contiguous inputs, and this one is not. `size` is the name of a size of a
+    workload.
     """
 
     layout: str
@@ -72,6 +74,7 @@ class LayoutCheck:
     error: float | None = None
     allowed: float | None = None
     note: str = ""
+    size: str = field(default="", metadata={"late": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +126,8 @@ class Export(Readable):
 
     def save(self, path: str | Path) -> None:
         """Write `export.json`. Raises FileError."""
-        json_records.write_json(path, _KIND.head | asdict(self), lines=True)
+        written = asdict(self, dict_factory=without_empty_sizes)
+        json_records.write_json(path, _KIND.head | written, lines=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Export:

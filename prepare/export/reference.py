@@ -41,7 +41,7 @@ class Judgement:
 
 
 class Reference:
-    """The unprepared model: it judges outputs for any call, and keeps its own outputs for each batch size."""
+    """The unprepared model: it judges outputs for any call, and keeps its own outputs for each size."""
 
     def __init__(self, reference: nn.Module, prepared: nn.Module, call: Call) -> None:
         self._models = ModelPair(reference, prepared)
@@ -49,7 +49,7 @@ class Reference:
         budget = Budget(_SECONDS, default_memory(prepared))
         cost = estimate(reference, call, flags)
         self._runner = Runner(self._models, flags, budget, cost, backward=False)
-        self._known: dict[int | None, tuple[NamedTensors, list[NamedTensors]]] = {}
+        self._known: dict[Any, tuple[NamedTensors, list[NamedTensors]]] = {}
 
     def judge(self, outputs: Iterable[Tensor], call: Call) -> Judgement:
         """Compare outputs with those of the exact run of `call`.
@@ -69,11 +69,12 @@ class Reference:
         return _judged(found)
 
     def _expected(self, call: Call) -> tuple[NamedTensors, list[NamedTensors]]:
-        if call.batch not in self._known:
+        shapes = tuple(tensor.shape for tensor in call.tensors())
+        if shapes not in self._known:
             exact = self._runner.run_exact(call)
             baseline = self._runner.run_baseline(call, backward=False)
-            self._known[call.batch] = exact.outputs, [run.outputs for run in baseline]
-        return self._known[call.batch]
+            self._known[shapes] = exact.outputs, [run.outputs for run in baseline]
+        return self._known[shapes]
 
 
 def _judged(found: Sequence[Deviation]) -> Judgement:

@@ -19,6 +19,7 @@ from prepare.bench import compare
 from prepare.bench.records import PREPARED, UNPREPARED, Comparison
 from prepare.core.forward.call import Call, call_of
 from prepare.core.forward.input_formatter import FormatHook
+from prepare.core.forward.workload import Workload
 from prepare.core.model.deep_copy import CopyError, deep_copy
 from prepare.core.utils.environment import environment
 from prepare.core.utils.packages import version_of
@@ -79,7 +80,9 @@ def export(
 
     Args:
         model: the unprepared model, in mode eval; it is not changed.
-        batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
+        batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example; or a Workload:
+            the largest size is captured, the dimensions in which the sizes differ are dynamic, and the
+            artefact has to take every size.
         to: the name of an exporter (`prepare.export.EXPORTERS` lists them), or an exporter.
         folder: the folder for the artefact; nothing is written outside of it.
         pipeline: prepares a copy of the model; without one, the model is exported as it is.
@@ -149,6 +152,14 @@ def _session(
 ) -> ExportSession:
     if problem := exporter.missing():
         raise ConfigError.of([problem])
+    workload = (
+        batch.each(lambda each: call_of(each).map(contiguous))
+        if isinstance(batch, Workload)
+        else None
+    )
+    if workload:
+        batch = max(workload, key=lambda each: each[0].elements)[1]
+        exporter = replace(exporter, dynamic=_dynamic(exporter, workload))
     call = call_of(batch)
     if not call.tensors():
         raise RefusedError("batch", "it holds no tensor", "give the tensors of one call")
@@ -163,7 +174,19 @@ def _session(
         wrong = f"the prepared model is on {device}, and artefacts are checked on the CPU"
         raise RefusedError("device", wrong, f"prepare it with {argument('device', 'cpu')}")
     call = call.map(contiguous)
-    return ExportSession(exporter, model, prepared, pipeline, call, artefact)
+    return ExportSession(exporter, model, prepared, pipeline, call, artefact, workload=workload)
+
+
+def _dynamic(exporter: Exporter, workload: Workload) -> tuple[int, ...]:
+    """Return the dimensions that may change, those in which the sizes differ among them."""
+    calls = [call.tensors() for call in workload.examples]
+    differ = {
+        dimension
+        for tensors in zip(*calls, strict=True)
+        for dimension, lengths in enumerate(zip(*(t.shape for t in tensors), strict=True))
+        if len({*lengths}) > 1
+    }
+    return tuple(sorted({*exporter.dynamic, *differ}))
 
 
 class _StoppedError(Exception):
@@ -183,6 +206,7 @@ class ExportSession:
     pipeline: Pipeline
     call: Call
     artefact: Path
+    workload: Workload | None = None
     progress: Stage = lambda _: nullcontext()
     stages: list[ExportStage] = field(default_factory=list)
     taken_out: tuple[TakenOut, ...] = ()
@@ -276,6 +300,8 @@ class ExportSession:
     def _compare(self, judge: Reference) -> None:
         dynamic = 0 in self.exporter.dynamic
         cases = list(input_cases(self.call, dynamic_batch=dynamic))
+        for size, call in self.workload or ():
+            cases.append(InputCase(CONTIGUOUS, call, promised=True, size=size.name))
         with self._stage("load") as note:
             calls = [case.call for case in cases]
             answers, stored = load_again(self.exporter, self.artefact, calls)
@@ -285,7 +311,7 @@ class ExportSession:
             pairs = zip(cases, answers, strict=True)
             found = [(case, checked(judge, case, answer)) for case, answer in pairs]
             self.checks = tuple(self._allowed(case, check) for case, check in found)
-            of_call = (check for check in self.checks if check.batch == self.call.batch)
+            of_call = (c for c in self.checks if c.batch == self.call.batch and not c.size)
             layouts = {check.layout: check.answer for check in of_call}
             self.contract = replace(self.contract, layouts=layouts)
             note(self._with_remedy(conclusion(self.checks)))
@@ -314,7 +340,7 @@ class ExportSession:
                     PREPARED: self.prepared,
                     ARTEFACT: lambda *args, **kwargs: loaded(args, kwargs),
                 },
-                self.call,
+                self.workload or self.call,
                 budget=budget,
                 settle=True,
                 format={PREPARED: prepared},

@@ -85,7 +85,7 @@ class ExportTask(Stage):
             raise RefusedError(TASK, f"there is no model to compare with: {work.reference}")
         found = export(
             deep_copy(work.model) if work.reference is None else work.reference,
-            work.example,
+            work.workload,
             to=exporter_of(self.options),
             folder=work.folder,
             pipeline=work.pipeline,

@@ -12,9 +12,10 @@ from torch import nn
 
 from prepare.audit import audit
 from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_compiled
-from prepare.core.forward.example_input import Example, build_example
+from prepare.core.forward.example_input import Example, build_examples
 from prepare.core.forward.nested import arguments
-from prepare.core.forward.run_example import count_layouts, run_example
+from prepare.core.forward.run_example import Forward, count_layouts, run_example
+from prepare.core.forward.workload import Workload, head_of, naming
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.progress import stage_if
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
@@ -85,12 +86,13 @@ def _begun(
     # Without `strict` only the errors that are known to give wrong numbers.
     if errors := [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]:
         raise combined(errors)
-    example = _example(settings)
+    workload = _workload(settings)
     work = Work(
         model=model,
         settings=settings,
         stages=settings.stages,
-        example=example,
+        example=(example := head_of(workload)),
+        workload=workload,
         pipeline=declared,
         plan=plan,
         folder=folder,
@@ -118,13 +120,18 @@ def _begun(
     return work
 
 
-def _example(settings: Settings) -> Example | None:
-    """Return the example input as declared, or as the function that it names returns it."""
-    example = build_example(settings.input, settings.seed)
-    if example.factory is not None:
-        batch = call_named(example.factory, "input.factory", settings.seed)
-        return Example(*arguments(batch))
-    return example or None
+def _workload(settings: Settings) -> Example | Workload | None:
+    """Return the example input, or all sizes if several are declared; None if there is none."""
+    entries, weights = zip(*build_examples(settings.input, settings.seed), strict=True)
+    examples = [_made(entry, settings.seed) for entry in entries]
+    return Workload(examples, weights=weights) if len(examples) > 1 else examples[0] or None
+
+
+def _made(example: Example, seed: int) -> Example:
+    """Return the example itself, or what the function that it names returns."""
+    if example.factory is None:
+        return example
+    return Example(*arguments(call_named(example.factory, "input.factory", seed)))
 
 
 def _require_devices(work: Work) -> None:
@@ -212,20 +219,30 @@ def _worked(work: Work, stages: list[Stage], results: Results, show: Show) -> Re
     return results
 
 
-def _run_example(work: Work) -> tuple[ExampleRun | None, float]:
-    """Call the prepared model with its example; return what that shows, and its seconds."""
+def _run_example(work: Work) -> tuple[ExampleRun | None, float | tuple[float, ...]]:
+    """Call the prepared model with its example; return what that shows, and its seconds, of each size."""
     if not work.formatted:
         return None, 0.0
     if contains_compiled(work.model):
         with work.progress("compiling at the first call"):
             run_example(work.model, work.formatted, amp=work.amp)
-    with work.progress("running the example input"):
+
+    def timed(formatted: Example) -> tuple[Forward, float]:
         start = time.perf_counter()
-        forward = run_example(work.model, work.formatted, amp=work.amp)
-        seconds = time.perf_counter() - start
+        forward = run_example(work.model, formatted, amp=work.amp)
+        return forward, time.perf_counter() - start
+
+    took: float | tuple[float, ...]
+    with work.progress("running the example input"):
+        forward, took = timed(work.formatted)
+        if isinstance(work.workload, Workload):
+            took = ()
+            for size, example in work.workload:
+                with naming(size):
+                    took += (timed(_formatted(example, work.pipeline))[1],)
     formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}
     convolutions = count_layouts(forward.calls, formats)
-    return ExampleRun(forward.inputs, forward.output, convolutions), seconds
+    return ExampleRun(forward.inputs, forward.output, convolutions), took
 
 
 def _reference(work: Work, stages: list[Stage]) -> nn.Module | str | None:

@@ -36,9 +36,12 @@ class ReduceStage(Stage):
         if work.unchanged:
             return {}
         example = work.needed_example()
+        from prepare.core.forward.workload import sizes_of
         from prepare.reduce import reduce
 
         verification = work.found.get("verify")
+        if verification and verification.size:  # of several the one that is wrong
+            example = dict(sizes_of(work.workload)).get(verification.size, example)
         with work.progress("reducing the first wrong module to a script"):
             found = reduce(
                 work.model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.forward.call import call_of
 from prepare.core.forward.torch_state import read_switch
+from prepare.core.forward.workload import sizes_of
 from prepare.core.model.module_tree import structure
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.accelerator import differences
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from prepare.core.utils.sizes import Size
     from prepare.tune.candidates import Candidate
 
 # The conditions that the machine and the installed versions set: one of these makes a tuning stale.
@@ -38,7 +40,12 @@ _UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 
 def conditions(
-    model: nn.Module, batch: Any, candidates: Sequence[Candidate], *, mode: str, amp: str
+    model: nn.Module,
+    batch: Any,
+    candidates: Sequence[Candidate],
+    *,
+    mode: str,
+    amp: str,
 ) -> dict[str, Any]:
     """Return all that a tuning depends on, except the values of model and input, as plain data.
 
@@ -48,7 +55,7 @@ def conditions(
     steps = json.dumps([candidate.steps for candidate in candidates], sort_keys=True)
     return {
         "structure": structure(model),
-        "inputs": [_describe(tensor) for tensor in call_of(batch).tensors()],
+        "inputs": [text for size, example in sizes_of(batch) for text in _described(size, example)],
         "candidates": hashlib.sha256(steps.encode("utf-8", "surrogatepass")).hexdigest(),
         "mode": mode,
         "amp": amp,
@@ -136,6 +143,13 @@ def age(made: str) -> str:
     seconds = max(passed, timedelta(0)).total_seconds()
     size, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
     return f"{plural(int(seconds // size), unit)} ago"
+
+
+def _described(size: Size, example: Any) -> Iterator[str]:
+    """Yield each tensor of an example in words, and before them the weight of a size of a workload."""
+    if size.name:
+        yield f"weight {size.weight:g}"
+    yield from map(_describe, call_of(example).tensors())
 
 
 def _describe(tensor: torch.Tensor) -> str:

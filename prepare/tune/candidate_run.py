@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,9 +34,10 @@ _MIN_CHECK_MEMORY, _MIN_CHECK_SECONDS, _MEMORY_PART = 4 * 2**30, 30.0, 0.5
 
 
 class PreparedCandidate:
-    """A copy of the tuned model, prepared by a candidate; `turn` times it on one of the inputs in `pool`.
+    """A copy of the tuned model, prepared by a candidate; `turn` times it on one of the inputs of each size.
 
-    With `like`, a turn times as many calls in a row as one of that candidate.
+    `pools` are the inputs of each size. With `like`, a turn times as many calls in a row as one of that
+    candidate. `parts` are the seconds of a call of each size, in the last turn.
 
     Raises:
         CandidateError: the candidate cannot be prepared, or does not run.
@@ -45,11 +47,11 @@ class PreparedCandidate:
         self,
         tuning: TuningSession,
         candidate: Candidate,
-        pool: list[Any],
+        pools: list[list[Any]],
         *,
         like: PreparedCandidate | None = None,
     ) -> None:
-        self._tuning, self._pool, train = tuning, pool, tuning.mode == "train"
+        self._tuning, self._pools, train = tuning, pools, tuning.mode == "train"
         with _as_candidate_error(None), ignored_warnings():
             self.pipeline = Pipeline.from_config(candidate.steps)
             self.model = tuning.copied()
@@ -58,10 +60,13 @@ class PreparedCandidate:
             self.pipeline.apply(self.model, known_issues=known_issues, amp=tuning.amp)
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
         formatter = user_formatter(self.pipeline)
-        self._variant = Variant(
-            candidate.name, self.model, formatter=formatter, train=train, amp=tuning.amp
-        )
-        self._series = Series(self._variant)
+        # One for each size: the gradients of outputs are made once, for their shape.
+        variants = [
+            Variant(candidate.name, self.model, formatter=formatter, train=train, amp=tuning.amp)
+            for _ in pools
+        ]
+        self._variant, self.parts = variants[0], tuple[float, ...]()
+        self._series = list(map(Series, variants))
         with _as_candidate_error(self._variant), ignored_warnings():
             self._warm_up(like)
         # The unprepared model stays: all others are compared with it, and it may win.
@@ -71,11 +76,18 @@ class PreparedCandidate:
             raise CandidateError(reason)
 
     def turn(self, number: int) -> float:
-        """Return the seconds of one call, with its share of the first one if the number of calls is known."""
-        calls, clock = self._tuning.options.calls, self._tuning.clock
+        """Return the seconds of one call, with its share of the first one if the number of calls is known.
+
+        Of a workload it is the mean of all calls.
+        """
+        calls, clock, weights = self._tuning.options.calls, self._tuning.clock, self._tuning.weights
         share = self.first_seconds / calls if calls else 0.0
         with _as_candidate_error(self._variant):
-            return share + self._series.sample(self._pool[number % len(self._pool)], clock)
+            self.parts = tuple(
+                share + series.sample(pool[number % len(pool)], clock)
+                for series, pool in zip(self._series, self._pools, strict=True)
+            )
+        return sum(map(mul, weights, self.parts)) / sum(weights)
 
     def check(self, exact: dict[Any, Any]) -> CheckResult:
         """Verify the prepared copy, with its buffers as they were before it was timed.
@@ -111,14 +123,16 @@ class PreparedCandidate:
         return CheckResult(verification.status, verification.reason, *figures)
 
     def _warm_up(self, like: PreparedCandidate | None) -> None:
-        series, first, clock = self._series, self._pool[0], self._tuning.clock
-        series.device = self._variant.device(first)
-        self.first_seconds = series.first_call(first, clock)
-        series.warm_up(first, clock)
-        series.warm = series.call_seconds < _WARM_BELOW
-        if like is not None:
-            series.like(like._series)
-        self.peak, self.seconds = series.peak, series.call_seconds * (series.calls + series.warm)
+        self.first_seconds, self.seconds, clock = 0.0, 0.0, self._tuning.clock
+        for index, (series, (first, *_)) in enumerate(zip(self._series, self._pools, strict=True)):
+            series.device = series.variant.device(first)
+            self.first_seconds += series.first_call(first, clock)
+            series.warm_up(first, clock)
+            series.warm = series.call_seconds < _WARM_BELOW
+            if like is not None:
+                series.like(like._series[index])
+            self.seconds += series.call_seconds * (series.calls + series.warm)
+        self.peak = max((s.peak for s in self._series if s.peak is not None), default=None)
 
 
 def capacity(model: nn.Module, device: torch.device) -> int:

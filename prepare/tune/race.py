@@ -43,8 +43,9 @@ class Race:
     The first candidate is the unprepared model. It runs twice in every round, as the reference of the
     others and as their control, and needs no verification. `start` prepares a candidate and makes its
     first calls; `check` verifies one that runs; `correct` may return a recipe that is right in place of one
-    whose verification failed. At most `capacity` candidates run at a time, but at
-    least three.
+    whose verification failed. `weights` are those of the sizes of a workload, none for one size. `second` is
+    then the better recipe for some of them, if none is as good as the best at all. At most `capacity`
+    candidates run at a time, but at least three.
     """
 
     def __init__(
@@ -59,10 +60,12 @@ class Race:
         seed: int = 0,
         progress: Stage = lambda _: nullcontext(),
         correct: KeepInFloat32 | None = None,
+        weights: tuple[float, ...] = (),
     ) -> None:
         self.contestants = [Contestant(candidate) for candidate in candidates]
-        self.standings = Standings(self.contestants, Contestant(candidates[0]))
+        self.standings = Standings(self.contestants, Contestant(candidates[0]), weights)
         self.rounds = 0
+        self.second: Contestant | None = None
         self._start, self._check, self._capacity = start, check, max(capacity, 3)
         self._budget, self._clock, self._began = budget, clock, clock()
         self._order, self._progress = random.Random(seed), progress  # noqa: S311
@@ -143,6 +146,8 @@ class Race:
         assert runner is not None
         try:
             contestant.times[self.rounds] = runner.turn(self.rounds)
+            if self.standings.weights:
+                contestant.parts[self.rounds] = runner.parts
             contestant.seconds = min(contestant.seconds, self._clock() - began)
         except CandidateError as error:
             if contestant.candidate is self.standings.base.candidate:
@@ -249,10 +254,13 @@ class Race:
     def _settle(self) -> Contestant:
         """Keep the simplest of the contestants that are about as fast as the fastest."""
         self._eliminate_slower()
-        while not self._passes(winner := self.standings.simplest()):
-            pass
+        while True:
+            winner = self.standings.simplest()
+            self.second = self.standings.second(winner)
+            if self._passes(winner) and (self.second is None or self._passes(self.second)):
+                break
         for each in self.standings.live():
-            if each is not winner:
+            if each not in (winner, self.second):
                 value = self.standings.compared(each, winner).value
                 why = "simpler" if each.candidate.cost > winner.candidate.cost else "faster so far"
                 reason = f"takes {value:.2f} times as long as {winner.name}, which is {why}"
@@ -264,6 +272,9 @@ class Race:
             if each is not self.standings.base and not each.times:
                 self._eliminate(each, "not measured", "no time was left to time it")
         winner = self._settle()
+        if self.second and not self.second.status:
+            reason = f"better than {winner.name} at some sizes, and not on the whole"
+            self._eliminate(self.second, "not faster", reason)
         for each in self.standings.waiting():
             # A contestant that has times was eliminated once, and then restored.
             again = " again, after the recipe that had eliminated it was dropped"

@@ -11,6 +11,7 @@ from prepare.bench import statistics
 from prepare.bench.records import check_ratios
 from prepare.core.utils.environment import check_environment
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
+from prepare.core.utils.sizes import Size, without_empty_sizes
 from prepare.errors import TuneError
 from prepare.patterns import NORMS, exactly
 
@@ -46,6 +47,23 @@ class KeptModule:
     time_ratio: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SizeTime:
+    """The time of a recipe at one size of a workload, and its ratio to that of the unprepared model."""
+
+    seconds: float | None
+    ratio: float | None
+    ratio_interval: Interval = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForSizes:
+    """A recipe, and the names of the sizes that it is the better one for."""
+
+    recipe: str
+    sizes: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
     """The modules that have to stay in float32 in a 16-bit model.
@@ -77,7 +95,8 @@ class CandidateResult:
     is the status of its verification, empty if it was not verified; `error` is the largest error of the
     outputs relative to their scale, and `allowed` the tolerance. `reason` says why it won or lost.
     `first_seconds` is the time of its first call, with a compilation; `seconds` includes a share of it if the
-    tuning was given a number of calls. `kept` are the modules that a search found to need float32.
+    tuning was given a number of calls. `kept` are the modules that a search found to need float32. `sizes`
+    are its times at each size of a workload; times and ratios are then those of the whole.
     """
 
     name: str
@@ -95,6 +114,15 @@ class CandidateResult:
     allowed: float | None = None
     first_seconds: float | None = field(default=None, metadata={"late": True})
     kept: tuple[KeptModule, ...] = field(default=(), metadata={"late": True})
+    sizes: tuple[SizeTime, ...] = field(default=(), metadata={"late": True})
+
+    def verdict(self, size: int, noise: float | None) -> str:
+        """Return the verdict on it against the unprepared model at a size of a workload."""
+        at_size = self.sizes[size]
+        if at_size.ratio is None:
+            return "not compared"
+        measured = statistics.Estimate(at_size.ratio, at_size.ratio_interval)
+        return statistics.verdict(measured, noise or math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -105,6 +133,9 @@ class Tuning(JsonRecord, Readable):
     were too few rounds. `conditions` are all that the result depends on; `made` is the time of the
     measurement, and `from_cache` says that it was an earlier call. `notes` say what limits the result.
     `amp` is the autocast of every forward. `from_file` says that it was read, and may be a stranger's.
+
+    `sizes` are those of a workload. `better` are two recipes with the sizes that each is for, if no recipe is
+    as good as the best, up to 3 %, at every size that carries weight; the winner is one of them.
     """
 
     KIND: ClassVar[Kind] = Kind("prepare.tune", 1, "a tuning", "a tune.json", TuneError)
@@ -124,6 +155,8 @@ class Tuning(JsonRecord, Readable):
     notes: tuple[str, ...] = ()
     amp: str = field(default="none", metadata={"late": True})
     from_file: bool = field(default=False, compare=False, metadata={"late": True})
+    sizes: tuple[Size, ...] = field(default=(), metadata={"late": True})
+    better: tuple[ForSizes, ...] = field(default=(), metadata={"late": True})
 
     def row(self, name: str) -> CandidateResult:
         """Return the row of a candidate; raise KeyError if there is no such candidate."""
@@ -172,7 +205,8 @@ class Tuning(JsonRecord, Readable):
         )
 
     def content(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key != "from_file"}
+        written = asdict(self, dict_factory=without_empty_sizes)
+        return {key: value for key, value in written.items() if key != "from_file"}
 
     def as_read(self) -> Self:
         return replace(self, from_file=True)
@@ -183,6 +217,10 @@ class Tuning(JsonRecord, Readable):
         check_ratios(self.noise)
         for row in self.rows:
             check_ratios(row.ratio, *(row.ratio_interval or ()))
+            for each in row.sizes:
+                check_ratios(each.ratio, *(each.ratio_interval or ()))
+            if len(row.sizes) not in (0, len(self.sizes)):
+                raise ValueError(f"{row.name} has not one time for each size")
         if self.made:
             datetime.fromisoformat(self.made)
         if unknown := {row.status for row in self.rows} - {*STATUSES}:

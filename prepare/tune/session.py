@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from prepare.bench.variant import make_pool
 from prepare.core.forward.autocast import Amp, check_amp, device_of
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.workload import Workload, head_of, sizes_of
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.environment import environment
 from prepare.core.utils.machine import MachineWatch, busy_sentence
@@ -37,13 +39,22 @@ from prepare.tune.candidates import Candidate, calls_to_keep, candidates
 from prepare.tune.compare_candidates import CandidateError, CheckResult, Contestant
 from prepare.tune.keep_modules import KeepInFloat32, ModuleError, errors_of
 from prepare.tune.race import Race
-from prepare.tune.records import STATUSES, UNPREPARED, CandidateResult, Keep, Tuning
+from prepare.tune.records import (
+    STATUSES,
+    UNPREPARED,
+    CandidateResult,
+    ForSizes,
+    Keep,
+    SizeTime,
+    Tuning,
+)
 from prepare.tune.stage import TuneStage
 from prepare.verify.metric import limit_of
 
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock
     from prepare.core.utils.progress import Stage
+    from prepare.core.utils.sizes import Size
     from prepare.verify.metric import Limit
 
 
@@ -85,14 +96,16 @@ def tune(
 
     Args:
         model: on the device where it will run, not compiled and not wrapped (DDP).
-        batch: a tensor, a tuple of positional arguments, a mapping of named arguments, or an Example.
+        batch: a tensor, a tuple of positional arguments, a mapping of named arguments, or an Example; or a
+            Workload: the winner is then the best for the weighted whole among the recipes that are nowhere
+            slower than the best by more than 3 %, or two are better, see `prepare.tune.records.Tuning`.
         allow: what may be tried besides float32 without a compiler: `bfloat16`, `half`, `compile`
             (inductor; in `eval` also with freezing), `quantize` (weights in 8 bits).
         mode: `eval` times the forward and verifies outputs; `train` times forward and backward, and
             verifies gradients as well.
         amp: run the forward of every candidate under `torch.autocast` to this dtype.
-        budget: seconds. A compilation or verification that has begun is finished, and the winner is
-            always verified.
+        budget: seconds, for all sizes together. A compilation or verification that has begun is finished, and
+            the winner is always verified.
         declared: a pipeline of your own, as one more candidate; all candidates run on its `device`.
         cache: whether the result is cached, or the folder for it. A cached winner is verified again.
         metric: a function of (model, batch) to a number, more is better, as for `verify`. A recipe whose
@@ -265,8 +278,8 @@ class TuningSession:
             raise ConfigError.of(unfit)
         candidate = Candidate(dtype, recipe.to_config())
         with isolated():
-            pool = self._pool(candidate)
-            correct = self._corrector(pool, lambda each: PreparedCandidate(self, each, pool))
+            pools = self._pools(candidate)
+            correct = self._corrector(pools, lambda each: PreparedCandidate(self, each, pools))
             try:
                 with self.progress(f"verifying {dtype}"):
                     checked = correct.check(candidate, correct.start(candidate))
@@ -282,27 +295,33 @@ class TuningSession:
         return Keep(dtype=dtype, status=status, reason=reason, kept=found.kept)
 
     def _corrector(
-        self, pool: list[Any], start: Callable[[Candidate], PreparedCandidate]
+        self, pools: list[list[Any]], start: Callable[[Candidate], PreparedCandidate]
     ) -> KeepInFloat32:
         exact: dict[Any, Any] = {}
+        head = pools[self.weights.index(max(self.weights))][0]
 
         def check(_: Candidate, runner: PreparedCandidate) -> CheckResult:
             return runner.check(exact)
 
         def measure(candidate: Candidate) -> dict[str, ModuleError]:
             try:
-                return errors_of(candidate.steps, self.copied, pool[0], mode=self.mode)
+                return errors_of(candidate.steps, self.copied, head, mode=self.mode)
             except Exception as error:
                 raise explained(self.model, error) from None
 
         return KeepInFloat32(measure, start, check, self.clock, self.progress)
 
     def _calls_to_keep(self) -> tuple[str, ...]:
-        example = make_pool(self.batch, seed=self.seed)[0]
+        example = make_pool(head_of(self.batch), seed=self.seed)[0]
         try:
             return calls_to_keep(self.copied(), example, mode=self.mode, amp=self.amp)
         except PrepareError:
             return ()
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The weight of each size of a workload; of one example that of the only size."""
+        return tuple(size.weight for size, _ in sizes_of(self.batch))
 
     @property
     def max_memory(self) -> int | None:
@@ -347,21 +366,22 @@ class TuningSession:
 
     def _check_again(self, winner: Candidate) -> CheckResult:
         try:
-            return PreparedCandidate(self, winner, self._pool(winner)).check({})
+            return PreparedCandidate(self, winner, self._pools(winner)).check({})
         except CandidateError as error:
             return CheckResult("cannot tell", str(error))
 
     def _race(self, recipes: list[Candidate], under: dict[str, Any]) -> Tuning:
-        began, pool, watch = self.clock(), self._pool(recipes[0]), MachineWatch()
+        began, pools, watch = self.clock(), self._pools(recipes[0]), MachineWatch()
         first: PreparedCandidate | None = None
 
         def start(candidate: Candidate) -> PreparedCandidate:
             nonlocal first
-            runner = PreparedCandidate(self, candidate, pool, like=first)
+            runner = PreparedCandidate(self, candidate, pools, like=first)
             first = first or runner  # the unprepared model
             return runner
 
-        correct = self._corrector(pool, start)
+        correct = self._corrector(pools, start)
+        several = isinstance(self.batch, Workload)
         race = Race(
             recipes,
             start=start,
@@ -372,6 +392,7 @@ class TuningSession:
             seed=self.seed,
             progress=self.progress,
             correct=correct,
+            weights=self.weights if several else (),
         )
         try:
             winner = race.run()
@@ -396,6 +417,8 @@ class TuningSession:
             conditions=under,
             environment=environment() | machine,
             notes=tuple(_notes(race, machine)),
+            sizes=self.batch.sizes if several else (),
+            better=_better(race, winner, self.batch.sizes) if several else (),
         )
 
     def _limits(self) -> dict[str, Any]:
@@ -409,10 +432,11 @@ class TuningSession:
             limits["calls"] = self.options.calls
         return limits
 
-    def _pool(self, base: Candidate) -> list[Any]:
-        """Return inputs on the device of the model: transferring them is not part of any timing."""
+    def _pools(self, base: Candidate) -> list[list[Any]]:
+        """Return inputs of each size, on the device of the model: no timing has their transfer."""
         to_device = InputFormat(device=str(_device(base, self.model)))
-        return [to_device.format(batch) for batch in make_pool(self.batch, seed=self.seed)]
+        pools = (make_pool(example, seed=self.seed) for _, example in sizes_of(self.batch))
+        return [[to_device.format(batch) for batch in pool] for pool in pools]
 
 
 def _check_model(model: nn.Module) -> None:
@@ -453,7 +477,27 @@ def _row(race: Race, winner: Contestant, contestant: Contestant) -> CandidateRes
         error=0.0 if contestant is race.standings.base else error,
         allowed=allowed,
         kept=contestant.kept,
+        sizes=tuple(
+            _at_size(race, contestant, index) for index in range(len(race.standings.weights))
+        ),
     )
+
+
+def _at_size(race: Race, contestant: Contestant, size: int) -> SizeTime:
+    times, ratio = contestant.timed(size).values(), race.standings.ratio(contestant, size)
+    seconds = median(times) if times else None
+    return SizeTime(seconds, finite(ratio.value), ratio.interval)
+
+
+def _better(race: Race, winner: Contestant, sizes: Sequence[Size]) -> tuple[ForSizes, ...]:
+    """Return the winner and the second recipe with the sizes that each is the faster one for."""
+    if race.second is None:
+        return ()
+    names: dict[str, list[str]] = {winner.name: [], race.second.name: []}
+    for index, size in enumerate(sizes):
+        faster = min((winner, race.second), key=lambda e: race.standings.ratio(e, index).value)
+        names[faster.name].append(size.name)
+    return tuple(ForSizes(name, tuple(own)) for name, own in names.items())
 
 
 def _more_time() -> str:

@@ -95,7 +95,7 @@ class TuneStage(Stage):
         settings, verify = work.settings, work.stages["verify"]
         found = tune(
             work.model,
-            work.needed_example(),
+            work.needed_workload(),
             allow=self.allow,
             mode=settings.mode,
             amp=work.amp,

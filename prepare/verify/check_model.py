@@ -18,6 +18,7 @@ from prepare.core.forward.autocast import Amp, autocast, check_amp, device_of
 from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.stand_ins import lazy_parameter
+from prepare.core.forward.workload import for_each_size
 from prepare.core.model.devices import free_memory
 from prepare.core.model.threads import with_threads
 from prepare.core.utils.suggest import choose
@@ -59,6 +60,7 @@ _SAMPLES, _INTERVAL = 5, 0.004
 _LOADAVG = Path("/proc/loadavg")
 
 
+@for_each_size("batch")
 def verify(
     reference: nn.Module | Callable[[], nn.Module],
     prepared: nn.Module,
@@ -82,7 +84,7 @@ def verify(
             or a function that builds it, for a model that cannot be copied.
         prepared: the model that `apply` returned. Both models are restored: gradients, buffers, hooks, modes.
         batch: the input of the unprepared model: a tensor, a tuple of positional or a mapping of named
-            arguments, or an Example.
+            arguments, or an Example; or a Workload, of which every size is verified.
         level: `short` compares one mode on this batch. `full` compares eval and train mode, one and two
             samples, and inputs as they are and with a mean of 100 standard deviations.
         pipeline: the pipeline that prepared the model. It formats the batch, unless the model formats its
@@ -93,6 +95,7 @@ def verify(
             eval mode changes, fail it.
         gradients: compare gradients in mode `eval` too, where they are only reported.
         seconds: the time limit in seconds; by default 30, up to 300 for a large model, and 600 for `full`.
+            Each size of a workload has that time.
         memory: the memory limit in bytes; by default half of the free memory. Both are estimated
             before each run; a run that does not fit is reported as `cannot tell`, with the reason.
         amp: run the forward of the prepared model under `torch.autocast` to this dtype, with scaled gradients

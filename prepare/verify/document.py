@@ -6,7 +6,17 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prepare.core.document import UNCHANGED, Advice, Answer, Code, Document, Shown, Table, Text
+from prepare.core.document import (
+    UNCHANGED,
+    Advice,
+    Answer,
+    Code,
+    Document,
+    Items,
+    Shown,
+    Table,
+    Text,
+)
 from prepare.core.utils.numbers import small
 from prepare.core.utils.text import capitalized, plural, printable
 from prepare.core.utils.wording import argument
@@ -48,12 +58,21 @@ def verify_document(shown: Shown) -> Document | None:
         head=f"verify ({verification.level})",
         answers=(_answer(verification),),
         advice=tuple(_advice(verification)),
-        rows=(("verified", verdict_sentence(verification)),),
+        rows=(("verified", verdict_sentence(verification)), *_size_rows(verification)),
         details=(("sensitivity", f"finds systematic errors from {finds}"),) if finds else (),
         parts=lambda: (*_in_terminal(verification, shown), *_on_page(verification, shown)),
         lead=(Text(text=verification.advice),) if wrong and verification.advice else (),
         is_whole=wrong,
     )
+
+
+def _size_rows(verification: Verification) -> Iterator[tuple[str, str]]:
+    """Yield a row for each size of a workload; none for one size."""
+    for each in verification.sizes:
+        if each.size:
+            found = each.reason if each.status != "pass" else error_text(each) or each.reason
+            text = f"{each.size.name}: {each.status}{f': {found}' if found else ''}"
+            yield "verified", printable(text)
 
 
 def _without(shown: Shown) -> Document | None:
@@ -219,6 +238,7 @@ def _on_page(verification: Verification, shown: Shown) -> Iterator[Part]:
         words = [w for w in shown.overrides if not w.startswith(("task=", "hydra.run.dir="))]
         command = shlex.join(["python", "run.py", *words, "task=reduce"])
         yield Code(text=command, title=_REDUCES, most=4000)
+    yield Items(texts=tuple(text for _, text in _size_rows(verification)), where="page")
     columns = [("Status", "text"), ("Compared", "text"), ("Mode", "text"), ("Batch", "number")]
     columns += [("Inputs", "text"), ("Worst", "code"), ("Error", "number"), ("Allowed", "number")]
     columns += [("Of the allowed", "number")]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
+from prepare.core.utils.sizes import Size  # noqa: TC001  read at run time
 from prepare.errors import VerificationError
 
 STATUSES = ("pass", "fail", "cannot tell")
+_WORST = ("fail", "cannot tell", "pass")
 # The note of a check of outputs, for example of a diffusion model whose last convolution starts with zeros.
 ALL_ZERO = "they are all zero, so nothing can be compared"
 
@@ -71,6 +74,8 @@ class Verification(JsonRecord, Readable):
     wrong, `advice` the probable causes and remedies; both may be empty. `lost` is sorted, the worst tensor
     first. `reference` is the dtype of the exact run. `amp` is the autocast of the prepared model's forward.
     `environment` says where it ran; files of earlier versions have none.
+
+    Of a workload it is the worst of `sizes`, the verification of each `size`, with the checks of all.
     """
 
     KIND: ClassVar[Kind] = Kind(
@@ -88,6 +93,30 @@ class Verification(JsonRecord, Readable):
     seconds: float
     environment: dict[str, Any] = field(default_factory=dict, metadata={"late": True})
     amp: str = field(default="none", metadata={"late": True})
+    size: Size | None = field(default=None, metadata={"late": True})
+    sizes: tuple[Verification, ...] = field(default=(), metadata={"late": True})
+
+    @classmethod
+    def merged(cls, found: Sequence[tuple[Size, Verification]]) -> Verification:
+        """Return one verification for those of all sizes."""
+        each = tuple(replace(verification, size=size) for size, verification in found)
+        worst = max(each, key=lambda e: (-_WORST.index(e.status), e.excess))
+        checks = {
+            replace(check, inputs=", ".join(filter(None, (size.name, check.inputs))))
+            if check.mode
+            else check: None
+            for size, verification in found
+            for check in verification.checks
+        }
+        reason = f"at {worst.size.name}: {worst.reason}" if worst.size and worst.reason else ""
+        seconds = round(sum(verification.seconds for verification in each), 3)
+        return replace(worst, reason=reason, checks=tuple(checks), seconds=seconds, sizes=each)
+
+    @property
+    def excess(self) -> float:
+        """The largest error of outputs as a fraction of what is allowed; 0 if nothing was compared."""
+        outputs = (check for check in self.checks if check.what == "outputs")
+        return max((c.error / c.allowed for c in outputs if c.error and c.allowed), default=0.0)
 
     def sensitivity(self, kind: str) -> tuple[float, str] | None:
         """Return the smallest systematic error found in `outputs` or `gradients`, and where.

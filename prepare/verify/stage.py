@@ -105,7 +105,7 @@ class VerifyStage(Stage):
             found = verify(
                 work.reference,
                 work.model,
-                work.example,
+                work.workload,
                 level=self.level,
                 pipeline=work.pipeline,
                 mode=work.settings.mode,
@@ -142,6 +142,7 @@ class VerifyStage(Stage):
             "verified_error": _finite(worst.error) if worst else None,
             "verified_allowed": _finite(worst.allowed) if worst else None,
         }
+        values |= {f"verified_{v.size.key}": v.status for v in verification.sizes if v.size}
         for name in ("outputs", "input gradients", "parameter gradients"):
             if checks := [check for check in measured if check.what == name]:
                 largest = max(checks, key=lambda check: check.error or 0.0)

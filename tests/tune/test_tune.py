@@ -201,7 +201,7 @@ def test_a_verification_may_take_as_long_as_the_tuning(monkeypatch, budget, seco
     tuning = session.TuningSession(
         model=model, batch=BATCH, options=options, mode="eval", seed=0, progress=nullcontext
     )
-    assert PreparedCandidate(tuning, candidate, [BATCH]).check({}).status == "pass"
+    assert PreparedCandidate(tuning, candidate, [[BATCH]]).check({}).status == "pass"
     assert given == [seconds]
 
 

@@ -13,6 +13,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from prepare.core.utils.files import printable_path, read_text, write_text
+from prepare.core.utils.sizes import without_empty_sizes
 from prepare.core.utils.text import printable
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class JsonRecord:
 
     def content(self) -> dict[str, Any]:
         """Return what the file holds after its format and version."""
-        return asdict(self)  # type: ignore[call-overload]
+        return asdict(self, dict_factory=without_empty_sizes)  # type: ignore[call-overload]
 
     def check(self) -> None:
         """Raise ValueError, TypeError or KeyError if a record that was read contradicts itself."""
