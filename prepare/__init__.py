@@ -5,13 +5,18 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from prepare.core.forward.calling import calling
     from prepare.pipeline import Pipeline
     from prepare.shortcuts import prepare
 
-__all__ = ["Pipeline", "prepare", "report"]
+__all__ = ["Pipeline", "calling", "prepare", "report"]
 
 # Imported when they are used: `import prepare` loads no torch.
-_LAZY = {"Pipeline": "prepare.pipeline", "prepare": "prepare.shortcuts"}
+_LAZY = {
+    "Pipeline": "prepare.pipeline",
+    "calling": "prepare.core.forward.calling",
+    "prepare": "prepare.shortcuts",
+}
 
 # Without a handler of the application, Python would print warnings of this logger to stderr.
 logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -280,7 +280,7 @@ def _missing(
     if parts[0] == "model":
         keys = [str(key) for key in siblings if not str(key).startswith("_")]
         remedy = f"add it as +{where}=value"
-        if keys:
+        if keys != ["method"] or nearest(name, keys):
             remedy = f"{choose(name, keys, noun='keys')}; add any other keyword as +{where}=value"
         return Problem(where, "no such key in the configuration of this model", remedy)
     noun = "option" if parts[0] == "steps" else "key"
