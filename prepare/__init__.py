@@ -5,16 +5,18 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from prepare.core.forward.calling import calling
     from prepare.core.forward.workload import Workload
     from prepare.pipeline import Pipeline
     from prepare.shortcuts import prepare
 
-__all__ = ["Pipeline", "Workload", "prepare", "report"]
+__all__ = ["Pipeline", "Workload", "calling", "prepare", "report"]
 
 # Imported when they are used: `import prepare` loads no torch.
 _LAZY = {
     "Pipeline": "prepare.pipeline",
     "Workload": "prepare.core.forward.workload",
+    "calling": "prepare.core.forward.calling",
     "prepare": "prepare.shortcuts",
 }
 

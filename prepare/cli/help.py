@@ -19,7 +19,7 @@ from prepare.core.utils.options import describe, plain
 from prepare.core.utils.suggest import listed, nearest
 from prepare.errors import ConfigError, PrepareError
 from prepare.job.record import shown_files
-from prepare.job.settings import group_names, key_names, level_names
+from prepare.job.settings import ADDED_GROUP, group_names, key_names, level_names
 from prepare.registry import STEPS, ordered_stages, tasks
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ _KEY = 23
 def first_page(width: int, config_dir: str | None = None) -> str:
     """Return the page of --help, folded to `width` columns; `config_dir` is a folder of more options."""
     groups = {group: _options(group, config_dir) for group in group_names()}
-    choices = ((group, listed(list(names))) for group, names in groups.items())
+    choices = ((_written(group), listed(list(names))) for group, names in groups.items())
     levels = (row for row in _stage_rows() if row[0].partition("=")[0] in level_names())
     return _filled(
         "help_first.txt",
-        GROUPS="\n".join(_rows(choices, width, max(map(len, groups)))),
+        GROUPS="\n".join(_rows(choices, width, max(map(len, groups)) + 1)),
         TASKS="\n".join(_rows(_task_rows(), width)),
         LEVELS="\n".join(_rows(levels, width)),
         COMMANDS=", ".join(
@@ -49,7 +49,9 @@ def first_page(width: int, config_dir: str | None = None) -> str:
 
 def whole_page(width: int, config_dir: str | None = None) -> str:
     """Return the page of `--help all`: every group, key, command and flag."""
-    names = [f"{group}: {', '.join(_options(group, config_dir))}" for group in group_names()]
+    names = [
+        f"{_written(group)}: {', '.join(_options(group, config_dir))}" for group in group_names()
+    ]
     names.append(f"hydra/launcher: {', '.join(['basic', *_options('launcher', None)])}")
     folded = (textwrap.fill(text, width, subsequent_indent="    ") for text in names)
     files = f"A run writes a folder: {', '.join(shown_files())}, prepare.log, .hydra/."
@@ -90,8 +92,13 @@ def _group(group: str, width: int, config_dir: str | None) -> Iterator[str]:
         return
     options = _options(group, config_dir)
     texts = ((name, _sentence(path)) for name, path in options.items())
-    yield f"{group}: choose one with {group}=OPTION"
+    yield f"{group}: choose one with {_written(group)}=OPTION"
     yield from _rows(texts, width, max(map(len, options)))
+
+
+def _written(group: str) -> str:
+    """Return a group as an override of it begins."""
+    return f"+{group}" if group == ADDED_GROUP else group
 
 
 def _keys(topic: str, width: int, config_dir: str | None) -> Iterator[str]:

@@ -13,7 +13,7 @@ from prepare.cli.commands import COMMANDS
 from prepare.core.utils.options import no_options
 from prepare.core.utils.suggest import choose, choose_option, nearest, options_text
 from prepare.errors import ConfigError, Problem, StepError
-from prepare.job.settings import NO_MODEL, key_names, unknown_key
+from prepare.job.settings import ADDED_GROUP, NO_MODEL, key_names, unknown_key
 from prepare.registry import STAGES, STEPS, tasks
 
 NO_OVERRIDE = "is neither key=value nor a command"
@@ -28,7 +28,7 @@ _OTHER_WORDS = {
 }
 _KEY = re.compile(r"[+~]{0,2}[\w$-]+([./][\w$-]+)*(@[\w.:$-]*)?", re.ASCII)
 # The keys that the option of a group fills: if the option is wrong, a missing key there is no evidence.
-FILLS = {"model": ("model", "input"), "input": ("input",)}
+FILLS = {"model": ("model", "input"), "input": ("input",), ADDED_GROUP: ("model", "input", "steps")}
 # Other words for our keys.
 _OTHER_KEYS = {
     **dict.fromkeys(("dtype", "half", "fp16"), "precision"),
@@ -200,6 +200,8 @@ def _explain_choice(override: Override, options: list[str]) -> tuple[str, str]:
         remedy = f"choose {key}=NAME, and set an option of a step as steps.NAME.OPTION=value"
         return "takes the name of an option, not a mapping", remedy
     word = value if isinstance(value, str) else written
+    if key == ADDED_GROUP and override.kind == "set" and word in options:
+        return "is added to the other groups", f"write +{key}={word}"
     if word in options:
         return "is already chosen", f"write {key}={value} once, without the +"
     if key == "device" and _is_device(word):
@@ -274,7 +276,7 @@ def _missing(
     if parts[0] == "model":
         keys = [str(key) for key in siblings if not str(key).startswith("_")]
         remedy = f"add it as +{where}=value"
-        if keys:
+        if keys != ["method"] or nearest(name, keys):
             remedy = f"{choose(name, keys, noun='keys')}; add any other keyword as +{where}=value"
         return Problem(where, "no such key in the configuration of this model", remedy)
     noun = "option" if parts[0] == "steps" else "key"

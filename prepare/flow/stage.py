@@ -59,6 +59,7 @@ class FlowStage(Stage):
         with work.progress("following the layout of activations"):
             follow = flow.predict if self.level == "predict" else flow.observe
             found = follow(work.model, work.formatted, backward=work.training, amp=work.amp)
+            work.notes += _batch_notes(work, found)
             if not work.pipeline.steps:
                 return {"flow": found}
             records = {"flow": _with_remedy(work, found)}
@@ -114,6 +115,26 @@ def _with_steps(work: Work) -> Work:
     change = pipeline.input_format().format
     formatted = Example(change(example.args), change(example.kwargs))
     return replace(work, model=model, pipeline=pipeline, formatted=formatted)
+
+
+def _batch_notes(work: Work, found: Flow) -> list[str]:
+    """Return a note if convolutions run in torch's reference kernel that would not in a batch of two."""
+    from prepare.core.forward.call import call_of
+    from prepare.core.utils.text import plural
+    from prepare.flow import predict
+
+    call = call_of(work.formatted)
+    slow = {each.module for each in found.convolutions if each.backend == "Slow3d"}
+    if not slow or call.batch != 1:
+        return []
+    twice = call.map(lambda x: x.repeat(2, *[1] * (x.dim() - 1)) if x.dim() and len(x) == 1 else x)
+    other = predict(work.model, twice, amp=work.amp)
+    left = {each.module for each in other.convolutions if each.backend == "Slow3d"}
+    if other.status != "ok" or not slow - left:
+        return []
+    which = f"{plural(len(slow - left), 'convolution')} in its slow reference kernel"
+    slower = f"in a batch of 1 torch runs {which}, in a batch of 2 not"
+    return [f"{slower}: two samples in one batch may take less time than one"]
 
 
 def _with_remedy(work: Work, flow: Flow) -> Flow:

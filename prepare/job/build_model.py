@@ -16,12 +16,13 @@ from prepare.checkpoint.init_empty import build_empty
 from prepare.checkpoint.load_checkpoint import fill_model
 from prepare.checkpoint.open_weights import open_weights
 from prepare.checkpoint.paths import beside
+from prepare.core.forward.calling import class_calling
 from prepare.core.model.tensors import name_of, named_tensors
 from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.text import first_line, size
 from prepare.core.utils.user_code import described, is_out_of_memory
 from prepare.errors import ConfigError, ModelError
-from prepare.job.model_target import absent, check_targets, locate_named
+from prepare.job.model_target import absent, check_targets, locate_named, without_method
 from prepare.pipeline import Pipeline
 from prepare.registry import tasks
 from prepare.stage import Stage
@@ -56,11 +57,12 @@ def build_model(settings: Settings, build: Build) -> nn.Module:
         ConfigError: the target, a keyword or the precision is wrong, or the result is not a Module.
         ModelError: the model's own code raised.
     """
-    check_targets(settings.model)
-    target = settings.model["_target_"]
+    config, method = without_method(settings.model)
+    check_targets(config)
+    target = config["_target_"]
     torch.manual_seed(settings.seed)
     try:
-        model = build(settings.model)
+        model = build(config)
     except Exception as error:
         cause = error.__cause__ or error
         if is_out_of_memory(cause):
@@ -68,7 +70,7 @@ def build_model(settings: Settings, build: Build) -> nn.Module:
         key, _, wrong = first_line(cause).partition(": ")
         # Those of a built-in network name the wrong keyword.
         built_in = target.startswith("prepare.models.")
-        if built_in and isinstance(cause, ValueError) and key in settings.model:
+        if built_in and isinstance(cause, ValueError) and key in config:
             raise ConfigError(f"model.{key}", wrong) from error
         missing = missing_module(str(cause))
         remedy = install_remedy(missing, imported=True) if missing else ""
@@ -76,6 +78,8 @@ def build_model(settings: Settings, build: Build) -> nn.Module:
     if not isinstance(model, nn.Module):
         wrong = f"{target} returned an object of type {type(model).__name__}, not a torch.nn.Module"
         raise ConfigError("model._target_", wrong, "name a class or function that returns a model")
+    if method is not None:
+        model.__class__ = class_calling(type(model), method)
     if settings.choices.get("precision") == "float32" and settings.steps.get("half") is None:
         _require_float32(model)
     return model.train(settings.mode == "train")

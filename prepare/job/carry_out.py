@@ -28,7 +28,7 @@ from prepare.job.build_model import (
     read_into,
     too_large,
 )
-from prepare.job.model_target import locate_named
+from prepare.job.model_target import locate_named, without_method
 from prepare.job.results import ExampleRun, Results
 from prepare.pipeline import Pipeline
 from prepare.registry import stages_of, tasks
@@ -174,10 +174,11 @@ def _for_example(work: Work) -> Pipeline:
 def _prepared(work: Work, stages: list[Stage], show: Show) -> Results:
     """Prepare the model, call it with its example, and audit it; or only plan."""
     settings, plan = work.settings, work.plan
+    _, method = without_method(settings.model)
     problems = [str(problem) for error in plan.errors for problem in error.problems]
     work.notes[:0] = [*problems, *map(str, work.pipeline.left_out())]
     results = Results(
-        model=type(work.model).__name__,
+        model=f"{type(work.model).__name__}.{method}" if method else type(work.model).__name__,
         pipeline=work.pipeline,
         plan=plan,
         task=settings.task,

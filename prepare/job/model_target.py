@@ -45,6 +45,21 @@ def check_targets(config: Mapping[str, Any], where: str = "model") -> None:
         raise ConfigError.of(problems)
 
 
+def without_method(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return the configuration of a model without `method`, and the method that its call shall run.
+
+    That is None if none is given, or if the target has a keyword of this name.
+    """
+    rest = {key: value for key, value in config.items() if key != "method"}
+    method = config.get("method")
+    if method is not None:
+        with suppress(PrepareError, TypeError, ValueError):  # a wrong target is reported elsewhere
+            target = locate_named(config["_target_"], "model._target_")
+            if "method" in inspect.signature(target).parameters:
+                return dict(config), None
+    return rest, method
+
+
 def hydra_key_problems(config: Mapping[str, Any], where: str = "model") -> Iterable[Problem]:
     """Return the problems of Hydra's own keys, whose wrong values it would refuse or ignore."""
     for path, node in _targets(config, where):

@@ -26,14 +26,16 @@ RECIPE = "recipe"
 NO_MODEL = "no model is chosen"
 # The groups that a configuration is composed of, beside those of stages.
 GROUPS = ("model", "device", "precision", "memfmt", "input")
-
+# The group whose option is added to the others and chooses among them: +experiment=NAME.
+ADDED_GROUP = "experiment"
 # Those whose options add steps.
 STEP_GROUPS = ("device", "precision", "memfmt")
 
 
 def group_names() -> tuple[str, ...]:
     """Return the groups of a configuration, without those whose option is a level."""
-    return (*GROUPS, *(cls.name for cls in ordered_stages() if cls.groups and not cls.has_level()))
+    stages = (cls.name for cls in ordered_stages() if cls.groups and not cls.has_level())
+    return (*GROUPS, *stages, ADDED_GROUP)
 
 
 def level_names() -> tuple[str, ...]:

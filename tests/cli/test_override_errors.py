@@ -32,7 +32,7 @@ OPTIONS = {
 LISTS = {
     "{models}": ("custom", "{own models}"),
     "{own models}": (
-        *("resnet2d", "unet2d", "unet3d", "diffusers_* (7)", "monai_* (6)", "nnunet_* (4)"),
+        *("resnet2d", "unet2d", "unet3d", "diffusers_* (9)", "monai_* (6)", "nnunet_* (4)"),
         *("timm_* (2)", "torchvision_* (2)", "transformers_* (6) (--help model lists them)"),
     ),
     "{keys}": key_names(),

@@ -57,6 +57,13 @@ def test_an_unprepared_model_is_exported_too(go):
     assert (advice.kind, advice.answer) == ("good", "Use model.stub")
 
 
+def test_a_method_is_exported_with_the_names_of_its_arguments(go):
+    words = ("model._target_=coder_nets.Coder", "model.method=decode", "input.shape=[2,8,3,6,7]")
+    folder, _ = go("Stub", "memfmt=channels_last_3d", "verify=none", *words)
+    (given,) = Export.load(folder / "export.json").contract.inputs
+    assert given.name == "latents"
+
+
 def test_a_wrong_artefact_has_exit_code_3(go):
     folder, said = go("IgnoresStrides", "verify=none", code=3)
     result = json.loads((folder / "result.json").read_text())

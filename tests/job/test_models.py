@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -14,6 +13,7 @@ from paths import CONF
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.models.resnet import ResNet2d
 from prepare.models.unet import UNet2d, UNet3d
+from small_nets import build, config_of
 
 MODELS = sorted(path for path in CONF.glob("model/*.yaml") if path.stem != "custom")
 INPUTS = sorted(CONF.glob("input/*.yaml"))
@@ -81,10 +81,10 @@ def example_for(network: type[nn.Module]) -> torch.Tensor:
 
 @by_stem(MODELS)
 def test_every_model_configuration_builds_and_runs_its_example(path):
-    config = OmegaConf.to_container(OmegaConf.load(path))
+    config = OmegaConf.to_container(config_of(path.stem))
     skip_unless_importable(config["model"]["_target_"])
     torch.manual_seed(0)
-    model = instantiate(config["model"], _convert_="all").eval()
+    model = build(path.stem)
     with torch.no_grad():
         output = model(build_value(config["input"]), **build_keywords(config["input"]))
     found = list(tensors_in(output))
@@ -98,7 +98,7 @@ def test_every_model_configuration_has_a_comment_and_an_example(path):
     package, comment, *_ = path.read_text(encoding="utf-8").splitlines()
     assert package == "# @package _global_"
     assert comment.startswith("# ")
-    config = OmegaConf.load(path)
+    config = config_of(path.stem)
     assert set(config) == {"model", "input"}
     assert config.input.shape[0] >= 2
 

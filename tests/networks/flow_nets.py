@@ -9,9 +9,8 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format
 
-from paths import CONF
 from prepare.core.forward.example_input import Example, build_example
-from small_nets import build, model_configs
+from small_nets import build, config_of, model_configs
 
 
 def channels_last(tensor: Any) -> Any:
@@ -38,9 +37,7 @@ def example_of(name: str) -> Example:
     """Build the example input of a network, in channels-last."""
     if name in MORE:
         return Example(tuple(channels_last(torch.randn(shape)) for shape in MORE[name][1:]))
-    example = build_example(
-        OmegaConf.to_container(OmegaConf.load(CONF / f"model/{name}.yaml").input)
-    )
+    example = build_example(OmegaConf.to_container(config_of(name).input))
     kwargs = {key: channels_last(value) for key, value in example.kwargs.items()}
     return Example(tuple(map(channels_last, example.args)), kwargs)
 

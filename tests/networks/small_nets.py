@@ -1,14 +1,27 @@
 """Small networks that tests prepare, and ways to look at them."""
 
 import copy
+from typing import Any
 
 import torch
 from torch import nn
 
 from paths import CONF
+from prepare.core.forward.calling import calling
+from prepare.job.model_target import without_method
 from prepare.testing.networks import Tied, bits, facts, mixed, small_2d, small_3d, tensors
 
-__all__ = ["Perceptron", "Tied", "bits", "build", "clone", "facts", "mixed", "model_configs"]
+__all__ = [
+    "Perceptron",
+    "Tied",
+    "bits",
+    "build",
+    "clone",
+    "config_of",
+    "facts",
+    "mixed",
+    "model_configs",
+]
 __all__ += ["perceptron", "same"]
 __all__ += ["small_2d", "small_3d", "tensors"]
 
@@ -29,17 +42,25 @@ def model_configs() -> list[str]:
     return sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "custom")
 
 
+def config_of(name: str) -> Any:
+    """The configuration of a ready-made network, merged with the one that it extends."""
+    from omegaconf import OmegaConf
+
+    own = OmegaConf.load(CONF / "model" / f"{name}.yaml")
+    return OmegaConf.merge(*map(config_of, own.pop("defaults", ())), own)
+
+
 def build(name: str) -> nn.Module:
     """The ready-made network of that name; skips the test where its package cannot be imported."""
     import hydra.utils
     import pytest
-    from omegaconf import OmegaConf
 
-    config = OmegaConf.load(CONF / "model" / f"{name}.yaml").model
+    config = config_of(name).model
     package = config._target_.split(".")[0]
     if package in OPTIONAL:
         pytest.importorskip(package)
-    return hydra.utils.instantiate(config, _convert_="all").eval()
+    options, method = without_method(config)
+    return calling(hydra.utils.instantiate(options, _convert_="all").eval(), method or "forward")
 
 
 def same(model: nn.Module, reference: nn.Module) -> None:

@@ -55,6 +55,13 @@ def test_the_winner_is_applied_audited_and_recorded(timed, go):
     assert not again.plan(again.apply(small().eval()))
 
 
+def test_a_method_is_tuned(timed, go):
+    timed.update({"channels_last_3d": 0.05})
+    words = ("model._target_=coder_nets.Coder", "model.method=decode", "input.shape=[2,8,3,6,7]")
+    folder, _ = go("tune.budget=2", *words)
+    assert Tuning.load(folder / "tune.json").winner.startswith("channels_last_3d")
+
+
 def test_the_options_of_the_command_line_reach_the_tuning(timed, go):
     timed.update({"bfloat16": 0.03})
     folder, said = go("tune.budget=4", "tune.allow=[bfloat16]", "memfmt=contiguous")

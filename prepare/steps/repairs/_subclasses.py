@@ -1,6 +1,5 @@
 """Repair a user's subclass of a convolution: put the repair between its own forward and torch's."""
 
-import copyreg
 import inspect
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -9,11 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from prepare.core.model.made_class import made_of, make_class
 from prepare.core.model.module_kinds import mark_repair
 from prepare.steps.keeping.rewrite_class import original_class, rewritten, rewritten_calls
 from prepare.steps.repairs.base import SwapClass
-
-_MADE_OF = "_prepare_made_of"
 
 
 class SwapConvolution(SwapClass):
@@ -69,29 +67,16 @@ class SwapConvolution(SwapClass):
 
     def _own_class(self, module: nn.Module) -> type[nn.Module] | None:
         """Return the user's class of which the class of a repaired module was made."""
-        own, keeping = vars(original_class(type(module))).get(_MADE_OF, (None, None))
+        own, keeping = made_of(original_class(type(module))) or (None, None)
         return own if keeping in self._originals else None
 
 
 @cache
 def subclass_of(own: Any, keeping: Any) -> Any:
     """Return the class `Keeping...` made of a user's class and a repair: the same class each time."""
-    members = {_MADE_OF: (own, keeping), "__module__": keeping.__module__, "__doc__": own.__doc__}
-    kind: Any = type(own)
-    return mark_repair(_metaclass(kind)(f"Keeping{own.__name__}", (own, keeping), members))
-
-
-@cache
-def _metaclass(kind: Any) -> Any:
-    """Return a metaclass, a subclass of `kind`, whose classes are pickled by what they are made of."""
-    made = type(kind.__name__, (kind,), {})
-    copyreg.pickle(made, _reduce)
-    return made
-
-
-def _reduce(cls: type) -> Any:
-    made_of = vars(cls).get(_MADE_OF)
-    return (subclass_of, made_of) if made_of else cls.__qualname__
+    members = {"__module__": keeping.__module__, "__doc__": own.__doc__}
+    name = f"Keeping{own.__name__}"
+    return mark_repair(make_class(name, (own, keeping), members, subclass_of, own, keeping))
 
 
 @cache
