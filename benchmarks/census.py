@@ -1,31 +1,33 @@
 """Prepare every network of timm, and those of the zoo: strides as torch's converters give them, and breaks.
 
-    python benchmarks/census.py [--only NAME] [--seconds 90] [--observe 14] [--table]
+    python benchmarks/census.py [--only NAME] [--seconds 60] [--observe 100] [--table]
 
 Each network is built without initialising its weights, in a process of its own, and prepared: the plan, the
 strides of all parameters and buffers against `torch.nn.utils.convert_conv2d_weight_memory_format` and
 `convert_conv3d_weight_memory_format`, the audit, and the breaks of the layout that are predicted as it is,
-with `repair_layout`, and with the calls that `keep_layout` replaces. Of every n-th network (`--observe`)
-the prediction is compared with a real forward.
+with `repair_layout`, and with the calls that `keep_layout` replaces. `--observe` compares predictions with
+real forwards of the first networks that were examined, with small inputs.
 
-A line of `results/census.jsonl` is a network; a second start goes on after the last one. `--table` writes
-`results/census.md`. timm imports torchvision for its data loaders only; where torchvision is
-not installed, its models are built without it.
+A line of `results/census.jsonl` is a network, one of `results/census_observed.jsonl` a real forward. The
+order is shuffled, always alike, so that what is there is a sample at any time; a second start goes on after
+the last one. `--table` writes `results/census.md`. timm imports torchvision for its data loaders only; where
+torchvision is not installed, its models are built without it.
 """
 
 import argparse
-import copy
 import enum
+import hashlib
 import importlib.machinery
 import importlib.util
 import json
 import multiprocessing
 import resource
+import signal
 import sys
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from video_networks import REAL_NETWORKS, VIDEO_NETWORKS
 from zoo_networks import NETWORKS, Network
 
 from prepare.audit import audit
+from prepare.core.model.module_tree import copy_tree
 from prepare.core.utils.environment import environment
 from prepare.core.utils.text import first_line
 from prepare.flow import Flow, observe, predict
@@ -45,6 +48,7 @@ from prepare.steps.keeping.choose_calls import choose_calls
 
 RESULTS = Path(__file__).parent / "results"
 FILE = RESULTS / "census.jsonl"
+OBSERVED = RESULTS / "census_observed.jsonl"
 FORMATS: dict[str, Any] = {"conv2d_memory_format": {}, "conv3d_memory_format": {}}
 HEAD = """# A census of networks
 
@@ -59,7 +63,9 @@ By `benchmarks/census.py`; of timm, every 7th architecture.
 
 | library | networks | not examined | other strides | computed | observed | breaks | repaired | kept |
 |---|---|---|---|---|---|---|---|---|"""
+# Parameters of a network that is prepared with its tensors; a larger one is on the meta device.
 # Bytes that a network may take beside what its process has: three copies of the largest, and activations.
+LARGEST = 4 * 10**8
 MEMORY = 14 * 2**30
 
 
@@ -89,13 +95,17 @@ class Timm:
 
         return timm.create_model(self.name)
 
-    def batch(self) -> torch.Tensor:
-        """Return two images of the network's size."""
+    def batch(self, device: str = "cpu", side: int = 0) -> torch.Tensor:
+        """Return two images of the network's size, or of this height and width."""
         import timm
 
         size = timm.get_pretrained_cfg(self.name, allow_unregistered=True)
         shape = size.input_size if size else (3, 224, 224)
-        return torch.randn(2, *shape)
+        return (
+            torch.randn(2, 3, side, side, device=device)
+            if side
+            else torch.randn(2, *shape, device=device)
+        )
 
 
 def stand_in_for_torchvision() -> None:
@@ -142,23 +152,26 @@ def strides(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: x.stride() for name, x in tensors.items() if x.layout == torch.strided}
 
 
-def examine(name: str, *, observes: bool) -> dict[str, Any]:
+def examine(name: str) -> dict[str, Any]:
     """Return what preparing the network shows."""
     network = networks()[name]
     torch.manual_seed(0)
-    model, batch = uninitialised(network.build), network.batch()
+    model, device = uninitialised(network.build), "cpu"
+    if sum(x.numel() for x in model.parameters()) > LARGEST:
+        model, device = model.to("meta"), "meta"
+    batch = network.batch(device)
     original = {key: x.stride() for key, x in model.named_parameters()}
     pipeline = Pipeline.from_config(FORMATS | {"input_format": {}})
-    theirs = copy.deepcopy(model)
+    theirs = copy_tree(model, lambda tensor: torch.empty_like(tensor, device="meta"))
     convert_conv2d(theirs, torch.channels_last)
     convert_conv3d(theirs, torch.channels_last_3d)
     expected = strides(theirs)
     del theirs
     plan = pipeline.plan(model)
-    repaired = copy.deepcopy(model)
     pipeline.apply(model, strict=False, known_issues="ignore")
     rows = audit(model, plan=plan).rows
     found: dict[str, Any] = {
+        "device": device,
         "tensors": len(expected),
         "converted": sum(row.status == "converted" for row in rows),
         "ineffective": sum(row.status == "ineffective" for row in rows),
@@ -168,13 +181,39 @@ def examine(name: str, *, observes: bool) -> dict[str, Any]:
     }
     flow = predict(model, pipeline.format(batch))
     found |= {"convolutions": flow.summary["convolutions"], "as it is": figures(flow)}
-    if observes and flow.status == "ok":
-        found["observed"] = figures(observe(model, pipeline.format(batch)))
     if flow.status == "ok" and flow.summary["breaks"]:
-        both = Pipeline.from_config({"repair_layout": {}} | FORMATS | {"input_format": {}})
-        both.apply(repaired, strict=False, known_issues="ignore")
-        choice = choose_calls(repaired, both.format(batch), backward=False, prune=False)
+        both = repair(model)
+        choice = choose_calls(model, both.format(batch), backward=False, prune=False)
         found["repaired"], found["kept"] = figures(choice.before), figures(choice.after)
+    return found
+
+
+def repair(model: nn.Module) -> Pipeline:
+    """Prepare the network with `repair_layout`."""
+    pipeline = Pipeline.from_config({"repair_layout": {}} | FORMATS | {"input_format": {}})
+    pipeline.apply(model, strict=False, known_issues="ignore")
+    return pipeline
+
+
+def compare(name: str) -> dict[str, Any]:
+    """Return the breaks of a prepared network, and of the repaired one, as predicted and as observed."""
+    network = networks()[name]
+    torch.manual_seed(0)
+    model, flow = uninitialised(network.build), None
+    pipeline = Pipeline.from_config(FORMATS | {"input_format": {}})
+    pipeline.apply(model, strict=False, known_issues="ignore")
+    # The smallest images that the network takes.
+    sides = ({"side": side} for side in (64, 128)) if isinstance(network, Timm) else ()
+    for options in (*sides, {}):
+        batch = pipeline.format(network.batch(**options))
+        flow = predict(model, batch)
+        if flow.status == "ok":
+            break
+    found = {"shape": list(getattr(batch, "shape", ())), "predicted": figures(flow)}
+    found["observed"] = figures(observe(model, batch))
+    repair(model)
+    found["repaired, predicted"] = figures(predict(model, batch))
+    found["repaired, observed"] = figures(observe(model, batch))
     return found
 
 
@@ -194,37 +233,45 @@ def figures(flow: Flow) -> dict[str, Any]:
     }
 
 
-def _child(name: str, observes: bool, pipe: Any) -> None:  # noqa: FBT001  the arguments of a process
+def _child(function: Callable[[str], dict[str, Any]], name: str, seconds: int, pipe: Any) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     try:
-        pipe.send(examine(name, observes=observes))
+        pipe.send(function(name))
     except Exception as error:  # recorded as part of the result
         pipe.send({"error": f"{type(error).__name__}: {first_line(error)}"})
 
 
-def run(name: str, *, observes: bool, seconds: float) -> dict[str, Any]:
-    """Examine the network in a process of its own, within `seconds`."""
+def run(function: Callable[[str], dict[str, Any]], name: str, *, seconds: int) -> dict[str, Any]:
+    """Call the function in a process of its own, within `seconds` of the CPU's time."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_child, args=(name, observes, theirs))
+    process = context.Process(target=_child, args=(function, name, seconds, theirs))
     process.start()
     theirs.close()
     try:
-        return ours.recv() if ours.poll(seconds) else {"error": f"longer than {seconds:g} s"}
+        return ours.recv()
     except EOFError:
-        return {"error": "the process died"}
+        process.join()
+        is_late = process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL)
+        return {"error": f"longer than {seconds} s" if is_late else "the process died"}
     finally:
         process.kill()
         process.join()
 
 
-def read() -> dict[str, dict[str, Any]]:
+def read(path: Path = FILE) -> dict[str, dict[str, Any]]:
     """Return the results that are there, by network."""
-    lines = FILE.read_text().splitlines() if FILE.exists() else []
+    lines = path.read_text().splitlines() if path.exists() else []
     return {row["network"]: row for row in map(json.loads, lines)}
+
+
+def shuffled(names: Iterable[str]) -> list[str]:
+    """Return the names in an order that is the same whichever others there are."""
+    return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -263,27 +310,37 @@ def totals(rows: list[dict[str, Any]]) -> list[int | str]:
     ]
 
 
+def append(path: Path, names: list[str], function: Any, *, seconds: int) -> None:
+    """Add a line for each network that has none yet."""
+    done = read(path)
+    for number, name in enumerate(names):
+        if name not in done:
+            row = {"network": name} | run(function, name, seconds=seconds)
+            with path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(f"{number + 1}/{len(names)} {json.dumps(row)[:200]}", flush=True)
+
+
 def main() -> None:
     """Examine all networks that have no result yet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="a part of the names")
-    parser.add_argument("--seconds", type=float, default=90.0, help="limit for one network")
-    parser.add_argument("--observe", type=int, default=14, help="run every n-th network for real")
-    parser.add_argument("--every", type=int, default=1, help="examine every n-th network")
+    parser.add_argument("--seconds", type=int, default=60, help="time of the CPU for one network")
+    parser.add_argument("--observe", type=int, default=0, help="run this many networks for real")
     parser.add_argument("--table", action="store_true", help="write the table of what is there")
     options = parser.parse_args()
     done = read()
     if options.table:
         (RESULTS / "census.md").write_text("\n".join(table(list(done.values()))) + "\n")
         return
-    names = [name for name in networks() if options.only in name][:: options.every]
-    for number, name in enumerate(names):
-        if name not in done:
-            found = run(name, observes=number % options.observe == 0, seconds=options.seconds)
-            row = {"network": name} | found
-            with FILE.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(f"{number + 1}/{len(names)} {json.dumps(row)[:200]}", flush=True)
+    if options.observe:
+        names = [
+            name for name in shuffled(done) if "error" not in done[name] and options.only in name
+        ]
+        append(OBSERVED, names[: options.observe], compare, seconds=options.seconds)
+        return
+    names = shuffled(name for name in networks() if options.only in name)
+    append(FILE, names, examine, seconds=options.seconds)
     (RESULTS / "census_environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
 
 
