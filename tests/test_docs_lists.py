@@ -27,8 +27,8 @@ from prepare.verify.execution.single_run import RESULT_FIELDS
 from prepare.verify.records import STATUSES as VERIFY_STATUSES
 
 # What looks up, and why: a stage is given a pipeline and its plan (names for type checkers), and the step
-# keep_layout asks the predicted flow of an example which calls to replace.
-LOOKS_UP = {"stage.py": {"pipeline", "plan"}, "steps/": {"flow"}}
+# keep_layout asks the predicted flow of an example which calls to replace. A pipeline returns a guard.
+LOOKS_UP = {"stage.py": {"pipeline", "plan"}, "steps/": {"flow"}, "pipeline/": {"guard"}}
 
 
 def layers() -> list[set[str]]:

@@ -30,7 +30,7 @@ FORBIDDEN = {
 }
 PUBLIC = (
     "audit", "bench", "checkpoint", "reduce", "contract", "distributed", "doctor", "errors", "export", "flow",
-    "hydra", "patterns", "recipe", "registry", "stage", "step", "tune", "verify",
+    "guard", "hydra", "patterns", "recipe", "registry", "stage", "step", "tune", "verify",
 )  # fmt: skip
 
 

@@ -81,6 +81,10 @@ class Guard:
         if every < 1:
             raise RefusedError("every", f"{every} is not at least 1", "1 checks at every call")
         self._every, self._calls = every, 0
+        self.record(model)
+
+    def record(self, model: nn.Module) -> None:
+        """Record how `model` is now; it is compared with this from now on."""
         self._modules = [
             (module._modules, key, child, type(child), f"{name}.{key}" if name else key)
             for name, module in model.named_modules()

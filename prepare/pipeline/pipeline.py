@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -33,7 +33,7 @@ from prepare.errors import (
     raise_problems,
 )
 from prepare.pipeline.apply import Phases, all_moves, apply_steps, survey
-from prepare.pipeline.drift import Drift, Guard, optimizer_drift, plan_drift, raise_drift
+from prepare.pipeline.drift import Drift, optimizer_drift, plan_drift, raise_drift
 from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, spinning_problems
 from prepare.pipeline.optimizer_state import (
     RestrideLoadedState,
@@ -47,6 +47,9 @@ from prepare.plan import Plan
 from prepare.registry import STEPS
 from prepare.step import PHASES, Step
 from prepare.steps.input_format import InputFormat
+
+if TYPE_CHECKING:
+    from prepare.guard.model_guard import ModelGuard, OnDifference
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Steps = Mapping[str, Mapping[str, Any] | None]
@@ -303,17 +306,50 @@ class Pipeline:
             raise_drift(drifts)
         return drifts
 
-    def guard(self, model: nn.Module, *, every: int = 100) -> Guard:
-        """Return a guard that checks a prepared `model` in the training loop; call it after each step.
+    def guard(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 1000,
+        on_difference: OnDifference = "raise",
+        optimizer: Optimizer | None = None,
+        seconds: float = 10.0,
+        max_bytes: int = 1 << 30,
+        folder: str | Path | None = None,
+    ) -> ModelGuard:
+        """Watch a prepared `model` while it serves and trains, and return what does so; print it to see how.
 
-        On every `every`-th call it checks all modules and tensors, in under a millisecond for 500
-        tensors, and raises DriftError if one has drifted from this pipeline.
+        Each module that the pipeline changed is compared, alone and on the inputs of a call, with torch's own
+        module and the same weights, as `verify` does: in eval mode or without gradients at the first call of
+        each key (shapes, strides, dtypes, device, autocast, grad mode, mode), and in training, with
+        gradients, once in `every` steps. Call the guard after each step to find drift on every `every`-th.
+
+        Args:
+            model: the prepared model; it is called as before, and a look changes nothing in it.
+            every: the steps in which each module is looked at once.
+            on_difference: `raise`, `warn` once for each module, or `fallback`: put torch's own class back
+                in the module, in the contiguous format, and go on; `plan` and `audit` show it.
+            optimizer: it is checked for drift too, and follows a module that is put back in training.
+            seconds: no look begins after this time in one call; what is left is looked at in the next ones.
+            max_bytes: the memory of the copies and of one comparison in float64.
+            folder: where each difference is written, with a script that shows it with torch alone.
 
         Raises:
             DriftError: something has drifted already.
+            RefusedError: an option is wrong.
         """
-        self.check(model, strict=True)
-        return Guard(model, every=every)
+        from prepare.guard import ModelGuard
+
+        return ModelGuard(
+            model,
+            self,
+            every=every,
+            on_difference=on_difference,
+            optimizer=optimizer,
+            seconds=seconds,
+            max_bytes=max_bytes,
+            folder=folder,
+        )
 
     def format(self, batch: Any) -> Any:
         """Return the batch as the prepared model expects it; without an input step, the same object.

@@ -65,6 +65,10 @@ _FACTOR = {torch.float16: 10.0, torch.bfloat16: 10.0}
 _FACTOR_DEFAULT = 30.0
 
 
+class OtherTensorsError(ValueError):
+    """A module and its reference do not return tensors of the same names."""
+
+
 @dataclass
 class ModuleDifferences:
     """The comparison of all module calls of one run.
@@ -120,7 +124,7 @@ def compare_modules(runner: Runner, call: Call, *, backward: bool) -> ModuleDiff
     with held_interrupts(), PROCESS_STATE, CallInterceptor() as interceptor, quiet:
         recorder = CallRecorder(models.prepared, interceptor, forward_only=forward_only)
         whole = runner.run_prepared(call, context=recorder, backward=not forward_only)
-        comparer = _Comparer(models, interceptor, backward=backward)
+        comparer = ModuleComparer(models, interceptor, backward=backward)
         interruptible(_compare_all, runner, recorder.calls, comparer, found)
     if not forward_only and not found.left_out:
         found.is_sum = comparer.sums.agree_with(whole)
@@ -128,12 +132,12 @@ def compare_modules(runner: Runner, call: Call, *, backward: bool) -> ModuleDiff
 
 
 def _compare_all(
-    runner: Runner, calls: list[RecordedCall], comparer: _Comparer, found: ModuleDifferences
+    runner: Runner, calls: list[RecordedCall], comparer: ModuleComparer, found: ModuleDifferences
 ) -> None:
     models = runner.models
     weights = {n: quantized_weight(m) for n, m in models.prepared.named_modules()}
     rounding = {name for name, w in weights.items() if w is not None and quantizes_inputs(w)}
-    with _deterministic(models, runner.flags):
+    with comparable(models, runner.flags):
         for recorded in _consumed(calls):
             name = recorded.module
             for tensor in recorded.arguments.tensors():
@@ -156,21 +160,26 @@ def _time_is_over(runner: Runner) -> bool:
 
 
 @dataclass
-class _Comparer:
-    """Runs single calls in the prepared model, in float64 and in the baseline."""
+class ModuleComparer:
+    """Runs single calls in the prepared model, in float64 and in the baseline.
+
+    With `whole` a module runs with all modules in it; else calls of its children return what was recorded.
+    """
 
     models: ModelPair
     interceptor: CallInterceptor
     backward: bool
+    whole: bool = False
     sums: GradientSums = field(init=False)
-    _names: dict[int, str] = field(init=False)
+    names: dict[int, str] = field(init=False)
     _modules: dict[nn.Module, dict[str, nn.Module]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.sums = GradientSums(self.models.prepared, self.models.dtype)
         both = (self.models.reference, self.models.prepared)
         self._modules = {model: dict(model.named_modules()) for model in both}
-        self._names = {id(m): name for of in self._modules.values() for name, m in of.items()}
+        modules = ((name, m) for of in self._modules.values() for name, m in of.items())
+        self.names = {id(m): name for name, m in modules if not (self.whole and name)}
 
     def compare(self, call: RecordedCall) -> dict[str, list[Deviation]]:
         """Compare one call; repeat it on slightly different inputs while a tensor exceeds its tolerance."""
@@ -192,18 +201,23 @@ class _Comparer:
     def _compare_once(
         self, call: RecordedCall, *, keep: bool = False, nudge: bool = False
     ) -> dict[str, list[Deviation]]:
-        amp = self.models.amp
-        run = self._lone(self.models.prepared, call, single_run.same_stand_in, copy_of, amp=amp)
-        prepared = run.run(call, backward=self.backward)
-        if keep:
-            call.input_gradients = run.argument_gradients(call)
-            self.sums.add(call, run, prepared)
+        prepared = self.run_prepared(call, keep=keep)
         exact, scales = self._run_exact(call)
         baselines = self._run_baseline(call)
         if nudge:
             baselines += self._run_baseline(call.changed(nudged))
         kinds = [kind for kind in MODULE_FIELDS if self.backward or kind == "module outputs"]
         return {kind: self._deviations(kind, exact, baselines, prepared, scales) for kind in kinds}
+
+    def run_prepared(self, call: RecordedCall, *, keep: bool) -> RunResult:
+        """Run the prepared model's module; with `keep`, add its gradients to `sums`."""
+        amp = self.models.amp
+        run = self._lone(self.models.prepared, call, single_run.same_stand_in, copy_of, amp=amp)
+        result = run.run(call, backward=self.backward)
+        if keep:
+            call.input_gradients = run.argument_gradients(call)
+            self.sums.add(call, run, result)
+        return result
 
     def _deviations(
         self,
@@ -219,7 +233,7 @@ class _Comparer:
             if first_non_finite(expected):
                 continue
             if expected.keys() != actual.keys():
-                raise ValueError("its reference has other inputs, outputs or parameters")
+                raise OtherTensorsError("its reference has other inputs, outputs or parameters")
             deviations += compare(
                 expected,
                 [getattr(baseline, part) for baseline in baselines],
@@ -278,7 +292,7 @@ class _Comparer:
         **options: Any,
     ) -> LoneRun:
         module = self._modules[model][call.module]
-        return LoneRun(module, self._names, self.interceptor, stand_in, convert, **options)
+        return LoneRun(module, self.names, self.interceptor, stand_in, convert, **options)
 
 
 class GradientSums:
@@ -346,9 +360,9 @@ def _consumed(calls: list[RecordedCall]) -> Iterator[RecordedCall]:
 
 
 @contextmanager
-def _deterministic(models: ModelPair, flags: Mapping[str, bool]) -> Iterator[None]:
-    """Set the modes of both models and disable dropout; restore them afterwards."""
-    with isolated(), ExitStack() as stack:
+def comparable(models: ModelPair, flags: Mapping[str, bool]) -> Iterator[None]:
+    """Set the modes of both models and disable dropout; restore them, and random numbers, afterwards."""
+    with isolated(), single_run.numpy_state(), ExitStack() as stack:
         for model in (models.reference, models.prepared):
             stack.enter_context(standing_in(model, lambda tensor: tensor))
             make_deterministic(model, flags)

@@ -58,6 +58,17 @@ class RecordedCall:
         ]
         return replace(self, arguments=self.arguments.map(once), children=children)
 
+    def results(self) -> RunResult:
+        """Return the outputs of the recorded run, under the names that a `LoneRun` gives them."""
+        roots = [(f"input of {child.module}", child.arguments.tensors()) for child in self.children]
+        roots.append(("output", list(tensors_in(self.outputs))))
+        result, count = RunResult(), 0
+        for name, tensors in roots:
+            for index, tensor in enumerate(tensors):
+                result.outputs[_root_name(name, count, index)] = tensor.detach()
+                count += 1
+        return result
+
 
 class CallInterceptor:
     """While entered, gives every call of a module to `handle`; torch has no hook that can replace a call.
@@ -132,14 +143,18 @@ class CallRecorder:
             output = run()
         finally:
             self._running.pop()
-        call.outputs = map_tensors(self._copy, output)
-        for index, tensor in enumerate(tensors_in(output)):
-            if tensor.requires_grad:
-                tensor.register_hook(partial(_keep_gradient, call.output_gradients, index))
+        self._keep_outputs(call, output)
         if self._running:
             self._running[-1].children.append(call)
         self.calls.append(call)
         return output
+
+    def _keep_outputs(self, call: RecordedCall, output: Any) -> None:
+        """Record what a call returned, and the gradients of that when they arrive."""
+        call.outputs = map_tensors(self._copy, output)
+        for index, tensor in enumerate(tensors_in(output)):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(_keep_gradient, call.output_gradients, index))
 
     def _copy(self, tensor: Tensor) -> Tensor:
         key = (id(tensor), tensor._version)
@@ -262,8 +277,8 @@ class LoneRun:
     ) -> None:
         for index, tensor in enumerate(tensors):
             # A clone, since the code that follows may change the tensor in place.
-            root = f"{name} [{len(self._roots)}, {index}]", tensor.clone(), gradients.get(index)
-            self._roots.append(root)
+            label = _root_name(name, len(self._roots), index)
+            self._roots.append((label, tensor.clone(), gradients.get(index)))
 
     def _backward(self) -> None:
         roots, gradients = [], []
@@ -291,6 +306,10 @@ class LoneRun:
             inputs={f"input {i}": x.grad for i, x in enumerate(leaves) if x.requires_grad},
             parameters={name: p.grad for name, p in parameters.items() if p.requires_grad},
         )
+
+
+def _root_name(name: str, count: int, index: int) -> str:
+    return f"{name} [{count}, {index}]"
 
 
 def _own_tensors(module: nn.Module, called: set[str], names: dict[int, str]) -> dict[int, str]:

@@ -92,7 +92,7 @@ def run_model(
     of float16 outputs are multiplied by `scale`, as a GradScaler does, and all results divided by it.
     """
     result, detector = RunResult(), UnsafeBackwardDetector(model)
-    with held_interrupts(), isolated(), _numpy_state(), standing_in(model, stand_in):
+    with held_interrupts(), isolated(), numpy_state(), standing_in(model, stand_in):
         make_deterministic(model, flags)
         if repair:
             repair_convolutions(model)
@@ -232,7 +232,7 @@ def seed_everything(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def _numpy_state() -> Iterator[None]:
+def numpy_state() -> Iterator[None]:
     """Restore the state of NumPy's random numbers afterwards."""
     numpy = sys.modules.get("numpy")
     state = numpy.random.get_state() if numpy else None

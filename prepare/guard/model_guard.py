@@ -1,0 +1,451 @@
+"""Watch a prepared model: decide at each call whether to look, and act on a difference."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+
+import torch
+from torch import nn
+
+from prepare.core.forward.call import Call
+from prepare.core.forward.compiled import is_compiled
+from prepare.core.model.module_tree import copy_tree
+from prepare.core.utils import files
+from prepare.core.utils.process_state import PROCESS_STATE
+from prepare.core.utils.suggest import choose
+from prepare.core.utils.text import first_line, plural, size
+from prepare.errors import (
+    GuardError,
+    GuardWarning,
+    PrepareError,
+    Problem,
+    RefusedError,
+    raise_problems,
+)
+from prepare.guard.compare import WrongModule, autocast_of, difference, relative, too_large
+from prepare.guard.originals import Originals, obstacle, watched_modules
+from prepare.guard.put_back import obstacle_to_put_back, put_back
+from prepare.guard.record import Watcher, describe_call, key_of
+from prepare.pipeline.drift import Drift, Guard, optimizer_drift, plan_drift, raise_drift
+from prepare.pipeline.optimizer_state import unwrap_optimizer
+from prepare.verify.execution.module_calls import CallInterceptor, RecordedCall
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from prepare.pipeline import Pipeline
+
+OnDifference = Literal["raise", "warn", "fallback"]
+_log = logging.getLogger(__name__)
+# The most keys that are remembered; a key of before is then looked at again.
+_KEYS = 1 << 16
+_SCRIPT_SECONDS = 60.0
+_ACTION = {"raise": "raises", "warn": "warns once", "fallback": "puts torch's own class back"}
+
+
+class ModelGuard(Guard):
+    """Looks at the modules of a prepared model while it serves and trains; made by `Pipeline.guard`.
+
+    Its text says what it looks at and what that costs. Call it after each training step to look for drift
+    there too; `remove` it, or use it as a context manager, to end it. A copy of the model is not guarded.
+
+    Attributes:
+        watched: the names of the modules that are looked at, each with how the pipeline changed it.
+        left_out: the names of modules that could not be looked at, each with the reason.
+        differences: what was found, as a list of `WrongModule`.
+        looks: the number of modules that were compared so far; `seconds_used` is the time of that.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pipeline: Pipeline,
+        *,
+        every: int,
+        on_difference: OnDifference = "raise",
+        optimizer: Optimizer | None = None,
+        seconds: float = 10.0,
+        max_bytes: int = 1 << 30,
+        folder: str | Path | None = None,
+    ) -> None:
+        if on_difference not in get_args(OnDifference):
+            remedy = choose(str(on_difference), get_args(OnDifference))
+            raise RefusedError("on_difference", f"{on_difference!r} is not allowed", remedy)
+        raise_problems(RefusedError, _limits(seconds, max_bytes))
+        plan = pipeline.plan(model, known_issues="ignore")
+        raise_drift(plan_drift(plan))
+        super().__init__(model, every=every)
+        self._model, self._pipeline, self._action = model, pipeline, on_difference
+        self._optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
+        self._seconds, self._max_bytes = seconds, max_bytes
+        self._folder = None if folder is None else Path(folder)
+        self._originals = Originals(model, pipeline)
+        self.watched = watched_modules(model, self._originals, plan)
+        modules = dict(model.named_modules())
+        self.left_out = {n: why for n in self.watched if (why := obstacle(modules[n]))}
+        self._excluded = set(self.left_out)
+        self.differences: list[WrongModule] = []
+        self.looks, self.seconds_used = 0, 0.0
+        # Keys of which all was looked at; and of others, what was.
+        self._known: set[Hashable] = set()
+        self._seen: dict[Hashable, set[Hashable]] = {}
+        # Of each key in training the steps and the looks; what may be looked at now; the steps of all keys.
+        self._turns: dict[Hashable, list[int]] = {}
+        self._due, self._steps = 0.0, 0
+        self._recorded: list[tuple[RecordedCall, nn.Module, str]] = []
+        self._warned: set[str] = set()
+        self._thread: int | None = None
+        self._look = ExitStack()
+        self._attach()
+
+    def __call__(self) -> None:
+        """Count a training step, and compare what the forward recorded; on every `every`-th, look for drift.
+
+        Raises:
+            DriftError: the model has drifted.
+            GuardError: a module differs from torch's own, with `on_difference="raise"`.
+        """
+        self._compare_recorded()
+        super().__call__()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *raised: object) -> None:
+        self.remove() if kind is None else self._detach()
+
+    def find_drift(self) -> list[Drift]:
+        drifts = super().find_drift()
+        if self._optimizer is not None:
+            drifts += optimizer_drift(self._model, self._optimizer)
+        return drifts
+
+    def remove(self) -> None:
+        """Stop looking, after a last comparison of what was recorded."""
+        self._detach()
+        self._compare_recorded()
+
+    def __repr__(self) -> str:
+        kinds: dict[str, int] = {}
+        for name, kind in self.watched.items():
+            if name not in self._excluded:
+                kinds[kind] = kinds.get(kind, 0) + 1
+        what = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing"
+        limits = f"{self._seconds:g} s and {size(self._max_bytes)} in each"
+        used = f"{plural(self.looks, 'look')} in {self.seconds_used:.3g} s"
+        lines = [
+            f"guard of {type(self._model).__name__}: {what}",
+            f"  serving   all at the first call of each shape, layout, dtype and mode; at most {limits}",
+            f"  training  each once in {plural(self._every, 'step')}, with gradients",
+            f"  then      {_ACTION[self._action]}",
+            f"  so far    {used}, {plural(len(self.differences), 'difference')}",
+        ]
+        if any(is_compiled(module) for module in self._model.modules()):
+            lines.append("  compiled  modules are looked at as a whole, and in serving only")
+        if "fuse_conv_bn" in self._pipeline.steps:
+            text = "are compared with torch's of the same fused weights: their norms are gone"
+            lines.append(f"  fused     convolutions {text}")
+        lines += [
+            f"  left out  {name or 'the model'}: {why}" for name, why in self.left_out.items()
+        ]
+        return "\n".join(lines)
+
+    # ------------------------------------------------------------------------------- the model's calls
+
+    def _attach(self) -> None:
+        call = vars(self._model).get("_compiled_call_impl")
+        if call is not None:  # hooks that are added after the compiler do not run
+            self._wrapper: Any = _CompiledCall(self, call)
+            vars(self._model)["_compiled_call_impl"] = self._wrapper
+            return
+        self._hook = self._model.register_forward_pre_hook(
+            _Entry(self), with_kwargs=True, prepend=True
+        )
+
+    def _detach(self) -> None:
+        self._end_look()
+        call = vars(self._model).get("_compiled_call_impl")
+        if isinstance(call, _CompiledCall):
+            vars(self._model)["_compiled_call_impl"] = call.compiled
+        elif hasattr(self, "_hook"):
+            self._hook.remove()
+
+    def before(self, args: Any, kwargs: Any) -> None:
+        """Begin to look if this call is due; else cost next to nothing."""
+        model = self._model
+        key = key_of(model, args, kwargs)
+        if key in self._known:
+            return
+        if self._thread == threading.get_ident():  # a look runs the model itself
+            return
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            self._note("the model", "its calls are captured in a CUDA graph, which runs no Python")
+            return
+        if model.training and torch.is_grad_enabled():
+            self._before_training(key, args, kwargs)
+        else:
+            self._begin(key, args, kwargs, self._names(), self._look_at_served)
+
+    def after(self, output: Any, run: Callable[[], Any] | None) -> Any:
+        """End a look, at the end of the call in which it began; without `run` the call raised."""
+        if self._thread != threading.get_ident():
+            return output
+        watcher, key, _ = self._current
+        try:
+            output = watcher.end(output, run)
+            if run is not None and key is not None and not self._is_late:
+                if len(self._known) >= _KEYS:
+                    self._known.clear()
+                self._known.add(key)
+                self._seen.pop(key, None)
+        finally:
+            for name in watcher.refused:
+                self._note(name, f"its call needs more than {size(self._max_bytes)}")
+            self._end_look()
+        return output
+
+    def _names(self) -> list[str]:
+        return [name for name in self.watched if name not in self._excluded]
+
+    def _begin(
+        self, key: Hashable | None, args: Any, kwargs: Any, names: list[str], look: Any
+    ) -> None:
+        with ExitStack() as stack:
+            # One look at a time: it changes how modules are called.
+            stack.enter_context(PROCESS_STATE)
+            if key in self._known:  # by another thread meanwhile
+                return
+            if key is not None:
+                raise_drift(self.find_drift())
+            watcher = Watcher(
+                self._model, CallInterceptor(), wanted=names, look=look, max_bytes=self._max_bytes
+            )
+            self._current = watcher, key, time.monotonic() + self._seconds
+            self._is_late, self._thread = False, threading.get_ident()
+            stack.callback(self._forget)
+            if not is_compiled(self._model):
+                arguments = Call(args, kwargs)
+                hook: Any = self._model.register_forward_hook(
+                    lambda *given: self._after_hook(hook, arguments, given[-1]),
+                    always_call=True,
+                )
+                stack.callback(hook.remove)
+            watcher.begin(args, kwargs)
+            stack.callback(watcher.end, None, None)
+            self._look = stack.pop_all()
+
+    def _after_hook(self, hook: Any, arguments: Call, output: Any) -> Any:
+        if self._thread != threading.get_ident():
+            return None
+        hook.remove()
+        run = None if output is None else lambda: self._model(*arguments.args, **arguments.kwargs)
+        return self.after(output, run)
+
+    def _end_look(self) -> None:
+        look, self._look = self._look, ExitStack()
+        look.close()
+
+    def _forget(self) -> None:
+        self._thread = None
+
+    # ---------------------------------------------------------------------------------------- serving
+
+    def _look_at_served(
+        self, call: RecordedCall, module: nn.Module, run: Callable[[], Any], output: Any
+    ) -> Any:
+        _, key, end = self._current
+        seen = self._seen.setdefault(key, set())
+        inner = call.module, key_of(module, call.arguments.args, call.arguments.kwargs)
+        if inner in seen or call.module in self._excluded:
+            return output
+        if time.monotonic() > end:
+            self._is_late = True
+            return output
+        found = self._compared(call, module, autocast_of(module, call), backward=False)
+        if found and self._act(found, call, module) and not torch.is_grad_enabled():
+            arguments = call.arguments
+            output = module(*arguments.args, **arguments.kwargs)
+        seen.add(inner)
+        return output
+
+    # --------------------------------------------------------------------------------------- training
+
+    def _before_training(self, key: Hashable, args: Any, kwargs: Any) -> None:
+        self._compare_recorded()
+        self._steps += 1
+        if self._steps % self._every == 0:
+            raise_drift(self.find_drift())
+        names = [] if is_compiled(self._model) else self._names()
+        share = len(names) / self._every
+        if len(self._turns) >= _KEYS:
+            self._turns.clear()
+        turn = self._turns.setdefault(key, [0, 0])
+        turn[0] += 1
+        self._due = min(self._due + share, float(len(names)))
+        # So each key has its share of the looks, and each module its turn.
+        if self._due < 1 or turn[1] >= turn[0] * share:
+            return
+        count = int(self._due)
+        chosen = [names[(turn[1] + index) % len(names)] for index in range(count)]
+        self._due -= count
+        turn[1] += count
+        self._begin(None, args, kwargs, chosen, self._record_trained)
+
+    def _record_trained(
+        self, call: RecordedCall, module: nn.Module, run: Callable[[], Any], output: Any
+    ) -> Any:
+        if not is_compiled(module) and all(call.module != c.module for c, _, _ in self._recorded):
+            kept = replace(call, children=list(call.children))
+            self._recorded.append((kept, module, autocast_of(module, call)))
+        return output
+
+    def _compare_recorded(self) -> None:
+        """Compare what a training step recorded, when its gradients have arrived."""
+        recorded, self._recorded = self._recorded, []
+        for call, module, amp in recorded:
+            with self._alone():
+                found = self._compared(call, module, amp, backward=True)
+                if found:
+                    self._act(found, call, module)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with PROCESS_STATE, CallInterceptor() as interceptor:
+            self._interceptor, self._thread = interceptor, threading.get_ident()
+            try:
+                yield
+            finally:
+                self._thread = None
+
+    # --------------------------------------------------------------------------------- what was found
+
+    def _compared(
+        self, call: RecordedCall, module: nn.Module, amp: str, *, backward: bool
+    ) -> WrongModule | None:
+        """Return the difference of one call from torch's own; None if there is none, or none can be told."""
+        if why := too_large(call, module, self._max_bytes):
+            self._note(call.module, why)
+            return None
+        start = time.perf_counter()
+        interceptor = self._interceptor if backward else self._current[0].interceptor
+        try:
+            with torch.inference_mode(mode=False):
+                original = self._originals.of(call.module, module)
+                alone = relative(call, module, self._model)
+                text = difference(alone, module, original, interceptor, amp=amp, backward=backward)
+        except Exception as error:  # the module's code may depend on the code around it
+            self._note(call.module, first_line(error))
+            self._excluded.add(call.module)
+            return None
+        finally:
+            self.seconds_used += time.perf_counter() - start
+        self.looks += 1
+        where = call.module or type(self._model).__name__
+        return (
+            WrongModule(where, text, describe_call(module, call.arguments, amp)) if text else None
+        )
+
+    def _note(self, name: str, why: str) -> None:
+        if name not in self.left_out:
+            self.left_out[name] = why
+            _log.info("guard: %s is left out: %s", name or "the model", why)
+
+    def _act(self, found: WrongModule, call: RecordedCall, module: nn.Module) -> bool:
+        """Write a script, then raise, warn, or put torch's own class back; return whether that was done."""
+        if self._folder is not None:
+            found = replace(found, script=self._script(found, call, module))
+        if self._action == "fallback":
+            why = obstacle_to_put_back(
+                module,
+                training=torch.is_grad_enabled() and module.training,
+                optimizer=self._optimizer,
+            )
+            if why:
+                found = replace(
+                    found, text=f"{found.text}, and torch's own cannot be put back: {why}"
+                )
+            else:
+                was_root = is_compiled(self._model)
+                found = replace(found, done=put_back(module, self._pipeline, self._optimizer))
+                if was_root and not is_compiled(self._model):
+                    self._attach()
+                self.record(self._model)
+        self.differences.append(found)
+        _log.warning("%s", found)
+        if self._folder is not None:
+            with (self._folder / "guard.log").open("a") as log:
+                log.write(f"{found}\n")
+        if not found.done and self._action != "warn":
+            raise GuardError("", str(found))
+        if found.module not in self._warned:
+            self._warned.add(found.module)
+            warnings.warn(str(found), GuardWarning, stacklevel=2)
+        return bool(found.done)
+
+    def _script(self, found: WrongModule, call: RecordedCall, module: nn.Module) -> str:
+        """Return the path of a script that shows the fault with torch alone; empty if none does."""
+        from prepare.reduce import reduce
+
+        assert self._folder is not None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            reduction = reduce(
+                copy_tree(module), call.arguments, training=module.training, seconds=_SCRIPT_SECONDS
+            )
+        except PrepareError as error:
+            _log.info("guard: no script for %s: %s", found.module, first_line(error))
+            return ""
+        if reduction is None:
+            return ""
+        path = self._folder / re.sub(r"[^\w.-]", "_", f"guard-{found.module}.py")
+        files.write_text(path, reduction.script)
+        return str(path)
+
+
+class _Entry:
+    """The forward pre-hook of a guarded model; that of a copy does nothing."""
+
+    def __init__(self, guard: ModelGuard | None = None) -> None:
+        self._guard = guard
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        guard = self._guard
+        if guard is not None and not torch.compiler.is_compiling() and module is guard._model:
+            guard.before(args, kwargs)
+
+    def __reduce__(self) -> Any:
+        return _Entry, ()
+
+
+class _CompiledCall:
+    """The compiled call of a guarded model, with the guard around it."""
+
+    def __init__(self, guard: ModelGuard, compiled: Any) -> None:
+        self.compiled = compiled
+        self._guard = guard
+        vars(self).update(vars(compiled))  # what the step compile keeps there
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._guard.before(args, kwargs)
+        try:
+            output = self.compiled(*args, **kwargs)
+        except BaseException:
+            self._guard.after(None, None)
+            raise
+        return self._guard.after(output, lambda: self._guard._model(*args, **kwargs))
+
+
+def _limits(seconds: float, max_bytes: int) -> Iterator[Problem]:
+    if not seconds > 0:
+        yield Problem("seconds", f"{seconds} is no time", "give the seconds that a call may take")
+    if max_bytes < 1:
+        yield Problem("max_bytes", f"{max_bytes} is no memory", "give a number of bytes")

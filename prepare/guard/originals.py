@@ -1,0 +1,139 @@
+"""Find the modules that a pipeline changed, and make torch's own module with the same weights of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from prepare.core.forward.compiled import is_compiled
+from prepare.core.forward.float32_calls import casts_of
+from prepare.core.model.module_kinds import is_repaired
+from prepare.core.model.module_tree import copy_tree
+from prepare.core.model.quantized import (
+    float_values,
+    is_int8,
+    is_quantized,
+    quantized_weight,
+    quantizes_inputs,
+)
+from prepare.core.model.tensors import is_plain
+
+if TYPE_CHECKING:
+    from prepare.pipeline import Pipeline
+    from prepare.plan import Plan
+
+_TABLES = ("_parameters", "_buffers")
+_ASKED = ("dtype", "memory_format")
+
+
+class Originals:
+    """The modules of a model with the steps taken back, as they are now: classes, attributes and hooks.
+
+    They hold no tensors; `of` adds those that the model has by then.
+    """
+
+    def __init__(self, model: nn.Module, pipeline: Pipeline) -> None:
+        tree = copy_tree(model)
+        pipeline.undo(tree)
+        self._modules = dict(tree.named_modules(remove_duplicate=False))
+        for module in tree.modules():
+            vars(module).pop("_compiled_call_impl", None)
+            for table in _TABLES:
+                vars(module)[table].clear()
+            for key, _ in _attributes(module):
+                vars(module)[key] = None
+
+    def of(self, name: str, module: nn.Module) -> nn.Module:
+        """Return torch's own module of this name with the weights of `module`, which it shares.
+
+        A weight in 8 bits becomes the float values for which it stands.
+
+        Raises:
+            ValueError: it cannot be made; the message says why.
+        """
+        own = copy_tree(self._modules[name])
+        for inner, part in own.named_modules(remove_duplicate=False):
+            source = _submodule(module, inner)
+            for table in _TABLES:
+                vars(part)[table].update((k, _plain(t)) for k, t in vars(source)[table].items())
+            vars(part).update(_attributes(source))
+        return own
+
+    def kind(self, name: str, module: nn.Module) -> str:
+        """Return how the pipeline changed the code of a module; empty if it did not."""
+        if is_compiled(module):
+            return "compiled"
+        if is_repaired(module) or parametrize.is_parametrized(module):
+            return "repaired"
+        if type(module) is not type(self._modules[name]):
+            return "with rewritten calls"
+        if casts_of(module):
+            return "kept in float32"
+        return "in 8 bits" if quantized_weight(module) is not None else ""
+
+
+def watched_modules(model: nn.Module, originals: Originals, plan: Plan) -> dict[str, str]:
+    """Return the names of the modules to look at, each with how the pipeline changed it.
+
+    If the pipeline changes the dtype or the memory format of tensors, every module is called in another way
+    than before. A compiled module is looked at as a whole; an `nn.Sequential` has no code of its own.
+    """
+    asked: dict[str, str] = {}
+    for tensor in plan.tensors:
+        if words := [tensor.wants[key] for key in _ASKED if key in tensor.wants]:
+            asked[tensor.module] = "in " + " and ".join(words)
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        above = name
+        while above and found.get(above := above.rpartition(".")[0]) != "compiled" and above:
+            pass
+        if name and found.get(above) == "compiled":
+            continue
+        forward, kind = type(module).forward, originals.kind(name, module)
+        is_part = ".parametrizations." in f".{name}." or forward is nn.Module.forward
+        if is_part or (forward is nn.Sequential.forward and not kind):
+            continue
+        if why := kind or asked.get(name) or ("called with their results" if asked else ""):
+            found[name] = why
+    return found
+
+
+def obstacle(module: nn.Module) -> str:
+    """Say why a module cannot be compared with torch's own; empty if it can."""
+    weight = quantized_weight(module)
+    if weight is not None and quantizes_inputs(weight):
+        return "it rounds its inputs to int8"
+    parts = module.modules() if is_compiled(module) else (module,)
+    tensors = (
+        tensor
+        for part in parts
+        for table in _TABLES
+        for tensor in vars(part)[table].values()
+        if tensor is not None
+    )
+    strange = next((t for t in tensors if not (is_plain(t) or is_int8(t))), None)
+    return "" if strange is None else f"it holds a {type(strange).__name__}"
+
+
+def _submodule(module: nn.Module, name: str) -> nn.Module:
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        raise ValueError(f"it has no module {name} any more") from None
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that are tensors, or lists with tensors, as the weights of an LSTM."""
+    for key, value in vars(module).items():
+        values = value if type(value) is list else (value,)
+        if any(isinstance(item, Tensor) for item in values):
+            yield key, value
+
+
+def _plain(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None or not is_quantized(tensor):
+        return tensor
+    return nn.Parameter(float_values(tensor), requires_grad=False)
