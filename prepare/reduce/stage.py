@@ -10,6 +10,7 @@ from prepare.stage import Stage, Task, Work
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, Shown
+    from prepare.verify.records import Verification
 
 TASK, SCRIPT = "reduce", "reduced.py"
 
@@ -39,6 +40,20 @@ class ReduceStage(Stage):
         from prepare.reduce import reduce
 
         verification = work.found.get("verify")
+        seconds = work.stages["verify"].seconds or 60.0
+        if verification and _is_wrong_compiled_only(verification):
+            from prepare.reduce.blame_compiler import blame_compiler
+
+            with work.progress("bisecting the compiler"):
+                text = blame_compiler(
+                    work.model,
+                    example,
+                    pipeline=work.pipeline,
+                    training=work.training,
+                    seconds=seconds,
+                )
+            work.notes.append(text)
+            return {}
         with work.progress("reducing the first wrong module to a script"):
             found = reduce(
                 work.model,
@@ -46,7 +61,7 @@ class ReduceStage(Stage):
                 pipeline=work.pipeline,
                 culprit=verification.culprit if verification else "",
                 training=work.training,
-                seconds=work.stages["verify"].seconds or 60.0,
+                seconds=seconds,
             )
         if found is None:
             text = (
@@ -61,3 +76,9 @@ class ReduceStage(Stage):
         from prepare.reduce.document import reduce_document
 
         return reduce_document(shown)
+
+
+def _is_wrong_compiled_only(verification: Verification) -> bool:
+    """Return whether the model is right without its compiler, and not with it."""
+    failed = [check for check in verification.checks if check.status == "fail"]
+    return bool(failed) and all("compiled" in check.inputs for check in failed)
