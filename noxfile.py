@@ -25,7 +25,8 @@ EXTRAS = "cli,joblib,submitit"
 def constraints(session: nox.Session) -> str:
     """Write the constraints without what is bound to a version of torch, and return the file's name."""
     lines = Path("constraints.txt").read_text().splitlines()
-    file = Path(session.create_tmp()) / "constraints.txt"
+    # Not `session.create_tmp()`: it becomes TMPDIR, so that tests would run inside this repository.
+    file = Path(session.virtualenv.location) / "constraints.txt"
     file.write_text("\n".join(line for line in lines if not re.match(BOUND_TO_TORCH, line)))
     return str(file)
 

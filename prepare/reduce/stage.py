@@ -10,6 +10,7 @@ from prepare.stage import Stage, Task, Work
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, Shown
+    from prepare.verify.records import Verification
 
 TASK, SCRIPT = "reduce", "reduced.py"
 
@@ -42,6 +43,20 @@ class ReduceStage(Stage):
         verification = work.found.get("verify")
         if verification and verification.size:  # of several the one that is wrong
             example = dict(sizes_of(work.workload)).get(verification.size, example)
+        seconds = work.stages["verify"].seconds or 60.0
+        if verification and _is_wrong_compiled_only(verification):
+            from prepare.reduce.blame_compiler import blame_compiler
+
+            with work.progress("bisecting the compiler"):
+                text = blame_compiler(
+                    work.model,
+                    example,
+                    pipeline=work.pipeline,
+                    training=work.training,
+                    seconds=seconds,
+                )
+            work.notes.append(text)
+            return {}
         with work.progress("reducing the first wrong module to a script"):
             found = reduce(
                 work.model,
@@ -49,7 +64,7 @@ class ReduceStage(Stage):
                 pipeline=work.pipeline,
                 culprit=verification.culprit if verification else "",
                 training=work.training,
-                seconds=work.stages["verify"].seconds or 60.0,
+                seconds=seconds,
             )
         if found is None:
             text = (
@@ -64,3 +79,9 @@ class ReduceStage(Stage):
         from prepare.reduce.document import reduce_document
 
         return reduce_document(shown)
+
+
+def _is_wrong_compiled_only(verification: Verification) -> bool:
+    """Return whether the model is right without its compiler, and not with it."""
+    failed = [check for check in verification.checks if check.status == "fail"]
+    return bool(failed) and all("compiled" in check.inputs for check in failed)

@@ -94,8 +94,8 @@ def verify(
             verification; in `eval` they are reported, and only wrong outputs, and buffers that a forward in
             eval mode changes, fail it.
         gradients: compare gradients in mode `eval` too, where they are only reported.
-        seconds: the time limit in seconds; by default 30, up to 300 for a large model, and 600 for `full`.
-            Each size of a workload has that time.
+        seconds: the time limit in seconds; by default 30, up to 300 for a large model or if other programs
+            use the processors, and 600 for `full`. Each size of a workload has that time.
         memory: the memory limit in bytes; by default half of the free memory. Both are estimated
             before each run; a run that does not fit is reported as `cannot tell`, with the reason.
         amp: run the forward of the prepared model under `torch.autocast` to this dtype, with scaled gradients
@@ -126,7 +126,8 @@ def verify(
     _check_arguments(reference, prepared, level=level, mode=mode, gradients=gradients)
     check_amp(amp)
     autocast(amp, device_of([prepared]))  # raises if the device has none
-    budget = Budget(seconds or _SECONDS[level], memory or default_memory(prepared))
+    memory = memory or default_memory(prepared)
+    budget = Budget(seconds or _SECONDS[level], memory, longest=0.0 if seconds else _LONGEST)
     call = call_of(batch).map(Tensor.detach)
     rewritten, mode_changed = rewritten_modules(reference, prepared, pipeline)
     models = ModelPair(reference, prepared, pipeline, rewritten, amp)

@@ -156,7 +156,7 @@ def _compare_all(
 
 
 def _time_is_over(runner: Runner) -> bool:
-    return runner.budget.spent() > runner.budget.seconds
+    return runner.budget.left() < 0
 
 
 @dataclass

@@ -202,3 +202,28 @@ def test_the_time_of_a_run_scales_the_next_estimate(monkeypatch, took, left, end
     assert refusal.endswith(ending)
     assert bool(refusal) == bool(ending)
     assert budget.refuses(cost, torch.float32, backward=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("clock", "own", "left"), [(10.0, 4.0, 26.0), (10.0, 20.0, 20.0), (295.0, 10.0, 0.2)]
+)
+def test_the_time_of_other_programs_does_not_count(monkeypatch, clock, own, left):
+    now = {"monotonic": 0.0, "process_time": 0.0}
+    for name in now:
+        monkeypatch.setattr(
+            f"prepare.verify.execution.budget.time.{name}", lambda name=name: now[name]
+        )
+    budget, given = Budget(30.0, 2**30, longest=300.0), Budget(30.0, 2**30)
+    now |= {"monotonic": clock, "process_time": own}
+    assert budget.left() == pytest.approx(left, abs=0.05)
+    assert given.left() == 30.0 - clock
+
+
+def test_only_a_limit_that_was_not_given_leaves_out_other_programs(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        check_model, "Budget", lambda *a, **k: made.append(Budget(*a, **k)) or made[-1]
+    )
+    for limit in ({}, {"seconds": 30.0}):
+        check(nn.Conv2d(3, 4, 3), FLAT, torch.randn(2, 3, 8, 8), **limit)
+    assert [budget.longest for budget in made] == [300.0, 0.0]

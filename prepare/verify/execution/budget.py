@@ -81,24 +81,40 @@ class Cost:
 class Budget:
     """The time and memory that are left for a verification.
 
-    The estimate for a run is scaled by the slowest ratio of measured to estimated time in its dtype.
+    The estimate for a run is scaled by the slowest ratio of measured to estimated time in its dtype. With
+    `longest`, `seconds` are those in which this process had a processor, so that other programs take none of
+    them, up to `longest` seconds of the clock.
     """
 
-    def __init__(self, seconds: float, memory: int) -> None:
-        self.seconds, self.memory, self._start = seconds, memory, time.monotonic()
+    def __init__(self, seconds: float, memory: int, longest: float = 0.0) -> None:
+        self.seconds, self.memory, self.longest = seconds, memory, longest
+        self._start, self._start_of_process = time.monotonic(), time.process_time()
         self._paces: dict[torch.dtype, float] = {}  # largest ratio of measured to estimated time
 
     def spent(self) -> float:
-        """Return the seconds since the budget was created."""
+        """Return the seconds of the clock since the budget was created."""
         return time.monotonic() - self._start
+
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        own = self._counted()
+        if not own or self.longest <= self.seconds:
+            return self.seconds - own
+        return min(self.seconds - own, (self.longest - self.spent()) * own / self.spent())
+
+    def _counted(self) -> float:
+        if self.longest <= self.seconds:
+            return self.spent()
+        # Those of several threads together may be more.
+        return min(self.spent(), time.process_time() - self._start_of_process)
 
     @contextlib.contextmanager
     def timing(self, cost: Cost, dtype: torch.dtype, *, backward: bool) -> Iterator[None]:
         """Measure the run inside this context; a run that raises is not counted."""
-        start = time.monotonic()
+        start = self._counted()
         yield
         estimated = cost.seconds(dtype, backward=backward)
-        pace = (time.monotonic() - start) / max(estimated, 1e-9)
+        pace = (self._counted() - start) / max(estimated, 1e-9)
         self._paces[dtype] = max(pace, self._paces.get(dtype, 0.0))
 
     def pace(self, dtype: torch.dtype) -> float:
@@ -124,7 +140,7 @@ class Budget:
         return cost.seconds(dtype, backward=backward) * self.pace(dtype)
 
     def _refusal(self, run: str, memory: int, seconds: float) -> str:
-        left = self.seconds - self.spent()
+        left = self.left()
         if memory > self.memory:
             limit = f"the limit is {size(self.memory)}; raise verify.memory"
             return f"{run} needs about {size(memory)}, {limit}"
