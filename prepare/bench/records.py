@@ -105,6 +105,11 @@ class Comparison(Readable):
     environment: dict[str, Any]
     notes: tuple[str, ...] = ()
 
+    @property
+    def noise(self) -> float | None:
+        """By what factor the baseline differed from itself; None if that is not known."""
+        return self.aa.noise if self.aa else None
+
     def document(self) -> Document:
         """Return what is shown of it."""
         from prepare.bench.document import comparison_document
