@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from prepare.bench.records import PREPARED, Bench, Comparison
 from prepare.core.document import (
+    FASTER,
     UNCHANGED,
     Advice,
     Answer,
@@ -27,8 +28,8 @@ from prepare.core.document import (
 )
 from prepare.core.utils import machine
 from prepare.core.utils.numbers import (
-    change_text,
     digits,
+    doubt,
     interval_text,
     noise_text,
     seconds,
@@ -44,8 +45,9 @@ if TYPE_CHECKING:
     from prepare.core.document import Part
     from prepare.verify.records import Check, Verification
 
-QUESTION, _SECTION = "Faster?", "bench"
+_SECTION = "bench"
 _MARKS = {"baseline": "baseline", "faster": "better", "slower": "worse"}
+_SAYS = {"unclear": "Speed unclear", "no difference": "No faster"}
 _KINDS = {"faster": "good", "slower": "bad", "unclear": "warn"}
 
 
@@ -58,20 +60,20 @@ def bench_document(shown: Shown) -> Document | None:
         remark = (
             UNCHANGED if shown.unchanged else "stopped before" if shown.stopped else "bench=none"
         )
-        missing = Answer(question=QUESTION, kind="plain", answer="Not timed", remark=remark)
+        missing = Answer(question=FASTER, kind="plain", answer="Not measured", remark=remark)
         return Document(name=_SECTION, place=50, answers=(missing,))
     wrong, busy = is_wrong(verification), busy_sentence(bench)
-    doubt = "; but its outputs are wrong, see verified" if wrong else ""
+    wrong_text = "; but its outputs are wrong" if wrong else ""
     return Document(
         name=_SECTION,
-        title=QUESTION,
+        title=FASTER,
         place=50,
         line="; ".join(map(case_sentence, bench.cases)),
-        head="timed",
+        head="faster",
         answers=(_answer(bench, busy, wrong=wrong),),
         advice=tuple(_advice(bench)),
         rows=tuple(
-            ("timed", case_sentence(each) + (doubt if each.comparison else ""))
+            (FASTER.lower(), case_sentence(each) + (wrong_text if each.comparison else ""))
             for c in bench.cases
             for each in (c, *c.sizes)
         ),
@@ -92,11 +94,11 @@ def comparison_document(comparison: Comparison) -> Document:
             "" if row.seconds is None else seconds(row.seconds),
             "" if row.ratio is None else f"{row.ratio:.3f}",
             span(row.ratio_interval, "{:.3f}".format),
-            row.verdict,
+            doubt(row.verdict),
         )
         for row in comparison.rows
     ]
-    verdicts = ", ".join(f"{row.name} {row.verdict}" for row in comparison.rows)
+    verdicts = ", ".join(f"{row.name} {doubt(row.verdict)}" for row in comparison.rows)
     table = Table(label="Times", columns=titles, rows=rows, most=len(rows), where="terminal")
     return Document(
         name=_SECTION,
@@ -113,28 +115,32 @@ def comparison_document(comparison: Comparison) -> Document:
 
 
 def case_sentence(case: Case) -> str:
-    """Return one sentence: `inference: 1.2x faster (18 % less time, ...): 38 ms instead of 46 ms`."""
+    """Return one sentence: `inference 1.2x faster, 38.1 instead of 46.0 ms (95 % interval: ...)`."""
     row, what = case.row, case.what
     if case.comparison is not None and (verdicts := case.comparison.verdicts):
-        what += f": {verdicts_text(verdicts)}; all sizes" if is_mixed(verdicts) else ", all sizes"
+        what += f" {verdicts_text(verdicts)}; all sizes" if is_mixed(verdicts) else ", all sizes"
     if case.comparison is None or row.ratio is None:
-        name = "" if row.verdict == "not compared" else f"{row.name} "
-        return printable(f"{what}: {name}{row.verdict}: {row.reason}")
-    baseline = case.comparison.row(case.comparison.baseline).seconds or 0.0
-    confidence = float(case.comparison.settings.get("confidence", 0.95))
-    text = speed_text(row.verdict, row.ratio, row.ratio_interval, confidence=confidence)
+        return printable(f"{what} {doubt(row.verdict)}: {row.reason}")
+    text = _speed(case)
     if row.verdict == "unclear":
-        return printable(f"{what}: {text}: {row.reason or 'the interval is too wide'}")
-    times = seconds(baseline)
-    if row.verdict != "no difference":
-        times = f"{seconds(case.seconds or 0.0)} instead of {times}"
-    return printable(f"{what}: {text}: {times}")
+        text += f": {row.reason or 'the interval is too wide'}"
+    return printable(f"{what} {text}")
+
+
+def _speed(case: Case) -> str:
+    """Return the verdict on the prepared model with its times and their interval."""
+    row, settings = case.row, case.comparison.settings if case.comparison else {}
+    confidence = float(settings.get("confidence", 0.95))
+    return speed_text(
+        row.verdict, row.ratio, row.ratio_interval, time=case.seconds, confidence=confidence
+    )
 
 
 def busy_sentence(bench: Bench | None) -> str:
     """Return one line if the machine was busy while the job was timed; empty if not."""
     cases = bench.cases if bench else ()
-    found = (machine.busy_sentence(c.comparison.settings) for c in cases if c.comparison)
+    compared = (case.comparison for case in cases if case.comparison)
+    found = (machine.busy_sentence(c.settings, c.noise) for c in compared)
     return next(filter(None, found), "")
 
 
@@ -149,38 +155,41 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
     if comparison is not None and is_mixed(comparison.verdicts):
         return _by_size(bench.cases[0], comparison, busy, wrong=wrong)
     if row.ratio is None or comparison is None:
-        kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", "Not timed")
-        remark, sentence = row.reason, ""
+        kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", "Not measured")
+        remark, sentence, line = row.reason, f"Speed {answer.lower()}", ""
     else:
-        text = speed_text(row.verdict, row.ratio, None)
-        answer = capitalized(text)
-        kind, remark = _KINDS.get(row.verdict, "plain"), f"{bench.cases[0].what}: {_remark(row)}"
+        answer = capitalized(speed_text(row.verdict, row.ratio, time=bench.cases[0].seconds))
+        kind, remark = _KINDS.get(row.verdict, "plain"), f"{_remark(row)} ({bench.cases[0].what})"
+        line = case_sentence(bench.cases[0]).removeprefix("inference ")
         if kind == "good" and wrong:
             kind, remark = "plain", f"{remark}; but the outputs are wrong"
-        sentence = f"Speed: {text}" if row.verdict in ("unclear", "no difference") else answer
+            line += "; but the outputs are wrong"
+        sentence = _SAYS.get(row.verdict, answer)
         sentence += f". {capitalized(busy)}" if busy else ""
     return Answer(
-        question=QUESTION,
+        question=FASTER,
         kind=kind,
         answer=answer,
         remark=remark,
         section=_SECTION,
         sentence=sentence,
+        line=line,
     )
 
 
 def _by_size(case: Case, comparison: Comparison, busy: str, *, wrong: bool) -> Answer:
     """Return at which sizes it is faster, where they differ; the whole is the remark."""
     text, row = verdicts_text(comparison.verdicts), case.row
-    remark = f"all sizes together: {speed_text(row.verdict, row.ratio, row.ratio_interval)}"
+    remark = f"{speed_text(row.verdict, row.ratio, row.ratio_interval)} for all sizes together"
     slower = any(v == "slower" and size.weight for size, v, _ in comparison.verdicts)
     return Answer(
-        question=QUESTION,
+        question=FASTER,
         kind="plain" if wrong else "warn" if slower else _KINDS.get(row.verdict, "plain"),
         answer=capitalized(text),
         remark=f"{remark}; but the outputs are wrong" if wrong else remark,
         section=_SECTION,
         sentence=f"{capitalized(text)}. {capitalized(busy)}" if busy else "",
+        line=text,
     )
 
 
@@ -191,7 +200,7 @@ def _sizes(case: Case, where: Where) -> Iterator[Part]:
             each.comparison.size.name,
             f"{each.comparison.size.weight:g}",
             *(list(_rows(each))[-1][2:6] if each.comparison.size else ()),
-            each.row.verdict,
+            doubt(each.row.verdict),
         )
         for each in case.sizes
         if each.comparison and each.comparison.size
@@ -209,7 +218,7 @@ def _remark(row: VariantResult) -> str:
     if row.verdict == "unclear":
         return row.reason or "the interval is too wide"
     shown = interval_text(row.ratio_interval)
-    return f"95 % interval: {shown} time" if shown else "the interval is wide"
+    return f"95 % interval: {shown}" if shown else "the interval is wide"
 
 
 def _advice(bench: Bench) -> Iterator[Advice]:
@@ -219,6 +228,7 @@ def _advice(bench: Bench) -> Iterator[Advice]:
         "unclear": (70, "warn", "Time it longer with bench=full", "best on an idle machine"),
         "no difference": (75, "plain", "Leave the model unprepared", "it is not faster"),
         "not compared": (75, "warn", "Time it before you use it", printable(row.reason)),
+        "failed": (75, "warn", "Time it before you use it", printable(row.reason)),
     }.get(row.verdict)
     if found:
         rank, kind, answer, remark = found
@@ -241,8 +251,8 @@ def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
         text += "rounds in which both models ran, so it may differ from that of the two medians."
         yield Text(text=text, kind="note", where="page")
     titles = columns(
-        "Case text, Model head, Time number, Interval number, Change number, Interval number, "
-        "Items/s number, Peak memory number, Verdict prose"
+        "Case text, Model head, Time number, Interval number, Speed prose, Interval number, "
+        "Items/s number, Peak memory number"
     )
     rows = [row for case in bench.cases for row in _rows(case)]
     yield Table(label="Times", columns=titles, rows=rows, where="page")
@@ -277,7 +287,7 @@ def _times(case: Case, *, wrong: bool) -> Iterator[Bar]:
             label=row.name,
             value=row.seconds,
             interval=row.seconds_interval,
-            text=row.verdict if row.seconds is None else seconds(row.seconds),
+            text=doubt(row.verdict) if row.seconds is None else seconds(row.seconds),
             mark=_mark(row, wrong=wrong),
         )
 
@@ -308,7 +318,7 @@ def _speed_against_error(case: Case, check: Check, *, wrong: bool) -> Plane:
 def error_plane(title: str, points: tuple[Point, ...], what: str, allowed: float | None) -> Plane:
     """Return a plane of the time of one `what` against the error of its outputs."""
     lines = ((allowed, "allowed"),) if allowed else ()
-    x = Axis(label=f"time of one {what}, unprepared = 1")
+    x = Axis(label=f"time of one {what}, against the unprepared model")
     y = Axis(label="largest error of the outputs", log=True, lines=lines)
     return Plane(title=title, points=points, x=x, y=y)
 
@@ -326,11 +336,10 @@ def _rows(case: Case) -> Iterator[tuple[str, ...]]:
             row.name,
             "" if row.seconds is None else seconds(row.seconds),
             span(row.seconds_interval, seconds),
-            "" if row.verdict == "baseline" else change_text(row.verdict, row.ratio),
+            verdict_text(row.verdict, row.ratio, row.ratio_interval),
             interval_text(row.ratio_interval),
             "" if row.throughput is None else digits(row.throughput),
             "" if row.peak_bytes is None else size(row.peak_bytes),
-            verdict_text(row.verdict, row.ratio, row.ratio_interval),
         )
 
 

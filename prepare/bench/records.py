@@ -125,6 +125,11 @@ class Comparison(Readable):
         each = ((c.size, Case(what="", comparison=c).row) for c in self.sizes)
         return [(size, row.verdict, row.ratio) for size, row in each if size]
 
+    @property
+    def noise(self) -> float | None:
+        """By what factor the baseline differed from itself; None if that is not known."""
+        return self.aa.noise if self.aa else None
+
     def document(self) -> Document:
         """Return what is shown of it."""
         from prepare.bench.document import comparison_document

@@ -252,7 +252,7 @@ class BenchSession:
                 f"about {fresh:.0%} of the baseline's time is spent on memory that each call returns to the "
                 "system and requests again, which may differ between processes: see docs/timing.md"
             )
-        if busy := busy_sentence(settings):
+        if busy := busy_sentence(settings, control.noise if control else None):
             yield busy
 
     def _unclear(self, control: Control | None, conditions: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from prepare.core.utils.machine import disturbance
+from prepare.core.utils.machine import disturbed_times
 from prepare.core.utils.numbers import finite
 from prepare.core.utils.options import as_written
 from prepare.registry import stage
@@ -110,7 +110,8 @@ def _figures(case: Case, prefix: str) -> dict[str, Any]:
     values |= {"timed_reason": row.reason, "timed_where": "", "busy": ""}
     if (comparison := case.comparison) is not None:
         baseline = comparison.row(comparison.baseline)
-        values |= {"timed_where": _where(comparison), "busy": disturbance(comparison.settings)}
+        busy = disturbed_times(comparison.settings, comparison.noise)
+        values |= {"timed_where": _where(comparison), "busy": busy}
         values |= {"unprepared_seconds": finite(baseline.seconds)}
         values |= {"unprepared_peak_bytes": baseline.peak_bytes, "rounds": comparison.repeats}
     return {f"{prefix}{key}": value for key, value in values.items()}

@@ -14,15 +14,16 @@ from typing import Any
 from prepare.core.utils.text import line, output_to, printable
 from prepare.job.outcome import DONE, INTERRUPTED, NOT_VERIFIED, WRONG
 
-FLAGS = ("--json", "--quiet")
+FLAGS = ("--json", "--quiet", "--verbose")
 _REASONS = {WRONG: "configuration", INTERRUPTED: "interrupted", NOT_VERIFIED: "verification"}
 
 
 @dataclass
 class _Answer:
-    """Values collected while a command runs; with `quiet`, no progress is shown."""
+    """Values collected while a command runs; `quiet` shows no progress, `verbose` all lines of a run."""
 
     quiet: bool = False
+    verbose: bool = False
     values: dict[str, Any] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
 
@@ -31,16 +32,17 @@ _ANSWER: ContextVar[_Answer | None] = ContextVar("_ANSWER", default=None)
 
 
 def answered(argv: list[str], run: Callable[[list[str]], int]) -> int:
-    """Run a command without our flags; with `--json` print one object, with either no summary."""
+    """Run a command without our flags; with `--json` print one object; with it and `--quiet` no summary."""
     rest = [word for word in argv if word not in FLAGS]
     if len(rest) == len(argv):
         return run(argv)
-    answer = _Answer(quiet="--quiet" in argv)
+    answer = _Answer(quiet="--quiet" in argv, verbose="--verbose" in argv)
     token = _ANSWER.set(answer)
     as_json = "--json" in argv
+    hidden = output_to(io.StringIO()) if as_json or answer.quiet else nullcontext()
     try:
         # What a model prints is not part of the object, and goes to stderr.
-        with output_to(io.StringIO()), redirect_stdout(sys.stderr) if as_json else nullcontext():
+        with hidden, redirect_stdout(sys.stderr) if as_json else nullcontext():
             code = run(rest)
     finally:
         _ANSWER.reset(token)
@@ -59,6 +61,12 @@ def is_quiet() -> bool:
     """Return whether `--quiet` was given."""
     answer = _ANSWER.get()
     return answer is not None and answer.quiet
+
+
+def is_verbose() -> bool:
+    """Return whether `--verbose` was given."""
+    answer = _ANSWER.get()
+    return answer is not None and answer.verbose
 
 
 def print_problems(problems: Iterable[Any]) -> None:

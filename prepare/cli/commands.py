@@ -106,7 +106,7 @@ def _doctor(argv: list[str]) -> int:
     from prepare.report.terminal.console import stage
     from prepare.report.terminal.document import show_document
 
-    with stage(f"examining this machine, about {flags.seconds:.0f} s at most", after=0.5) as show:
+    with stage(f"examining this machine, about {flags.seconds:.0f} s at most") as show:
         diagnosis = examine(
             flags.device,
             seconds=flags.seconds,

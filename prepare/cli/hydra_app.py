@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 
-from prepare.cli.answer import is_quiet, no_stage, print_problems, tell
+from prepare.cli.answer import is_quiet, is_verbose, no_stage, print_problems, tell
 from prepare.cli.compose_config import BASE, CONFIG_NAME, Composer, store_defaults
 from prepare.cli.launcher_checks import group_problems, launcher_problems
 from prepare.cli.resolve_config import (
@@ -96,7 +96,7 @@ def _run_single(config: DictConfig, about: DictConfig) -> None:
     overwrite = config.get("overwrite") is True
     held = state is not None and state.held is not None
     with nullcontext() if held else _claimed(spec.folder, overwrite=overwrite, begun=True):
-        output = RunOutput(spec.folder)
+        output = RunOutput(spec.folder, verbose=is_verbose())
         outcome = run_job(spec, stage=no_stage if is_quiet() else stage, show=output.show)
         output.end(outcome)
         tell(**_told(outcome, spec.folder))

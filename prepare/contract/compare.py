@@ -127,7 +127,7 @@ def _verification(contract: Contract, today: Contract) -> Iterator[ContractChang
         if after == "fail":
             yield _broken("verification", "", f"{before} before, fails now")
         elif after == "cannot tell":
-            yield ContractChange(TOO_NOISY, "verification", "", "cannot tell now")
+            yield ContractChange(TOO_NOISY, "verification", "", "unclear now")
         else:
             yield ContractChange(BETTER, "verification", "", f"{before} before, passes now")
     elif before and not after:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from prepare.contract.summary import change_lines, check_lines
 from prepare.core.document import Advice, Answer, Document, Items, Shown, Text
-from prepare.core.utils.text import plural
+from prepare.core.utils.text import capitalized, plural
 
 if TYPE_CHECKING:
     from prepare.contract.records import ContractCheck
@@ -28,11 +28,13 @@ def contract_document(shown: Shown) -> Document | None:
         return None
     kind, advised, remark = _ADVICE[check.status]
     answer = Answer(
-        question="Contract?",
+        question="Contract",
         kind=kind,
-        answer=f"Contract {check.status}",
+        answer=capitalized(check.status),
         remark=f"{plural(len(check.changes), 'change')}, see below" if check.changes else "",
         section=_SECTION,
+        sentence=f"Contract {check.status}",
+        line="; ".join((*change_lines(check, most=1), check.file)),
     )
     return Document(
         name=_SECTION,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from prepare.contract.records import BETTER, BROKEN, KINDS, ContractChange, ContractCheck
+from prepare.core.utils.numbers import doubt
 from prepare.core.utils.text import plural, printable
 
 # Changes of each kind that one screen shows.
@@ -21,13 +22,13 @@ def check_lines(check: ContractCheck, *, file: str, update: str) -> Iterator[str
         yield f"to hold the model to what it keeps now, record it again: {update}"
 
 
-def change_lines(check: ContractCheck) -> Iterator[str]:
-    """Yield a line for each change, a few of each kind."""
+def change_lines(check: ContractCheck, most: int = _SHOWN) -> Iterator[str]:
+    """Yield a line for each change, at most so many of each kind."""
     for kind in KINDS:
         changes = check.of(kind)
-        yield from (f"{kind}: {printable(_text(change))}" for change in changes[:_SHOWN])
-        if len(changes) > _SHOWN:
-            yield f"{kind}: {plural(len(changes) - _SHOWN, 'more change')}"
+        yield from (f"{doubt(kind)}: {printable(_text(change))}" for change in changes[:most])
+        if len(changes) > most:
+            yield f"{doubt(kind)}: {plural(len(changes) - most, 'more change')}"
 
 
 def markdown(name: str, check: ContractCheck) -> str:

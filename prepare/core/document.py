@@ -85,7 +85,8 @@ class Answer:
     """A question, its answer in a few words, and a remark; `section` is the anchor with the details.
 
     `kind` is `good`, `bad`, `warn` or `plain` (nothing to judge). `sentence` is the answer in a line of
-    text; by default the answer alone.
+    text; by default the answer alone. `line` is the answer beside its question in a terminal, by default the
+    answer and the remark.
     """
 
     question: str
@@ -94,6 +95,11 @@ class Answer:
     remark: str = ""
     section: str = ""
     sentence: str = ""
+    line: str = ""
+
+
+# The questions of a run, and the labels of the answers in a terminal; what to do is the last.
+LAYOUT, RIGHT, FASTER, NEXT = "Layout", "Right", "Faster", "Next"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

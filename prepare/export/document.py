@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import Advice, Answer, Document, Facts, Items, Shown, Table, Text
-from prepare.core.utils.numbers import seconds, small, verdict_text
+from prepare.core.utils.numbers import doubt, seconds, small, verdict_text
 from prepare.core.utils.text import plural, size
 from prepare.export.records import ARTEFACT
 
@@ -25,7 +25,7 @@ def export_document(shown: Shown) -> Document | None:
     taken_out = tuple(map(_taken_out, export.taken_out))
     return Document(
         name=_SECTION,
-        title="Exported?",
+        title="Exported",
         place=20,
         line=export_sentence(export),
         head="exported",
@@ -39,7 +39,7 @@ def export_document(shown: Shown) -> Document | None:
 
 def export_sentence(export: Export) -> str:
     """Return one sentence: `onnx pass: model.onnx, 1.2 MiB; largest error 3e-08 of 1e-05 allowed`."""
-    text = f"{export.exporter} {export.status}"
+    text = f"{export.exporter} {doubt(export.status)}"
     if export.artefact:
         text += f": {export.artefact}, {size(export.bytes)}"
     if export.status != "fail" and (worst := export.worst) is not None:
@@ -54,7 +54,7 @@ def _size_rows(export: Export) -> Iterator[tuple[str, str]]:
     }
     for check in export.checks:
         if check.size:
-            text = f"{check.size}: {check.answer}"
+            text = f"{check.size} {doubt(check.answer)}"
             text += f", error {small(check.error)}" if check.error is not None else ""
             if check.size in times:
                 row = times[check.size].row(ARTEFACT)
@@ -67,19 +67,26 @@ def _answer(export: Export) -> Answer:
         "pass": ("good", "Right as"),
         "fail": ("bad", "Wrong as"),
         "refused": ("bad", "Not exported to"),
-        "cannot tell": ("warn", "Cannot tell if right as"),
+        "cannot tell": ("warn", "Unclear if right as"),
     }[export.status]
     answer = f"{answer} {export.exporter}"
     remark = export.reason or f"{export.artefact}, {size(export.bytes)}"
     if "wrong" in export.contract.layouts.values():
         remark = f"inputs {_layouts(export)}"
-    return Answer(question="Exported?", kind=kind, answer=answer, remark=remark, section=_SECTION)
+    return Answer(
+        question="Exported",
+        kind=kind,
+        answer=answer,
+        remark=remark,
+        section=_SECTION,
+        line=export_sentence(export),
+    )
 
 
 def _advice(export: Export) -> Iterator[Advice]:
     known = {
-        "fail": (5, "bad", "Do not use the artefact", "its answers are below"),
-        "refused": (5, "bad", "Choose another format", "the stage that failed is below"),
+        "fail": (5, "bad", "Do not use the artefact", "the report has its answers"),
+        "refused": (5, "bad", "Choose another format", "the report has the stage that failed"),
         "pass": (95, "good", f"Use {export.artefact}", "as its contract says"),
     }
     if export.status in known:
@@ -88,19 +95,21 @@ def _advice(export: Export) -> Iterator[Advice]:
 
 
 def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
-    stages = ((s.name, s.status + (f": {s.note}" if s.note else "")) for s in export.stages)
+    stages = ((s.name, doubt(s.status) + (f": {s.note}" if s.note else "")) for s in export.stages)
     rows = [("inputs", _layouts(export)), *stages, *(("taken out", text) for text in taken_out)]
     yield from (Text(text=f"{name}  {text}", where="terminal") for name, text in rows)
     yield Text(text=export_sentence(export), where="page")
     yield Facts(rows=tuple(_facts(export)), where="page")
-    took = [(each.name, each.status, seconds(each.seconds), each.note) for each in export.stages]
+    took = [
+        (each.name, doubt(each.status), seconds(each.seconds), each.note) for each in export.stages
+    ]
     yield _table("Stages of the export", "Stage Verdict #Time ~Note", took)
     checks = [
         (
             c.layout,
             c.size or c.batch or "",
-            c.answer,
-            c.status,
+            doubt(c.answer),
+            doubt(c.status),
             small(c.error),
             small(c.allowed),
             c.note,
@@ -159,7 +168,7 @@ def _layouts(export: Export) -> str:
     """Return the layouts of inputs by answer: `right: contiguous, channels_last; refused: gaps`."""
     answers: dict[str, list[str]] = {}
     for layout, answer in export.contract.layouts.items():
-        answers.setdefault(answer, []).append(layout)
+        answers.setdefault(doubt(answer), []).append(layout)
     parts = [f"{answer}: {', '.join(layouts)}" for answer, layouts in answers.items()]
     if export.contract.requires_contiguous:
         parts.append("give contiguous inputs only")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import (
+    LAYOUT,
     Advice,
     Answer,
     Document,
@@ -17,6 +18,7 @@ from prepare.core.document import (
     Text,
     columns,
 )
+from prepare.core.utils.numbers import doubt
 from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
 from prepare.flow.causes import breaks_text, event_name, layout_causes, named
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from prepare.core.document import Part
     from prepare.flow.records import Event, Flow
 
-QUESTION, _SECTION = "Layout?", "flow"
+_SECTION = "flow"
 # A sentence names at most so many classes of modules, a page so many notes.
 _NAMED, _NOTES = 3, 50
 # Named for operators outside all submodules.
@@ -42,33 +44,33 @@ def flow_document(shown: Shown) -> Document | None:
         if not shown.had("flow"):
             return None
         missing = Answer(
-            question=QUESTION, kind="plain", answer="Not followed", remark="flow=none",
-            sentence="Layout not followed",
+            question=LAYOUT, kind="plain", answer="Not measured", remark="flow=none",
+            sentence="Layout not measured",
         )  # fmt: skip
         return Document(name=_SECTION, place=60, answers=(missing,))
     return Document(
         name=_SECTION,
-        title=QUESTION,
+        title=LAYOUT,
         place=60,
         line=flow_sentence(flow),
-        head=f"layout flow ({flow.mode})",
+        head=f"layout ({flow.mode})",
         answers=(_answer(flow, before),),
         advice=tuple(_advice(flow, before, shown.found.get("bench"))),
-        rows=(("layout flow", breaks_sentence(flow)),),
+        rows=((LAYOUT.lower(), breaks_sentence(flow)),),
         parts=lambda: (*_in_terminal(flow), *_on_page(flow, before)),
     )
 
 
 def flow_sentence(flow: Flow) -> str:
-    """Return one sentence: `13 breaks, all InstanceNorm3d, 4.3 MiB copied per forward: add ...`."""
+    """Return one sentence: `13 breaks, all InstanceNorm3d, 4.3 MiB copied per forward; add ...`."""
     remedy = layout_remedy(flow) if flow.status == "ok" else ""
-    return breaks_sentence(flow) + (f": {remedy}" if remedy else "")
+    return breaks_sentence(flow) + (f"; {remedy}" if remedy else "")
 
 
 def breaks_sentence(flow: Flow) -> str:
     """Return one sentence without the remedy: `13 breaks, all InstanceNorm3d, 4.3 MiB copied per forward`."""
     if flow.status != "ok":
-        return f"{flow.status}: {printable(flow.reason)}"
+        return f"{doubt(flow.status)}: {printable(flow.reason)}"
     summary = flow.summary
     copied = f"{size(summary['copied_bytes'])} copied per forward"
     causes = layout_causes(flow)
@@ -85,46 +87,55 @@ def breaks_sentence(flow: Flow) -> str:
 
 
 def layout_remedy(flow: Flow) -> str:
-    """Return `add +steps.repair_layout={} to remove 12 of 13 breaks`; empty if nothing was found."""
+    """Return `add +steps.repair_layout={} (removes 12 of 13 breaks)`; empty if nothing was found."""
     if flow.remedy is None:
         return ""
     total = flow.summary["breaks"] + flow.summary["backward"]["breaks"]
     steps = words(cli=" ", python=", ").join(map(step, flow.remedy.steps))
-    return f"add {steps} to remove {total - flow.remedy.breaks:,} of {plural(total, 'break')}"
+    return f"add {steps} (removes {total - flow.remedy.breaks:,} of {plural(total, 'break')})"
 
 
 def _answer(flow: Flow, before: Flow | None) -> Answer:
     kind, answer, remark = _verdict(flow, before)
-    sentence = f"Layout {answer[0].lower()}{answer[1:]}"
-    if kind == "bad" and (remedy := layout_remedy(flow)):
-        sentence += f": {remedy}"
     return Answer(
-        question=QUESTION,
+        question=LAYOUT,
         kind=kind,
         answer=answer,
         remark=remark,
         section=_SECTION,
-        sentence=sentence,
+        sentence=f"Layout {answer[0].lower()}{answer[1:]}",
+        line=_lost_line(answer, remark) if answer.startswith("Lost") else "",
     )
+
+
+def _lost_line(answer: str, remark: str) -> str:
+    """Return `LOST at 13 places (13 InstanceNorm3d): 4.3 MiB copied per forward`."""
+    causes, _, rest = remark.partition("; ")
+    return f"LOST{answer[4:]} ({causes})" + (f": {rest}" if rest else "")
 
 
 def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
     """Return the kind, the answer and the remark."""
     summary = flow.summary
     if flow.status != "ok":
-        return "warn", "Cannot tell if kept", flow.reason
+        return "warn", "Unclear", flow.reason
     outputs = _outputs(flow)
     if summary["breaks"]:
-        copied = f"{size(summary['copied_bytes'])} copied in each forward"
-        remark = f"{named(layout_causes(flow))}: {copied}"
-        return "bad", f"Lost {times(summary['breaks'])}", remark
+        remark = f"{named(layout_causes(flow))}; {size(summary['copied_bytes'])} copied per forward"
+        if others := summary["convolutions"] - summary["in_layout"]:
+            of = plural(summary["convolutions"], "convolution")
+            remark += (
+                f"; {others:,} of {of} {'returns' if others == 1 else 'return'} another layout"
+            )
+        return "bad", f"Lost at {plural(summary['breaks'], 'place')}", remark
     if summary["backward"]["breaks"]:
         remark = named(layout_causes(flow, "backward"))
-        return "bad", f"Lost {times(summary['backward']['breaks'])} in backward", remark
+        lost = plural(summary["backward"]["breaks"], "place")
+        return "bad", f"Lost at {lost} in backward", remark
     if set(flow.wanted.values()) <= {"contiguous"}:
         return "plain", "Contiguous", "channels-last was not requested"
     if before is not None and before.summary["breaks"]:
-        outputs += f"; lost {times(before.summary['breaks'])} without the repairs"
+        outputs += f"; lost at {plural(before.summary['breaks'], 'place')} without the repairs"
     return ("bad", "Never taken", outputs) if _is_never_kept(flow) else ("good", "Kept", outputs)
 
 
@@ -152,11 +163,11 @@ def _is_never_kept(flow: Flow) -> bool:
 
 
 def _outputs(flow: Flow) -> str:
-    """Return `16 of 18 convolutions returned channels_last_3d`."""
-    summary, formats = flow.summary, " and ".join(dict.fromkeys(flow.wanted.values()))
-    return (
-        f"{summary['in_layout']:,} of {summary['convolutions']:,} convolutions returned {formats}"
-    )
+    """Return `all 18 convolutions return channels_last_3d`, or `16 of 18 convolutions return ...`."""
+    gave, of = flow.summary["in_layout"], flow.summary["convolutions"]
+    formats = " and ".join(dict.fromkeys(flow.wanted.values()))
+    counted = f"all {of:,}" if gave == of > 1 else f"{gave:,} of {of:,}"
+    return f"{counted} convolutions return {formats}"
 
 
 def _in_terminal(flow: Flow) -> Iterator[Part]:

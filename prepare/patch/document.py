@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prepare.core.document import Code, Document, Shown, Table, Text, columns
+from prepare.core.document import Advice, Answer, Code, Document, Shown, Table, Text, columns
 from prepare.core.utils.numbers import speed_text
 from prepare.core.utils.text import capitalized, plural, size
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _SECTION, _DIFF = "patch", "patch.diff"
 # The first letters of a diff; the file has all.
 _SHOWN = 50_000
+_RESULTS = {"pass": "right", "fail": "wrong", "cannot tell": "unclear"}
 
 
 def patch_document(shown: Shown) -> Document | None:
@@ -29,24 +30,41 @@ def patch_document(shown: Shown) -> Document | None:
         place=70,
         line=patch_sentence(patch),
         head="patch",
+        answers=(_answer(patch),),
+        advice=tuple(_advice(patch, shown)),
         parts=lambda: _parts(patch, shown),
         is_whole=True,
     )
 
 
+def _answer(patch: Patch) -> Answer:
+    line = patch_sentence(patch)
+    kind = "good" if patch.calls and patch.verified == "pass" else "plain"
+    answer = f"{plural(len(patch.calls), 'call')} changed" if patch.calls else "Nothing to change"
+    return Answer(question="Patch", kind=kind, answer=answer, section=_SECTION, line=line)
+
+
+def _advice(patch: Patch, shown: Shown) -> Iterator[Advice]:
+    if patch.diff and patch.verified != "fail":
+        answer = f"git apply {shown.file(_DIFF)}"
+        remark = "in the folder that holds the package"
+        yield Advice(rank=8, kind="good", answer=answer, remark=remark, section=_SECTION)
+
+
 def patch_sentence(patch: Patch) -> str:
-    """Return `4 calls changed: 1.1 MiB -> 0 bytes copied per forward, 16 -> 0 breaks, verified: pass`."""
+    """Return `4 calls changed: 1.1 MiB -> 0 bytes copied per forward, 16 -> 0 breaks, results right`."""
     breaks = plural(patch.before[1], "break")
     if not patch.calls:
-        return f"nothing to change: none of {breaks} can be removed"
+        none = f"none of {breaks} can be removed" if patch.before[1] else "there is no break"
+        return f"nothing to change, as {none}"
     sizes = f"{size(patch.before[0])} -> {size(patch.after[0])} copied per forward"
     parts = [
         f"{plural(len(patch.calls), 'call')} changed: {sizes}",
         f"{patch.before[1]:,} -> {plural(patch.after[1], 'break')}",
-        f"verified: {patch.verified}" if patch.verified else "not verified",
+        f"results {_RESULTS.get(patch.verified, 'not measured')}",
     ]
-    speed = speed_text(patch.verdict, patch.ratio, patch.interval) if patch.verdict else "not timed"
-    parts.append(f"time: {speed}" if speed == "unclear" else speed)
+    speed = speed_text(patch.verdict or "not compared", patch.ratio, patch.interval)
+    parts.append(f"speed {speed}" if speed in ("unclear", "not measured") else speed)
     return ", ".join(parts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prepare.core.document import Code, Document, Shown, Text
+from prepare.core.document import Answer, Code, Document, Shown, Text
 
 if TYPE_CHECKING:
     from prepare.core.document import Part
@@ -25,6 +25,15 @@ def reduce_document(shown: Shown) -> Document | None:
         place=45,
         line=_sentence(reduction),
         head="reduced",
+        answers=(
+            Answer(
+                question="Script",
+                kind="plain",
+                answer=_SCRIPT,
+                remark=_sentence(reduction),
+                section=_SECTION,
+            ),
+        ),
         parts=lambda: _parts(reduction, shown),
         is_whole=True,
     )

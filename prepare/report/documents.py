@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from prepare.core.document import USE_RECIPE, Advice, Answer, Document, Shown
+from prepare.core.document import NEXT, USE_RECIPE, Advice, Answer, Document, Shown
 from prepare.core.utils.text import capitalized, first_line, plural
 from prepare.registry import ordered_stages, stages_of
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from prepare.job.record import Result
     from prepare.job.results import Results, SavedResults
 
-_QUESTION = "What to do?"
 # What applies if no stage says otherwise.
 _DEFAULTS = {
     "problems": Advice(rank=40, kind="warn", answer="Read the warnings", section="issues"),
@@ -28,9 +27,7 @@ _DEFAULTS = {
         remark="some weights have another layout",
         section="result",
     ),
-    "unprepared": Advice(
-        rank=92, kind="plain", answer="Prepare it", remark="memfmt=channels_last, without task=flow"
-    ),
+    "unprepared": Advice(rank=92, kind="plain", answer="Leave out task=flow to prepare it"),
     "unchanged": Advice(
         rank=93,
         kind="plain",
@@ -100,7 +97,7 @@ def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
         return []
     advised = advice(run, documents)
     last = Answer(
-        question=_QUESTION,
+        question=NEXT,
         kind=advised.kind,
         answer=advised.answer,
         remark=advised.remark,
@@ -117,7 +114,7 @@ def verdict(run: SavedResults, documents: Iterable[Document]) -> str:
     stopped = ""
     if run.is_stopped and result is not None and result.error:
         stopped = f"Interrupted: {first_line(result.error)}. "
-    found = [answer for answer in answers(run, documents) if answer.question != _QUESTION]
+    found = [answer for answer in answers(run, documents) if answer.question != NEXT]
     if not found and run.plan is not None and run.audit is None:
         summary = run.plan["summary"]
         return f"Planned only: {summary['to_change']:,} of {summary['tensors']:,} tensors would change."
@@ -162,7 +159,7 @@ def _failure_answers(result: Result) -> list[Answer]:
         done = f"after {plural(len(result.done), 'completed stage')}" if result.done else ""
         answers.append(("When?", "plain", f"While {result.during}", done))
     if advice:
-        answers.append(("What to do?", "warn", advice, ""))
+        answers.append((NEXT, "warn", advice, ""))
     return [
         Answer(question=question, kind=kind, answer=answer, remark=remark, section=_SECTION)
         for question, kind, answer, remark in answers

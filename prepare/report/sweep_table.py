@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.utils.numbers import change_text, interval_text, verdict_text
+from prepare.core.utils.numbers import doubt, interval_text, seconds, verdict_text
 from prepare.core.utils.text import size
 from prepare.job.headline import CONVOLUTIONS
 from prepare.registry import ordered_stages
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Replaces a verdict if other jobs ran on the same cores.
 SHARED = "on shared cores"
+_RESULTS = {"fail": "wrong", "cannot tell": "unclear"}
 # Name at most so many rows that have something in common; count the others.
 _NAMED = 8
 
@@ -33,16 +34,21 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
         *(Column(key, _choice(key)) for key in summary.varying),
         Column("status", lambda row: row.status),
         Column("speed", verdict_of),
-        Column("time", _timed(lambda t: change_text(t.verdict, t.ratio)), 3, number=True),
+        Column(
+            "time",
+            _timed(lambda t: "" if t.seconds is None else seconds(t.seconds)),
+            3,
+            number=True,
+        ),
         Column("interval", _timed(lambda t: interval_text(t.interval)), 2),
         Column("timed", _timed(lambda t: t.what if len(kinds) > 1 else ""), 3),
-        Column("verified", lambda row: verified_text(row.headline.verified, short=True), 1),
-        *(Column(s, _count(s), 3 + n, number=True) for n, s in enumerate(CONVOLUTIONS)),
+        Column("right", lambda row: verified_text(row.headline.verified, short=True), 1),
+        *(Column(s, _count(s), 7 + n, number=True) for n, s in enumerate(CONVOLUTIONS)),
         Column("memory", lambda row: memory_text(row.headline), 5),
         Column("breaks", _lost(lambda lost: str(lost.breaks)), 4, number=True),
         Column("copied", _lost(lambda lost: size(lost.copied_bytes)), 6, number=True),
         *(replace(c, text=_of_figures(c.text)) for cls in ordered_stages() for c in cls.columns),
-        Column("seconds", _seconds, 4, number=True),
+        Column("seconds", _seconds, 11, number=True),
     ]
     unneeded = {
         s for s in CONVOLUTIONS[2:] if {_count(s)(row) for row in summary.rows} <= {"", "0"}
@@ -60,10 +66,9 @@ def reason_text(row: SweepRow) -> str:
         return row.reason
     verified, comparison, parts = row.headline.verified, first_timing(row), []
     if verified is not None and verified.status == "cannot tell" and verified.reason:
-        parts.append(f"cannot tell: {verified.reason}")
+        parts.append(f"unclear if right: {verified.reason}")
     if comparison is not None and comparison.reason:
-        word = "speed unclear" if comparison.verdict == "unclear" else "not timed"
-        parts.append(f"{word}: {comparison.reason}")
+        parts.append(f"speed {doubt(comparison.verdict)}: {comparison.reason}")
     return "; ".join(parts)
 
 
@@ -88,7 +93,7 @@ def conclusions(summary: Summary, ranking: Ranking) -> Iterator[str]:
     for field in ranking.groups:
         yield (f"{field.about}: " if field.about else "") + _conclusion(field, summary.varying)
     if shared := shared_rows(ranking):
-        yield f"not compared, as other runs used the same cores: {numbered(shared)}"
+        yield f"speed unclear, as other runs used the same cores: {numbered(shared)}"
     yield from _busy(ranking.rows)
 
 
@@ -99,7 +104,7 @@ def _busy(rows: Iterable[SweepRow]) -> Iterator[str]:
     }
     if busy:
         worst = max(busy.values())
-        yield f"{worst} at {numbered(sorted(busy))}: times mean little; try again later"
+        yield f"{worst} at {numbered(sorted(busy))}; repeat these later for firm figures"
 
 
 def shared_rows(ranking: Ranking) -> list[int]:
@@ -116,17 +121,16 @@ def _conclusion(field: RankedGroup, keys: Iterable[str]) -> str:
     if field.best is None:
         verdicts = {timed.verdict for row in field.rows if (timed := first_timing(row))}
         if verdicts <= {"slower", "no difference"}:
-            return "no row is faster than the unprepared model: leave it as it is"
-        text = "no row was shown to be faster than the unprepared model"
-        return f"{text}: measure longer with bench=full, on a quiet machine"
+            return "no row is faster than the unprepared model, so leave it as it is"
+        return "unclear if a row is faster; measure longer with bench=full, on a quiet machine"
     comparison = first_timing(field.best)
     text = f"best: #{field.best.number} {choices(field.best, keys)}".rstrip()
-    text += f": {timing_text(comparison)}" if comparison else ""
+    text += f", {timing_text(comparison)}" if comparison else ""
     if field.ties:
-        text += f"; could not be told apart from {numbered(row.number for row in field.ties)}"
+        text += f"; unclear against {numbered(row.number for row in field.ties)}"
     verified = field.best.headline.verified
     if verified is None or verified.status != "pass":
-        text += f"; correctness: {verified.status if verified else 'not verified'}"
+        text += f"; results {_RESULTS.get(verified.status if verified else '', 'not measured')}"
     return text
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from prepare.bench import statistics
 from prepare.bench.statistics import Estimate, Scatter
+from prepare.core.utils.numbers import interval_text, verdict_text
 
 if TYPE_CHECKING:
     from prepare.tune.candidate_run import PreparedCandidate
@@ -234,7 +235,9 @@ class Standings:
         if not timed:
             return ""
         best = min(timed, key=self.speed)
-        return f"best so far {best.name} ({self.speed(best):.2f} of the unprepared time), "
+        if best is self.base:
+            return f"best so far {best.name}, "
+        return f"best so far {best.name} ({pace(self.speed(best))}), "
 
     def _ratio(
         self,
@@ -259,10 +262,15 @@ class Standings:
         return statistics.scatter([_ratios(each, self.base, size) for each in others])
 
 
-def interval_text(estimate: Estimate) -> str:
-    """Return the interval as text, `(0.95 to 1.02)`; empty if there is no interval."""
-    interval = estimate.interval
-    return f"({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+def pace(ratio: float) -> str:
+    """Return a ratio of times in words, `1.3x faster` or `1.2x slower`, whatever it is worth."""
+    return verdict_text("faster" if ratio < 1 else "slower", ratio)
+
+
+def pace_text(estimate: Estimate) -> str:
+    """Return the ratio with its interval: `1.3x slower (1.22x to 1.37x slower)`."""
+    shown = interval_text(estimate.interval)
+    return pace(estimate.value) + (f" ({shown})" if shown else "")
 
 
 def _ratios(contestant: Contestant, other: Contestant, size: int | None = None) -> list[float]:

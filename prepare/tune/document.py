@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prepare.bench.document import error_plane
 from prepare.core.document import (
+    FASTER,
+    RIGHT,
     USE_RECIPE,
     Advice,
     Answer,
@@ -24,9 +26,9 @@ from prepare.core.document import (
     Where,
     columns,
 )
-from prepare.core.utils.machine import busy_sentence, disturbance
+from prepare.core.utils.machine import busy_sentence, disturbed_times
 from prepare.core.utils.numbers import (
-    change_text,
+    doubt,
     interval_text,
     noise_text,
     seconds,
@@ -41,17 +43,16 @@ from prepare.verify.document import share_text
 
 if TYPE_CHECKING:
     from prepare.core.document import Part
+    from prepare.core.utils.numbers import Interval
     from prepare.tune.records import CandidateResult, Tuning
 
 _SECTION = "tune"
 _MARKS = {"winner": "better", "wrong": "wrong"}
 # What the statuses of recipes mean; others say it themselves.
-_RESULTS = {"slower": "slower than another recipe", "not faster": "not shown to be faster"}
+_RESULTS = {"slower": "slower than another recipe", "not faster": "unclear against the winner"}
 # Statuses that the figures in the table do not explain.
 _EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
 _TITLES = ("recipe", "speed", "time", "interval", "error", "result")
-# The noise, as a factor, from which on a busy machine is worth a word: more than most recipes win.
-_LOUD = 1.05
 # More bars do not fit on the first screen.
 _BARS = 9
 
@@ -93,17 +94,16 @@ def tune_document(shown: Shown) -> Document | None:
 
 
 def tune_sentence(tuning: Tuning) -> str:
-    """Return one sentence: `channels_last: 1.3x faster (...); 3 of 6 recipes timed`."""
+    """Return one sentence: `channels_last is 1.3x faster, 163 instead of 214 ms; 3 of 6 recipes timed`."""
     winner = tuning.row(tuning.winner)
     timed = sum(row.rounds > 0 for row in tuning.rows)
     counted = f"{timed} of {plural(len(tuning.rows), 'recipe')} timed"
     if winner.name != UNPREPARED:
-        speed = speed_text(tuning.verdict(winner), _shown(winner.ratio), winner.ratio_interval)
-        return f"{winner.name}: {speed}; {counted}"
+        return f"{winner.name} is {_speed(winner, tuning, winner.ratio_interval)}; {counted}"
     if tuning.is_clear:
-        return f"{winner.name}: no correct recipe is faster; {counted}"
-    why = _disturbance(tuning) or "give it more time (tune.budget)"
-    return f"unclear: no recipe was shown to be correct and faster; {counted}; {why}"
+        return f"{winner.name}, as no correct recipe is faster; {counted}"
+    why = disturbed_times(tuning.environment, tuning.noise) or "give it more time (tune.budget)"
+    return f"unclear, as no recipe was shown to be correct and faster; {counted}; {why}"
 
 
 def better_text(tuning: Tuning) -> str:
@@ -130,44 +130,50 @@ def kept_rows(tuning: Tuning) -> list[KeptRow]:
 
 
 def _faster(tuning: Tuning) -> Answer:
-    row, sentence = tuning.row(tuning.winner), ""
+    row, sentence, line = tuning.row(tuning.winner), "", ""
     if tuning.better:
         text = f"Two recipes are better: {better_text(tuning)}"
-        alone = f"for one recipe: {tune_sentence(tuning)}"
-        return Answer(question="Faster?", kind="warn", answer=text, remark=alone, section=_SECTION)
+        alone = f"the best alone is {tune_sentence(tuning)}"
+        return Answer(
+            question=FASTER, kind="warn", answer=text, remark=alone, section=_SECTION, line=text
+        )
     if row.name == UNPREPARED and not tuning.is_clear:
         kind, answer, remark = "warn", "Unclear", "no recipe was shown to be correct and faster"
-        sentence = "Speed: unclear"
+        sentence = "Speed unclear"
     elif row.name == UNPREPARED or row.ratio is None:
         kind, answer, remark = "plain", "No recipe is faster", row.reason
     else:
-        answer = f"{row.name} is {speed_text(tuning.verdict(row), _shown(row.ratio), None)}"
+        answer = f"{row.name} is {_speed(row, tuning)}"
         between = interval_text(row.ratio_interval)
-        kind, remark = "good", f"95 % interval: {between} time" if between else ""
-    if _disturbance(tuning):
-        sentence = f"{sentence or answer}. {capitalized(busy_sentence(tuning.environment))}"
+        kind, remark = "good", f"95 % interval: {between}" if between else ""
+        line = f"{_speed(row, tuning, row.ratio_interval)}, with {row.name}"
+    if busy := busy_sentence(tuning.environment, tuning.noise):
+        sentence = f"{sentence or answer}. {capitalized(busy)}"
     return Answer(
-        question="Faster?",
+        question=FASTER,
         kind=kind,
         answer=answer,
         remark=remark,
         section=_SECTION,
         sentence=sentence,
+        line=line,
     )
 
 
 def _right(tuning: Tuning) -> Answer:
-    row = tuning.row(tuning.winner)
+    row, sentence = tuning.row(tuning.winner), ""
     if row.name == UNPREPARED:
         kind, answer, remark = "plain", "Unchanged", "the model as it is"
     elif row.verified == "pass":
-        kind, answer, remark = "good", "Right", ""
+        kind, answer, remark, sentence = "good", "Yes", "", "Right"
         if row.error is not None and row.allowed:
-            share = share_text(row.error / row.allowed)
-            remark = f"output error {row.error:.2g}, {share} of what is allowed"
+            remark = f"outputs at {share_text(row.error / row.allowed)} of the tolerance"
     else:
-        kind, answer, remark = "warn", "Cannot tell if right", row.verified or "not verified"
-    return Answer(question="Right?", kind=kind, answer=answer, remark=remark, section=_SECTION)
+        kind, answer, sentence = "warn", "Unclear", "Unclear if right"
+        remark = doubt(row.verified) or "not measured"
+    return Answer(
+        question=RIGHT, kind=kind, answer=answer, remark=remark, section=_SECTION, sentence=sentence
+    )
 
 
 def _advice(tuning: Tuning) -> Iterator[Advice]:
@@ -200,7 +206,7 @@ def _in_terminal(tuning: Tuning, shown: Shown) -> Iterator[Part]:
     reasons: dict[str, list[str]] = {}
     for row in tuning.rows:
         if row.status in _EXPLAINED:
-            reasons.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
+            reasons.setdefault(f"{doubt(row.status)}: {row.reason}", []).append(row.name)
     for reason, names in reasons.items():
         yield Text(text=f"{', '.join(names)}: {reason}", where="terminal")
     for kept in kept_rows(tuning):
@@ -220,9 +226,8 @@ def _on_page(tuning: Tuning) -> Iterator[Part]:
         text=text + "that were eliminated early ran fewer rounds.", kind="note", where="page"
     )
     titles = columns(
-        "Recipe head, Result text, Time number, Against unprepared number, Change number, "
-        "First call number, Rounds number, Peak memory number, Verified text, Error number, "
-        "Allowed number"
+        "Recipe head, Result text, Time number, Speed text, Interval text, First call number, "
+        "Rounds number, Peak memory number, Verified text, Error number, Allowed number"
     )
     rows = [_cells(row, tuning) for row in _ranked(tuning)]
     yield Table(label="All recipes", columns=titles, rows=rows, where="page")
@@ -275,7 +280,9 @@ def tune_charts(tuning: Tuning) -> list[Chart]:
     if not timed:
         return []
     bars = tuple(_bar(row, tuning) for row in timed)
-    charts: list[Chart] = [Bars(title=f"Time of one {step}, unprepared = 1", rows=bars)]
+    charts: list[Chart] = [
+        Bars(title=f"Time of one {step}, against the unprepared model", rows=bars)
+    ]
     verified = [row for row in timed if row.error is not None]
     if len(verified) > 1:
         limits = {row.allowed for row in verified if row.allowed is not None}
@@ -303,7 +310,7 @@ def _bar(row: CandidateResult, tuning: Tuning) -> Bar:
         label=row.name,
         value=row.ratio,
         interval=row.ratio_interval,
-        text=_speed(row, tuning),
+        text=_verdict(row, tuning),
         mark=_mark(row, tuning),
     )
 
@@ -314,28 +321,21 @@ def _point(row: CandidateResult, tuning: Tuning) -> Point:
         x=float(row.ratio or 0.0),
         y=float(row.error or 0.0),
         x_interval=row.ratio_interval,
-        text=f"{_speed(row, tuning)}, error {row.error:.2g}",
+        text=f"{_verdict(row, tuning)}, error {row.error:.2g}",
         mark=_mark(row, tuning),
     )
 
 
-def _speed(row: CandidateResult, tuning: Tuning) -> str:
-    """Return the verdict on a recipe against the unprepared model."""
-    return verdict_text(tuning.verdict(row), _shown(row.ratio), row.ratio_interval)
+def _verdict(row: CandidateResult, tuning: Tuning) -> str:
+    """Return the verdict on a recipe against the unprepared model: `1.3x faster`."""
+    return verdict_text(tuning.verdict(row), row.ratio, row.ratio_interval)
 
 
-def _shown(ratio: float | None) -> float | None:
-    """Return a ratio as far as its change in percent shows it, so that `1.5x` and `-34 %` are one number."""
-    if ratio is None or not 0.05 <= ratio < 3:
-        return ratio
-    change = 100 * (ratio - 1)
-    return 1 + round(change, 1 if abs(change) < 9.95 else 0) / 100
-
-
-def _disturbance(tuning: Tuning) -> str:
-    """Return what disturbed the times; empty if the unprepared model hardly differed from itself."""
-    is_loud = tuning.noise is None or tuning.noise > _LOUD
-    return disturbance(tuning.environment) if is_loud else ""
+def _speed(row: CandidateResult, tuning: Tuning, interval: Interval = None) -> str:
+    """Return the verdict with the times: `1.3x faster, 163 instead of 214 ms`."""
+    unprepared = tuning.row(UNPREPARED).seconds
+    time = None if row.ratio is None or unprepared is None else row.ratio * unprepared
+    return speed_text(tuning.verdict(row), row.ratio, interval, time=time)
 
 
 def _mark(row: CandidateResult, tuning: Tuning) -> str:
@@ -349,8 +349,8 @@ def _short_cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
     is_baseline = row.name == UNPREPARED
     return (
         row.name,
-        "" if is_baseline else _speed(row, tuning),
-        "" if is_baseline else change_text(tuning.verdict(row), _shown(row.ratio)),
+        "" if is_baseline else _verdict(row, tuning),
+        "" if row.seconds is None else seconds(row.seconds),
         interval_text(row.ratio_interval),
         small(row.error),
         _result(row, tuning),
@@ -362,12 +362,12 @@ def _cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
         row.name,
         _result(row, tuning),
         "" if row.seconds is None else seconds(row.seconds),
-        "" if row.name == UNPREPARED else _speed(row, tuning),
+        "" if row.name == UNPREPARED else _verdict(row, tuning),
         interval_text(row.ratio_interval),
         _first(row),
         str(row.rounds or ""),
         "" if row.peak_bytes is None else size(row.peak_bytes),
-        row.verified,
+        doubt(row.verified),
         small(row.error),
         small(row.allowed),
     )
@@ -380,8 +380,8 @@ def _first(row: CandidateResult) -> str:
 def _result(row: CandidateResult, tuning: Tuning) -> str:
     """Return the result of one recipe in a few words: `winner`, `slower than another recipe`."""
     if row.name == UNPREPARED == tuning.winner and not tuning.is_clear:
-        return "kept, as none is shown to be faster"
-    return printable(_RESULTS.get(row.status, row.status))
+        return "kept, as no other is clearly faster"
+    return printable(_RESULTS.get(row.status, doubt(row.status)))
 
 
 def _measured(tuning: Tuning) -> str:

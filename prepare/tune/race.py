@@ -15,7 +15,8 @@ from prepare.tune.compare_candidates import (
     CheckResult,
     Contestant,
     Standings,
-    interval_text,
+    pace,
+    pace_text,
 )
 
 if TYPE_CHECKING:
@@ -175,8 +176,7 @@ class Race:
             self._passes(min(unverified, key=standings.speed))
         for each, faster in losers.items():
             ratio = standings.compared(each, faster)
-            reason = f"takes {ratio.value:.2f} times as long as {faster.name}"
-            self._eliminate(each, "slower", f"{reason} {interval_text(ratio)}".rstrip(), faster)
+            self._eliminate(each, "slower", f"{pace_text(ratio)} than {faster.name}", faster)
 
     def _eliminate(
         self, contestant: Contestant, status: str, reason: str, by: Contestant | None = None
@@ -263,7 +263,7 @@ class Race:
             if each not in (winner, self.second):
                 value = self.standings.compared(each, winner).value
                 why = "simpler" if each.candidate.cost > winner.candidate.cost else "faster so far"
-                reason = f"takes {value:.2f} times as long as {winner.name}, which is {why}"
+                reason = f"{pace(value)} than {winner.name}, which is {why}"
                 self._eliminate(each, "not faster", reason)
         return winner
 
@@ -287,8 +287,7 @@ class Race:
         if winner is self.standings.base:
             return "no recipe was shown to be correct and faster"
         ratio = self.standings.ratio(winner)
-        reason = f"takes {ratio.value:.2f} of the time of the unprepared model"
-        return f"{reason} {interval_text(ratio)}".rstrip()
+        return f"{pace_text(ratio)} than the unprepared model"
 
     def _state(self) -> str:
         """Say which contestant is ahead and how much time is left."""

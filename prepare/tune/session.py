@@ -506,9 +506,10 @@ def _more_time() -> str:
 
 def _notes(race: Race, machine: Mapping[str, Any]) -> Iterator[str]:
     """Yield what limits the result."""
-    if busy := busy_sentence(machine):
+    measured = race.standings.control_ratio()
+    if busy := busy_sentence(machine, finite(statistics.noise(measured))):
         yield busy
-    control = race.standings.control_ratio().interval
+    control = measured.interval
     needed = statistics.min_values(race.standings.confidence)
     unmeasured = sum(each.status == "not measured" for each in race.contestants)
     if unmeasured:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import (
+    RIGHT,
     UNCHANGED,
     Advice,
     Answer,
@@ -17,7 +18,7 @@ from prepare.core.document import (
     Table,
     Text,
 )
-from prepare.core.utils.numbers import small
+from prepare.core.utils.numbers import doubt, small
 from prepare.core.utils.text import capitalized, plural, printable
 from prepare.core.utils.wording import argument
 
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
     from prepare.core.document import Part
     from prepare.verify.records import Check, Lost, Verification
 
-QUESTION, _SECTION = "Right?", "verify"
+_SECTION = "verify"
 # An error of more times what is allowed is not given in figures.
 _BEYOND = 1000
 # A sensitivity of more than this names the module that has it.
 _BLIND = 0.001
 # One of more says nothing about the gradients.
 _HIDDEN = 0.1
+_NOISES = {"bfloat16": "bf16", "float16": "fp16"}
 _LIMITS = ("verify.seconds", "verify.memory")
 _SERIOUS = ("fail", "wrong", "cannot tell")
 # Most losses of casts say the same.
@@ -52,13 +54,13 @@ def verify_document(shown: Shown) -> Document | None:
     finds, wrong = sensitivity_text(verification), verification.status == "fail"
     return Document(
         name=_SECTION,
-        title=QUESTION,
+        title=RIGHT,
         place=40,
         line=verify_sentence(verification),
         head=f"verify ({verification.level})",
         answers=(_answer(verification),),
         advice=tuple(_advice(verification)),
-        rows=(("verified", verdict_sentence(verification)), *_size_rows(verification)),
+        rows=((RIGHT.lower(), verdict_sentence(verification)), *_size_rows(verification)),
         details=(("sensitivity", f"finds systematic errors from {finds}"),) if finds else (),
         parts=lambda: (*_in_terminal(verification, shown), *_on_page(verification, shown)),
         lead=(Text(text=verification.advice),) if wrong and verification.advice else (),
@@ -71,19 +73,19 @@ def _size_rows(verification: Verification) -> Iterator[tuple[str, str]]:
     for each in verification.sizes:
         if each.size:
             found = each.reason if each.status != "pass" else error_text(each) or each.reason
-            text = f"{each.size.name}: {each.status}{f': {found}' if found else ''}"
-            yield "verified", printable(text)
+            text = f"{each.size.name} {doubt(each.status)}{f': {found}' if found else ''}"
+            yield RIGHT.lower(), printable(text)
 
 
 def _without(shown: Shown) -> Document | None:
     """Return the document of a run that was to be verified, and was not."""
     if not shown.had("verify"):
         return None
-    answer, remark = "Not checked", "stopped before" if shown.stopped else "verify=none"
+    answer, remark = "Not measured", "stopped before" if shown.stopped else "verify=none"
     rows: tuple[tuple[str, str], ...] = ()
     if shown.unchanged:
-        answer, remark, rows = "Unchanged", UNCHANGED, (("verified", UNCHANGED),)
-    missing = Answer(question=QUESTION, kind="plain", answer=answer, remark=remark)
+        answer, remark, rows = "Unchanged", UNCHANGED, ((RIGHT.lower(), UNCHANGED),)
+    missing = Answer(question=RIGHT, kind="plain", answer=answer, remark=remark)
     return Document(name=_SECTION, place=40, answers=(missing,), rows=rows)
 
 
@@ -97,7 +99,7 @@ def verify_sentence(verification: Verification) -> str:
 def verdict_sentence(verification: Verification) -> str:
     """Return one sentence: `pass: 4 checks against float64, ...`, `fail: outputs (eval mode): ...`."""
     if verification.status != "pass":
-        return f"{verification.status}: {printable(verification.reason)}"
+        return f"{doubt(verification.status)}: {printable(verification.reason)}"
     checks = [check for check in verification.checks if check.status != "skipped"]
     reference = f" against {verification.reference}" if verification.reference else ""
     if alone := max((c.compared for c in checks if c.what.startswith("module ")), default=0):
@@ -107,7 +109,7 @@ def verdict_sentence(verification: Verification) -> str:
         worst = "<1" if max(shares) < 0.01 else f"{100 * max(shares):.0f}"
         reference += f", outputs at {worst} % of the limit"
     skipped, hidden = skipped_outputs(verification), _hidden(verification)
-    seen = "" if not hidden else f"{hidden}; " if skipped else f"outputs pass; {hidden}; "
+    seen = "" if not hidden else f"{hidden}; " if skipped else f"outputs right; {hidden}; "
     text = f"pass: {seen}{plural(len(checks), 'check')}{reference}"
     if skipped:
         text += f"; {skipped}"
@@ -137,11 +139,12 @@ def sensitivity_text(verification: Verification) -> str:
 
 
 def _hidden(verification: Verification) -> str:
-    """Return `gradients: cannot tell (noise hides errors below 230 %)`; empty if smaller ones are found."""
+    """Return `gradients unclear (bf16 noise hides errors below 230 %)`; empty if smaller ones are found."""
     least, _ = verification.sensitivity("gradients") or (0.0, "")
     if least <= _HIDDEN:
         return ""
-    return f"gradients: cannot tell (noise hides errors below {_percent(least)})"
+    noise = f"{_NOISES.get(verification.amp, '')} noise".lstrip()
+    return f"gradients unclear ({noise} hides errors below {_percent(least)})"
 
 
 def _percent(part: float) -> str:
@@ -151,7 +154,7 @@ def _percent(part: float) -> str:
 
 
 def error_text(verification: Verification) -> str:
-    """Return `output error 1.7e-06, 4 % of what is allowed; gradients right`."""
+    """Return `outputs at 4 % of the tolerance, gradients right (float64 reference)`."""
     checks = [check for check in verification.checks if check.status == "pass"]
     outputs = [check for check in checks if check.what == "outputs" and check.error is not None]
     if not outputs:
@@ -159,9 +162,11 @@ def error_text(verification: Verification) -> str:
     worst = max(outputs, key=lambda check: _share(check) or 0.0)
     part = _share(worst)
     text = f"output error {worst.error:.2g}"
-    text += "" if part is None else f", {share_text(part)} of what is allowed"
-    gradients = _hidden(verification) or "gradients right"
-    return text + f"; {gradients}" * any("gradients" in check.what for check in checks)
+    if part is not None:
+        text = f"outputs at {'<1 %' if part < 0.01 else share_text(part)} of the tolerance"
+    if any("gradients" in check.what for check in checks):
+        text += f", {_hidden(verification) or 'gradients right'}"
+    return text + (f" ({verification.reference} reference)" if verification.reference else "")
 
 
 def share_text(part: float) -> str:
@@ -174,30 +179,34 @@ def share_text(part: float) -> str:
 
 
 def _answer(verification: Verification) -> Answer:
-    kind, answer, remark, sentence = "warn", "Cannot tell if right", verification.reason, ""
+    kind, answer, remark = "warn", "Unclear", verification.reason
+    sentence, line = "Unclear if right", ""
     if verification.status == "fail":
-        kind, answer = "bad", "Wrong"
+        kind, answer = "bad", "No"
         remark += f"; first in {verification.culprit}" if verification.culprit else ""
-        sentence = f"Wrong: {remark}"
+        sentence, line = f"Wrong: {remark}", f"NO: {remark}"
     elif verification.status == "pass":
         is_wrong = any(check.status == "wrong" for check in verification.checks)
-        kind, answer, remark = "good", "Right", error_text(verification)
+        kind, answer, remark, sentence = "good", "Yes", error_text(verification), "Right"
         if is_wrong:
             kind, remark = "warn", verification.reason
-            answer = f"Right in mode {verification.mode} only"
+            answer, sentence = f"Yes, in mode {verification.mode} only", ""
+        elif _hidden(verification):
+            kind, sentence = "warn", "Outputs right"
     return Answer(
-        question=QUESTION,
+        question=RIGHT,
         kind=kind,
         answer=answer,
         remark=remark,
         section=_SECTION,
         sentence=sentence,
+        line=line,
     )
 
 
 def _advice(verification: Verification) -> Iterator[Advice]:
     if verification.status == "fail":
-        remark = "probable causes and their remedies are below" if verification.advice else ""
+        remark = "the report has probable causes and remedies" if verification.advice else ""
         yield Advice(rank=10, kind="bad", answer="Do not use it", remark=remark, section=_SECTION)
     elif verification.status == "cannot tell":
         limit = next((key for key in _LIMITS if f"raise {key}" in verification.reason), "")
@@ -263,14 +272,22 @@ def _on_page(verification: Verification, shown: Shown) -> Iterator[Part]:
 def _check(check: Check) -> tuple[object, ...]:
     part = _share(check)
     of_allowed = "" if part is None else share_text(part)
-    case = (check.status, check.what, check.mode, check.batch or "", check.inputs, check.worst)
+    case = (
+        doubt(check.status),
+        check.what,
+        check.mode,
+        check.batch or "",
+        check.inputs,
+        check.worst,
+    )
     return *case, small(check.error), small(check.allowed), of_allowed
 
 
 def _serious(check: Check) -> tuple[str, ...]:
     batch = f"batch {check.batch}" if check.batch else ""
     case = ", ".join(filter(None, (check.mode, batch, check.inputs)))
-    return check.status, check.what, case, check.worst, small(check.error), small(check.allowed)
+    error, allowed = small(check.error), small(check.allowed)
+    return doubt(check.status), check.what, case, check.worst, error, allowed
 
 
 def _share(check: Check) -> float | None:

@@ -16,6 +16,8 @@ _LIMITS = (Path("/sys/fs/cgroup/cpu.stat"), Path("/sys/fs/cgroup/cpu/cpu.stat"))
 # Fractions from which on a disturbance is reported: cores of other programs for each of our threads,
 # processor time that the host took, time in which a limit stopped all threads.
 _BUSY, _STOLEN, _HELD = 0.1, 0.02, 0.01
+# The noise, as a factor, from which on a busy machine is worth a word: more than most recipes win.
+_LOUD = 1.05
 # The columns of /proc/stat in which a processor works, and the one in which the host works instead.
 _WORKING, _STEAL = (0, 1, 2, 5, 6), 7
 # GNU OpenMP's, which the wheels of torch bring; Intel's and LLVM's sleep after a time by themselves.
@@ -90,10 +92,18 @@ def disturbance(conditions: Mapping[str, Any]) -> str:
     return ""
 
 
-def busy_sentence(conditions: Mapping[str, Any]) -> str:
-    """Return a sentence on what disturbed timings under these conditions; empty if nothing did."""
-    disturbed = disturbance(conditions)
-    return f"{disturbed}: times mean little; try again later" if disturbed else ""
+def disturbed_times(conditions: Mapping[str, Any], noise: float | None) -> str:
+    """Return what disturbed times; empty if a model that was timed against itself hardly differed.
+
+    `noise` is that difference as a factor, None if it is not known.
+    """
+    return disturbance(conditions) if noise is None or noise > _LOUD else ""
+
+
+def busy_sentence(conditions: Mapping[str, Any], noise: float | None) -> str:
+    """Return a sentence on what disturbed times, as in `disturbed_times`; empty if nothing did."""
+    disturbed = disturbed_times(conditions, noise)
+    return f"{disturbed}; repeat it later for a firm figure" if disturbed else ""
 
 
 def usable_cores() -> set[int]:

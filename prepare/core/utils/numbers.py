@@ -8,10 +8,15 @@ from collections.abc import Callable
 Interval = tuple[float, float] | None
 # A wider interval, as a factor between its ends, is not printed.
 _WIDEST = 4.0
-# From this ratio on, a time is given as a factor, not in percent.
-_MANIFOLD = 3.0
 # From this ratio on, a figure is printed only if its interval is narrower than this factor.
 _BEYOND, _NARROW = 10.0, 1.5
+# What records say, and what people read.
+_DOUBTS = {
+    "cannot tell": "unclear",
+    "cannot predict": "unclear",
+    "too noisy": "unclear",
+    "not compared": "not measured",
+}
 # More noise than this, as a factor, is not printed.
 _LOUDEST = 1.5
 
@@ -53,53 +58,60 @@ def small(value: float | None) -> str:
 
 
 def verdict_text(verdict: str, ratio: float | None, interval: Interval = None) -> str:
-    """Return `1.5x faster` or `1.2x slower`; the verdict itself if it is another one.
+    """Return `1.5x faster` or `1.2x slower`; another verdict in the words of readers.
 
     A large ratio with a wide interval is not a figure: `over 10x slower`, or the verdict alone.
     """
     if ratio is None or verdict not in ("faster", "slower"):
-        return verdict
+        return doubt(verdict)
     if verdict == "slower" and ratio >= _BEYOND and interval and not _is_shown(interval):
         return f"over {_BEYOND:g}x slower" if interval[0] >= _BEYOND else verdict
     return f"{_times(1 / ratio if verdict == 'faster' else ratio)} {verdict}"
 
 
 def speed_text(
-    verdict: str, ratio: float | None, interval: Interval, *, confidence: float = 0.95
+    verdict: str,
+    ratio: float | None,
+    interval: Interval = None,
+    *,
+    time: float | None = None,
+    confidence: float = 0.95,
 ) -> str:
-    """Return the verdict with its figures: `1.5x faster (34 % less time, 95 % interval: 28 to 39 %)`.
+    """Return the verdict with its figures: `1.3x faster, 163 instead of 214 ms (95 % interval: ...)`.
 
-    `unclear` has none but its interval, and that only if it is narrow enough to say something.
+    `time` are the seconds that belong to the ratio. `unclear` has no times; a wide interval is left out.
     """
-    words = verdict_text(verdict, ratio, interval)
+    text = verdict_text(verdict, ratio, interval)
     if ratio is None or verdict not in ("faster", "slower", "no difference", "unclear"):
-        return words
-    parts = []
-    if verdict == "faster":
-        parts.append(f"{_percent(1 - ratio)} less time")
-    elif verdict == "slower" and ratio < _MANIFOLD:
-        parts.append(f"{_percent(ratio - 1)} more time")
-    if interval is not None and (shown := _between(verdict, ratio, interval)):
-        parts.append(f"{100 * confidence:g} % interval: {shown}")
-    return f"{words} ({', '.join(parts)})" if parts else words
+        return text
+    if time is not None and verdict != "unclear":
+        text += f", {instead(time, time / ratio)}"
+    shown = interval_text(interval)
+    return f"{text} ({100 * confidence:g} % interval: {shown})" if shown else text
 
 
-def change_text(verdict: str, ratio: float | None) -> str:
-    """Return the change of the time: `-34 %`; empty if unclear, or if the ratio is shown as a factor."""
-    return "" if ratio is None or verdict == "unclear" or ratio >= _MANIFOLD else _change(ratio)
+def instead(after: float, before: float) -> str:
+    """Return two times: `163 instead of 214 ms`, the unit once if it is the same."""
+    first, second = seconds(after), seconds(before)
+    figure, _, unit = first.partition(" ")
+    return f"{figure if second.endswith(f' {unit}') else first} instead of {second}"
 
 
 def interval_text(interval: Interval) -> str:
-    """Return the interval of the change of the time: `-39 to -28 %`; empty if it says nothing.
-
-    An interval that ends beyond a manifold of the time is one of factors: `2.8x to 3.4x`.
-    """
+    """Return an interval of ratios: `1.22x to 1.37x faster`, `1.05x slower to 1.1x faster`, or empty."""
     if interval is None or not _is_shown(interval):
         return ""
-    if interval[1] >= _MANIFOLD:
-        return " to ".join(map(_times, interval))
-    low, high = (_change(end).removesuffix(" %") for end in interval)
-    return f"{low} to {high} %"
+    low, high = interval
+    if high <= 1:
+        return f"{_times(1 / high, fine=True)} to {_times(1 / low, fine=True)} faster"
+    if low >= 1:
+        return f"{_times(low, fine=True)} to {_times(high, fine=True)} slower"
+    return f"{_times(high, fine=True)} slower to {_times(1 / low, fine=True)} faster"
+
+
+def doubt(status: str) -> str:
+    """Return a status in one of the two words of doubt, `unclear` or `not measured`; others stay."""
+    return _DOUBTS.get(status, status)
 
 
 def noise_text(noise: float | None) -> str:
@@ -111,43 +123,13 @@ def noise_text(noise: float | None) -> str:
     return f"differences below {100 * (noise - 1):.1f} % are noise"
 
 
-def _between(verdict: str, ratio: float, interval: tuple[float, float]) -> str:
-    """Return the interval in the units of the verdict."""
-    low, high = interval
-    if verdict == "faster":
-        return f"{_digits(1 - high)} to {_percent(1 - low)}"
-    if verdict == "slower" and ratio >= _MANIFOLD:
-        return f"{_times(low)} to {_times(high)}" if _is_shown(interval) else ""
-    if verdict == "slower" and _is_shown(interval):
-        return f"{_digits(low - 1)} to {_percent(high - 1)}"
-    shown = interval_text(interval) if verdict != "slower" else ""
-    return f"{shown} time" if shown else ""
-
-
 def _is_shown(interval: tuple[float, float]) -> bool:
     """Return whether an interval is narrow enough to say something."""
     low, high = interval
     return high <= low * (_NARROW if high >= _BEYOND else _WIDEST)
 
 
-def _times(factor: float) -> str:
-    """Return `1.04x`, `1.5x`, `45x`."""
-    places = 2 if factor < 1.095 else 1 if factor < 9.95 else 0
+def _times(factor: float, *, fine: bool = False) -> str:
+    """Return `1.04x`, `1.5x`, `45x`; a `fine` factor has two places below 10."""
+    places = 2 if factor < (9.95 if fine else 1.095) else 1 if factor < 9.95 else 0
     return f"{factor:,.{places}f}x"
-
-
-def _digits(fraction: float) -> str:
-    """Return a fraction in percent, without the sign: `2.1`, `34`, `99.2`."""
-    percent = 100 * fraction
-    fine = abs(percent) < 9.95 or 95 < percent < 100
-    return f"{percent:,.{1 if fine else 0}f}"
-
-
-def _percent(fraction: float) -> str:
-    return f"{_digits(fraction)} %"
-
-
-def _change(ratio: float) -> str:
-    """Return `-34 %`, `+2.1 %`, `0.0 %`."""
-    text = _percent(ratio - 1)
-    return text if text.startswith("-") or text == "0.0 %" else f"+{text}"

@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 from prepare import recipe
 from prepare.core.document import (
+    LAYOUT,
+    RIGHT,
     Answer,
     Axis,
     Bar,
@@ -358,10 +360,10 @@ def _judged(row: SweepRow) -> Iterator[Answer]:
     kinds = {"pass": ("good", "Right"), "fail": ("bad", "Wrong")}
     kind, answer = kinds.get(verified.status if verified else "", ("warn", "Not verified"))
     remark = verified_text(verified)
-    yield Answer(question="Right?", kind=kind, answer=answer, remark=remark, section="rows")
+    yield Answer(question=RIGHT, kind=kind, answer=answer, remark=remark, section="rows")
     if lost:
         yield Answer(
-            question="Layout?",
+            question=LAYOUT,
             kind="bad" if lost.breaks else "good",
             answer=f"Lost {times(lost.breaks)}" if lost.breaks else "Never lost",
             remark=f"{size(lost.copied_bytes)} copied in each forward" if lost.breaks else "",
@@ -377,12 +379,12 @@ def _counted(rows: Iterable[SweepRow]) -> Iterator[Answer]:
         kind = "bad" if checked["fail"] else "good" if set(checked) == {"pass"} else "warn"
         others = ", ".join(f"{n:,} {status}" for status, n in checked.items() if status != "pass")
         answer = f"{checked['pass']:,} of {checked.total():,} are right"
-        yield Answer(question="Right?", kind=kind, answer=answer, remark=others, section="rows")
+        yield Answer(question=RIGHT, kind=kind, answer=answer, remark=others, section="rows")
     followed = [row.headline.lost.breaks for row in rows if row.headline.lost]
     if followed:
         kept = followed.count(0)
         yield Answer(
-            question="Layout?",
+            question=LAYOUT,
             kind="good" if kept == len(followed) else "bad",
             answer=f"Kept in {kept:,} of {len(followed):,} rows",
             section="layout",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 
-from prepare.core.utils.text import line, output, printable
+from prepare.core.utils.text import output, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,23 +29,17 @@ def has_width(file: TextIO) -> bool:
 
 
 @contextmanager
-def stage(what: str, *, after: float = 1.0) -> Iterator[Callable[[str], None]]:
-    """Show a spinner in a terminal; elsewhere print one line after `after` seconds.
+def stage(what: str) -> Iterator[Callable[[str], None]]:
+    """Show a spinner in a terminal until the stage ends, and nothing in a pipe.
 
     Yield a function that replaces the text beside the spinner.
     """
-    if sys.stderr.isatty():
-        # The spinner `line` is plain ASCII; others cannot be shown everywhere.
-        with console(errors=True).status(printable(what), spinner="line") as status:
-            yield lambda text: status.update(printable(text))
-        return
-    timer = threading.Timer(after, line, [f"{printable(what)} ..."], {"errors": True})
-    timer.daemon = True
-    timer.start()
-    try:
+    if not sys.stderr.isatty():
         yield lambda _: None
-    finally:
-        timer.cancel()
+        return
+    # The spinner `line` is plain ASCII; others cannot be shown everywhere.
+    with console(errors=True).status(printable(what), spinner="line") as status:
+        yield lambda text: status.update(printable(text))
 
 
 def table_lines(table: Table, *, width: int | None = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Terminal output of a single job: a short table, or one line for each error."""
+"""Terminal output of a single job: its answers, with `--verbose` all of it, or one line for each error."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT
 from prepare.core.utils.text import line, output, plural, printable, size
 from prepare.core.utils.wording import step
 from prepare.registry import ordered_stages
 from prepare.report.documents import advice, shown_of, stage_documents
 from prepare.report.objects import changes_table
 from prepare.report.sentences import (
-    autocast_text,
     by_remedy,
     convolutions_text,
+    declared_text,
     missed_notes,
     outputs_sentence,
     quantized_text,
-    steps_text,
+    title_text,
 )
 from prepare.report.terminal.console import console, has_width
 from prepare.report.terminal.document import part_lines, show_document
@@ -30,65 +31,175 @@ from prepare.stage import Stage
 
 if TYPE_CHECKING:
     from prepare.audit import Audit
-    from prepare.core.document import Document
+    from prepare.core.document import Answer, Document, Row
     from prepare.core.forward.run_example import LayoutCount
     from prepare.job.outcome import Outcome
     from prepare.job.results import Results
 
-# The width of the longest label, `convolutions`.
-_LABEL = 12
+# The width of the longest label: of the answers, and with `--verbose`.
+_LABEL, _LABELS = 8, 12
+_ORDER = (LAYOUT, RIGHT, FASTER)
 
 
 class RunOutput:
-    """The output of a single run: each line as soon as it is known."""
+    """The output of a single run: each line as soon as it is known.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = shown_folder(folder)
-        self._shown: list[tuple[str, str]] = []
+    A result has a title and a line for each answer; with `verbose` also all that the answers rest on.
+    """
+
+    def __init__(self, folder: Path, *, verbose: bool = False) -> None:
+        self._folder, self._verbose = shown_folder(folder), verbose
+        self._shown: list[Row] = []
 
     def show(self, results: Results) -> None:
         """Print what these results add to those that were shown."""
-        if results.audit is None:
-            return
-        documents = stage_documents(shown_of(results, self._folder))
-        rows = _answer_rows(results, results.audit, documents)
-        if not self._shown:
-            for document in documents:
-                if document.is_whole:  # of a stage that ran before the model was prepared
-                    show_document(document)
-            line(f"{printable(results.model)} is prepared: {_declared(results)}")
-        # A stage that ends later may stand before one that was shown.
-        _show_rows([row for row in rows if row not in self._shown])
-        self._shown = rows
-        sys.stdout.flush()
+        if results.audit is not None:
+            self._show_answers(results, results.audit, self._documents(results))
 
     def end(self, outcome: Outcome) -> None:
         """Print the rest, or the errors of the run."""
         results = outcome.results
         if results is not None:
-            self._show_rest(results)
+            (self._show_all if self._verbose else self._show_rest)(results)
         if results is None or outcome.result.status in ("failed", "interrupted"):
             for problem in (outcome.result.error or "").splitlines():
                 line(printable(problem), errors=True)
             if outcome.result.traceback:
-                file = os.path.join(self._folder, "traceback.txt")  # noqa: PTH118  for reading
-                line(f"the traceback is in {file}", errors=True)
+                line(f"the traceback is in {self._path('traceback.txt')}", errors=True)
+
+    def _documents(self, results: Results) -> list[Document]:
+        return stage_documents(shown_of(results, self._folder))
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, name)  # noqa: PTH118  for reading, not for use
+
+    def _show_answers(
+        self, results: Results, audit: Audit, documents: Sequence[Document], *, ended: bool = False
+    ) -> None:
+        steps = results.pipeline.to_config()
+        rows = _answer_rows(documents, ended=ended)
+        if self._verbose:
+            counted = convolutions_text(audit.summary["convolutions"], steps)
+            rows = [("convolutions", counted), *(row for each in documents for row in each.rows)]
+        if not self._shown:
+            for document in documents:
+                if self._verbose and document.is_whole:  # ran before the model was prepared
+                    show_document(document)
+            line(printable(title_text(results.model, steps, audit, results.amp)))
+        # A stage that ends later may stand before one that was shown.
+        _show_rows([row for row in rows if row not in self._shown], width=self._width)
+        self._shown = rows or [("", "")]
+        sys.stdout.flush()
+
+    @property
+    def _width(self) -> int:
+        return _LABELS if self._verbose else _LABEL
 
     def _show_rest(self, results: Results) -> None:
-        documents = stage_documents(shown_of(results, self._folder))
-        if results.audit is not None:
-            self.show(results)
-            _show_rows(_detail_rows(results, results.audit, documents, self._folder))
-            _show_last("files", self._folder)
+        """Print the answers that are missing, what to do, the first warning or note, and the folder."""
+        documents, audit = self._documents(results), results.audit
+        notes = [*results.notes, *(note for each in documents for note in each.notes)]
+        rows = (
+            [] if results.stopped else [(NEXT.lower(), t) for t in self._advice(results, documents)]
+        )
+        if audit is not None:
+            self._show_answers(results, audit, documents, ended=True)
+            notes = [*missed_notes(r for r in audit.rows if r.status == "ineffective"), *notes]
         elif results.found:
-            _show_unprepared(results, documents, self._folder)
+            line(printable(f"{_declared(results)} is not prepared"))
+            rows = [*_answer_rows(documents, ended=True), *rows]
+        else:
+            plan = results.plan.summary()
+            changes = f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')} would change"
+            line(printable(f"{_declared(results)}: {changes}, and nothing was changed"))
+            rows = [
+                ("memory", _memory(plan, "now")),
+                (NEXT.lower(), "leave out task=plan to prepare it"),
+            ]
+        _show_rows(rows, width=_LABEL)
+        _show_first([f"warning: {text}" for text in results.warnings], notes)
+        _show_last("details", self._path("report.html"), width=_LABEL)
+
+    def _show_all(self, results: Results) -> None:
+        """Print all that is known."""
+        documents, audit = self._documents(results), results.audit
+        if audit is not None:
+            self._show_answers(results, audit, documents)
+            advised = [] if results.stopped else self._advice(results, documents)
+            _show_rows(_detail_rows(results, audit, documents, advised), width=_LABELS)
+            _show_last("details", self._folder, width=_LABELS)
+        elif results.found:
+            line(printable(f"{_declared(results)} is not prepared"))
+            for problem in results.notes:
+                line(printable(problem))
+            for document in documents:
+                show_document(document)
+            line(f"  details are in {printable(self._folder)}")
         else:
             _show_plan(results, self._folder)
         _show_warnings(results.warnings)
         before = {cls.name for cls in ordered_stages() if cls.choose is not Stage.choose}
         for document in documents:
-            if document.is_whole and document.name not in before and results.audit is not None:
+            if document.is_whole and document.name not in before and audit is not None:
                 show_document(document)
+
+    def _advice(self, results: Results, documents: Iterable[Document]) -> list[str]:
+        """Return what to do as one sentence; for a recipe to use, the call and the words that apply it."""
+        plan, found = results.plan, advice(results, documents)
+        text = f"{found.answer[0].lower()}{found.answer[1:]}"
+        if found.section == "reproduce":
+            path = self._path("recipe.yaml")
+            call = recipe_call(path, repairs=plan.training_steps, errors=bool(plan.training_errors))
+            added = [step(name, **options) for name, options in (plan.training_steps or {}).items()]
+            command = f"by command {' '.join([f'recipe={path}', *added])}"
+            note = (
+                "; training needs what is added to the recipe, which was not timed" if added else ""
+            )
+            return [f"{call}, or {command}{note}"]
+        said = [text for each in documents for _, text in each.rows]
+        said += [each.remark for document in documents for each in document.answers]
+        if not found.remark or any(
+            found.answer[1:] in each or found.remark in each for each in said
+        ):
+            return [text]
+        return [f"{text}{', ' if found.remark.startswith(('or', 'and')) else ': '}{found.remark}"]
+
+
+def _answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
+    """Return a row for each answer, and those of documents without; when `ended` also what is missing."""
+    found: dict[str, list[Row]] = {}
+    for document in sorted(documents, key=lambda each: each.place):
+        if document.title or ended:
+            for answer in document.answers:
+                found.setdefault(answer.question, [(answer.question.lower(), _line(answer))])
+            if not document.answers:
+                found[document.name] = list(document.rows)
+    ranked = [*(word for word in _ORDER if word in found), *(w for w in found if w not in _ORDER)]
+    return [row for word in ranked for row in found[word]]
+
+
+def _line(answer: Answer) -> str:
+    """Return the line of an answer; that of `Kept` and a remark is `kept: all 18 convolutions ...`."""
+    if answer.line:
+        return answer.line
+    text = f"{answer.answer[0].lower()}{answer.answer[1:]}"
+    return f"{text}: {answer.remark}" if answer.remark else text
+
+
+def _show_first(warnings: list[str], notes: list[str]) -> None:
+    """Print the first warning with its remedy, or the first note, and how many more there are."""
+    more = len(warnings) + len(notes) - 1
+    rest = (
+        f"and {plural(more, 'more warning' if not notes else 'more note')}, with --verbose"
+        if more
+        else ""
+    )
+    for text in warnings[:1]:
+        line(printable(text), errors=True)
+        if rest:
+            line(f"  {rest}", errors=True)
+    if notes and not warnings:
+        _show_rows([("note", text) for text in filter(None, (notes[0], rest))], width=_LABEL)
 
 
 def _show_warnings(warnings: Iterable[str]) -> None:
@@ -110,16 +221,16 @@ def shown_folder(folder: Path) -> str:
 
 def _show_plan(results: Results, folder: str) -> None:
     """Print the plan of a pipeline and the first tensors that it would change."""
-    plan, steps = results.plan.summary(), _declared(results)
+    plan = results.plan.summary()
     rows = [("to change", f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')}")]
     rows += [("wanted by", f"{name}: {count}") for name, count in plan["by_step"].items()]
-    rows.append(("memory", f"{size(plan['bytes_before'])} now, {size(plan['bytes_after'])} after"))
+    rows.append(("memory", _memory(plan, "now")))
     rows.append(("written", size(plan["bytes_written"])))
     rows += [("note", problem) for problem in results.notes]
-    line(f"{printable(results.model)} would be prepared: {steps}; nothing was changed")
+    line(printable(f"{_declared(results)}: would be prepared, and nothing was changed"))
     width = max(len(label) for label, _ in rows)
     _show_rows(rows, width=width)
-    _show_last("files", folder, width=width)
+    _show_last("details", folder, width=width)
     table = changes_table(results.plan.tensors)
     if table.rows:
         line("")
@@ -129,37 +240,16 @@ def _show_plan(results: Results, folder: str) -> None:
             line("plan.json has them all")
 
 
-def _show_unprepared(results: Results, documents: Iterable[Document], folder: str) -> None:
-    """Print what is known of a model that is not prepared."""
-    under = autocast_text(results.amp)
-    line(f"{printable(results.model)} is not prepared{under and f', {under}'}")
-    for problem in results.notes:
-        line(printable(problem))
-    for document in documents:
-        show_document(document)
-    line(f"  details are in {printable(folder)}")
-
-
-def _answer_rows(
-    results: Results, audit: Audit, documents: Iterable[Document]
-) -> list[tuple[str, str]]:
-    """Return the answers, in the order in which they become known."""
-    counted = convolutions_text(audit.summary["convolutions"], results.pipeline.to_config())
-    return [("convolutions", counted), *(row for document in documents for row in document.rows)]
-
-
 def _detail_rows(
-    results: Results, audit: Audit, documents: Sequence[Document], folder: str
-) -> list[tuple[str, str]]:
+    results: Results, audit: Audit, documents: Sequence[Document], advised: Iterable[str]
+) -> list[Row]:
     """Return what follows the answers: what to do, what was prepared, and the notes."""
     summary = audit.summary
-    before, after = summary["bytes_before"], summary["bytes_after"]
-    advised = [] if results.stopped else _advice_texts(results, documents, folder)
-    rows = [("what to do", text) for text in advised]
+    rows = [(NEXT.lower(), text) for text in advised]
     rows.append(("tensors", _tensors(summary)))
     if text := quantized_text(audit.rows):
         rows.append(("quantized", text))
-    rows.append(("memory", f"{size(before)} before, {size(after)} after"))
+    rows.append(("memory", _memory(summary, "before")))
     if results.example is None:
         rows.append(("example", "not run; give one with input.shape=[...]"))
     else:
@@ -175,24 +265,14 @@ def _detail_rows(
 
 
 def _declared(results: Results) -> str:
-    """Return the steps, and the autocast in which the model runs."""
-    steps = steps_text(results.pipeline.to_config())
-    return ", ".join(filter(None, [steps, autocast_text(results.amp)]))
+    """Return the model, the device and what the steps make of it, for a model that is not prepared."""
+    steps = results.pipeline.to_config()
+    device = (steps.get("device") or {}).get("device")
+    return declared_text(results.model, steps, [device] if device else [], results.amp)
 
 
-def _advice_texts(results: Results, documents: Iterable[Document], folder: str) -> list[str]:
-    """Return what to do as one sentence; for a recipe to use, the call and the words that apply it."""
-    plan, found = results.plan, advice(results, documents)
-    text = f"{found.answer[0].lower()}{found.answer[1:]}"
-    if found.section == "reproduce":
-        path = os.path.join(folder, "recipe.yaml")  # noqa: PTH118  a path for reading, not for use
-        call = recipe_call(path, repairs=plan.training_steps, errors=bool(plan.training_errors))
-        added = [step(name, **options) for name, options in (plan.training_steps or {}).items()]
-        return [f"{text}: {call}", f"or by command: {' '.join([f'recipe={path}', *added])}"]
-    said = [text for document in documents for _, text in document.rows]
-    if not found.remark or any(found.answer[1:] in each for each in said):
-        return [text]
-    return [f"{text}{', ' if found.remark.startswith('or') else ': '}{found.remark}"]
+def _memory(summary: Mapping[str, Any], first: str) -> str:
+    return f"{size(summary['bytes_before'])} {first}, {size(summary['bytes_after'])} after"
 
 
 def _tensors(audit: Mapping[str, Any]) -> str:
@@ -210,7 +290,7 @@ def _outputs(count: LayoutCount, ineffective: int) -> str:
     return text
 
 
-def _show_rows(rows: list[tuple[str, str]], *, width: int = _LABEL) -> None:
+def _show_rows(rows: list[Row], *, width: int) -> None:
     """Print rows of label and text; in a pipe a line ends at a space only, as calls are copied."""
     width = max([width, *(len(label) for label, _ in rows)])
     room = max(console().width - width - 4, 20)
@@ -226,6 +306,6 @@ def _show_rows(rows: list[tuple[str, str]], *, width: int = _LABEL) -> None:
         last = label
 
 
-def _show_last(label: str, text: str, *, width: int = _LABEL) -> None:
+def _show_last(label: str, text: str, *, width: int) -> None:
     # Users copy the folder, so do not wrap it.
     line(f"  {label.ljust(width)}  {printable(text)}")
