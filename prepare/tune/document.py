@@ -268,7 +268,7 @@ def _at_size(row: CandidateResult, size: int, tuning: Tuning) -> str:
     if row.name == UNPREPARED or at_size.ratio is None:
         return "" if at_size.seconds is None else seconds(at_size.seconds)
     verdict = row.verdict(size, tuning.noise)
-    text = verdict_text(verdict, _shown(at_size.ratio), at_size.ratio_interval)
+    text = verdict_text(verdict, at_size.ratio, at_size.ratio_interval)
     between = interval_text(at_size.ratio_interval)
     return f"{text} ({between})" if between else text
 
