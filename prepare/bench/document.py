@@ -55,9 +55,7 @@ def bench_document(shown: Shown) -> Document | None:
     if bench is None:
         if not shown.had("bench"):
             return None
-        remark = (
-            UNCHANGED if shown.unchanged else "stopped before" if shown.stopped else "bench=none"
-        )
+        remark = UNCHANGED if shown.unchanged else shown.without("bench")
         missing = Answer(question=FASTER, kind="plain", answer="Not measured", remark=remark)
         return Document(name=_SECTION, place=50, answers=(missing,))
     wrong, busy = is_wrong(verification), busy_sentence(bench)

@@ -320,6 +320,7 @@ class Shown:
         audit: the audit of the model; None if it was not prepared.
         unchanged: whether the pipeline changed nothing, so that nothing was verified or timed.
         stopped: whether the run was stopped before its end.
+        has_example: whether there was an input to call the model with.
         overrides: the words of its command line.
         folder: the folder of the run, as a user writes it; empty if there is none.
     """
@@ -329,8 +330,15 @@ class Shown:
     audit: Any = None
     unchanged: bool = False
     stopped: bool = False
+    has_example: bool = True
     overrides: tuple[str, ...] = ()
     folder: str = ""
+
+    def without(self, stage: str) -> str:
+        """Return why there is no record of `stage`."""
+        if self.stopped:
+            return "stopped before"
+        return f"{stage}=none" if self.has_example else "no example input"
 
     def had(self, stage: str) -> bool:
         """Return whether a prepared model was to go through `stage`."""

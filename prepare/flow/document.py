@@ -44,7 +44,7 @@ def flow_document(shown: Shown) -> Document | None:
         if not shown.had("flow"):
             return None
         missing = Answer(
-            question=LAYOUT, kind="plain", answer="Not measured", remark="flow=none",
+            question=LAYOUT, kind="plain", answer="Not measured", remark=shown.without("flow"),
             sentence="Layout not measured",
         )  # fmt: skip
         return Document(name=_SECTION, place=60, answers=(missing,))
@@ -166,8 +166,8 @@ def _outputs(flow: Flow) -> str:
     """Return `all 18 convolutions return channels_last_3d`, or `16 of 18 convolutions return ...`."""
     gave, of = flow.summary["in_layout"], flow.summary["convolutions"]
     formats = " and ".join(dict.fromkeys(flow.wanted.values()))
-    counted = f"all {of:,}" if gave == of > 1 else f"{gave:,} of {of:,}"
-    return f"{counted} convolutions return {formats}"
+    counted = "all" if gave == of > 1 else f"{gave:,} of"
+    return f"{counted} {plural(of, 'convolution')} {'returns' if of == 1 else 'return'} {formats}"
 
 
 def _in_terminal(flow: Flow) -> Iterator[Part]:

@@ -74,6 +74,7 @@ def shown_of(run: Results | SavedResults, folder: str = "") -> Shown:
         audit=run.audit,
         unchanged=run.unchanged,
         stopped=run.is_stopped,
+        has_example=run.has_example,
         overrides=run.overrides,
         folder=folder,
     )

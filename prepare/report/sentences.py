@@ -59,7 +59,7 @@ def converted_text(steps: Mapping[str, Any], audit: Audit) -> str:
         return f"{found:,} of {plural(audit.summary['tensors'], 'tensor')} converted"
     asked = any(map(_formats, steps))
     if not asked and not converted:
-        return convolutions_text(counted, steps)
+        return f"{plural(total, 'convolution')} as before"
     weights = [row for row in audit.rows if _is_convolution(row)]
     others = Counter(
         r.type for r in weights if asked and not _is_asked(r) and r.status in _AS_IT_WAS

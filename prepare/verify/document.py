@@ -60,6 +60,7 @@ def verify_document(shown: Shown) -> Document | None:
         answers=(_answer(verification),),
         advice=tuple(_advice(verification)),
         rows=((RIGHT.lower(), verdict_sentence(verification)),),
+        notes=(verification.advice,) if wrong and verification.advice else (),
         details=(("sensitivity", f"finds systematic errors from {finds}"),) if finds else (),
         parts=lambda: (*_in_terminal(verification, shown), *_on_page(verification, shown)),
         lead=(Text(text=verification.advice),) if wrong and verification.advice else (),
@@ -71,7 +72,7 @@ def _without(shown: Shown) -> Document | None:
     """Return the document of a run that was to be verified, and was not."""
     if not shown.had("verify"):
         return None
-    answer, remark = "Not measured", "stopped before" if shown.stopped else "verify=none"
+    answer, remark = "Not measured", shown.without("verify")
     rows: tuple[tuple[str, str], ...] = ()
     if shown.unchanged:
         answer, remark, rows = "Unchanged", UNCHANGED, ((RIGHT.lower(), UNCHANGED),)

@@ -303,7 +303,7 @@ def test_a_large_model_is_copied_only_at_level_full(monkeypatch):
 def test_the_key_bench_sets_the_level(tmp_path, monkeypatch, capsys, word, cases):
     code, out, folder = ran(tmp_path, monkeypatch, capsys, word)
     assert code == 0, out
-    assert (folder / "bench.json").exists() == ("timed  " in out) == bool(cases)
+    assert (folder / "bench.json").exists() == ("inference" in out) == bool(cases)
     sections = {section.get("id") for section in Reader(run_page(folder)).all("section")}
     assert ("bench" in sections) == bool(cases)
     if cases:
