@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prepare.bench.records import PREPARED, Bench, Comparison
 from prepare.core.document import (
     FASTER,
+    NOT_MEASURED,
     UNCHANGED,
     Advice,
     Answer,
@@ -56,7 +57,7 @@ def bench_document(shown: Shown) -> Document | None:
         if not shown.had("bench"):
             return None
         remark = UNCHANGED if shown.unchanged else shown.without("bench")
-        missing = Answer(question=FASTER, kind="plain", answer="Not measured", remark=remark)
+        missing = Answer(question=FASTER, kind="plain", answer=NOT_MEASURED, remark=remark)
         return Document(name=_SECTION, place=50, answers=(missing,))
     wrong, busy = is_wrong(verification), busy_sentence(bench)
     wrong_text = "; but its outputs are wrong" if wrong else ""
@@ -145,7 +146,7 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
     """Return whether it is faster; that of a wrong model is not a success."""
     row, comparison = bench.headline, bench.cases[0].comparison
     if row.ratio is None or comparison is None:
-        kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", "Not measured")
+        kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", NOT_MEASURED)
         remark, sentence, line = row.reason, f"Speed {answer.lower()}", ""
     else:
         answer = capitalized(speed_text(row.verdict, row.ratio, time=bench.cases[0].seconds))

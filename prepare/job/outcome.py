@@ -62,6 +62,11 @@ def finished(results: Results) -> Outcome:
         if verdict := cls.verdict(results.found):
             found = Result(verdict.status, verdict.reason, verdict.error, **about)
             return Outcome(found, verdict.code, results)
+    for cls in ordered_stages():
+        for word in {*results.fail_on} & {*cls.fails}:
+            if wrong := cls.failure(word, results.found):
+                found = Result("verification_failed", f"fail_on={word}", wrong, **about)
+                return Outcome(found, NOT_VERIFIED, results)
     same = NOTHING_CHANGED if results.unchanged else None
     return Outcome(Result("ok", same, **about), DONE, results)
 

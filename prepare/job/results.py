@@ -78,7 +78,7 @@ class Results(Analyses):
     `model` is the name of the model's class; `notes` and `warnings` are shown in the terminal. `stopped`
     says what is missing if the job was interrupted after the model was prepared. `unchanged` says that the
     pipeline changes neither the model nor its example, so that nothing is verified or timed. `amp` is the
-    autocast of every forward.
+    autocast of every forward. `fail_on` are the words of what makes it a failure.
     """
 
     model: str
@@ -92,6 +92,7 @@ class Results(Analyses):
     amp: str = "none"
     task: str = "prepare"
     overrides: tuple[str, ...] = ()
+    fail_on: tuple[str, ...] = ()
 
     @property
     def is_stopped(self) -> bool:

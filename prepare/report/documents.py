@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from prepare.core.document import NEXT, USE_RECIPE, Advice, Answer, Document, Shown
+from prepare.core.document import NEXT, OPEN, USE_RECIPE, Advice, Answer, Document, Shown
 from prepare.core.utils.text import capitalized, first_line, plural
 from prepare.registry import ordered_stages, stages_of
 
@@ -39,6 +40,8 @@ _DEFAULTS = {
     ),
     "use": USE_RECIPE,
 }
+
+_MEASURE = Advice(rank=100, kind="warn", answer="Measure it before you use it")
 
 # The line of the user's code in front of an error: `my_nets.py:8, in forward: ValueError: ...`.
 _PLACE = re.compile(r"(?:^|.*?: )(?P<file>\S+:\d+)(?:, in (?P<function>[^\s:]+))?: (?P<rest>.*)")
@@ -90,10 +93,7 @@ def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
     """Return the answers that the record of a run gives, what to do last."""
     if run.result is not None and run.result.error and run.audit is None:
         return _failure_answers(run.result)
-    found: dict[str, Answer] = {}
-    for document in sorted(documents, key=lambda each: each.place):
-        for answer in document.answers:
-            found.setdefault(answer.question, answer)
+    found = _by_question(documents)
     if not found:
         return []
     advised = advice(run, documents)
@@ -105,6 +105,15 @@ def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
         section=advised.section,
     )
     return [*found.values(), last]
+
+
+def _by_question(documents: Iterable[Document]) -> dict[str, Answer]:
+    """Return one answer to each question, that of the document with the lowest place."""
+    found: dict[str, Answer] = {}
+    for document in sorted(documents, key=lambda each: each.place):
+        for answer in document.answers:
+            found.setdefault(answer.question, answer)
+    return found
 
 
 def verdict(run: SavedResults, documents: Iterable[Document]) -> str:
@@ -123,7 +132,11 @@ def verdict(run: SavedResults, documents: Iterable[Document]) -> str:
 
 
 def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice:
-    """Return what to do: of all advice the one with the lowest rank."""
+    """Return what to do: of all advice the one with the lowest rank.
+
+    A recipe is not advised as long as an answer is open.
+    """
+    documents = list(documents)
     found = [each for document in documents for each in document.advice]
     holds = {
         "problems": run.has_problems,
@@ -134,6 +147,11 @@ def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice
         "use": True,
     }
     found += [each for key, each in _DEFAULTS.items() if holds[key]]
+    if open_ := [each for each in _by_question(documents).values() if each.answer in OPEN]:
+        remark = open_[0].remark
+        remark = f"without {remark}" if remark.endswith("=none") else remark
+        use = replace(_MEASURE, remark=remark, section=open_[0].section or _MEASURE.section)
+        found = [use if each.section == USE_RECIPE.section else each for each in found]
     return min(found, key=lambda each: each.rank)
 
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import (
+    NOT_MEASURED,
     RIGHT,
     UNCHANGED,
+    UNCLEAR,
     Advice,
     Answer,
     Code,
@@ -72,7 +74,7 @@ def _without(shown: Shown) -> Document | None:
     """Return the document of a run that was to be verified, and was not."""
     if not shown.had("verify"):
         return None
-    answer, remark = "Not measured", shown.without("verify")
+    answer, remark = NOT_MEASURED, shown.without("verify")
     rows: tuple[tuple[str, str], ...] = ()
     if shown.unchanged:
         answer, remark, rows = "Unchanged", UNCHANGED, ((RIGHT.lower(), UNCHANGED),)
@@ -155,8 +157,9 @@ def error_text(verification: Verification) -> str:
     text = f"output error {worst.error:.2g}"
     if part is not None:
         text = f"outputs at {'<1 %' if part < 0.01 else share_text(part)} of the tolerance"
-    if any("gradients" in check.what for check in checks):
-        text += f", {_hidden(verification) or 'gradients right'}"
+    hidden, training = _hidden(verification), verification.mode == "train"
+    if any("gradients" in check.what for check in checks) and (training or not hidden):
+        text += f", {hidden or 'gradients right'}"
     return text + (f" ({verification.reference} reference)" if verification.reference else "")
 
 
@@ -170,7 +173,7 @@ def share_text(part: float) -> str:
 
 
 def _answer(verification: Verification) -> Answer:
-    kind, answer, remark = "warn", "Unclear", verification.reason
+    kind, answer, remark = "warn", UNCLEAR, verification.reason
     sentence, line = "Unclear if right", ""
     if verification.status == "fail":
         kind, answer = "bad", "No"
@@ -182,7 +185,7 @@ def _answer(verification: Verification) -> Answer:
         if is_wrong:
             kind, remark = "warn", verification.reason
             answer, sentence = f"Yes, in mode {verification.mode} only", ""
-        elif _hidden(verification):
+        elif verification.mode == "train" and _hidden(verification):
             kind, sentence = "warn", "Outputs right"
     return Answer(
         question=RIGHT,
@@ -203,6 +206,9 @@ def _advice(verification: Verification) -> Iterator[Advice]:
         limit = next((key for key in _LIMITS if f"raise {key}" in verification.reason), "")
         answer = f"Raise {limit}" if limit else "Verify it with verify=full"
         yield Advice(rank=30, kind="warn", answer=answer, section=_SECTION)
+    elif verification.mode == "train" and (remark := _hidden(verification)):
+        answer = "Verify it once in float32"
+        yield Advice(rank=72, kind="warn", answer=answer, remark=remark, section=_SECTION)
 
 
 def _in_terminal(verification: Verification, shown: Shown) -> Iterator[Part]:

@@ -163,14 +163,22 @@ def test_the_example_forward_does_not_count_in_running_statistics(go):
 
 
 def test_networks_with_both_kinds_of_convolution_take_by_rank(go):
-    ran = go("model._target_=sample_nets.Mixed", "input.shape=[2,3,5,8,8]", "memfmt=by_rank", "--verbose")
+    ran = go(
+        "model._target_=sample_nets.Mixed", "input.shape=[2,3,5,8,8]", "memfmt=by_rank", "--verbose"
+    )
     assert ran.code == 0, ran.err
     assert "1 of 1 convolution returned channels_last\n" in ran.out
     assert "1 of 1 convolution returned channels_last_3d\n" in ran.out
 
 
 def test_names_that_hold_anything_are_shown_and_written(go):
-    ran = go("model._target_=sample_nets.oddly_named", SMALL, "memfmt=channels_last", "task=plan", "--verbose")
+    ran = go(
+        "model._target_=sample_nets.oddly_named",
+        SMALL,
+        "memfmt=channels_last",
+        "task=plan",
+        "--verbose",
+    )
     assert ran.code == 0, ran.err
     assert r"[red]\n=1+1.weight" in ran.out
     assert r"\udc80<b>|.weight" in ran.out

@@ -114,7 +114,9 @@ def test_verbose_prints_what_the_answers_rest_on(go):
     labels = [line[2:14].strip() for line in said.out.splitlines()]
     places = [labels.index(label) for label in ANSWERS[:-1]]
     assert places == sorted(places)
-    assert min(map(labels.index, ("tensors", "memory", "example", "outputs", "details"))) > places[-1]
+    assert (
+        min(map(labels.index, ("tensors", "memory", "example", "outputs", "details"))) > places[-1]
+    )
     assert labels.index("convolutions") == 1
 
 
