@@ -164,7 +164,12 @@ class RunOutput:
             found.answer[1:] in each or found.remark in each for each in said
         ):
             return [text]
-        return [f"{text}{', ' if found.remark.startswith(('or', 'and')) else ': '}{found.remark}"]
+        joint = (
+            ", "
+            if found.remark.partition(" ")[0] in ("or", "or,", "and", "in", "without")
+            else ": "
+        )
+        return [f"{text}{joint}{found.remark}"]
 
 
 def _answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
