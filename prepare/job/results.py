@@ -105,6 +105,14 @@ class Results(Analyses):
         return bool(self.plan.errors)
 
     @property
+    def troubles(self) -> list[str]:
+        """Return the errors of the plan, then the warnings."""
+        return [
+            *(str(problem) for error in self.plan.errors for problem in error.problems),
+            *self.warnings,
+        ]
+
+    @property
     def has_example(self) -> bool:
         """Return whether the model was called."""
         return self.example is not None
@@ -165,6 +173,11 @@ class SavedResults(Analyses):
     def has_problems(self) -> bool:
         """Return whether the plan has errors."""
         return bool(self.plan and self.plan["problems"])
+
+    @property
+    def troubles(self) -> list[str]:
+        """Return the errors of the plan, then the warnings."""
+        return [*self.plan["problems"], *self.plan["warnings"]] if self.plan else []
 
     @property
     def has_example(self) -> bool:

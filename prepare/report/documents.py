@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from prepare.core.document import NEXT, OPEN, USE_RECIPE, Advice, Answer, Document, Shown
 from prepare.core.utils.text import capitalized, first_line, plural
 from prepare.registry import ordered_stages, stages_of
+from prepare.report.sentences import by_remedy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,17 +95,24 @@ def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
     if run.result is not None and run.result.error and run.audit is None:
         return _failure_answers(run.result)
     found = _by_question(documents)
-    if not found:
-        return []
-    advised = advice(run, documents)
-    last = Answer(
+    return [*found.values(), _card(advice(run, documents))] if found else []
+
+
+def cards_of(documents: Iterable[Document]) -> list[Answer]:
+    """Return the answers of documents without a run, and what to do if they say so."""
+    documents = list(documents)
+    found = [each for document in documents for each in document.advice]
+    return [*_by_question(documents).values(), *map(_card, _best(found, documents))]
+
+
+def _card(advised: Advice) -> Answer:
+    return Answer(
         question=NEXT,
         kind=advised.kind,
         answer=advised.answer,
         remark=advised.remark,
         section=advised.section,
     )
-    return [*found.values(), last]
 
 
 def _by_question(documents: Iterable[Document]) -> dict[str, Answer]:
@@ -147,12 +155,20 @@ def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice
         "use": True,
     }
     found += [each for key, each in _DEFAULTS.items() if holds[key]]
+    if remedy := next(filter(None, by_remedy(run.troubles)), ""):
+        read = _DEFAULTS["problems"].answer
+        found = [replace(a, answer=capitalized(remedy)) if a.answer == read else a for a in found]
+    return _best(found, documents)[0]
+
+
+def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:
+    """Return the advice with the lowest rank; measuring in place of using the recipe if an answer is open."""
     if open_ := [each for each in _by_question(documents).values() if each.answer in OPEN]:
         remark = open_[0].remark
         remark = f"without {remark}" if remark.endswith("=none") else remark
         use = replace(_MEASURE, remark=remark, section=open_[0].section or _MEASURE.section)
         found = [use if each.section == USE_RECIPE.section else each for each in found]
-    return min(found, key=lambda each: each.rank)
+    return sorted(found, key=lambda each: each.rank)[:1]
 
 
 def _failure_answers(result: Result) -> list[Answer]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from prepare.audit import STATUSES
 from prepare.core.utils.numbers import doubt, speed_text
 from prepare.core.utils.text import counts, plural, size
 from prepare.job.headline import CONVOLUTIONS
@@ -79,6 +80,18 @@ def converted_text(steps: Mapping[str, Any], audit: Audit) -> str:
         named = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common(2))
         text += f"; {named} not asked for (memfmt=by_rank converts both)"
     return text
+
+
+def is_judged(audit: Audit) -> bool:
+    """Return whether an audit was made with a plan; one without says only what is."""
+    return any(row.before is not None for row in audit.rows)
+
+
+def audited_text(audit: Audit) -> str:
+    """Return the convolutions by status; by the layouts of their weights if there was no plan."""
+    if is_judged(audit):
+        return counts(audit.summary["convolutions"], STATUSES)
+    return layouts_text(audit.rows)
 
 
 def layouts_text(rows: Iterable[AuditRow]) -> str:

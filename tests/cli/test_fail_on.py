@@ -32,7 +32,9 @@ def test_a_layout_that_is_not_kept_fails_the_run(words, wrong, tmp_path, capsys)
 def test_a_lost_layout_and_a_slower_model_have_a_reason():
     breaks, slower = STAGES["flow"].failure, STAGES["bench"].failure
     assert breaks("breaks", {"flow": made.flow(13)}).startswith("layout LOST at 13 places (13 ")
-    assert slower("slower", {"bench": made.bench(1.5, verdict="slower")}).startswith("inference 1.5x slower, ")
+    assert slower("slower", {"bench": made.bench(1.5, verdict="slower")}).startswith(
+        "inference 1.5x slower, "
+    )
     assert slower("slower", {"bench": made.bench(0.5)}) == slower("slower", {}) == ""
 
 
