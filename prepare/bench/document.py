@@ -57,7 +57,10 @@ def bench_document(shown: Shown) -> Document | None:
         if not shown.had("bench"):
             return None
         remark = UNCHANGED if shown.unchanged else shown.without("bench")
-        missing = Answer(question=FASTER, kind="plain", answer=NOT_MEASURED, remark=remark)
+        sentence = "Speed not measured"
+        missing = Answer(
+            question=FASTER, kind="plain", answer=NOT_MEASURED, remark=remark, sentence=sentence
+        )
         return Document(name=_SECTION, place=50, answers=(missing,))
     wrong, busy = is_wrong(verification), busy_sentence(bench)
     wrong_text = "; but its outputs are wrong" if wrong else ""

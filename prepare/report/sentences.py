@@ -53,6 +53,8 @@ def declared_text(
 
 def converted_text(steps: Mapping[str, Any], audit: Audit) -> str:
     """Return `17 of 18 convolutions converted, 1 excluded: head`, and those that nobody asked for."""
+    if quantized := quantized_text(audit.rows):
+        return quantized.partition(";")[0]
     counted = audit.summary["convolutions"]
     total, converted = sum(counted.values()), counted.get("converted", 0)
     if not total:

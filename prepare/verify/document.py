@@ -78,7 +78,8 @@ def _without(shown: Shown) -> Document | None:
     rows: tuple[tuple[str, str], ...] = ()
     if shown.unchanged:
         answer, remark, rows = "Unchanged", UNCHANGED, ((RIGHT.lower(), UNCHANGED),)
-    missing = Answer(question=RIGHT, kind="plain", answer=answer, remark=remark)
+    sentence = "" if shown.unchanged else "Results not measured"
+    missing = Answer(question=RIGHT, kind="plain", answer=answer, remark=remark, sentence=sentence)
     return Document(name=_SECTION, place=40, answers=(missing,), rows=rows)
 
 

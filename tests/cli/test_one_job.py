@@ -142,7 +142,6 @@ def test_without_an_example_the_job_says_that_none_was_run(go):
     ran = go(NET)
     assert ran.code == 0
     assert "layout    not measured: no example input\n" in ran.out
-    assert "next      give an example input: input.shape=[...]\n" in ran.out
 
 
 def test_the_example_follows_the_precision_of_the_weights(go):
@@ -259,7 +258,7 @@ def test_a_job_under_autocast_says_so_and_keeps_the_recipe(go):
 
 
 def test_a_plan_names_the_autocast(go):
-    assert ", under autocast to float16; nothing" in go(NET, "amp=float16", "task=plan").out
+    assert ", under autocast to float16: " in go(NET, "amp=float16", "task=plan").out
 
 
 def test_a_metric_of_the_command_line_decides_the_exit_code(go):

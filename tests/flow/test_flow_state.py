@@ -121,7 +121,7 @@ def test_data_dependent_code_is_observed_but_not_predicted(choose, message):
     assert "Traceback" not in flow.reason
     assert [c.module for c in flow.convolutions] == ["conv"]
     assert observe(net, cl(2, 4, 8, 8)).status == "ok"
-    assert flow_sentence(flow).startswith("cannot predict: forward of Chooses")
+    assert flow_sentence(flow).startswith("unclear: forward of Chooses")
 
 
 def test_a_forward_that_raises_names_the_module():

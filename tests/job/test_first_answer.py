@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 import sample_nets
+import sweep_folders as made
 from paths import RUN
 from prepare.cli import main as cli
 from prepare.job.carry_out import _memfmt_note
@@ -95,7 +96,7 @@ def test_a_run_that_changes_nothing_is_not_verified_or_timed(go, words):
     assert not {"verify.json", "bench.json"} & {path.name for path in folder.iterdir()}
     saved = read_results(folder)
     said = verdict(saved, stage_documents(shown_of(saved)))
-    assert said.startswith("Unchanged. Not measured.")
+    assert said.startswith("Unchanged. Speed not measured.")
 
 
 def test_the_answers_stand_in_the_first_lines(go):
@@ -120,8 +121,12 @@ def test_verbose_prints_what_the_answers_rest_on(go):
     assert labels.index("convolutions") == 1
 
 
-def test_what_to_do_is_the_line_that_applies_the_recipe(go):
-    _, said = go("memfmt=channels_last", "bench=none", "verify=none")
+MEASURED = ("memfmt=channels_last", "flow=predict", "verify=short")
+
+
+def test_what_to_do_is_the_line_that_applies_the_recipe(go, monkeypatch):
+    monkeypatch.setattr(STAGES["bench"], "run", lambda *_: {"bench": made.bench()})
+    _, said = go(*MEASURED)
     (line,) = (line for line in said.out.splitlines() if "  next  " in line)
     call, _, command = line.partition("next")[2].strip().partition(", or by command ")
     assert call == 'Pipeline.load("run/recipe.yaml").apply(model)'
@@ -134,7 +139,8 @@ def test_what_to_do_is_the_line_that_applies_the_recipe(go):
 def test_a_call_to_copy_is_not_broken_in_a_pipe(go, monkeypatch):
     monkeypatch.delenv("COLUMNS")
     folder = "a" * 90
-    _, said = go("memfmt=channels_last", "bench=none", "verify=none", f"hydra.run.dir={folder}")
+    monkeypatch.setattr(STAGES["bench"], "run", lambda *_: {"bench": made.bench()})
+    _, said = go(*MEASURED, f"hydra.run.dir={folder}")
     assert f'Pipeline.load("{folder}/recipe.yaml").apply(model)' in said.out
 
 

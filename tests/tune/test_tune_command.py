@@ -64,7 +64,7 @@ def test_the_options_of_the_command_line_reach_the_tuning(timed, go):
     assert found.row(AS_DECLARED).steps["conv2d_memory_format"]["memory_format"] == "contiguous"
     assert all("device" in row.steps for row in found.rows)
     assert [path.suffix for path in (folder.parent / "kept").iterdir()] == [".json"]
-    _, said = go("tune.budget=4", "tune.allow=[bfloat16]", "memfmt=contiguous")
+    _, said = go("tune.budget=4", "tune.allow=[bfloat16]", "memfmt=contiguous", "--verbose")
     assert "note: from the cache, and verified again: measured" in said.out
     folder, _ = go("tune.budget=1", "mode=train", "model._target_=sample_nets.Net")
     assert Tuning.load(folder / "tune.json").mode == "train"
