@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from prepare.bench.records import Bench
     from prepare.flow.records import Flow
     from prepare.pipeline.known_issue_checks import KnownIssues
+    from prepare.plan import Plan
     from prepare.verify.records import Verification
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -43,10 +45,14 @@ _FORMATS = {
 _DTYPES = {"float32": None, "float16": "float16", "half": "float16", "bfloat16": "bfloat16"}
 
 
+# What `prepare` was to change in each model, for `report`; an entry goes with its model.
+_PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
+
+
 def prepare(
     model: _Model,
-    *,
     memory_format: torch.memory_format | str | None = None,
+    *,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     optimizer: Optimizer | None = None,
@@ -92,7 +98,11 @@ def prepare(
         steps["input_format"] = {"attach": True}
     if not steps:
         raise ConfigError("prepare", "nothing is asked for", "give memory_format, dtype or device")
-    return Pipeline.from_config(steps).apply(model, optimizer=optimizer, known_issues=known_issues)
+    pipeline = Pipeline.from_config(steps)
+    plan = pipeline.plan(model, known_issues="ignore")
+    pipeline.apply(model, optimizer=optimizer, known_issues=known_issues)
+    _PLANS[model] = plan
+    return model
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -153,7 +163,8 @@ def report(
     """Report on `model`: where it stands, where it loses the layout, and against `reference` what changed.
 
     Args:
-        model: prepared or not; it is not changed.
+        model: prepared or not; it is not changed. Of one that `prepare` has prepared, the audit says what
+            that changed.
         batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example; or a Workload,
             to verify and time every size of it.
         reference: the unprepared model, e.g. `copy.deepcopy(model)` before it was prepared.
@@ -191,7 +202,7 @@ def report(
         given = Models(unprepared=reference, prepared=model, pipeline=formats)
         calls = batch.each(call_of) if isinstance(batch, Workload) else call_of(batch)
         found["bench"] = time_models(given, calls, level=bench, mode=mode)
-    return Report(audit=audit(model), found=found)
+    return Report(audit=audit(model, plan=_PLANS.get(model)), found=found)
 
 
 def _chosen(key: str, value: Any, allowed: Mapping[str, Any]) -> Any:

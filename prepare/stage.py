@@ -169,6 +169,8 @@ class Stage:
     """The files that it may leave in the folder of a run, beside its records."""
     columns: ClassVar[tuple[Column, ...]] = ()
     """Columns of the table of a sweep."""
+    fails: ClassVar[tuple[str, ...]] = ()
+    """Words of `fail_on`: a run that asks for one fails if `failure` has a reason."""
     imports: ClassVar[tuple[str, ...]] = ()
     """Modules that `run` imports: a sweep loads those of a plain run once for all of its jobs."""
     groups: ClassVar[bool] = False
@@ -247,6 +249,11 @@ class Stage:
     def verdict(cls, found: Mapping[str, Any]) -> Verdict | None:
         """Return what the records mean for the status of the run and its exit code; None for nothing."""
         return None
+
+    @classmethod
+    def failure(cls, word: str, found: Mapping[str, Any]) -> str:
+        """Return why a run with `fail_on=word` fails; empty if it does not."""
+        return ""
 
     @classmethod
     def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -347,7 +347,7 @@ def torchrun(folder, *words):
 def test_under_torchrun_there_is_one_folder_one_record_and_one_table(tmp_path):
     done = torchrun(tmp_path, "model=unet2d", "memfmt=channels_last", "device=cpu")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("is prepared") == 1
+    assert done.stdout.count("convolutions converted") == 1
     (result,) = tmp_path.rglob("result.json")
     assert json.loads(result.read_text())["status"] == "ok"
     assert len(list(tmp_path.rglob("audit.json"))) == 1

@@ -151,8 +151,7 @@ def test_these_versions_of_hydra_are_admitted(wheel, version):
 def test_the_console_script_runs_from_an_empty_folder(installed, tmp_path):
     words = ("model=unet2d", "memfmt=channels_last", "bench=none")
     done = run(installed / "prepare", *words, cwd=tmp_path)
-    # What takes over a second is told on the way, as in "starting torch ...".
-    assert all(line.endswith(" ...") for line in done.stderr.splitlines()), done.stderr
+    assert done.stderr == ""  # progress is for a terminal
     assert done.returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
     (result,) = tmp_path.rglob("result.json")

@@ -1,8 +1,10 @@
 """`prepare.prepare`, `prepare.report` and the other names of the package itself."""
 
 import copy
+import gc
 import subprocess
 import sys
+import weakref
 from importlib import metadata
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 
 import prepare
 from prepare.errors import ConfigError, RefusedError
+from prepare.report.objects import documents_of
 
 
 def net():
@@ -109,6 +112,27 @@ def test_report_shows_and_saves_what_was_found(tmp_path):
         path.name for path in (tmp_path / "folder").iterdir()
     }
     assert "<!doctype html>" in (tmp_path / "one.html").read_text()
+
+
+def test_a_report_says_what_prepare_did_and_keeps_no_model_alive():
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)), torch.randn(2, 3, 8, 8)
+    before = set(model.state_dict()), set(vars(model))
+    bare = prepare.report(model, x).audit
+    assert (
+        documents_of(bare)[0].line
+        == "4 tensors; 2 convolutions: 1 contiguous, 1 both (1x1 or one channel)"
+    )
+    assert ("Memory", "1.0 KiB") in next(iter(documents_of(bare)[0].parts())).rows
+    prepare.prepare(model, "channels_last", format_inputs=False)
+    assert (set(model.state_dict()), set(vars(model))) == before
+    found = prepare.report(model, x)
+    assert found.audit.summary["convolutions"]["converted"] == 2
+    assert found._repr_html_().partition("</style>")[2].lstrip().startswith('<ul class="cards"')
+    assert prepare.report(copy.deepcopy(model), x).audit.summary["convolutions"]["untouched"] == 2
+    gone = weakref.ref(model)
+    del model, found
+    gc.collect()
+    assert gone() is None
 
 
 def test_report_needs_a_reference_to_verify():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prepare.bench.records import PREPARED, Bench, Comparison
 from prepare.core.document import (
     FASTER,
+    NOT_MEASURED,
     UNCHANGED,
     Advice,
     Answer,
@@ -57,10 +58,11 @@ def bench_document(shown: Shown) -> Document | None:
     if bench is None:
         if not shown.had("bench"):
             return None
-        remark = (
-            UNCHANGED if shown.unchanged else "stopped before" if shown.stopped else "bench=none"
+        remark = UNCHANGED if shown.unchanged else shown.without("bench")
+        sentence = "Speed not measured"
+        missing = Answer(
+            question=FASTER, kind="plain", answer=NOT_MEASURED, remark=remark, sentence=sentence
         )
-        missing = Answer(question=FASTER, kind="plain", answer="Not measured", remark=remark)
         return Document(name=_SECTION, place=50, answers=(missing,))
     wrong, busy = is_wrong(verification), busy_sentence(bench)
     wrong_text = "; but its outputs are wrong" if wrong else ""
@@ -155,7 +157,7 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
     if comparison is not None and is_mixed(comparison.verdicts):
         return _by_size(bench.cases[0], comparison, busy, wrong=wrong)
     if row.ratio is None or comparison is None:
-        kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", "Not measured")
+        kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", NOT_MEASURED)
         remark, sentence, line = row.reason, f"Speed {answer.lower()}", ""
     else:
         answer = capitalized(speed_text(row.verdict, row.ratio, time=bench.cases[0].seconds))

@@ -36,6 +36,7 @@ class BenchStage(Stage):
     imports: ClassVar[tuple[str, ...]] = ("prepare.bench.model_state", "prepare.bench.session")
     groups: ClassVar[bool] = True
     files: ClassVar[tuple[str, ...]] = ("bench.svg",)
+    fails: ClassVar[tuple[str, ...]] = ("slower",)
 
     level: Level = key(
         "short", "time against the unprepared model (short: 10 s, 120 for slow calls)"
@@ -78,6 +79,13 @@ class BenchStage(Stage):
                 tell=tell or (lambda _: None),
             )
         return {"bench": found}
+
+    @classmethod
+    def failure(cls, word: str, found: Mapping[str, Any]) -> str:
+        from prepare.bench.document import case_sentence
+
+        bench = found.get("bench")
+        return case_sentence(bench.cases[0]) if bench and bench.headline.verdict == word else ""
 
     @classmethod
     def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from prepare.core.forward.call import Call, call_of
 from prepare.core.forward.workload import for_each_size
 from prepare.core.utils.text import first_line, plural
 from prepare.core.utils.user_code import is_out_of_memory
-from prepare.errors import PrepareError
+from prepare.errors import PrepareError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.verify.inputs import format_call, resized
 
@@ -80,10 +80,12 @@ def time_models(
     budget = seconds or BUDGET[level]
     if level == "short" and seconds is None and not reason:
         budget, reason = _short_budget(first, _takes(models, first, took))
+    # The first forward may have been faster than those that are timed.
+    again = (LONGEST,) if level == "short" and seconds is None and budget < LONGEST else ()
     if reason or not example:
         cases: tuple[Case, ...] = (Case(what=first, reason=reason),)
     else:
-        case = partial(_case, models, level=level, budget=budget, amp=amp, tell=tell)
+        case = partial(_case, models, level=level, budgets=(budget, *again), amp=amp, tell=tell)
         cases = tuple(case(*each) for each in _calls(call_of(example), level, first).items())
     return Bench(level=level, mode=mode, seconds=time.perf_counter() - start, cases=cases)
 
@@ -136,10 +138,11 @@ def _case(
     call: Call,
     *,
     level: Level,
-    budget: float,
+    budgets: tuple[float, ...],
     amp: Amp,
     tell: Callable[[str], object],
 ) -> Case:
+    """Return the case, timed within the first budget into which enough rounds fit."""
     unprepared = models.unprepared
     assert not isinstance(unprepared, str)  # else no case is timed
 
@@ -148,7 +151,7 @@ def _case(
             {UNPREPARED: unprepared, PREPARED: models.prepared},
             call,
             train=what == TRAINING,
-            budget=budget,
+            budget=budgets[0],
             within_budget=level == "short",
             settle=level == "short",
             amp=amp,
@@ -162,6 +165,8 @@ def _case(
             progress=lambda now: tell(f"timing {what}: {_progress_text(now)}"),
         )
     except Exception as error:
+        if budgets[1:] and isinstance(error, RefusedError) and error.problems[0].where == "budget":
+            return _case(models, what, call, level=level, budgets=budgets[1:], amp=amp, tell=tell)
         return Case(what=what, reason=_expected(error))
     return Case(what=what, comparison=comparison)
 

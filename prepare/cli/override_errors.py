@@ -363,6 +363,9 @@ def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
     if word.endswith((",", "]", "}")):
         remedy = "if it belongs to the value before it, leave the spaces out: key=[a,b]"
         return Problem(word, NO_OVERRIDE, remedy)
+    if "/" in word:
+        remedy = "if it is a part of a path with a space, quote that twice: 'hydra.run.dir=\"a folder/run\"'"
+        return Problem(word, NO_OVERRIDE, remedy)
     spelled = {key: f"{key}=VALUE" for key in key_names()} | {
         group: f"{group}=NAME" for group in groups
     }

@@ -17,7 +17,7 @@ _SECTION, _UPDATE = "contract", "contract.update=true"
 _ADVICE = {
     "broken": ("bad", "Undo what broke it", f"or, if intended, {_UPDATE}"),
     "better": ("warn", "Tighten the contract", _UPDATE),
-    "kept": ("good", "Nothing", "all is as recorded"),
+    "kept": ("good", "Nothing to do", "all is as recorded"),
 }
 
 
@@ -34,7 +34,9 @@ def contract_document(shown: Shown) -> Document | None:
         remark=f"{plural(len(check.changes), 'change')}, see below" if check.changes else "",
         section=_SECTION,
         sentence=f"Contract {check.status}",
-        line="; ".join((*change_lines(check, most=1), check.file)),
+        line="; ".join((*change_lines(check, most=1), check.file))
+        if check.changes
+        else f"{check.status}: {check.file}",
     )
     return Document(
         name=_SECTION,

@@ -100,6 +100,8 @@ class Answer:
 
 # The questions of a run, and the labels of the answers in a terminal; what to do is the last.
 LAYOUT, RIGHT, FASTER, NEXT = "Layout", "Right", "Faster", "Next"
+# Answers beside which a recipe is not advised: the two words of doubt, and no convolution in the layout.
+OPEN = UNCLEAR, NOT_MEASURED, NEVER_TAKEN = "Unclear", "Not measured", "Never taken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,6 +322,7 @@ class Shown:
         audit: the audit of the model; None if it was not prepared.
         unchanged: whether the pipeline changed nothing, so that nothing was verified or timed.
         stopped: whether the run was stopped before its end.
+        has_example: whether there was an input to call the model with.
         overrides: the words of its command line.
         folder: the folder of the run, as a user writes it; empty if there is none.
     """
@@ -329,8 +332,15 @@ class Shown:
     audit: Any = None
     unchanged: bool = False
     stopped: bool = False
+    has_example: bool = True
     overrides: tuple[str, ...] = ()
     folder: str = ""
+
+    def without(self, stage: str) -> str:
+        """Return why there is no record of `stage`."""
+        if self.stopped:
+            return "stopped before"
+        return f"{stage}=none" if self.has_example else "no example input"
 
     def had(self, stage: str) -> bool:
         """Return whether a prepared model was to go through `stage`."""

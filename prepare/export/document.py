@@ -27,7 +27,7 @@ def export_document(shown: Shown) -> Document | None:
         name=_SECTION,
         title="Exported",
         place=20,
-        line=export_sentence(export),
+        line="; inputs ".join(filter(None, (export_sentence(export), _layouts(export)))),
         head="exported",
         answers=(_answer(export),),
         advice=tuple(_advice(export)),
@@ -79,7 +79,7 @@ def _answer(export: Export) -> Answer:
         answer=answer,
         remark=remark,
         section=_SECTION,
-        line=export_sentence(export),
+        line="; inputs ".join(filter(None, (export_sentence(export), _layouts(export)))),
     )
 
 
@@ -87,7 +87,7 @@ def _advice(export: Export) -> Iterator[Advice]:
     known = {
         "fail": (5, "bad", "Do not use the artefact", "the report has its answers"),
         "refused": (5, "bad", "Choose another format", "the report has the stage that failed"),
-        "pass": (95, "good", f"Use {export.artefact}", "as its contract says"),
+        "pass": (95, "good", f"Use {export.artefact}", "with the inputs that export.json lists"),
     }
     if export.status in known:
         rank, kind, answer, remark = known[export.status]

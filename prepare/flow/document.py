@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 from prepare.core.document import (
     LAYOUT,
+    NEVER_TAKEN,
+    NOT_MEASURED,
+    UNCLEAR,
     Advice,
     Answer,
     Document,
@@ -44,7 +47,7 @@ def flow_document(shown: Shown) -> Document | None:
         if not shown.had("flow"):
             return None
         missing = Answer(
-            question=LAYOUT, kind="plain", answer="Not measured", remark="flow=none",
+            question=LAYOUT, kind="plain", answer=NOT_MEASURED, remark=shown.without("flow"),
             sentence="Layout not measured",
         )  # fmt: skip
         return Document(name=_SECTION, place=60, answers=(missing,))
@@ -118,7 +121,7 @@ def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
     """Return the kind, the answer and the remark."""
     summary = flow.summary
     if flow.status != "ok":
-        return "warn", "Unclear", flow.reason
+        return "warn", UNCLEAR, flow.reason
     outputs = _outputs(flow)
     if summary["breaks"]:
         remark = f"{named(layout_causes(flow))}; {size(summary['copied_bytes'])} copied per forward"
@@ -136,7 +139,19 @@ def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
         return "plain", "Contiguous", "channels-last was not requested"
     if before is not None and before.summary["breaks"]:
         outputs += f"; lost at {plural(before.summary['breaks'], 'place')} without the repairs"
-    return ("bad", "Never taken", outputs) if _is_never_kept(flow) else ("good", "Kept", outputs)
+    return ("bad", NEVER_TAKEN, outputs) if _is_never_kept(flow) else ("good", "Kept", outputs)
+
+
+def why_not_kept(flow: Flow | None) -> str:
+    """Return why a flow does not show that the layout is kept; empty if it does."""
+    if flow is None:
+        return "layout not measured, without an example input or with flow=none"
+    answer = _answer(flow, None)
+    return (
+        ""
+        if answer.kind == "good"
+        else f"layout {answer.line or f'{answer.answer}: {answer.remark}'}"
+    )
 
 
 def _advice(flow: Flow, before: Flow | None, bench: Bench | None) -> Iterator[Advice]:
@@ -151,7 +166,7 @@ def _advice(flow: Flow, before: Flow | None, bench: Bench | None) -> Iterator[Ad
         remark = "and time it: it costs time too" if verdict == "faster" else ""
         answer = capitalized(remedy)
         yield Advice(rank=20, kind="warn", answer=answer, remark=remark, section=_SECTION)
-    elif _is_never_kept(flow) and verdict != "faster":
+    elif _is_never_kept(flow):
         remark = _outputs(flow)
         yield Advice(rank=69, kind="warn", answer=contiguous, remark=remark, section=_SECTION)
 
@@ -166,8 +181,8 @@ def _outputs(flow: Flow) -> str:
     """Return `all 18 convolutions return channels_last_3d`, or `16 of 18 convolutions return ...`."""
     gave, of = flow.summary["in_layout"], flow.summary["convolutions"]
     formats = " and ".join(dict.fromkeys(flow.wanted.values()))
-    counted = f"all {of:,}" if gave == of > 1 else f"{gave:,} of {of:,}"
-    return f"{counted} convolutions return {formats}"
+    counted = "all" if gave == of > 1 else f"{gave:,} of"
+    return f"{counted} {plural(of, 'convolution')} {'returns' if of == 1 else 'return'} {formats}"
 
 
 def _in_terminal(flow: Flow) -> Iterator[Part]:

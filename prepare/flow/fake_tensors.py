@@ -164,7 +164,8 @@ def explain_failure(model: nn.Module, error: Exception) -> str:
     problem = explained(model, error).problems[0]
     need = _REASONS.get(type(error).__name__)
     if need is None:
-        return f"{problem.where}: {problem.wrong}; observe a real forward instead"
+        # What the example is wrong for, a real forward is too.
+        return f"{problem.where}: {problem.wrong}; {problem.remedy or 'observe a real forward instead'}"
     operation = getattr(error, "func", None) or error
     return f"{problem.where}: {operation} {need}; observe a real forward instead"
 

@@ -35,6 +35,7 @@ class FlowStage(Stage):
         )
     }
     files: ClassVar[tuple[str, ...]] = ("flow.svg",)
+    fails: ClassVar[tuple[str, ...]] = ("breaks",)
 
     level: Level = key("predict", "find where activations lose the layout")
 
@@ -48,6 +49,12 @@ class FlowStage(Stage):
         if config.get("task") == "flow" and self.level == "none":
             wrong = "task=flow cannot run without a flow"
             yield Problem("flow", wrong, "choose flow=predict or observe")
+
+    @classmethod
+    def failure(cls, word: str, found: Mapping[str, Any]) -> str:
+        from prepare.flow.document import why_not_kept
+
+        return why_not_kept(found.get("flow"))
 
     def run(self, work: Work) -> Mapping[str, Any]:
         if work.settings.task == "flow":

@@ -186,6 +186,7 @@ def _prepared(work: Work, stages: list[Stage], show: Show) -> Results:
         notes=work.notes,
         warnings=[str(warning) for warning in plan.warnings],
         amp=settings.amp,
+        fail_on=settings.fail_on,
     )
     if not tasks()[settings.task].prepares:
         return results

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.utils.text import printable
+from prepare.core.utils.text import printable, size
 from prepare.core.utils.user_code import described, is_out_of_memory, raised_at
 from prepare.errors import (
     CheckpointError,
@@ -62,6 +63,11 @@ def finished(results: Results) -> Outcome:
         if verdict := cls.verdict(results.found):
             found = Result(verdict.status, verdict.reason, verdict.error, **about)
             return Outcome(found, verdict.code, results)
+    for cls in ordered_stages():
+        for word in {*results.fail_on} & {*cls.fails}:
+            if wrong := cls.failure(word, results.found):
+                found = Result("verification_failed", f"fail_on={word}", wrong, **about)
+                return Outcome(found, NOT_VERIFIED, results)
     same = NOTHING_CHANGED if results.unchanged else None
     return Outcome(Result("ok", same, **about), DONE, results)
 
@@ -83,7 +89,8 @@ def failure(error: BaseException) -> Outcome:
         reason = "exit"
         text = f"{raised_at(error)}the run called sys.exit({error.code!r})"
     elif is_out_of_memory(error):
-        reason, text = "oom", f"out of memory: {text}"
+        sizes = re.sub(r"\b(\d{7,}) bytes", lambda found: size(int(found[1])), text)
+        reason, text = "oom", f"out of memory: {sizes}"
     return Outcome(Result("failed", reason, text, trace), FAILED)
 
 

@@ -78,7 +78,7 @@ class Results(Analyses):
     `model` is the name of the model's class; `notes` and `warnings` are shown in the terminal. `stopped`
     says what is missing if the job was interrupted after the model was prepared. `unchanged` says that the
     pipeline changes neither the model nor its example, so that nothing is verified or timed. `amp` is the
-    autocast of every forward.
+    autocast of every forward. `fail_on` are the words of what makes it a failure.
     """
 
     model: str
@@ -92,6 +92,7 @@ class Results(Analyses):
     amp: str = "none"
     task: str = "prepare"
     overrides: tuple[str, ...] = ()
+    fail_on: tuple[str, ...] = ()
 
     @property
     def is_stopped(self) -> bool:
@@ -102,6 +103,14 @@ class Results(Analyses):
     def has_problems(self) -> bool:
         """Return whether the plan has errors."""
         return bool(self.plan.errors)
+
+    @property
+    def troubles(self) -> list[str]:
+        """Return the errors of the plan, then the warnings."""
+        return [
+            *(str(problem) for error in self.plan.errors for problem in error.problems),
+            *self.warnings,
+        ]
 
     @property
     def has_example(self) -> bool:
@@ -164,6 +173,11 @@ class SavedResults(Analyses):
     def has_problems(self) -> bool:
         """Return whether the plan has errors."""
         return bool(self.plan and self.plan["problems"])
+
+    @property
+    def troubles(self) -> list[str]:
+        """Return the errors of the plan, then the warnings."""
+        return [*self.plan["problems"], *self.plan["warnings"]] if self.plan else []
 
     @property
     def has_example(self) -> bool:

@@ -19,7 +19,7 @@ from prepare.stage import Stage  # noqa: TC001  read at run time
 
 # The keys that hold one value each.
 _CONVERTED = (
-    *("mode", "amp", "strict", "known_issues", "plugins", "seed"),
+    *("mode", "amp", "strict", "known_issues", "fail_on", "plugins", "seed"),
     *("isolate", "resume", "overwrite", "weights", "save", "recipe"),
 )
 RECIPE = "recipe"
@@ -61,6 +61,13 @@ def _check_plugins(plugins: tuple[str, ...]) -> None:
             raise ValueError(f"{name!r} is not a dotted name", remedy)
 
 
+def _check_fail_on(given: tuple[str, ...]) -> None:
+    words = [word for cls in ordered_stages() for word in cls.fails]
+    for name in given:
+        if name not in words:
+            raise ValueError(f"{name!r} is not allowed", choose(name, words))
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
     """The group `compile` of the command line: where the results of torch's compiler are kept."""
@@ -83,6 +90,7 @@ class Settings:
     amp: Literal["none", "bfloat16", "float16"] = "none"
     strict: bool = True
     known_issues: Literal["error", "warn", "ignore"] = "error"
+    fail_on: Annotated[tuple[str, ...], "a list of words", _check_fail_on] = ()
     stages: dict[str, Stage] = field(default_factory=dict)
     plugins: Annotated[tuple[str, ...], "a list of modules", _check_plugins] = ()
     seed: Annotated[int, _check_seed] = 0

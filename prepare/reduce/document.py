@@ -32,6 +32,7 @@ def reduce_document(shown: Shown) -> Document | None:
                 answer=_SCRIPT,
                 remark=_sentence(reduction),
                 section=_SECTION,
+                line=f"{shown.file(_SCRIPT)}, with torch alone, shows {_sentence(reduction)}",
             ),
         ),
         parts=lambda: _parts(reduction, shown),

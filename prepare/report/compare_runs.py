@@ -271,7 +271,7 @@ def _results(record: SavedResults, figures: Headline) -> dict[str, str]:
         texts["layout lost"] = plural(lost.breaks, "time")
         texts["copied for layouts"] = size(lost.copied_bytes)
         texts["convolutions in the layout"] = f"{lost.in_layout} of {lost.convolutions}"
-    texts["verified"] = verified_text(figures.verified)
+    texts["right"] = verified_text(figures.verified)
     return texts
 
 

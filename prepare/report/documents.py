@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from prepare.core.document import NEXT, USE_RECIPE, Advice, Answer, Document, Shown
+from prepare.core.document import NEXT, OPEN, USE_RECIPE, Advice, Answer, Document, Shown
 from prepare.core.utils.text import capitalized, first_line, plural
 from prepare.registry import ordered_stages, stages_of
+from prepare.report.sentences import by_remedy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +41,8 @@ _DEFAULTS = {
     ),
     "use": USE_RECIPE,
 }
+
+_MEASURE = Advice(rank=100, kind="warn", answer="Measure it before you use it")
 
 # The line of the user's code in front of an error: `my_nets.py:8, in forward: ValueError: ...`.
 _PLACE = re.compile(r"(?:^|.*?: )(?P<file>\S+:\d+)(?:, in (?P<function>[^\s:]+))?: (?P<rest>.*)")
@@ -74,6 +78,7 @@ def shown_of(run: Results | SavedResults, folder: str = "") -> Shown:
         audit=run.audit,
         unchanged=run.unchanged,
         stopped=run.is_stopped,
+        has_example=run.has_example,
         overrides=run.overrides,
         folder=folder,
     )
@@ -89,21 +94,34 @@ def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
     """Return the answers that the record of a run gives, what to do last."""
     if run.result is not None and run.result.error and run.audit is None:
         return _failure_answers(run.result)
-    found: dict[str, Answer] = {}
-    for document in sorted(documents, key=lambda each: each.place):
-        for answer in document.answers:
-            found.setdefault(answer.question, answer)
-    if not found:
-        return []
-    advised = advice(run, documents)
-    last = Answer(
+    found = _by_question(documents)
+    return [*found.values(), _card(advice(run, documents))] if found else []
+
+
+def cards_of(documents: Iterable[Document]) -> list[Answer]:
+    """Return the answers of documents without a run, and what to do if they say so."""
+    documents = list(documents)
+    found = [each for document in documents for each in document.advice]
+    return [*_by_question(documents).values(), *map(_card, _best(found, documents))]
+
+
+def _card(advised: Advice) -> Answer:
+    return Answer(
         question=NEXT,
         kind=advised.kind,
         answer=advised.answer,
         remark=advised.remark,
         section=advised.section,
     )
-    return [*found.values(), last]
+
+
+def _by_question(documents: Iterable[Document]) -> dict[str, Answer]:
+    """Return one answer to each question, that of the document with the lowest place."""
+    found: dict[str, Answer] = {}
+    for document in sorted(documents, key=lambda each: each.place):
+        for answer in document.answers:
+            found.setdefault(answer.question, answer)
+    return found
 
 
 def verdict(run: SavedResults, documents: Iterable[Document]) -> str:
@@ -122,7 +140,11 @@ def verdict(run: SavedResults, documents: Iterable[Document]) -> str:
 
 
 def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice:
-    """Return what to do: of all advice the one with the lowest rank."""
+    """Return what to do: of all advice the one with the lowest rank.
+
+    A recipe is not advised as long as an answer is open.
+    """
+    documents = list(documents)
     found = [each for document in documents for each in document.advice]
     holds = {
         "problems": run.has_problems,
@@ -133,7 +155,20 @@ def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice
         "use": True,
     }
     found += [each for key, each in _DEFAULTS.items() if holds[key]]
-    return min(found, key=lambda each: each.rank)
+    if remedy := next(filter(None, by_remedy(run.troubles)), ""):
+        read = _DEFAULTS["problems"].answer
+        found = [replace(a, answer=capitalized(remedy)) if a.answer == read else a for a in found]
+    return _best(found, documents)[0]
+
+
+def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:
+    """Return the advice with the lowest rank; measuring in place of using the recipe if an answer is open."""
+    if open_ := [each for each in _by_question(documents).values() if each.answer in OPEN]:
+        remark = open_[0].remark
+        remark = f"without {remark}" if remark.endswith("=none") else remark
+        use = replace(_MEASURE, remark=remark, section=open_[0].section or _MEASURE.section)
+        found = [use if each.section == USE_RECIPE.section else each for each in found]
+    return sorted(found, key=lambda each: each.rank)[:1]
 
 
 def _failure_answers(result: Result) -> list[Answer]:

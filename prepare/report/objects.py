@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from prepare.audit import STATUSES
 from prepare.core.document import Document, Items, Shown, Table
-from prepare.core.utils.text import counts, line, output_to, plural, printable
+from prepare.core.utils.text import line, output_to, plural, printable
 from prepare.registry import ordered_stages
 
 _LONGEST = 160
@@ -51,10 +50,16 @@ def html(record: Any) -> str | None:
         from prepare.report.render import render
     except ModuleNotFoundError:
         return None
+    from prepare.report.documents import cards_of
     from prepare.report.pages.section import sections
 
-    parts = [(part.title, part.body) for part in sections(documents_of(record), [])]
-    page = render("fragment.html", title=one_line(record), parts=parts, style=_style())
+    documents = documents_of(record)
+    parts = [(part.title, part.body) for part in sections(documents, [])]
+    cards = cards_of(documents) if hasattr(record, "found") else []
+    title = "" if cards else one_line(record)
+    page = render(
+        "fragment.html", title=title, cards=cards, anchors=(), parts=parts, style=_style()
+    )
     return _DATA.sub("", page)
 
 
@@ -79,15 +84,14 @@ def documents_of(record: Any) -> list[Document]:
 
 def _audit_document(audit: Any) -> Document:
     from prepare.report.run_documents import audit_parts
-    from prepare.report.sentences import missed_notes
+    from prepare.report.sentences import audited_text, is_judged, missed_notes
 
-    summary = audit.summary
-    convolutions = counts(summary["convolutions"], STATUSES)
+    found = f"convolutions: {audited_text(audit)}" if is_judged(audit) else audited_text(audit)
     return Document(
         name="result",
         title="Tensors",
         place=80,
-        line=f"{plural(summary['tensors'], 'tensor')}; convolutions: {convolutions}",
+        line=f"{plural(audit.summary['tensors'], 'tensor')}; {found}",
         head="audit",
         parts=lambda: (
             *audit_parts(audit),

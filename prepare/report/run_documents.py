@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any
 from prepare.audit import STATUSES, AuditRow
 from prepare.core.document import Code, Document, Facts, Items, Table, Text
 from prepare.core.utils.accelerator import NAMES
-from prepare.core.utils.text import counts, plural, size
+from prepare.core.utils.text import plural, size
 from prepare.report.documents import failure_word
-from prepare.report.sentences import by_remedy, outputs_sentence, quantized_text
+from prepare.report.sentences import (
+    audited_text,
+    by_remedy,
+    is_judged,
+    outputs_sentence,
+    quantized_text,
+)
 from prepare.report.training_code import training_code as code_for_recipe
 
 if TYPE_CHECKING:
@@ -55,9 +61,8 @@ def audit_parts(audit: Audit, facts: Iterable[tuple[str, str]] = ()) -> Iterator
     yield Facts(rows=(*audit_facts(audit), *facts))
     found = audit.summary["status"]
     by_status = ", ".join(f"{found.get(status, 0):,} {status}" for status in STATUSES)
-    text = (
-        f"{plural(len(audit.rows), 'row')} in the audit, one for each use of a tensor: {by_status}"
-    )
+    text = f"{plural(len(audit.rows), 'row')} in the audit, one for each use of a tensor"
+    text += f": {by_status}" if is_judged(audit) else ""
     yield Text(text=text, kind="note")
     reasons = [("Status", "word"), ("Reason", "prose"), ("Tensors", "number")]
     columns = (*reasons, ("First tensor", "code"))
@@ -179,10 +184,14 @@ def audit_facts(audit: Audit) -> list[tuple[str, str]]:
     summary = audit.summary
     dtypes = ", ".join(f"{count:,} {name}" for name, count in summary["dtypes"].items())
     devices = ", ".join(f"{count:,} on {name}" for name, count in summary["devices"].items())
+    after = size(summary["bytes_after"])
     facts = [
-        ("Convolutions", counts(summary["convolutions"], STATUSES)),
+        ("Convolutions", audited_text(audit)),
         ("Tensors", f"{plural(summary['tensors'], 'tensor')}: {dtypes}; {devices}"),
-        ("Memory", f"{size(summary['bytes_before'])} before, {size(summary['bytes_after'])} after"),
+        (
+            "Memory",
+            f"{size(summary['bytes_before'])} before, {after} after" if is_judged(audit) else after,
+        ),
     ]
     if text := quantized_text(audit.rows):
         facts.insert(2, ("Quantized", text))

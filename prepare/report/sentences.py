@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from prepare.audit import STATUSES
 from prepare.core.utils.numbers import doubt, speed_text
 from prepare.core.utils.text import counts, plural, size
 from prepare.job.headline import CONVOLUTIONS
@@ -52,6 +53,8 @@ def declared_text(
 
 def converted_text(steps: Mapping[str, Any], audit: Audit) -> str:
     """Return `17 of 18 convolutions converted, 1 excluded: head`, and those that nobody asked for."""
+    if quantized := quantized_text(audit.rows):
+        return quantized.partition(";")[0]
     counted = audit.summary["convolutions"]
     total, converted = sum(counted.values()), counted.get("converted", 0)
     if not total:
@@ -59,7 +62,7 @@ def converted_text(steps: Mapping[str, Any], audit: Audit) -> str:
         return f"{found:,} of {plural(audit.summary['tensors'], 'tensor')} converted"
     asked = any(map(_formats, steps))
     if not asked and not converted:
-        return convolutions_text(counted, steps)
+        return f"{plural(total, 'convolution')} as before"
     weights = [row for row in audit.rows if _is_convolution(row)]
     others = Counter(
         r.type for r in weights if asked and not _is_asked(r) and r.status in _AS_IT_WAS
@@ -79,6 +82,18 @@ def converted_text(steps: Mapping[str, Any], audit: Audit) -> str:
         named = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common(2))
         text += f"; {named} not asked for (memfmt=by_rank converts both)"
     return text
+
+
+def is_judged(audit: Audit) -> bool:
+    """Return whether an audit was made with a plan; one without says only what is."""
+    return any(row.before is not None for row in audit.rows)
+
+
+def audited_text(audit: Audit) -> str:
+    """Return the convolutions by status; by the layouts of their weights if there was no plan."""
+    if is_judged(audit):
+        return counts(audit.summary["convolutions"], STATUSES)
+    return layouts_text(audit.rows)
 
 
 def layouts_text(rows: Iterable[AuditRow]) -> str:

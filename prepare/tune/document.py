@@ -10,6 +10,7 @@ from prepare.bench.document import error_plane
 from prepare.core.document import (
     FASTER,
     RIGHT,
+    UNCLEAR,
     USE_RECIPE,
     Advice,
     Answer,
@@ -138,7 +139,7 @@ def _faster(tuning: Tuning) -> Answer:
             question=FASTER, kind="warn", answer=text, remark=alone, section=_SECTION, line=text
         )
     if row.name == UNPREPARED and not tuning.is_clear:
-        kind, answer, remark = "warn", "Unclear", "no recipe was shown to be correct and faster"
+        kind, answer, remark = "warn", UNCLEAR, "no recipe was shown to be correct and faster"
         sentence = "Speed unclear"
     elif row.name == UNPREPARED or row.ratio is None:
         kind, answer, remark = "plain", "No recipe is faster", row.reason
@@ -169,7 +170,7 @@ def _right(tuning: Tuning) -> Answer:
         if row.error is not None and row.allowed:
             remark = f"outputs at {share_text(row.error / row.allowed)} of the tolerance"
     else:
-        kind, answer, sentence = "warn", "Unclear", "Unclear if right"
+        kind, answer, sentence = "warn", UNCLEAR, "Unclear if right"
         remark = doubt(row.verified) or "not measured"
     return Answer(
         question=RIGHT, kind=kind, answer=answer, remark=remark, section=_SECTION, sentence=sentence

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import (
+    NOT_MEASURED,
     RIGHT,
     UNCHANGED,
+    UNCLEAR,
     Advice,
     Answer,
     Code,
@@ -61,6 +63,7 @@ def verify_document(shown: Shown) -> Document | None:
         answers=(_answer(verification),),
         advice=tuple(_advice(verification)),
         rows=((RIGHT.lower(), verdict_sentence(verification)), *_size_rows(verification)),
+        notes=(verification.advice,) if wrong and verification.advice else (),
         details=(("sensitivity", f"finds systematic errors from {finds}"),) if finds else (),
         parts=lambda: (*_in_terminal(verification, shown), *_on_page(verification, shown)),
         lead=(Text(text=verification.advice),) if wrong and verification.advice else (),
@@ -81,11 +84,12 @@ def _without(shown: Shown) -> Document | None:
     """Return the document of a run that was to be verified, and was not."""
     if not shown.had("verify"):
         return None
-    answer, remark = "Not measured", "stopped before" if shown.stopped else "verify=none"
+    answer, remark = NOT_MEASURED, shown.without("verify")
     rows: tuple[tuple[str, str], ...] = ()
     if shown.unchanged:
         answer, remark, rows = "Unchanged", UNCHANGED, ((RIGHT.lower(), UNCHANGED),)
-    missing = Answer(question=RIGHT, kind="plain", answer=answer, remark=remark)
+    sentence = "" if shown.unchanged else "Results not measured"
+    missing = Answer(question=RIGHT, kind="plain", answer=answer, remark=remark, sentence=sentence)
     return Document(name=_SECTION, place=40, answers=(missing,), rows=rows)
 
 
@@ -164,8 +168,9 @@ def error_text(verification: Verification) -> str:
     text = f"output error {worst.error:.2g}"
     if part is not None:
         text = f"outputs at {'<1 %' if part < 0.01 else share_text(part)} of the tolerance"
-    if any("gradients" in check.what for check in checks):
-        text += f", {_hidden(verification) or 'gradients right'}"
+    hidden, training = _hidden(verification), verification.mode == "train"
+    if any("gradients" in check.what for check in checks) and (training or not hidden):
+        text += f", {hidden or 'gradients right'}"
     return text + (f" ({verification.reference} reference)" if verification.reference else "")
 
 
@@ -179,7 +184,7 @@ def share_text(part: float) -> str:
 
 
 def _answer(verification: Verification) -> Answer:
-    kind, answer, remark = "warn", "Unclear", verification.reason
+    kind, answer, remark = "warn", UNCLEAR, verification.reason
     sentence, line = "Unclear if right", ""
     if verification.status == "fail":
         kind, answer = "bad", "No"
@@ -191,7 +196,7 @@ def _answer(verification: Verification) -> Answer:
         if is_wrong:
             kind, remark = "warn", verification.reason
             answer, sentence = f"Yes, in mode {verification.mode} only", ""
-        elif _hidden(verification):
+        elif verification.mode == "train" and _hidden(verification):
             kind, sentence = "warn", "Outputs right"
     return Answer(
         question=RIGHT,
@@ -212,6 +217,9 @@ def _advice(verification: Verification) -> Iterator[Advice]:
         limit = next((key for key in _LIMITS if f"raise {key}" in verification.reason), "")
         answer = f"Raise {limit}" if limit else "Verify it with verify=full"
         yield Advice(rank=30, kind="warn", answer=answer, section=_SECTION)
+    elif verification.mode == "train" and (remark := _hidden(verification)):
+        answer = "Verify it once in float32"
+        yield Advice(rank=72, kind="warn", answer=answer, remark=remark, section=_SECTION)
 
 
 def _in_terminal(verification: Verification, shown: Shown) -> Iterator[Part]:

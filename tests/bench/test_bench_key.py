@@ -165,7 +165,7 @@ def test_a_failing_or_shared_model_is_reported_not_raised():
     failed = timed(models(model=Fails(3, 4, 3)))
     assert failed.headline.verdict == "failed"
     said = case_sentence(failed.cases[0])
-    assert "inference: prepared failed: forward of Fails: " in said
+    assert "inference failed: forward of Fails: " in said
     assert "in forward: ValueError: not so" in said
     other = timed(models(unprepared=Fails(3, 4, 3).to(memory_format=torch.channels_last)))
     assert other.headline.verdict == "not compared"
@@ -225,6 +225,18 @@ def test_a_short_bench_stops_when_its_verdict_is_settled(monkeypatch):
     assert clock.now < 3
 
 
+def test_calls_that_turn_out_slower_get_the_longest_budget(monkeypatch):
+    monkeypatch.undo()
+    clock = Clock()
+    monkeypatch.setattr(levels, "compare", lambda *_, **more: compare(
+        {"unprepared": clock.takes(1.1), "prepared": clock.takes(0.7)}, torch.ones(1), _clock=clock,
+        **{key: more[key] for key in ("budget", "within_budget", "settle", "precision")},
+    ))  # fmt: skip
+    assert timed().headline.verdict == "faster"
+    assert clock.now < levels.LONGEST
+    assert timed(seconds=9.0).headline.reason.endswith("do not fit into 9 s; raise bench.seconds")
+
+
 def test_progress_names_the_case_and_the_time_left():
     told = []
     timed(tell=told.append)
@@ -236,7 +248,7 @@ def test_progress_names_the_case_and_the_time_left():
 
 
 def test_a_stage_updates_its_text_only_on_a_terminal(monkeypatch, capsys):
-    with stage("timing", after=60) as tell:
+    with stage("timing") as tell:
         tell("one round")
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
@@ -303,13 +315,14 @@ def test_a_large_model_is_copied_only_at_level_full(monkeypatch):
 def test_the_key_bench_sets_the_level(tmp_path, monkeypatch, capsys, word, cases):
     code, out, folder = ran(tmp_path, monkeypatch, capsys, word)
     assert code == 0, out
-    assert (folder / "bench.json").exists() == ("timed  " in out) == bool(cases)
+    assert (folder / "bench.json").exists() == bool(cases)
+    assert bool(cases) == ("faster    not measured" not in out and "faster    " in out)
     sections = {section.get("id") for section in Reader(run_page(folder)).all("section")}
     assert ("bench" in sections) == bool(cases)
     if cases:
         found = Bench.load(folder / "bench.json")
         assert len(found.cases) == cases
-        assert case_sentence(found.cases[0]) in " ".join(out.split())
+        assert case_sentence(found.cases[0]).removeprefix("inference ") in " ".join(out.split())
         assert all(case.comparison is not None for case in found.cases)
 
 
@@ -322,7 +335,7 @@ def test_a_failed_verification_is_shown_beside_the_time(tmp_path, monkeypatch, c
     monkeypatch.setattr(STAGES["verify"], "run", lambda *_: {"verify": wrong})
     code, out, folder = ran(tmp_path, monkeypatch, capsys)
     assert code == 3
-    assert "; but its outputs are wrong, see verified" in " ".join(out.split())
+    assert "; but its outputs are wrong" in " ".join(out.split())
     text = run_page(folder)
     assert "The outputs of the prepared model are wrong" in text
     assert 'class="ch-wrong"' in text

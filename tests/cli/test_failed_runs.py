@@ -9,6 +9,7 @@ import torch
 import sample_nets
 from commands import NET, SMALL
 from prepare.cli import main as cli
+from prepare.job.outcome import failure
 
 
 def at(function, part):
@@ -150,6 +151,12 @@ def test_a_device_that_is_not_there_is_named_with_those_that_are(words, device, 
 
 
 def test_a_plan_may_be_for_another_machine(go):
-    ran = go(NET, SMALL, "steps.device.device=cuda:7", "task=plan")
+    ran = go(NET, SMALL, "steps.device.device=cuda:7", "task=plan", "--verbose")
     assert (ran.code, ran.err) == (0, "")
     assert "cpu -> cuda:7" in ran.out
+
+
+def test_the_size_that_no_memory_holds_is_said_in_words():
+    said = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 40265318400000 bytes"
+    found = failure(RuntimeError(said)).result
+    assert (found.reason, found.error.endswith("to allocate 36.6 TiB")) == ("oom", True)

@@ -50,7 +50,7 @@ def conf(tmp_path, monkeypatch):
 def test_own_models_and_experiments_are_chosen_by_name(conf, capsys):
     words = ["--config-dir", str(conf), "model=mynet", "+experiment=fast", "hydra.run.dir=run"]
     assert cli.run([*words, *FAST]) == 0, capsys.readouterr().err
-    assert "conv2d_memory_format channels_last" in capsys.readouterr().out
+    assert "on cpu, channels_last" in capsys.readouterr().out
     job = json.loads((conf.parent / "run" / "job.json").read_text())
     assert (job["choices"]["model"], job["choices"]["precision"]) == ("mynet", "bfloat16")
 
@@ -221,7 +221,7 @@ def test_an_earlier_run_is_replaced_only_with_overwrite(conf, capsys):
     files = lambda: {path: path.read_bytes() for path in Path("run").rglob("*.*") if path.is_file()}  # noqa: E731
     assert cli.run([*words, "hydra.job.chdir=true"]) == 0
     # The folder is named although the run was in it.
-    assert f"files         {conf.parent / 'run'}\n" in capsys.readouterr().out
+    assert f"details   {conf.parent / 'run' / 'report.html'}\n" in capsys.readouterr().out
     before = files()
     for more in ([], ["hydra.run.dir=${hydra:job.name}", "hydra.job.name=run"]):
         assert cli.run([*words, "seed=3", *more]) == 2

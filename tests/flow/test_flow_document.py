@@ -72,7 +72,7 @@ def test_the_sentence_gives_breaks_cost_and_remedy():
     assert flow_sentence(flow) == found
     remedy = Remedy(steps=("repair_layout", "keep_layout"), breaks=1, copied_bytes=0)
     assert flow_sentence(replace(flow, remedy=remedy)) == (
-        f'{found}: add "repair_layout": {{}}, "keep_layout": {{}} to remove 1 of 2 breaks'
+        f'{found}; add "repair_layout": {{}}, "keep_layout": {{}} (removes 1 of 2 breaks)'
     )
     assert flow_sentence(predict(Net(lambda net, x: x), cl(2, 4, 8, 8))) == (
         "no breaks, 0 bytes copied per forward"

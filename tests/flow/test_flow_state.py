@@ -121,7 +121,7 @@ def test_data_dependent_code_is_observed_but_not_predicted(choose, message):
     assert "Traceback" not in flow.reason
     assert [c.module for c in flow.convolutions] == ["conv"]
     assert observe(net, cl(2, 4, 8, 8)).status == "ok"
-    assert flow_sentence(flow).startswith("cannot predict: forward of Chooses")
+    assert flow_sentence(flow).startswith("unclear: forward of Chooses")
 
 
 def test_a_forward_that_raises_names_the_module():
@@ -144,3 +144,12 @@ def test_a_lazy_module_must_run_once_first():
     assert predict(net, cl(2, 4, 8, 8)).reason == "0.weight has no shape yet; run one forward first"
     with pytest.raises(RefusedError, match="run one forward first"):
         observe(net, cl(2, 4, 8, 8))
+
+
+def test_a_dict_that_is_one_argument_is_said_to_be_given_as_a_tuple():
+    class TakesDict(nn.Module):
+        def forward(self, batch):
+            return batch["video"]
+
+    reason = predict(TakesDict(), {"video": torch.ones(1, 3, 4, 4)}).reason
+    assert reason.endswith("a mapping is keyword arguments; for one dict argument give (batch,)")

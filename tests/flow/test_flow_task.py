@@ -57,4 +57,6 @@ def test_a_run_says_what_a_batch_of_two_would_do(tmp_path, capsys):
 
 def test_the_task_without_steps_says_that_nothing_was_asked_for(tmp_path, capsys):
     assert flow_of(tmp_path, "task=flow").summary["breaks"] == 0
-    assert "nothing was asked for" in " ".join(capsys.readouterr().out.split())
+    assert "contiguous: channels-last was not requested" in " ".join(
+        capsys.readouterr().out.split()
+    )

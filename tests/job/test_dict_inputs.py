@@ -49,8 +49,8 @@ NESTED = "input.args=[{image:{shape:[2,3,8,8]},scale:[{shape:[1]}]}]"
 def test_a_dict_is_given_by_command_and_verified(word, run):
     code, said = run(word)
     assert code == 0, said.err
-    assert "convolutions  1 converted" in said.out
-    assert "verified      pass" in said.out
+    assert "1 of 1 convolution converted" in said.out
+    assert "right     yes" in said.out
 
 
 def test_a_factory_that_is_not_there_or_raises_is_named(run):

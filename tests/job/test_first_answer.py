@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 import sample_nets
+import sweep_folders as made
 from paths import RUN
 from prepare.cli import main as cli
 from prepare.job.carry_out import _memfmt_note
@@ -15,6 +16,7 @@ from prepare.registry import STAGES
 from prepare.report.documents import shown_of, stage_documents, verdict
 
 CONF = RUN.parent / "conf"
+ANSWERS = ["layout", "right", "faster", "next", "details"]
 QUICK = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "flow=none")
 
 
@@ -49,7 +51,7 @@ def test_a_stopped_job_leaves_a_complete_record(go, monkeypatch, stage, missing,
     names = {path.name for path in folder.iterdir()}
     assert {"audit.json", "recipe.yaml", "report.html"} <= names
     assert absent not in names
-    assert "Sequential is prepared" in said.out
+    assert "Sequential on cpu, channels_last: 2 of 2 convolutions converted" in said.out
     assert f"not done: {missing}" in said.err
 
 
@@ -63,8 +65,8 @@ def test_what_was_prepared_is_printed_before_it_is_examined(go, monkeypatch, cap
 
     monkeypatch.setattr(STAGES[stage], "run", look)
     go("memfmt=channels_last", "bench=none", "verify=short", "flow=predict")
-    assert "convolutions  " in seen[0]
-    assert "files" not in seen[0]
+    assert "2 of 2 convolutions converted" in seen[0]
+    assert "details" not in seen[0]
 
 
 def test_a_run_without_memfmt_says_so(go):
@@ -87,48 +89,64 @@ def test_the_memfmt_that_a_note_names_exists(ranks):
 @pytest.mark.parametrize("words", [(), ("memfmt=contiguous",)])
 def test_a_run_that_changes_nothing_is_not_verified_or_timed(go, words):
     folder, said = go(*words)
-    assert "verified      nothing was changed, so there is nothing to verify or time" in said.out
-    assert ("as they were: no memfmt and no precision was chosen" in said.out) is (not words)
+    assert "unchanged: nothing was changed, so there is nothing to verify or time" in said.out
+    assert ("2 convolutions as before" in said.out) is (not words)
+    assert ("note      no memfmt chosen" in said.out) is (not words)
     assert json.loads((folder / "result.json").read_text())["reason"] == "nothing changed"
     assert not {"verify.json", "bench.json"} & {path.name for path in folder.iterdir()}
     saved = read_results(folder)
     said = verdict(saved, stage_documents(shown_of(saved)))
-    assert said.startswith("Unchanged. Not timed.")
+    assert said.startswith("Unchanged. Speed not measured.")
 
 
 def test_the_answers_stand_in_the_first_lines(go):
     words = ("flow=predict", "verify=short", "bench=short", "bench.seconds=0.2")
     _, said = go("memfmt=channels_last", *words)
+    title, *rows = said.out.splitlines()
+    assert title == "Sequential on cpu, channels_last: 2 of 2 convolutions converted"
+    labels = [row[2:10].strip() for row in rows]
+    assert [label for label in labels if label not in ("", "note")] == ANSWERS
+    assert "note" in labels or len(rows) == len(ANSWERS)
+
+
+def test_verbose_prints_what_the_answers_rest_on(go):
+    words = ("flow=predict", "verify=short", "bench=short", "bench.seconds=0.2")
+    _, said = go("memfmt=channels_last", *words, "--verbose")
     labels = [line[2:14].strip() for line in said.out.splitlines()]
-    answers = ["layout flow", "verified", "timed", "what to do"]
-    places = [labels.index(label) for label in answers]
+    places = [labels.index(label) for label in ANSWERS[:-1]]
     assert places == sorted(places)
-    assert places[-1] < 10
-    assert min(map(labels.index, ("tensors", "memory", "example", "files"))) > places[-1]
+    assert (
+        min(map(labels.index, ("tensors", "memory", "example", "outputs", "details"))) > places[-1]
+    )
+    assert labels.index("convolutions") == 1
 
 
-def test_what_to_do_is_the_line_that_applies_the_recipe(go):
-    _, said = go("memfmt=channels_last", "bench=none", "verify=none")
-    (line,) = (line for line in said.out.splitlines() if "what to do" in line)
-    call = line.partition("recipe: ")[2]
+MEASURED = ("memfmt=channels_last", "flow=predict", "verify=short")
+
+
+def test_what_to_do_is_the_line_that_applies_the_recipe(go, monkeypatch):
+    monkeypatch.setattr(STAGES["bench"], "run", lambda *_: {"bench": made.bench()})
+    _, said = go(*MEASURED)
+    (line,) = (line for line in said.out.splitlines() if "  next  " in line)
+    call, _, command = line.partition("next")[2].strip().partition(", or by command ")
     assert call == 'Pipeline.load("run/recipe.yaml").apply(model)'
     model = sample_nets.small()
     assert eval(call, {"Pipeline": Pipeline, "model": model}) is model
     assert model[0].weight.stride()[1] == 1
-    following = said.out.splitlines()[said.out.splitlines().index(line) + 1]
-    assert following.strip() == "or by command: recipe=run/recipe.yaml"
+    assert command == "recipe=run/recipe.yaml"
 
 
 def test_a_call_to_copy_is_not_broken_in_a_pipe(go, monkeypatch):
     monkeypatch.delenv("COLUMNS")
     folder = "a" * 90
-    _, said = go("memfmt=channels_last", "bench=none", "verify=none", f"hydra.run.dir={folder}")
+    monkeypatch.setattr(STAGES["bench"], "run", lambda *_: {"bench": made.bench()})
+    _, said = go(*MEASURED, f"hydra.run.dir={folder}")
     assert f'Pipeline.load("{folder}/recipe.yaml").apply(model)' in said.out
 
 
 def test_an_input_step_that_changes_the_example_is_verified(go):
     _, said = go("+steps.input_format={memory_format:channels_last}", "bench=none")
-    assert "verified      pass" in said.out
+    assert "right     yes" in said.out
 
 
 def test_an_advice_that_warnings_share_is_printed_once(capsys):

@@ -36,8 +36,7 @@ def test_the_task_writes_a_verified_and_timed_patch(tmp_path, capsys):
     assert patch.verified == "pass"
     assert patch.verdict
     out = " ".join(capsys.readouterr().out.split())
-    assert f"patch: {patch_sentence(patch)}" in out
-    assert "changed at saves breaks call" in out
+    assert f"patch {patch_sentence(patch)}" in out
     assert "patch.diff, in the folder that holds the package" in out
     page = (tmp_path / "report.html").read_text()
     assert "Changed calls" in page
@@ -48,7 +47,7 @@ def test_a_patch_that_is_not_timed_or_verified_says_so(tmp_path, capsys):
     assert job(tmp_path, "memfmt=channels_last_3d", "verify=none", "bench=none") == 0
     patch = Patch.load(tmp_path / "patch.json")
     assert (patch.verified, patch.verdict) == ("", "")
-    assert "not verified, not timed" in " ".join(capsys.readouterr().out.split())
+    assert "results not measured, speed not measured" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_task_needs_a_format_and_an_example(tmp_path, capsys):
@@ -66,7 +65,7 @@ def test_a_patch_of_nothing_names_what_stays(capsys):
     patch = Patch(diff="", calls=(), left=left, before=(10, 12), after=(10, 12))
     show("patch", patch)
     out = capsys.readouterr().out
-    assert "patch: nothing to change: none of 12 breaks can be removed" in out
+    assert "patch: nothing to change, as none of 12 breaks can be removed" in out
     assert "net.py:9" in out
     assert "... and 2 places more" in out
     assert "git apply" not in out
@@ -81,6 +80,6 @@ def test_the_sentence_of_a_patch_gives_copies_breaks_and_time():
         verdict="faster", ratio=0.5, interval=(0.4, 0.6),
     )  # fmt: skip
     assert patch_sentence(patch) == (
-        "1 call changed: 2.0 KiB -> 0 bytes copied per forward, 3 -> 1 break, verified: pass, "
-        "2.0x faster (50 % less time, 95 % interval: 40 to 60 %)"
+        "1 call changed: 2.0 KiB -> 0 bytes copied per forward, 3 -> 1 break, results right, "
+        "2.0x faster (95 % interval: 1.67x to 2.50x faster)"
     )

@@ -38,9 +38,9 @@ KINDS = {
     "Audit": ("4 tensors; convolutions: ", "2 converted"),
     "Flow": ("1 break, InstanceNorm2d", "lost in"),
     "Verification": ("pass: ", "verify (short)"),
-    "Bench": ("inference: ", "40.0 ms"),
+    "Bench": ("inference 1.4x faster, ", "40.0 ms"),
     "Comparison": ("unprepared baseline, prepared faster; 20 rounds", "0.700 to 0.760"),
-    "Tuning": ("half: ", "tune (inference)"),
+    "Tuning": ("half is ", "tune (inference)"),
 }
 
 

@@ -33,6 +33,7 @@ def test_a_run_shows_weights_in_8_bits(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["model._target_=small_nets.perceptron", "input.shape=[2,3,8,8]", "flow=none"]
     words += ["+steps.quantize={}", "bench=none", "verify=none", "hydra.run.dir=out"]
+    words += ["--verbose"]
     assert cli.run(words) == 0
     printed = " ".join(capsys.readouterr().out.split())
     said = f"quantized 2 weights int8 per row; left in float: 1 Conv2d, 1 Embedding ({LEFT})"

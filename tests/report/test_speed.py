@@ -2,15 +2,16 @@
 
 import pytest
 
-from prepare.core.utils.numbers import change_text, interval_text, verdict_text
+from prepare.core.utils.numbers import interval_text, speed_text, verdict_text
 
 
 @pytest.mark.parametrize(
     ("interval", "said"),
     [
-        ((0.61, 0.72), "-39 to -28 %"),
-        ((2.8, 3.4), "2.8x to 3.4x"),
-        ((44, 46), "44x to 46x"),
+        ((0.61, 0.72), "1.39x to 1.64x faster"),
+        ((0.9, 1.2), "1.20x slower to 1.11x faster"),
+        ((2.8, 3.4), "2.80x to 3.40x slower"),
+        ((44, 46), "44x to 46x slower"),
         ((11.01, 35.18), ""),
         ((0.5, 2.5), ""),
         (None, ""),
@@ -20,8 +21,14 @@ def test_an_interval_beyond_sense_is_not_printed(interval, said):
     assert interval_text(interval) == said
 
 
-def test_a_ratio_from_3_on_is_shown_as_a_factor():
-    assert (change_text("slower", 1.5), change_text("slower", 17.0)) == ("+50 %", "")
+def test_the_times_and_the_ratio_are_one_number():
+    assert speed_text("faster", 0.762, time=0.163) == "1.3x faster, 163 instead of 214 ms"
+    assert speed_text("slower", 1.2, time=1.08) == "1.2x slower, 1.08 s instead of 900 ms"
+    assert speed_text("no difference", 1.0, time=0.04) == "no difference, 40.0 ms"
+    assert speed_text("not compared", None) == "not measured"
+
+
+def test_a_large_ratio_with_a_wide_interval_is_no_figure():
     assert verdict_text("slower", 17.0, (16, 18)) == "17x slower"
     assert verdict_text("slower", 17.0, (11, 35)) == "over 10x slower"
     assert verdict_text("slower", 17.0, (2, 35)) == "slower"

@@ -28,15 +28,13 @@ def test_the_best_row_is_significantly_faster(sweep):
     summary = sweep(timed("a", 1.0, verdict="no difference"), timed("b", 1.2, verdict="slower"))
     assert rank(summary).best == set()
     (said,) = conclusions(summary, rank(summary))
-    assert said == "no row is faster than the unprepared model: leave it as it is"
+    assert said == "no row is faster than the unprepared model, so leave it as it is"
 
 
 def test_no_advice_is_drawn_from_an_unclear_row(sweep):
     summary = sweep(timed("a", 0.7, verdict="unclear"), timed("b", 1.2, verdict="slower"))
     (said,) = conclusions(summary, rank(summary))
-    assert said.startswith(
-        "no row was shown to be faster than the unprepared model: measure longer"
-    )
+    assert said.startswith("unclear if a row is faster; measure longer")
     assert numbers(rank(summary).rows) == [0, 1]
 
 
@@ -44,8 +42,8 @@ def test_rows_timed_on_a_busy_machine_are_named(sweep):
     summary = sweep(timed("a", 0.5, others=1.6), timed("b", 0.9))
     said = [*conclusions(summary, rank(summary))][-1]
     assert said == (
-        "this machine is busy (other programs use 1.6 of 2 cores) at #0: "
-        "times mean little; try again later"
+        "this machine is busy (other programs use 1.6 of 2 cores) at #0; "
+        "repeat these later for firm figures"
     )
 
 
@@ -53,8 +51,8 @@ def test_a_row_whose_interval_overlaps_the_best_is_named(sweep):
     summary = sweep(timed("a", 0.50), timed("b", 0.51), timed("c", 0.9))
     (said,) = conclusions(summary, rank(summary))
     assert said == (
-        "best: #0 memfmt=a: 2.0x faster (50 % less time, 95 % interval: 48 to 52 %); "
-        "could not be told apart from #1"
+        "best: #0 memfmt=a, 2.0x faster, 50.0 instead of 100 ms (95 % interval: 1.94x to 2.06x faster); "
+        "unclear against #1"
     )
 
 
@@ -68,7 +66,7 @@ def test_a_verified_row_is_preferred_to_an_unverified_one(sweep):
 def test_a_best_row_without_verification_is_marked(sweep):
     summary = sweep({**timed("a", 0.4), "verified": None}, timed("b", 2.0, verdict="slower"))
     (said,) = conclusions(summary, rank(summary))
-    assert said.endswith("; correctness: not verified")
+    assert said.endswith("; results not measured")
 
 
 def test_a_row_that_failed_verification_is_never_the_best(sweep):
@@ -83,7 +81,7 @@ def test_rows_timed_on_shared_cores_are_marked_and_not_ranked(sweep, capsys):
     assert (ranking.best, numbers(ranking.rows)) == ({2}, [2, 1, 0])
     out = out_of(capsys, summary)
     assert "on shared cores" in next(line for line in out.splitlines() if line.startswith(" 0"))
-    assert "not compared, as other runs used the same cores: #0" in out
+    assert "speed unclear, as other runs used the same cores: #0" in out
     everything_shared = replace(summary, rows=[replace(one, shared=True) for one in summary.rows])
     assert rank(everything_shared).groups == ()
 

@@ -132,7 +132,7 @@ def test_progress_names_the_stage_the_leader_and_the_time_left(timed):
     found_with(timed, {"channels_last": 0.05}, small().eval(), progress=progress)
     assert said[0] == "trying unprepared; 5 s left"
     assert any(
-        text.startswith("verifying channels_last; best so far channels_last (0.50 of")
+        text.startswith("verifying channels_last; best so far channels_last (2.0x faster), ")
         for text in said
     )
     assert said[-1].endswith(" s left")

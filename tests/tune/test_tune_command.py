@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -42,8 +43,8 @@ def test_the_winner_is_applied_audited_and_recorded(timed, go):
         json.loads((folder / "audit.json").read_text())["summary"]["convolutions"]["converted"] == 2
     )
     assert json.loads((folder / "verify.json").read_text())["status"] == "pass"
-    assert "tune (inference): channels_last + input: 2.0x faster (50 % less time" in said.out
-    assert "Sequential is prepared: device cpu, conv2d_memory_format channels_last" in said.out
+    assert "Sequential on cpu, channels_last: 2 of 2 convolutions converted" in said.out
+    assert re.search(r"faster    2\.0x faster, .* with channels_last \+ input", said.out)
     page = (folder / "report.html").read_text()
     assert '<section id="tune"' in page
     assert all(row.name in page for row in found.rows)
@@ -70,7 +71,7 @@ def test_the_options_of_the_command_line_reach_the_tuning(timed, go):
     assert found.row(AS_DECLARED).steps["conv2d_memory_format"]["memory_format"] == "contiguous"
     assert all("device" in row.steps for row in found.rows)
     assert [path.suffix for path in (folder.parent / "kept").iterdir()] == [".json"]
-    _, said = go("tune.budget=4", "tune.allow=[bfloat16]", "memfmt=contiguous")
+    _, said = go("tune.budget=4", "tune.allow=[bfloat16]", "memfmt=contiguous", "--verbose")
     assert "note: from the cache, and verified again: measured" in said.out
     folder, _ = go("tune.budget=1", "mode=train", "model._target_=sample_nets.Net")
     assert Tuning.load(folder / "tune.json").mode == "train"

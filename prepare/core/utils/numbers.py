@@ -85,7 +85,8 @@ def speed_text(
     if ratio is None or verdict not in ("faster", "slower", "no difference", "unclear"):
         return text
     if time is not None and verdict != "unclear":
-        text += f", {instead(time, time / ratio)}"
+        before = time / ratio
+        text += f", {seconds(before) if verdict == 'no difference' else instead(time, before)}"
     shown = interval_text(interval)
     return f"{text} ({100 * confidence:g} % interval: {shown})" if shown else text
 

@@ -72,7 +72,9 @@ def listed(options: list[str]) -> str:
 
 def _did_you_mean(word: str, allowed: list[str]) -> str:
     close = nearest(word, allowed)
-    return f"did you mean {close[0]!r}? " if close else ""
+    # The beginning of several words may mean any of them.
+    begun = sorted(name for name in close if name.startswith(word)) if len(word) > 2 else []
+    return f"did you mean {' or '.join(map(repr, begun[:2] or close[:1]))}? " if close else ""
 
 
 def _families(names: list[str]) -> Iterator[str]:

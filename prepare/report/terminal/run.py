@@ -61,7 +61,9 @@ class RunOutput:
         results = outcome.results
         if results is not None:
             (self._show_all if self._verbose else self._show_rest)(results)
-        if results is None or outcome.result.status in ("failed", "interrupted"):
+        if (asked := outcome.result.reason or "").startswith("fail_on="):
+            line(printable(f"{asked}: {outcome.result.error}"), errors=True)
+        elif results is None or outcome.result.status in ("failed", "interrupted"):
             for problem in (outcome.result.error or "").splitlines():
                 line(printable(problem), errors=True)
             if outcome.result.traceback:
@@ -162,7 +164,12 @@ class RunOutput:
             found.answer[1:] in each or found.remark in each for each in said
         ):
             return [text]
-        return [f"{text}{', ' if found.remark.startswith(('or', 'and')) else ': '}{found.remark}"]
+        joint = (
+            ", "
+            if found.remark.partition(" ")[0] in ("or", "or,", "and", "in", "without")
+            else ": "
+        )
+        return [f"{text}{joint}{found.remark}"]
 
 
 def _answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
