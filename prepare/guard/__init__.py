@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from prepare.guard.compare import WrongModule
     from prepare.guard.model_guard import ModelGuard
 
-__all__ = ["WrongModule", "ModelGuard"]
+__all__ = ["ModelGuard", "WrongModule"]
 
 
 def __getattr__(name: str) -> Any:
