@@ -3,9 +3,10 @@
     python benchmarks/guard.py alarms|cost|key [--looks 2000] [--networks NAME ...] [--json FILE]
 
 `alarms` serves and trains small networks, each prepared in channels-last and repaired, in float32, in
-bfloat16 and under autocast, with inputs of changing sizes; every module of every call is looked at. `cost` trains
-networks of real size, and gives the CPU time of looking at every module once, as a part of 1,000 steps. `key`
-times a call of a guarded model whose forward does nothing, with a key that is known, and without the guard.
+bfloat16 and under autocast, with inputs of changing sizes; every module of every call is looked at.
+`cost` trains networks of real size, and gives the CPU time of looking at every module once, as a part of
+1,000 steps. `key` times a call of a guarded model whose forward does nothing, with a key that is known,
+and without the guard.
 """
 
 import argparse
