@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-def prepare(accelerator: Accelerator, *objects: Any, recipe: Recipe) -> Any:
+def prepare(
+    accelerator: Accelerator,
+    *objects: Any,
+    recipe: Recipe,
+    guard: Mapping[str, Any] | None = None,
+) -> Any:
     """Apply a recipe to the model among `objects`, then return `accelerator.prepare(*objects)`.
 
     The optimizers among them are handed over, inputs are formatted by a hook of the model, and all ranks are
@@ -25,6 +31,7 @@ def prepare(accelerator: Accelerator, *objects: Any, recipe: Recipe) -> Any:
         accelerator: an `accelerate.Accelerator`.
         objects: what `accelerator.prepare` takes, with one model.
         recipe: the path of a recipe, a mapping of steps, or a Pipeline.
+        guard: the options of `Pipeline.guard`, as in `{"every": 1000}`; without them it is not watched.
 
     Raises:
         RefusedError: the objects hold no model, or several.
@@ -33,8 +40,10 @@ def prepare(accelerator: Accelerator, *objects: Any, recipe: Recipe) -> Any:
     if len(models) != 1:
         wrong = f"{len(models)} of {len(objects)} are models"
         raise RefusedError("objects", wrong, "give one model, and apply a Pipeline to any other")
-    NetworkRecipe(recipe).apply(
-        models[0], [each for each in objects if isinstance(each, Optimizer)]
-    )
+    network = NetworkRecipe(recipe, guard=guard)
+    optimizers = [each for each in objects if isinstance(each, Optimizer)]
+    network.apply(models[0], optimizers)
     same_on_all_ranks(models[0])
-    return accelerator.prepare(*objects)
+    prepared = accelerator.prepare(*objects)
+    network.watch(models[0], optimizers)  # on the device to which Accelerate has moved it
+    return prepared

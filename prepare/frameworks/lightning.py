@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
@@ -23,14 +24,21 @@ class Prepare(pl.Callback):
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
         module: the name of the network in the LightningModule; by default its only child with parameters.
+        guard: the options of `Pipeline.guard`, as in `{"every": 1000}`; without them it is not watched.
 
     Raises:
         DriftError: when training starts, something has lost the layout.
         RefusedError: `module` is not a module, or several are possible.
     """
 
-    def __init__(self, recipe: Recipe, *, module: str | None = None) -> None:
-        self._recipe, self._name = NetworkRecipe(recipe), module
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        module: str | None = None,
+        guard: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._recipe, self._name = NetworkRecipe(recipe, guard=guard), module
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Prepare the network."""
@@ -46,6 +54,11 @@ class Prepare(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check weights and optimizer states after checkpoints were loaded."""
         self._recipe.check(self._network(pl_module), trainer.optimizers)
+        self._recipe.watch(self._network(pl_module), trainer.optimizers)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """End the guard."""
+        self._recipe.unwatch()
 
     def _network(self, module: pl.LightningModule) -> nn.Module:
         return child_network(module, self._name)

@@ -9,6 +9,8 @@ from transformers import TrainerCallback
 from prepare.frameworks._recipe import NetworkRecipe, Recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
@@ -21,13 +23,14 @@ class PrepareCallback(TrainerCallback):
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
+        guard: the options of `Pipeline.guard`, as in `{"every": 1000}`; without them it is not watched.
 
     Raises:
         DriftError: when training starts, something has lost the layout.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = NetworkRecipe(recipe)
+    def __init__(self, recipe: Recipe, *, guard: Mapping[str, Any] | None = None) -> None:
+        self._recipe = NetworkRecipe(recipe, guard=guard)
         self._network: nn.Module | None = None
 
     def on_init_end(
@@ -48,3 +51,10 @@ class PrepareCallback(TrainerCallback):
         self._recipe.check(self._network, [optimizer])
         if state.is_world_process_zero and args.output_dir is not None:
             self._recipe.write(self._network, args.output_dir)
+        self._recipe.watch(self._network, [optimizer])
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """End the guard."""
+        self._recipe.unwatch()

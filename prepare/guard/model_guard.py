@@ -135,6 +135,9 @@ class ModelGuard(Guard):
         self._compare_recorded()
 
     def __repr__(self) -> str:
+        if not self.watched:
+            why = "no module is changed, or their weights are sharded"
+            return f"guard of {type(self._model).__name__}: it looks for drift alone: {why}"
         kinds: dict[str, int] = {}
         for name, kind in self.watched.items():
             if name not in self._excluded:

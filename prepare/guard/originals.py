@@ -20,6 +20,7 @@ from prepare.core.model.quantized import (
     quantizes_inputs,
 )
 from prepare.core.model.tensors import is_plain
+from prepare.pipeline.preconditions import fsdp_problems
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
@@ -81,18 +82,20 @@ def watched_modules(model: nn.Module, originals: Originals, plan: Plan) -> dict[
     If the pipeline changes the dtype or the memory format of tensors, every module is called in another way
     than before. A compiled module is looked at as a whole; an `nn.Sequential` has no code of its own.
     """
+    if any(fsdp_problems(model)) or any(type(p).__name__ == "DTensor" for p in model.parameters()):
+        return {}  # a module of sharded weights cannot run alone
     asked: dict[str, str] = {}
     for tensor in plan.tensors:
         if words := [tensor.wants[key] for key in _ASKED if key in tensor.wants]:
             asked[tensor.module] = "in " + " and ".join(words)
     found: dict[str, str] = {}
+    compiled: list[str] = []
     for name, module in model.named_modules():
-        above = name
-        while above and found.get(above := above.rpartition(".")[0]) != "compiled" and above:
-            pass
-        if name and found.get(above) == "compiled":
+        if any(name.startswith(f"{above}." if above else "") for above in compiled):
             continue
         forward, kind = type(module).forward, originals.kind(name, module)
+        if kind == "compiled":
+            compiled.append(name)
         is_part = ".parametrizations." in f".{name}." or forward is nn.Module.forward
         if is_part or (forward is nn.Sequential.forward and not kind):
             continue

@@ -334,3 +334,103 @@ def test_nnunet_builds_a_prepared_network_by_its_static_call(trainer, monkeypatc
         assert inspect.signature(holder.build_network_architecture) == expected
     own = type("Own", (trainer,), {"recipe": {}})
     assert own.build_network_architecture()[0].weight.stride() == (27, 9, 3, 1)
+
+
+# ------------------------------------------------------------------------------ the guard
+
+
+GUARD = {"every": 1, "on_difference": "warn"}
+
+
+def test_a_recipe_with_guard_watches_until_it_is_ended(monkeypatch):
+    model = network()
+    recipe = NetworkRecipe(STEPS, guard=GUARD)
+    recipe.apply(model)
+    for _ in range(2):
+        recipe.watch(model)
+    assert len(model._forward_pre_hooks) == 2  # of the inputs, and one guard
+    (guard,) = [
+        hook._guard for hook in model._forward_pre_hooks.values() if hasattr(hook, "_guard")
+    ]
+    model(torch.randn(2, 3, 8, 8)).mean().backward()
+    recipe.unwatch()
+    recipe.unwatch()
+    assert guard.looks > 0
+    assert len(model._forward_pre_hooks) == 1
+    NetworkRecipe(STEPS).watch(model)
+    assert len(model._forward_pre_hooks) == 1
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """The names of what a switch does with a network, in order."""
+    done = []
+    watch, unwatch = NetworkRecipe.watch, NetworkRecipe.unwatch
+
+    def begin(self, *args):
+        watch(self, *args)
+        done.append(("watch", self._options == GUARD, self._guard is not None, len(args[1])))
+
+    def end(self):
+        unwatch(self)
+        done.append("end")
+
+    monkeypatch.setattr(NetworkRecipe, "watch", begin)
+    monkeypatch.setattr(NetworkRecipe, "unwatch", end)
+    return done
+
+
+BEGINS = ["end", ("watch", True, True, 1)]
+
+
+@pytest.mark.slow
+def test_lightning_watches_during_training(segmenter, tmp_path, watched):
+    from prepare.frameworks.lightning import Prepare
+
+    fit(segmenter(), [Prepare(STEPS, guard=GUARD)], tmp_path)
+    assert watched == [*BEGINS, "end"]
+
+
+@pytest.mark.slow
+def test_the_trainer_watches_during_training(train, watched):
+    from prepare.frameworks.transformers import PrepareCallback
+
+    train([PrepareCallback(STEPS, guard=GUARD)], 2)
+    assert watched == [*BEGINS, "end"]
+
+
+def test_accelerate_watches_the_network(watched):
+    accelerate = pytest.importorskip("accelerate")
+    from prepare.frameworks.accelerate import prepare
+
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    accelerator = accelerate.Accelerator(cpu=True)
+    prepare(accelerator, model, optimizer, recipe=STEPS, guard=GUARD)
+    assert watched == BEGINS
+
+
+def test_a_handler_of_ignite_watches_until_the_run_ends(handler, watched):
+    from ignite.engine import Engine
+
+    model = network()
+    engine = Engine(lambda _, batch: model(batch).square().mean().backward())
+    engine.optimizer = torch.optim.AdamW(model.parameters())
+    handler(STEPS, network=model, guard=GUARD).attach(engine)
+    engine.run([torch.randn(2, 3, 8, 8)])
+    assert watched == [*BEGINS, "end"]
+
+
+def test_nnunet_watches_during_training(trainer, monkeypatch, watched):
+    from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+    for name in ("on_train_start", "on_train_end"):
+        monkeypatch.setattr(nnUNetTrainer, name, lambda _: None, raising=False)
+    monkeypatch.setattr(trainer, "recipe", STEPS)
+    monkeypatch.setattr(trainer, "guard", GUARD)
+    training = object.__new__(trainer)
+    training.network = trainer.build_network_architecture()
+    training.optimizer = torch.optim.AdamW(training.network.parameters())
+    training.on_train_start()
+    training.on_train_end()
+    assert watched == [*BEGINS, "end"]
