@@ -91,6 +91,15 @@ class OneBatch(Stub):
         return tensor
 
 
+class OneHeight(Stub):
+    """Take the height of 8 only."""
+
+    def taken(self, tensor, kept):
+        if tensor.shape[2] != 8:
+            raise ValueError("the height has to be 8")
+        return tensor
+
+
 class Dies(Stub):
     def taken(self, tensor, kept):
         if not tensor.is_contiguous():
@@ -127,6 +136,6 @@ class Listing(Stub):
 
 STUBS = {
     cls.__name__: cls
-    for cls in (Stub, IgnoresStrides, RequiresContiguous, RefusesStrides, RefusesAll, OneBatch, Dies, CannotLower,
+    for cls in (Stub, IgnoresStrides, RequiresContiguous, RefusesStrides, RefusesAll, OneBatch, OneHeight, Dies, CannotLower,
                 CannotLoad, NoRecipe, Lacking, Listing)
 }  # fmt: skip
