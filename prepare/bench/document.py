@@ -165,7 +165,7 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
         line = case_sentence(bench.cases[0]).removeprefix("inference ")
         if kind == "good" and wrong:
             kind, remark = "plain", f"{remark}; but the outputs are wrong"
-            line += "; but the outputs are wrong"
+        line += "; but its outputs are wrong" if wrong else ""
         sentence = _SAYS.get(row.verdict, answer)
         sentence += f". {capitalized(busy)}" if busy else ""
     return Answer(
@@ -219,7 +219,7 @@ def _remark(row: VariantResult) -> str:
     """Return the interval of the change of the time, or why the verdict is unclear."""
     if row.verdict == "unclear":
         return row.reason or "the interval is too wide"
-    shown = interval_text(row.ratio_interval)
+    shown = interval_text(row.ratio_interval, row.verdict)
     return f"95 % interval: {shown}" if shown else "the interval is wide"
 
 
@@ -339,7 +339,7 @@ def _rows(case: Case) -> Iterator[tuple[str, ...]]:
             "" if row.seconds is None else seconds(row.seconds),
             span(row.seconds_interval, seconds),
             verdict_text(row.verdict, row.ratio, row.ratio_interval),
-            interval_text(row.ratio_interval),
+            interval_text(row.ratio_interval, row.verdict),
             "" if row.throughput is None else digits(row.throughput),
             "" if row.peak_bytes is None else size(row.peak_bytes),
         )

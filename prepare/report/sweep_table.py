@@ -40,7 +40,7 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
             3,
             number=True,
         ),
-        Column("interval", _timed(lambda t: interval_text(t.interval)), 2),
+        Column("interval", _timed(lambda t: interval_text(t.interval, t.verdict)), 2),
         Column("timed", _timed(lambda t: t.what if len(kinds) > 1 else ""), 3),
         Column("right", lambda row: verified_text(row.headline.verified, short=True), 1),
         *(Column(s, _count(s), 7 + n, number=True) for n, s in enumerate(CONVOLUTIONS)),

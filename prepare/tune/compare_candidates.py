@@ -269,7 +269,7 @@ def pace(ratio: float) -> str:
 
 def pace_text(estimate: Estimate) -> str:
     """Return the ratio with its interval: `1.3x slower (1.22x to 1.37x slower)`."""
-    shown = interval_text(estimate.interval)
+    shown = interval_text(estimate.interval, "faster" if estimate.value < 1 else "slower")
     return pace(estimate.value) + (f" ({shown})" if shown else "")
 
 

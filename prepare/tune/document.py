@@ -145,7 +145,7 @@ def _faster(tuning: Tuning) -> Answer:
         kind, answer, remark = "plain", "No recipe is faster", row.reason
     else:
         answer = f"{row.name} is {_speed(row, tuning)}"
-        between = interval_text(row.ratio_interval)
+        between = interval_text(row.ratio_interval, tuning.verdict(row))
         kind, remark = "good", f"95 % interval: {between}" if between else ""
         line = f"{_speed(row, tuning, row.ratio_interval)}, with {row.name}"
     if busy := busy_sentence(tuning.environment, tuning.noise):
@@ -352,7 +352,7 @@ def _short_cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
         row.name,
         "" if is_baseline else _verdict(row, tuning),
         "" if row.seconds is None else seconds(row.seconds),
-        interval_text(row.ratio_interval),
+        interval_text(row.ratio_interval, tuning.verdict(row)),
         small(row.error),
         _result(row, tuning),
     )
@@ -364,7 +364,7 @@ def _cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
         _result(row, tuning),
         "" if row.seconds is None else seconds(row.seconds),
         "" if row.name == UNPREPARED else _verdict(row, tuning),
-        interval_text(row.ratio_interval),
+        interval_text(row.ratio_interval, tuning.verdict(row)),
         _first(row),
         str(row.rounds or ""),
         "" if row.peak_bytes is None else size(row.peak_bytes),

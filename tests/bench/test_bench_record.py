@@ -120,14 +120,14 @@ def test_a_bench_survives_saving_and_loading(tmp_path):
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (comparison(), "inference 1.4x faster, 29.2 instead of 40.0 ms (95 % interval: 1.32x to 1.43x faster)"),
+        (comparison(), "inference 1.4x faster, 29.2 instead of 40.0 ms (95 % interval: 1.32x to 1.43x)"),
         (comparison(1.0, verdict="no difference", interval=(0.98, 1.02)),
          "inference no difference, 40.0 ms (95 % interval: 1.02x slower to 1.02x faster)"),
         (comparison(verdict="unclear"), "inference unclear (95 % interval: 1.32x to 1.43x faster): the interval is too wide"),
         (comparison(verdict="unclear", interval=(0.002, 2620.0)), "inference unclear: the interval is too wide"),
         (comparison(verdict="unclear", interval=None), "inference unclear: the interval is too wide"),
-        (comparison(1.2, verdict="slower", interval=(1.1, 1.3)), "inference 1.2x slower, 48.0 instead of 40.0 ms (95 % interval: 1.10x to 1.30x slower)"),
-        (comparison(45.0, verdict="slower", interval=(44, 46)), "inference 45x slower, 1.80 s instead of 40.0 ms (95 % interval: 44x to 46x slower)"),
+        (comparison(1.2, verdict="slower", interval=(1.1, 1.3)), "inference 1.2x slower, 48.0 instead of 40.0 ms (95 % interval: 1.10x to 1.30x)"),
+        (comparison(45.0, verdict="slower", interval=(44, 46)), "inference 45x slower, 1.80 s instead of 40.0 ms (95 % interval: 44x to 46x)"),
         (comparison(17.0, verdict="slower", interval=(11, 35)), "inference over 10x slower, 680 instead of 40.0 ms"),
         (comparison(17.0, verdict="slower", interval=(2, 35)), "inference slower, 680 instead of 40.0 ms"),
     ],
@@ -166,8 +166,8 @@ def test_the_page_shows_the_figures_the_charts_and_the_notes(tmp_path):
     text = page_of(tmp_path, bench(), verified())
     read = Reader(text)
     for said in (
-        "Inference 1.4x faster, 29.2 instead of 40.0 ms (95 % interval: 1.32x to 1.43x faster)",
-        "inference prepared 29.2 ms 21.9 ms to 36.5 ms 1.4x faster 1.32x to 1.43x faster 68.5 32.0 MiB",
+        "Inference 1.4x faster, 29.2 instead of 40.0 ms (95 % interval: 1.32x to 1.43x)",
+        "inference prepared 29.2 ms 21.9 ms to 36.5 ms 1.4x faster 1.32x to 1.43x 68.5 32.0 MiB",
         "20 rounds in 3.20 s, 2 samples a call, 2 threads; the baseline against itself: differences below 1.0 % are noise",
         "inference: a note",
         "with 95% confidence",

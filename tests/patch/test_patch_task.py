@@ -81,5 +81,5 @@ def test_the_sentence_of_a_patch_gives_copies_breaks_and_time():
     )  # fmt: skip
     assert patch_sentence(patch) == (
         "1 call changed: 2.0 KiB -> 0 bytes copied per forward, 3 -> 1 break, results right, "
-        "2.0x faster (95 % interval: 1.67x to 2.50x faster)"
+        "2.0x faster (95 % interval: 1.67x to 2.50x)"
     )

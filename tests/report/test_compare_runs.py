@@ -68,7 +68,7 @@ def test_two_jobs_differ_in_recipe_command_results_and_machine(swept):
             "layout lost: 0 times -> 13 times",
             "copied for layouts: 0 bytes -> 52.0 KiB",
             "right: pass 1e-07 (<1 % of the limit) -> pass 0.004 (8 % of the limit)",
-            "time of one inference: no difference, 100 ms (95 % interval: 1.03x slower to 1.03x faster) -> 2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x faster)",
+            "time of one inference: no difference, 100 ms (95 % interval: 1.03x slower to 1.03x faster) -> 2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x)",
         ],
     }  # fmt: skip
 
@@ -101,7 +101,7 @@ def test_times_with_overlapping_intervals_get_a_note(same):
     made.bench(0.42).save(same[1] / "bench.json")
     made.give_figures(same[1])
     (line,) = changes(*same)["results"]
-    assert line == "time of one inference: 2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x faster) -> 2.4x faster, 42.0 instead of 100 ms (95 % interval: 2.31x to 2.45x faster); unclear which is faster, the intervals overlap"  # fmt: skip
+    assert line == "time of one inference: 2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x) -> 2.4x faster, 42.0 instead of 100 ms (95 % interval: 2.31x to 2.45x); unclear which is faster, the intervals overlap"  # fmt: skip
     made.bench(0.9).save(same[1] / "bench.json")
     made.give_figures(same[1])
     assert "overlap" not in changes(*same)["results"][0]
@@ -128,7 +128,7 @@ def test_files_of_only_one_job_are_differences(same):
     assert found["audit"] == ["conv.weight: only in ours"]
     assert "right: pass 0.004 (8 % of the limit) -> absent" in found["results"]
     assert (
-        "time of one inference: 2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x faster) -> absent"
+        "time of one inference: 2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x) -> absent"
         in found["results"]
     )
     assert "torch: 2.13.0 -> absent" in found["environment"]

@@ -56,7 +56,7 @@ def test_the_page_recommends_the_best_row(swept):
     for phrase in (
         "unet3d: 6 runs",
         "Did all rows end well? 4 of 6 ok 1 failed, 1 interrupted",
-        "Best: #4 memfmt=channels_last_3d precision=bfloat16, 2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x faster).",
+        "Best: #4 memfmt=channels_last_3d precision=bfloat16, 2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x).",
         "python run.py model=unet3d memfmt=channels_last_3d precision=bfloat16",
         "The recipe, in 4-row/recipe.yaml:",
         "dtype: bfloat16",
@@ -212,7 +212,7 @@ def test_a_running_row_is_not_a_failure(tmp_path):
 def test_speed_against_error_shows_each_row_that_has_both(swept):
     found = Reader(page_of(swept))
     assert all(chart["role"] == "img" for chart in found.all("svg"))
-    for phrase in ("#4 channels_last_3d bfloat16", "2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x faster); pass 0.004", "unprepared"):  # fmt: skip
+    for phrase in ("#4 channels_last_3d bfloat16", "2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x); pass 0.004", "unprepared"):  # fmt: skip
         assert phrase in found.text
     assert "#2 contiguous half" not in found.text
 

@@ -26,7 +26,7 @@ def bench(ratio=0.5, *, low=None, high=None, verdict="faster", what="inference",
         VariantResult(name="prepared", verdict=verdict, ratio=ratio, ratio_interval=(low, high), seconds=0.1 * ratio,
                 seconds_interval=(0.1 * low, 0.1 * high), device="cpu"),
     )  # fmt: skip
-    found = Comparison(rows=rows, baseline="unprepared", aa=NOISE, repeats=20, seconds=3.0,
+    found = Comparison(rows=rows, baseline="unprepared", aa=NOISE if others is None else replace(NOISE, noise=1.2), repeats=20, seconds=3.0,
                        settings={"train": what == "training step", "threads": 2, "cores_available": 2, "others": others},
                        environment={"cpu": cpu, "platform": "Linux", "torch": "2.13.0", "devices": []})  # fmt: skip
     case = Case(what=what, reason=error) if error else Case(what=what, comparison=found)

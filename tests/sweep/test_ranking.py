@@ -51,7 +51,7 @@ def test_a_row_whose_interval_overlaps_the_best_is_named(sweep):
     summary = sweep(timed("a", 0.50), timed("b", 0.51), timed("c", 0.9))
     (said,) = conclusions(summary, rank(summary))
     assert said == (
-        "best: #0 memfmt=a, 2.0x faster, 50.0 instead of 100 ms (95 % interval: 1.94x to 2.06x faster); "
+        "best: #0 memfmt=a, 2.0x faster, 50.0 instead of 100 ms (95 % interval: 1.94x to 2.06x); "
         "unclear against #1"
     )
 

@@ -17,7 +17,7 @@ def test_the_fastest_recipe_wins_and_every_loser_has_a_reason():
     assert simulated.winner.reason.startswith("1.2x faster (1.2")
     slow = simulated.by_name["slow"]
     assert (slow.status, slow.runner) == ("slower", None)
-    assert re.fullmatch(r"1\.0\dx slower \(1\.0\dx to 1\.0\dx slower\) than quick", slow.reason)
+    assert re.fullmatch(r"1\.0\dx slower \(1\.0\dx to 1\.0\dx\) than quick", slow.reason)
     assert simulated.by_name[UNPREPARED].status == simulated.by_name["equal"].status == "slower"
     assert simulated.checked == ["quick"]
 
@@ -101,7 +101,7 @@ def test_only_a_significantly_faster_recipe_eliminates_the_baseline():
     simulated.race._eliminate_slower()
     assert [(each.name, each.status) for each in simulated.race.contestants] == [
         (UNPREPARED, "slower"), ("sure", "slower"), ("wild", "")]  # fmt: skip
-    assert base.reason.endswith("slower) than sure")
+    assert base.reason.endswith("x) than sure")
     assert simulated.checked == ["sure", "wild"]
     simulated.race._disqualify(wild, "failed", "no more")  # so no running recipe is proven faster
     assert [(each.name, each.status) for each in simulated.race.contestants] == [
@@ -141,7 +141,7 @@ def test_a_much_slower_recipe_is_eliminated_after_three_rounds():
     simulated = SimulatedRace({UNPREPARED: 0.1, "awful": 1.5}).run()
     assert len(simulated.by_name["awful"].times) == 3
     assert re.fullmatch(
-        r"1\dx slower \(1\dx to 1\dx slower\) than unprepared",
+        r"1\dx slower \(1\dx to 1\dx\) than unprepared",
         simulated.by_name["awful"].reason,
     )
 

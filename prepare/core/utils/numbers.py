@@ -87,7 +87,7 @@ def speed_text(
     if time is not None and verdict != "unclear":
         before = time / ratio
         text += f", {seconds(before) if verdict == 'no difference' else instead(time, before)}"
-    shown = interval_text(interval)
+    shown = interval_text(interval, verdict)
     return f"{text} ({100 * confidence:g} % interval: {shown})" if shown else text
 
 
@@ -98,15 +98,18 @@ def instead(after: float, before: float) -> str:
     return f"{figure if second.endswith(f' {unit}') else first} instead of {second}"
 
 
-def interval_text(interval: Interval) -> str:
-    """Return an interval of ratios: `1.22x to 1.37x faster`, `1.05x slower to 1.1x faster`, or empty."""
+def interval_text(interval: Interval, verdict: str = "") -> str:
+    """Return an interval of ratios: `1.22x to 1.37x faster`, `1.05x slower to 1.1x faster`.
+
+    It is empty if it says nothing, and leaves out the word that `verdict` says.
+    """
     if interval is None or not _is_shown(interval):
         return ""
     low, high = interval
-    if high <= 1:
-        return f"{_times(1 / high, fine=True)} to {_times(1 / low, fine=True)} faster"
-    if low >= 1:
-        return f"{_times(low, fine=True)} to {_times(high, fine=True)} slower"
+    if high <= 1 or low >= 1:
+        word, ends = ("faster", (1 / high, 1 / low)) if high <= 1 else ("slower", interval)
+        text = " to ".join(_times(end, fine=True) for end in ends)
+        return text if word == verdict else f"{text} {word}"
     return f"{_times(high, fine=True)} slower to {_times(1 / low, fine=True)} faster"
 
 
