@@ -131,7 +131,8 @@ def main() -> None:
             continue
         begun, (precision, name) = time.monotonic(), case
         row = measure(name, precision, modules=args.modules, limit=args.limit)
-        by_case[case] = row | {"seconds": round(time.monotonic() - begun, 1)}
+        took = round(time.monotonic() - begun, 1)
+        by_case[case] = row | {"seconds": took, "date": environment()["date"][:10]}
         print(json.dumps(by_case[case]), flush=True)
         written = {"environment": environment(), "rows": list(by_case.values())}
         args.out.write_text(json.dumps(written, indent=1))

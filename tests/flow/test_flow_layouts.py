@@ -19,6 +19,9 @@ from prepare.flow import predict
 from prepare.flow.layouts import choose_target_layouts, has_odd_strides, layout_of
 from prepare.flow.torch_operators import backend_of, hidden_copies
 
+# The profiler of torch 2.10 says so at its first use.
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
+
 
 def test_target_layouts_follow_the_convolutions_of_each_rank():
     net = nn.ModuleList([nn.Conv2d(4, 4, 3), nn.Conv3d(4, 4, 3), nn.Conv2d(4, 4, 1)])
