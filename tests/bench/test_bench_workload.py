@@ -115,7 +115,7 @@ def test_figures_have_each_size_under_its_name():
     assert figures["at_batch_1_time_ratio"] == 1.1
 
 
-def test_a_record_is_the_same_after_it_was_read_and_of_one_size_has_no_new_key(tmp_path):
+def test_a_record_is_read_back_and_of_one_size_has_no_new_key(tmp_path):
     found = both(slower())
     found.save(tmp_path / "bench.json")
     assert Bench.load(tmp_path / "bench.json") == found

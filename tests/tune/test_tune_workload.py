@@ -62,7 +62,7 @@ def test_the_best_for_the_weighted_whole_wins():
     assert raced(means, weights=(1.0, 0.0))[:2] == ("first", None)
 
 
-def test_a_recipe_that_is_nowhere_slower_is_preferred_to_the_fastest_on_the_whole():
+def test_a_recipe_that_is_nowhere_slower_is_preferred():
     means = {
         UNPREPARED: (0.1, 0.1),
         "fast": (0.050, 0.097),
@@ -80,7 +80,7 @@ def test_a_recipe_that_is_nowhere_slower_is_preferred_to_the_fastest_on_the_whol
     assert raced(means)[:2] == ("even", None)
 
 
-def test_of_a_recipe_and_the_unprepared_model_each_is_better_somewhere():
+def test_a_recipe_and_the_unprepared_model_may_be_the_two():
     winner, second, race = raced({UNPREPARED: (0.1, 0.1), "prepared": (0.5 * 0.1, 1.1 * 0.1)})
     assert (winner, second) == ("prepared", UNPREPARED)
     assert race.second.status == "slower"
