@@ -10,6 +10,7 @@ round in random order, and ratios are within rounds. With `--busy N`, N processe
 import argparse
 import copy
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -105,11 +106,15 @@ CASES: dict[str, Case] = {
 }
 
 
-def nearest(shape: Shape, tuning: Tuning) -> str:
-    """Return the recipe of the size of the workload that is nearest by its number of elements."""
-    elements = torch.Size(shape).numel()
-    size = min(tuning.sizes, key=lambda s: max(s.elements / elements, elements / s.elements))
-    return next(each.recipe for each in tuning.better if size.name in each.sizes)
+def nearest(shape: Shape, case: Case, tuning: Tuning) -> str:
+    """Return the better recipe of the size of the workload whose lengths are nearest, by their ratios."""
+
+    def distance(other: Shape) -> float:
+        return sum(abs(math.log(a / b)) for a, b in zip(shape, other, strict=True))
+
+    sizes = dict(zip(case.sizes, tuning.sizes, strict=True))
+    name = sizes[min(sizes, key=distance)].name
+    return next(each.recipe for each in tuning.better if name in each.sizes)
 
 
 def measure(case: Case, budget: float, seconds: float) -> dict[str, Any]:
@@ -133,7 +138,7 @@ def measure(case: Case, budget: float, seconds: float) -> dict[str, Any]:
         )
         rows = {row.name: (row.ratio, row.ratio_interval) for row in timed.rows}
         if tuning.better:
-            rows["two"] = rows[f"two: {nearest(shape, tuning)}"]
+            rows["two"] = rows[f"two: {nearest(shape, case, tuning)}"]
         found["x".join(map(str, shape))] = {
             "weight": case.held_out[shape],
             "seconds": timed.row("unprepared").seconds,
