@@ -91,9 +91,9 @@ def test_the_first_screen_says_where_the_sign_changes():
         "inference, batch 4",
     ]
     (table,) = [p for p in document.shown("page") if isinstance(p, Table) and "by size" in p.label]
-    assert [row[:3] for row in table.rows] == [
-        ("batch 1", "10", "44.0 ms"),
-        ("batch 4", "1", "2.00 s"),
+    assert [row[:4] for row in table.rows[1::2]] == [
+        ("batch 1", "10", "prepared", "44.0 ms"),
+        ("batch 4", "1", "prepared", "2.00 s"),
     ]
     wrong = bench_document(
         Shown(found={"bench": both(slower()), "verify": verified(status="fail")})

@@ -1,6 +1,7 @@
 """A tuning for several sizes: the best for the whole that is nowhere much slower, or two recipes."""
 
 import random
+from dataclasses import replace
 from operator import mul
 
 import pytest
@@ -9,13 +10,14 @@ from torch import nn
 
 from clocks import Clock, noisy
 from prepare import Workload
-from prepare.core.document import Shown
+from prepare.core.document import Shown, Text
 from prepare.tune import tune
 from prepare.tune.candidates import Candidate
 from prepare.tune.compare_candidates import CheckResult
 from prepare.tune.document import tune_document
 from prepare.tune.race import Race
-from prepare.tune.records import UNPREPARED, Tuning
+from prepare.tune.records import UNPREPARED, ForSizes, Tuning
+from prepare.tune.stage import TuneStage
 
 
 class SizedRunner:
@@ -134,3 +136,15 @@ def test_a_cached_tuning_is_of_the_same_sizes_and_weights(monkeypatch, tmp_path)
         for workload in (WORKLOAD, WORKLOAD, Workload(WORKLOAD.examples), WORKLOAD.examples[0])
     ]
     assert found == [False, True, False, False]
+
+
+def test_two_recipes_are_told_with_the_sizes_that_each_is_for(tuning):
+    other = next(row.name for row in tuning.rows if row.name != tuning.winner)
+    pair = (ForSizes(tuning.winner, ("batch 2",)), ForSizes(other, ("batch 1",)))
+    found = replace(tuning, better=pair)
+    text = f"{tuning.winner} at batch 2; {other} at batch 1"
+    document = tune_document(Shown(found={"tune": found}))
+    assert document.answers[0].answer == f"Two recipes are better: {text}"
+    shown = [part.text for part in document.shown("terminal") if isinstance(part, Text)]
+    assert f"two recipes are better: {text}" in shown
+    assert TuneStage.figures({"tune": found})["second_recipe"] == other
