@@ -17,6 +17,7 @@ from prepare.bench.time_prepared import Models, time_models
 from prepare.core.document import Shown, Table
 from prepare.core.forward.call import call_of
 from prepare.core.utils.sizes import Size
+from prepare.job.headline import headline
 from prepare.pipeline import Pipeline
 
 SMALL, LARGE = Size("batch 1", 10.0, 1), Size("batch 4", 1.0, 4)
@@ -113,6 +114,8 @@ def test_figures_have_each_size_under_its_name():
         "faster", "slower", "faster",
     )  # fmt: skip
     assert figures["at_batch_1_time_ratio"] == 1.1
+    names = ["inference", "inference at batch 1", "inference at batch 4"]
+    assert [each.what for each in headline(figures).timed] == names
 
 
 def test_a_record_is_read_back_and_of_one_size_has_no_new_key(tmp_path):
