@@ -196,21 +196,16 @@ def _by_size(case: Case, comparison: Comparison, busy: str, *, wrong: bool) -> A
 
 
 def _sizes(case: Case, where: Where) -> Iterator[Part]:
-    """Yield a table with a row for each size of a workload; empty for one size."""
+    """Yield a table with the rows of each size of a workload; empty for one size."""
     rows = [
-        (
-            each.comparison.size.name,
-            f"{each.comparison.size.weight:g}",
-            *(list(_rows(each))[-1][2:6] if each.comparison.size else ()),
-            doubt(each.row.verdict),
-        )
+        (each.comparison.size.name, f"{each.comparison.size.weight:g}", *row[1:6])
         for each in case.sizes
         if each.comparison and each.comparison.size
+        for row in _rows(each)
     ]
     title = f"{capitalized(case.what)} by size; the whole counts each as often as its weight says"
     titles = columns(
-        "Size head, Weight number, Time number, Interval number, Change number, Interval number, "
-        "Verdict text"
+        "Size head, Weight number, Model text, Time number, Interval number, Against it text, Interval text"
     )
     yield Table(label=title, title=title, columns=titles, rows=rows, most=len(rows), where=where)
 

@@ -121,11 +121,14 @@ class TuneStage(Stage):
         tuning = found.get("tune")
         if tuning is None:
             return {}
-        return {
+        values = {
             "winner": tuning.winner,
             "tune_rounds": tuning.rounds,
             "winner_time_ratio": finite(tuning.row(tuning.winner).ratio),
         }
+        if tuning.better:
+            values["second_recipe"] = tuning.better[1].recipe
+        return values
 
     @classmethod
     def document(cls, shown: Shown) -> Document | None:

@@ -17,6 +17,7 @@ from prepare.bench.time_prepared import Models, time_models
 from prepare.core.document import Shown, Table
 from prepare.core.forward.call import call_of
 from prepare.core.utils.sizes import Size
+from prepare.job.headline import headline
 from prepare.pipeline import Pipeline
 
 SMALL, LARGE = Size("batch 1", 10.0, 1), Size("batch 4", 1.0, 4)
@@ -91,9 +92,9 @@ def test_the_first_screen_says_where_the_sign_changes():
         "inference, batch 4",
     ]
     (table,) = [p for p in document.shown("page") if isinstance(p, Table) and "by size" in p.label]
-    assert [row[:3] for row in table.rows] == [
-        ("batch 1", "10", "44.0 ms"),
-        ("batch 4", "1", "2.00 s"),
+    assert [row[:4] for row in table.rows[1::2]] == [
+        ("batch 1", "10", "prepared", "44.0 ms"),
+        ("batch 4", "1", "prepared", "2.00 s"),
     ]
     wrong = bench_document(
         Shown(found={"bench": both(slower()), "verify": verified(status="fail")})
@@ -113,9 +114,11 @@ def test_figures_have_each_size_under_its_name():
         "faster", "slower", "faster",
     )  # fmt: skip
     assert figures["at_batch_1_time_ratio"] == 1.1
+    names = ["inference", "inference at batch 1", "inference at batch 4"]
+    assert [each.what for each in headline(figures).timed] == names
 
 
-def test_a_record_is_the_same_after_it_was_read_and_of_one_size_has_no_new_key(tmp_path):
+def test_a_record_is_read_back_and_of_one_size_has_no_new_key(tmp_path):
     found = both(slower())
     found.save(tmp_path / "bench.json")
     assert Bench.load(tmp_path / "bench.json") == found

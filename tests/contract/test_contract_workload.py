@@ -30,7 +30,7 @@ def test_a_change_at_one_size_breaks_the_contract_and_names_it(tmp_path):
     assert all(change.where.endswith(f" at {names[1]}") for change in changes)
 
 
-def test_another_size_breaks_the_contract_and_a_time_is_looked_for_at_each():
+def test_another_size_breaks_the_contract():
     contract = record(net(), WORKLOAD, FLAT)
     assert not contract.is_timed
     first, last = contract.sizes

@@ -30,7 +30,7 @@ def test_a_size_has_the_shortest_name_that_tells_it_from_the_others(shapes, name
     assert [size.name for size in sized(*shapes).sizes] == names
 
 
-def test_sizes_that_differ_in_a_second_tensor_or_a_dtype_have_longer_names():
+def test_a_second_tensor_or_a_dtype_makes_longer_names():
     first = torch.zeros(1, 3)
     pairs = Workload([(first, torch.zeros(2)), (first, torch.zeros(4))])
     assert [size.name for size in pairs.sizes] == ["1x3, 2", "1x3, 4"]
@@ -90,7 +90,7 @@ def test_an_error_of_the_model_names_the_size():
 IMAGE = {"shape": [2, 3, 8, 8], "dtype": "float64", "low": None}
 
 
-def test_an_entry_has_the_keys_that_it_does_not_give_from_those_beside_the_workload():
+def test_an_entry_inherits_the_keys_that_it_does_not_give():
     entries = [{"weight": 10}, {"shape": [1, 3, 4, 4]}, {"args": [{"shape": [1]}, 0.5]}]
     (first, ten), (second, one), (third, _) = build_examples(IMAGE | {"workload": entries})
     assert (first.args[0].shape, first.args[0].dtype, ten) == ((2, 3, 8, 8), torch.float64, 10.0)

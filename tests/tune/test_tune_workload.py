@@ -1,6 +1,7 @@
 """A tuning for several sizes: the best for the whole that is nowhere much slower, or two recipes."""
 
 import random
+from dataclasses import replace
 from operator import mul
 
 import pytest
@@ -9,13 +10,14 @@ from torch import nn
 
 from clocks import Clock, noisy
 from prepare import Workload
-from prepare.core.document import Shown
+from prepare.core.document import Shown, Text
 from prepare.tune import tune
 from prepare.tune.candidates import Candidate
 from prepare.tune.compare_candidates import CheckResult
 from prepare.tune.document import tune_document
 from prepare.tune.race import Race
-from prepare.tune.records import UNPREPARED, Tuning
+from prepare.tune.records import UNPREPARED, ForSizes, Tuning
+from prepare.tune.stage import TuneStage
 
 
 class SizedRunner:
@@ -62,7 +64,7 @@ def test_the_best_for_the_weighted_whole_wins():
     assert raced(means, weights=(1.0, 0.0))[:2] == ("first", None)
 
 
-def test_a_recipe_that_is_nowhere_slower_is_preferred_to_the_fastest_on_the_whole():
+def test_a_recipe_that_is_nowhere_slower_is_preferred():
     means = {
         UNPREPARED: (0.1, 0.1),
         "fast": (0.050, 0.097),
@@ -80,7 +82,7 @@ def test_a_recipe_that_is_nowhere_slower_is_preferred_to_the_fastest_on_the_whol
     assert raced(means)[:2] == ("even", None)
 
 
-def test_of_a_recipe_and_the_unprepared_model_each_is_better_somewhere():
+def test_a_recipe_and_the_unprepared_model_may_be_the_two():
     winner, second, race = raced({UNPREPARED: (0.1, 0.1), "prepared": (0.5 * 0.1, 1.1 * 0.1)})
     assert (winner, second) == ("prepared", UNPREPARED)
     assert race.second.status == "slower"
@@ -134,3 +136,15 @@ def test_a_cached_tuning_is_of_the_same_sizes_and_weights(monkeypatch, tmp_path)
         for workload in (WORKLOAD, WORKLOAD, Workload(WORKLOAD.examples), WORKLOAD.examples[0])
     ]
     assert found == [False, True, False, False]
+
+
+def test_two_recipes_are_told_with_the_sizes_that_each_is_for(tuning):
+    other = next(row.name for row in tuning.rows if row.name != tuning.winner)
+    pair = (ForSizes(tuning.winner, ("batch 2",)), ForSizes(other, ("batch 1",)))
+    found = replace(tuning, better=pair)
+    text = f"{tuning.winner} at batch 2; {other} at batch 1"
+    document = tune_document(Shown(found={"tune": found}))
+    assert document.answers[0].answer == f"Two recipes are better: {text}"
+    shown = [part.text for part in document.shown("terminal") if isinstance(part, Text)]
+    assert f"two recipes are better: {text}" in shown
+    assert TuneStage.figures({"tune": found})["second_recipe"] == other
