@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable
-from functools import cache
-from typing import Any
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 from prepare.audit import STATUSES
 from prepare.core.document import Document, Items, Shown, Table
 from prepare.core.utils.text import counts, line, output_to, plural, printable
 from prepare.registry import ordered_stages
+
+if TYPE_CHECKING:
+    from prepare.core.document import Part
 
 _LONGEST = 160
 # What only the script of a page can show.
@@ -53,9 +57,15 @@ def html(record: Any) -> str | None:
         return None
     from prepare.report.pages.section import sections
 
-    parts = [(part.title, part.body) for part in sections(documents_of(record), [])]
+    # A page shows the lead on its first screen, which a notebook has not.
+    whole = [replace(each, parts=partial(_with_lead, each)) for each in documents_of(record)]
+    parts = [(part.title, part.body) for part in sections(whole, [])]
     page = render("fragment.html", title=one_line(record), parts=parts, style=_style())
     return _DATA.sub("", page)
+
+
+def _with_lead(document: Document) -> Iterable[Part]:
+    return (*document.lead, *document.parts())
 
 
 def documents_of(record: Any) -> list[Document]:
