@@ -163,7 +163,7 @@ def diff_page(differences: Differences) -> str:
 def _run_lead(run: SavedResults, documents: Iterable[Document]) -> list[list[Part]]:
     """Return what was done, the code for it, and what the documents add; nothing for an unprepared model."""
     if run.audit is None:
-        return []
+        return [[part] for document in documents for part in document.lead]
     steps = _steps(run)
     facts = [("Steps", steps_text(steps))]
     amp = run.result.amp if run.result is not None else "none"
