@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,10 +14,11 @@ from prepare.audit import STATUSES, AuditRow
 from prepare.core.document import Code, Document, Facts, Folded, Items, Table, Text
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.text import counts, plural, size
-from prepare.core.utils.wording import step
-from prepare.report.documents import failure_word
+from prepare.registry import ordered_stages
+from prepare.report.documents import advice, failure_word, shown_of, stage_documents
 from prepare.report.sentences import by_remedy, outputs_sentence, quantized_text
 from prepare.report.training_code import training_code as code_for_recipe
+from prepare.stage import Stage
 
 if TYPE_CHECKING:
     from prepare.audit import Audit
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 # More reasons, and longer commands, are not read.
 _LIMIT, _LETTERS = 2000, 4000
+_STEP = re.compile(r"\+steps\.\S+")
 _KNOWN = {"torch": "torch", "python": "Python", "cpu": "on"}
 
 
@@ -122,12 +125,17 @@ def command(run: SavedResults) -> str:
 def training_code(run: SavedResults) -> str:
     """Return the lines that apply the recipe in training code; empty without a recipe.
 
-    A tuning times each recipe as it is, with its own inputs; any other run formats its example.
+    A stage that chose the recipe has timed it with the inputs as they are; any other run formats its example.
     """
     if run.recipe is None:
         return ""
     amp = run.result.amp if run.result is not None else "none"
-    return code_for_recipe(run.plan, amp, formats="tune" not in run.found)
+    return code_for_recipe(run.plan, amp, formats=not _is_chosen(run))
+
+
+def _is_chosen(run: SavedResults) -> bool:
+    choosing = (cls for cls in ordered_stages() if cls.choose is not Stage.choose)
+    return any(file.rpartition(".")[0] in run.found for cls in choosing for file in cls.records())
 
 
 def _failure(run: SavedResults) -> Iterator[Part]:
@@ -145,10 +153,11 @@ def _failure(run: SavedResults) -> Iterator[Part]:
 
 def _warnings(run: SavedResults) -> Iterator[Part]:
     """Yield the known problems; without a remedy that is what to do anyway."""
-    flow = run.found.get("flow")
-    advised = flow.remedy.steps if flow and flow.remedy else ()
-    for part in issues(run.plan or {}):
-        is_advised = advised and all(step(name) in part.title for name in advised)
+    parts = list(issues(run.plan or {}))
+    advised = advice(run, stage_documents(shown_of(run))).answer if parts else ""
+    for part in parts:
+        steps = _STEP.findall(part.title)
+        is_advised = steps and all(step in advised for step in steps)
         yield replace(part, title="") if is_advised else part
 
 
