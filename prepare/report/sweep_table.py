@@ -37,12 +37,12 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
         Column("interval", _timed(lambda t: interval_text(t.interval)), 2),
         Column("timed", _timed(lambda t: t.what if len(kinds) > 1 else ""), 3),
         Column("verified", lambda row: verified_text(row.headline.verified, short=True), 1),
-        *(Column(s, _count(s), 3 + n, number=True) for n, s in enumerate(CONVOLUTIONS)),
+        *(Column(s, _count(s), 7 + n, number=True) for n, s in enumerate(CONVOLUTIONS)),
         Column("memory", lambda row: memory_text(row.headline), 5),
         Column("breaks", _lost(lambda lost: str(lost.breaks)), 4, number=True),
         Column("copied", _lost(lambda lost: size(lost.copied_bytes)), 6, number=True),
         *(replace(c, text=_of_figures(c.text)) for cls in ordered_stages() for c in cls.columns),
-        Column("seconds", _seconds, 4, number=True),
+        Column("run time", _seconds, 9, number=True),
     ]
     unneeded = {
         s for s in CONVOLUTIONS[2:] if {_count(s)(row) for row in summary.rows} <= {"", "0"}
@@ -158,4 +158,4 @@ def _lost(text: Callable[[FlowFigures], str]) -> Callable[[SweepRow], str]:
 
 
 def _seconds(row: SweepRow) -> str:
-    return "" if row.seconds is None else f"{row.seconds:.1f}"
+    return "" if row.seconds is None else f"{row.seconds:.1f} s"
