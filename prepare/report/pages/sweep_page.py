@@ -376,7 +376,8 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
     rows = summary.rows
     groups = [group for group in ranking.groups if group.best]
     yield _best(summary, groups)
-    yield from _judged(groups[0].best) if len(groups) == 1 else _counted(rows)
+    best = [group.best for group in groups if group.best]
+    yield from _judged(best[0]) if len(best) == 1 else _counted(rows)
     statuses = Counter(row.status for row in rows)
     ok = statuses.pop("ok", 0)
     others = ", ".join(f"{n:,} {status.replace('_', ' ')}" for status, n in statuses.items())
