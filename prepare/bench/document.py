@@ -12,15 +12,13 @@ from prepare.core.document import (
     UNCHANGED,
     Advice,
     Answer,
-    Axis,
     Bar,
     Bars,
     Chart,
     Charts,
     Document,
+    Folded,
     Items,
-    Plane,
-    Point,
     Shown,
     Table,
     Text,
@@ -44,7 +42,7 @@ from prepare.core.utils.text import capitalized, plural, printable, size
 if TYPE_CHECKING:
     from prepare.bench.records import Case, Control, VariantResult
     from prepare.core.document import Part
-    from prepare.verify.records import Check, Verification
+    from prepare.verify.records import Verification
 
 _SECTION = "bench"
 _MARKS = {"baseline": "baseline", "faster": "better", "slower": "worse"}
@@ -241,25 +239,26 @@ def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
         yield Text(text=text, kind="error", where="page")
     charts = bench_charts(bench, verification)
     yield Charts(charts=tuple(charts), file="bench.svg")
-    if charts:
-        compared = [case.comparison for case in bench.cases if case.comparison]
-        confidence = f"{100 * float(compared[0].settings.get('confidence', 0.95)):g}% confidence"
-        text = f"A whisker is the interval of the median with {confidence}. The change is the median over "
-        text += "rounds in which both models ran, so it may differ from that of the two medians."
-        yield Text(text=text, kind="note", where="page")
     titles = columns(
         "Case text, Model head, Time number, Interval number, Speed prose, Interval number, "
         "Items/s number, Peak memory number"
     )
     rows = [row for case in bench.cases for row in _rows(case)]
-    yield Table(label="Times", columns=titles, rows=rows, where="page")
     for case in bench.cases:
         yield from _sizes(case, "page")
+    parts: list[Part] = [Table(label="Times", columns=titles, rows=rows)]
+    if charts:
+        compared = [case.comparison for case in bench.cases if case.comparison]
+        confidence = f"{100 * float(compared[0].settings.get('confidence', 0.95)):g}% confidence"
+        text = f"A whisker is the interval of the median with {confidence}. The change is the median over "
+        text += "rounds in which both models ran, so it may differ from that of the two medians."
+        parts.append(Text(text=text, kind="note"))
+    yield Folded(title="All figures", parts=tuple(parts))
     yield Items(texts=tuple(_notes(bench)), kind="note", where="page")
 
 
 def bench_charts(bench: Bench, verification: Verification | None) -> list[Chart]:
-    """Return bars of times and peak memory, and a plane of time against error if both are known."""
+    """Return bars of times and peak memory."""
     wrong = is_wrong(verification)
     cases = [case for case in bench.cases if case.comparison]
     several = len(cases) > 1
@@ -270,11 +269,6 @@ def bench_charts(bench: Bench, verification: Verification | None) -> list[Chart]
     memory = [bar for case in cases for bar in _memory(case, several=several)]
     if memory:
         charts.append(Bars(title="Peak memory beyond the model", rows=tuple(memory)))
-    checks = [c for c in (verification.checks if verification else ()) if c.what == "outputs"]
-    known = [check for check in checks if check.error is not None]
-    if known and bench.headline.ratio is not None:
-        worst = max(known, key=lambda check: check.error or 0.0)
-        charts.append(_speed_against_error(bench.cases[0], worst, wrong=wrong))
     return charts
 
 
@@ -295,29 +289,6 @@ def _memory(case: Case, *, several: bool) -> Iterator[Bar]:
             label = f"{row.name}, {case.what}" if several else row.name
             mark = "baseline" if row.verdict == "baseline" and not several else "same"
             yield Bar(label=label, value=row.peak_bytes, text=size(row.peak_bytes), mark=mark)
-
-
-def _speed_against_error(case: Case, check: Check, *, wrong: bool) -> Plane:
-    row, error = case.row, float(check.error or 0.0)
-    ratio = float(row.ratio or 0.0)
-    baseline = Point(label="unprepared", x=1.0, y=0.0, text="the reference", mark="baseline")
-    prepared = Point(
-        label=row.name,
-        x=ratio,
-        y=error,
-        x_interval=row.ratio_interval,
-        text=f"{verdict_text(row.verdict, ratio, row.ratio_interval)}, error {error:.2g}",
-        mark=_mark(row, wrong=wrong),
-    )
-    return error_plane("Speed against error", (baseline, prepared), case.what, check.allowed)
-
-
-def error_plane(title: str, points: tuple[Point, ...], what: str, allowed: float | None) -> Plane:
-    """Return a plane of the time of one `what` against the error of its outputs."""
-    lines = ((allowed, "allowed"),) if allowed else ()
-    x = Axis(label=f"time of one {what}, against the unprepared model")
-    y = Axis(label="largest error of the outputs", log=True, lines=lines)
-    return Plane(title=title, points=points, x=x, y=y)
 
 
 def _mark(row: VariantResult, *, wrong: bool) -> str:

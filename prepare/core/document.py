@@ -76,8 +76,8 @@ Chart = Bars | Plane
 
 # The kinds of answers; a page gives each a colour and an icon.
 KINDS = ("good", "bad", "warn", "plain")
-# Where a part is shown: everywhere, on pages (and in notebooks), or in the terminal.
-Where = Literal["", "page", "terminal"]
+# Where a part is shown: everywhere, on pages (and in notebooks), in the terminal, or in its file only.
+Where = Literal["", "page", "terminal", "file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,17 +158,16 @@ class Table:
     """A table. Each column is a title and a kind: `head` or `name` (as code) for what a row is about, `link`
     if it also has an address, `word` for a status, `code`, `number`, `prose` or `text`.
 
-    `label` names it for screen readers, `title` heads it. A `fold` is the line behind which a page hides it.
-    `file` has all rows, if there are too many. `most` is the number of rows that a terminal prints, `noun`
-    what a row is; `links` are the addresses of the rows, empty for none. `form` is empty, `narrow`, `stacked`
-    if a phone shows the cells of a row below each other, or `stacked sides` if two of them are A and B.
+    `label` names it for screen readers, `title` heads it. `file` has all rows, if there are too many. `most`
+    is the number of rows that a terminal prints, `noun` what a row is; `links` are the addresses of the rows,
+    empty for none. `form` is empty, `narrow`, `stacked` if a phone shows the cells of a row below each other,
+    or `stacked sides` if two of them are A and B.
     """
 
     label: str
     columns: tuple[tuple[str, str], ...]
     rows: Sequence[Sequence[Any]]
     title: str = ""
-    fold: str = ""
     file: str = ""
     most: int = 10
     noun: str = "row"
@@ -220,7 +219,6 @@ class Code:
     text: str
     title: str = ""
     most: int = 0
-    fold: str = ""
     where: Where = "page"
 
 
@@ -267,7 +265,16 @@ class Tree:
     where: Where = "page"
 
 
-Part = Text | Items | Facts | Table | Matrix | Charts | Code | Strip | Tree
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """Parts that a page hides behind the line `title`."""
+
+    title: str
+    parts: tuple[Part, ...]
+    where: Where = "page"
+
+
+Part = Text | Items | Facts | Table | Matrix | Charts | Code | Strip | Tree | Folded
 Row = tuple[str, str]
 
 

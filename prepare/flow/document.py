@@ -14,6 +14,7 @@ from prepare.core.document import (
     Advice,
     Answer,
     Document,
+    Folded,
     Items,
     Shown,
     Strip,
@@ -281,7 +282,7 @@ def _compared(before: Flow, after: Flow) -> list[tuple[str, str, str]]:
     return list(zip(titles, figures(before), figures(after), strict=True))
 
 
-def _events(flow: Flow) -> Table:
+def _events(flow: Flow) -> Folded:
     titles = (
         "Event word, Phase text, Module name, Type text, Operation code, Cause text, Times number, "
         "Output number, Shape number, Operands prose, Called at text"
@@ -297,7 +298,7 @@ def _events(flow: Flow) -> Table:
     return _folded("Layout lost or regained", titles, rows)
 
 
-def _copies(flow: Flow) -> Table:
+def _copies(flow: Flow) -> Folded:
     titles = "Module name, Type text, Operation code, Times number, Bytes number, Cause prose, Phase text"
     rows = [
         (c.module or _ROOT, c.type, c.operation, f"{c.count:,}", size(c.bytes), c.why, c.phase)
@@ -306,7 +307,7 @@ def _copies(flow: Flow) -> Table:
     return _folded("Copied because of layouts", titles, rows)
 
 
-def _convolutions(flow: Flow) -> Table:
+def _convolutions(flow: Flow) -> Folded:
     titles = (
         "Module name, Type text, Input text, Weight text, Output text, Kernel text, Calls number"
     )
@@ -322,12 +323,6 @@ def _convolutions(flow: Flow) -> Table:
     return _folded("Layouts and kernel of each convolution", titles, rows, f"Convolutions: {by}")
 
 
-def _folded(label: str, titles: str, rows: list[tuple], fold: str = "") -> Table:
-    return Table(
-        label=label,
-        columns=columns(titles),
-        rows=rows,
-        fold=fold or f"{label}: {plural(len(rows), 'place')}",
-        file="flow.json",
-        where="page",
-    )
+def _folded(label: str, titles: str, rows: list[tuple], fold: str = "") -> Folded:
+    table = Table(label=label, columns=columns(titles), rows=rows, file="flow.json")
+    return Folded(title=fold or f"{label}: {plural(len(rows), 'place')}", parts=(table,))

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prepare.core.document import Advice, Answer, Code, Document, Shown, Table, Text, columns
+from prepare.core.document import (
+    Advice,
+    Answer,
+    Code,
+    Document,
+    Folded,
+    Shown,
+    Table,
+    Text,
+    columns,
+)
 from prepare.core.utils.numbers import speed_text
 from prepare.core.utils.text import capitalized, plural, size
 
@@ -80,4 +90,4 @@ def _parts(patch: Patch, shown: Shown) -> Iterator[Part]:
     if patch.diff:
         text = f"git apply {shown.file(_DIFF)}, in the folder that holds the package"
         yield Text(text=text, where="terminal")
-        yield Code(text=patch.diff[:_SHOWN], fold=_DIFF)
+        yield Folded(title=_DIFF, parts=(Code(text=patch.diff[:_SHOWN]),))

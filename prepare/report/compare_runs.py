@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare import recipe
 from prepare.audit import Audit
-from prepare.core.document import Document, Table, Text
+from prepare.core.document import Document, Folded, Table, Text
 from prepare.core.utils import files
 from prepare.core.utils.text import counts, plural, size
 from prepare.errors import ConfigError, FileError
@@ -349,18 +349,18 @@ def _document(
 ) -> Document:
     side = (("A", "prose"), ("B", "prose"))
     columns = (("Item", "name"), *side, ("Difference", "word"), ("Note", "prose"))
-    fold = f"Each tensor: {plural(len(every), 'difference')}"
-    tables = [
+    shown, each = (
         Table(
             label=label,
             columns=columns,
             rows=[(c.name, c.first, c.second, c.word, c.note) for c in found],
-            fold=fold,
             form="stacked sides",
         )
-        for label, found, fold in ((title, changes, ""), ("Each difference", every, fold))
-    ]
-    return Document(name=name, title=title, parts=lambda: tables)
+        for label, found in ((title, changes), ("Each difference", every))
+    )
+    fold = f"Each tensor: {plural(len(every), 'difference')}"
+    parts = (shown, Folded(title=fold, parts=(each,)))
+    return Document(name=name, title=title, parts=lambda: parts)
 
 
 def _audit_groups(first: Audit, second: Audit) -> list[Change]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable
-from functools import cache
-from typing import Any
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.document import Document, Items, Shown, Table
 from prepare.core.utils.text import line, output_to, plural, printable
 from prepare.registry import ordered_stages
+
+if TYPE_CHECKING:
+    from prepare.core.document import Part
 
 _LONGEST = 160
 # What only the script of a page can show.
@@ -54,13 +58,19 @@ def html(record: Any) -> str | None:
     from prepare.report.pages.section import sections
 
     documents = documents_of(record)
-    parts = [(part.title, part.body) for part in sections(documents, [])]
+    # A page shows the lead on its first screen, which a notebook has not.
+    whole = [replace(each, parts=partial(_with_lead, each)) for each in documents]
+    parts = [(part.title, part.body) for part in sections(whole, [])]
     cards = cards_of(documents) if hasattr(record, "found") else []
     title = "" if cards else one_line(record)
     page = render(
         "fragment.html", title=title, cards=cards, anchors=(), parts=parts, style=_style()
     )
     return _DATA.sub("", page)
+
+
+def _with_lead(document: Document) -> Iterable[Part]:
+    return (*document.lead, *document.parts())
 
 
 def documents_of(record: Any) -> list[Document]:

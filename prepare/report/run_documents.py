@@ -1,18 +1,21 @@
-"""The documents that every run has: what went wrong, warnings, tensors, the declaration, how to repeat it."""
+"""The documents that every run has: what went wrong, warnings, tensors, how to repeat it."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prepare.audit import STATUSES, AuditRow
-from prepare.core.document import Code, Document, Facts, Items, Table, Text
+from prepare.core.document import Code, Document, Facts, Folded, Items, Table, Text
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.text import plural, size
-from prepare.report.documents import failure_word
+from prepare.registry import ordered_stages
+from prepare.report.documents import advice, failure_word, shown_of, stage_documents
 from prepare.report.sentences import (
     audited_text,
     by_remedy,
@@ -21,6 +24,7 @@ from prepare.report.sentences import (
     quantized_text,
 )
 from prepare.report.training_code import training_code as code_for_recipe
+from prepare.stage import Stage
 
 if TYPE_CHECKING:
     from prepare.audit import Audit
@@ -29,17 +33,18 @@ if TYPE_CHECKING:
 
 # More reasons, and longer commands, are not read.
 _LIMIT, _LETTERS = 2000, 4000
+_STEP = re.compile(r"\+steps\.\S+")
+_KNOWN = {"torch": "torch", "python": "Python", "cpu": "on"}
 
 
 def own_documents() -> Iterator[tuple[str, Callable[[SavedResults], Document | None]]]:
     """Yield the titles of the documents that belong to no stage, and the functions that make them."""
     parts: tuple[tuple[str, str, int, Callable[[SavedResults], Iterable[Part]]], ...] = (
         ("failure", "What went wrong", 0, _failure),
-        ("issues", "Warnings", 35, lambda run: issues(run.plan or {})),
+        ("issues", "Warnings", 35, _warnings),
         ("result", "Tensors", 80, _result),
-        ("declaration", "Declaration", 85, _declaration),
         ("reproduce", "Reproduce", 90, _reproduce),
-        ("environment", "Environment", 95, lambda run: environment(run.environment)),
+        ("environment", "Environment", 95, lambda run: _environment(run.environment or {})),
     )
     for name, title, place, found in parts:
         yield title, partial(_document, name, title, place, found)
@@ -56,9 +61,13 @@ def _document(
     return Document(name=name, title=title, place=place, parts=lambda: parts) if parts else None
 
 
-def audit_parts(audit: Audit, facts: Iterable[tuple[str, str]] = ()) -> Iterator[Part]:
+def audit_parts(audit: Audit) -> Iterator[Part]:
     """Yield the counts of an audit, the reasons of tensors that were not converted, and every tensor."""
-    yield Facts(rows=(*audit_facts(audit), *facts))
+    yield Facts(rows=tuple(audit_facts(audit)))
+    yield from _tensors(audit)
+
+
+def _tensors(audit: Audit) -> Iterator[Part]:
     found = audit.summary["status"]
     by_status = ", ".join(f"{found.get(status, 0):,} {status}" for status in STATUSES)
     text = f"{plural(len(audit.rows), 'row')} in the audit, one for each use of a tensor"
@@ -71,14 +80,14 @@ def audit_parts(audit: Audit, facts: Iterable[tuple[str, str]] = ()) -> Iterator
     tensors = [("Tensor", "name"), ("Module", "text"), ("Status", "word"), ("Shape", "number")]
     tensors += [("Strides", "number"), ("Type", "text"), ("Device", "text")]
     tensors += [("Strides before", "number"), ("Before", "text"), ("Reason", "prose")]
-    yield Table(
+    every = Table(
         label="All tensors with their status",
         columns=tuple(tensors),
         rows=list(map(_tensor, sorted(audit.rows, key=_worst_first))),
-        fold=f"All tensors: {plural(len(audit.rows), 'row')}, the worst first",
         file="audit.csv",
-        where="page",
     )
+    fold = f"All tensors: {plural(len(audit.rows), 'row')}, the worst first"
+    yield Folded(title=fold, parts=(every,))
 
 
 def plan_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
@@ -88,7 +97,7 @@ def plan_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
     yield Facts(rows=(("Planned only", changes), ("Memory", memory)))
 
 
-def issues(plan: Mapping[str, Any]) -> Iterator[Part]:
+def issues(plan: Mapping[str, Any]) -> Iterator[Items]:
     """Yield the known problems of a model on a device, grouped by their remedy."""
     for kind, key in (("wrong", "problems"), ("issues", "warnings")):
         for remedy, texts in by_remedy(plan.get(key, [])).items():
@@ -119,9 +128,19 @@ def command(run: SavedResults) -> str:
 
 
 def training_code(run: SavedResults) -> str:
-    """Return the lines that apply the recipe in training code; empty without a recipe."""
+    """Return the lines that apply the recipe in training code; empty without a recipe.
+
+    A stage that chose the recipe has timed it with the inputs as they are; any other run formats its example.
+    """
+    if run.recipe is None:
+        return ""
     amp = run.result.amp if run.result is not None else "none"
-    return code_for_recipe(run.plan, amp) if run.recipe is not None else ""
+    return code_for_recipe(run.plan, amp, formats=not _is_chosen(run))
+
+
+def _is_chosen(run: SavedResults) -> bool:
+    choosing = (cls for cls in ordered_stages() if cls.choose is not Stage.choose)
+    return any(file.rpartition(".")[0] in run.found for cls in choosing for file in cls.records())
 
 
 def _failure(run: SavedResults) -> Iterator[Part]:
@@ -131,22 +150,54 @@ def _failure(run: SavedResults) -> Iterator[Part]:
     yield Text(text=failure_word(result), kind="error")
     yield Code(text=result.error)
     if result.traceback:
-        yield Code(text=result.traceback, fold="Traceback")
+        yield Folded(title="Traceback", parts=(Code(text=result.traceback),))
     rows = [("Done until then", ", ".join(map(str, result.done or ())))]
     rows.append(("Failed while", result.during))
     yield Facts(rows=tuple((name, text) for name, text in rows if text))
 
 
+def _warnings(run: SavedResults) -> Iterator[Part]:
+    """Yield the known problems; without a remedy that is what to do anyway."""
+    parts = list(issues(run.plan or {}))
+    advised = advice(run, stage_documents(shown_of(run))).answer if parts else ""
+    for part in parts:
+        steps = _STEP.findall(part.title)
+        is_advised = steps and all(step in advised for step in steps)
+        yield replace(part, title="") if is_advised else part
+
+
 def _result(run: SavedResults) -> Iterator[Part]:
+    """Yield what the first screen does not show of an audit, or of a plan."""
     if run.audit:
         seen = run.job.seen if run.job else None
-        facts: list[tuple[str, str]] = []
-        if seen:
-            facts.append(("Example", f"{seen['given']} -> {seen['gave']}"))
-            facts += [("Outputs", outputs_sentence(**counted)) for counted in seen["convolutions"]]
-        yield from audit_parts(run.audit, facts)
+        facts = [
+            fact for fact in audit_facts(run.audit) if fact[0] not in ("Convolutions", "Memory")
+        ]
+        returned = seen["convolutions"] if seen else ()
+        facts += [("Outputs", outputs_sentence(**counted)) for counted in returned]
+        yield Facts(rows=tuple(facts))
+        yield from _tensors(run.audit)
     elif run.plan:
         yield from plan_parts(run.plan["summary"])
+
+
+def _reproduce(run: SavedResults) -> Iterator[Part]:
+    """Yield the command, the code if the first screen does not show it, and the recipe."""
+    if text := command(run):
+        yield Code(text=text, most=_LETTERS, title="On the command line, in a checkout:")
+    is_shown = run.audit is not None and not (
+        run.result and run.result.status == "verification_failed"
+    )
+    if not is_shown and (text := training_code(run)):
+        yield Code(text=text, title="In training code, with the recipe.yaml of this folder:")
+    what = "recipe" if run.recipe is not None else "steps"
+    yield Folded(title=f"The {what}, with every option", parts=tuple(_declaration(run)))
+
+
+def _environment(values: Mapping[str, Any]) -> Iterator[Part]:
+    if parts := tuple(environment(values)):
+        known = (f"{name} {values[key]}" for key, name in _KNOWN.items() if values[key])
+        yield Folded(title=", ".join(known), parts=parts)
 
 
 def _declaration(run: SavedResults) -> Iterator[Part]:
@@ -154,22 +205,13 @@ def _declaration(run: SavedResults) -> Iterator[Part]:
     if choices:
         yield Facts(rows=tuple((key, str(value)) for key, value in choices.items()))
     if run.recipe is not None:
-        yield Code(text=run.recipe, title="The recipe, with every option:")
+        yield Code(text=run.recipe)
     elif run.plan and run.plan["steps"]:
         texts = (
-            f"{step}: {', '.join(f'{key}: {value}' for key, value in options.items())}"
-            for step, options in run.plan["steps"].items()
+            f"{name}: {', '.join(f'{key}: {value}' for key, value in options.items())}"
+            for name, options in run.plan["steps"].items()
         )
         yield Items(texts=tuple(texts), title="The steps")
-
-
-def _reproduce(run: SavedResults) -> Iterator[Part]:
-    if text := command(run):
-        yield Code(text=text, most=_LETTERS, title="On the command line, in a checkout:")
-    if text := training_code(run):
-        yield Code(
-            text=text, title="In training code, with the recipe.yaml of this folder, shown above:"
-        )
 
 
 def _accelerator(identity: Mapping[str, Any]) -> str:

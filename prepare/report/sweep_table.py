@@ -48,7 +48,7 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
         Column("breaks", _lost(lambda lost: str(lost.breaks)), 4, number=True),
         Column("copied", _lost(lambda lost: size(lost.copied_bytes)), 6, number=True),
         *(replace(c, text=_of_figures(c.text)) for cls in ordered_stages() for c in cls.columns),
-        Column("seconds", _seconds, 11, number=True),
+        Column("run time", _seconds, 11, number=True),
     ]
     unneeded = {
         s for s in CONVOLUTIONS[2:] if {_count(s)(row) for row in summary.rows} <= {"", "0"}
@@ -162,4 +162,4 @@ def _lost(text: Callable[[FlowFigures], str]) -> Callable[[SweepRow], str]:
 
 
 def _seconds(row: SweepRow) -> str:
-    return "" if row.seconds is None else f"{row.seconds:.1f}"
+    return "" if row.seconds is None else f"{row.seconds:.1f} s"

@@ -11,19 +11,20 @@ from prepare.core.utils.wording import as_python
 _WIDTH = 45
 
 
-def training_code(plan: Mapping[str, Any] | None, amp: str = "none") -> str:
+def training_code(
+    plan: Mapping[str, Any] | None, amp: str = "none", *, formats: bool = True
+) -> str:
     """Return code that loads the recipe and applies it to a `model`, also one in training mode.
 
     `plan` is the content of `plan.json`. If training with the recipe is an error, the code adds the steps
-    that repair it, or prepares the model for inference. `amp` is the autocast of the forward.
+    that repair it, or prepares the model for inference. `amp` is the autocast of the forward; `formats` says
+    that the inputs are formatted also without a step for it, as a run does with its example.
     """
     plan = plan or {}
     errors, repairs = plan.get("training_errors", []), plan.get("training_steps") or {}
-    # A run formats its example, also without this step.
-    formats: dict[str, Any] = (
-        {} if "input_format" in plan.get("steps", {}) else {"input_format": {}}
-    )
-    added = {**repairs, **formats}
+    has_format = "input_format" in plan.get("steps", {})
+    inputs: dict[str, Any] = {"input_format": {}} if formats and not has_format else {}
+    added = {**repairs, **inputs}
     lines = ["import torch"] if amp != "none" else []
     lines += ["from prepare.pipeline import Pipeline", ""]
     if repairs:
@@ -43,7 +44,8 @@ def training_code(plan: Mapping[str, Any] | None, amp: str = "none") -> str:
         device = plan.get("steps", {}).get("device", {}).get("device", "cpu").partition(":")[0]
         lines.append(f'with torch.autocast("{device}", torch.{amp}):')
         indent = "    "
-    lines.append(f"{indent}output = model(pipeline.format(batch))")
+    batch = "pipeline.format(batch)" if formats or has_format else "batch"
+    lines.append(f"{indent}output = model({batch})")
     return "\n".join(lines)
 
 

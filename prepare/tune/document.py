@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from prepare.bench.document import error_plane
 from prepare.core.document import (
     FASTER,
     RIGHT,
@@ -14,12 +13,15 @@ from prepare.core.document import (
     USE_RECIPE,
     Advice,
     Answer,
+    Axis,
     Bar,
     Bars,
     Chart,
     Charts,
     Document,
+    Folded,
     Items,
+    Plane,
     Point,
     Shown,
     Table,
@@ -221,7 +223,11 @@ def _in_terminal(tuning: Tuning, shown: Shown) -> Iterator[Part]:
 
 def _on_page(tuning: Tuning) -> Iterator[Part]:
     yield Text(text=f"{tune_sentence(tuning)}.", where="page")
-    yield Charts(charts=tuple(tune_charts(tuning)), file="tune.svg")
+    charts = tuple(tune_charts(tuning))
+    yield Charts(charts=charts, file="tune.svg", where="file")
+    # The first screen has the bars, or the first of them.
+    bars = [chart for chart in charts[:1] if chart != _first_bars(chart)]
+    yield Charts(charts=(*bars, *charts[1:]))
     text = "A whisker in a picture is the interval of the ratio; together they have 95 % confidence. Recipes "
     yield Text(
         text=text + "that were eliminated early ran fewer rounds.", kind="note", where="page"
@@ -243,9 +249,9 @@ def _on_page(tuning: Tuning) -> Iterator[Part]:
     )
     lost = [row for row in _ranked(tuning) if row.status != "winner" and row.reason]
     texts = tuple(f"{row.name}: {row.reason}" for row in lost)
-    yield Items(texts=texts, title="Why the other recipes lost", kind="note", where="page")
+    yield Folded(title="Why the other recipes lost", parts=(Items(texts=texts, kind="note"),))
     notes = (_measured(tuning), *tuning.notes)
-    yield Items(texts=notes, title="Notes", kind="note", where="page")
+    yield Items(texts=notes, kind="note", where="page")
 
 
 def _by_size(tuning: Tuning, where: Where) -> Iterator[Part]:
@@ -275,7 +281,7 @@ def _at_size(row: CandidateResult, size: int, tuning: Tuning) -> str:
 
 
 def tune_charts(tuning: Tuning) -> list[Chart]:
-    """Return bars of the time ratios, and a plane of time against error for verified recipes."""
+    """Return bars of the time ratios, and a plane of time against error for at least three points."""
     timed = [row for row in _ranked(tuning) if row.ratio is not None]
     step = "training step" if tuning.mode == "train" else "inference"
     if not timed:
@@ -285,13 +291,21 @@ def tune_charts(tuning: Tuning) -> list[Chart]:
         Bars(title=f"Time of one {step}, against the unprepared model", rows=bars)
     ]
     verified = [row for row in timed if row.error is not None]
-    if len(verified) > 1:
+    if len(verified) > 2:
         limits = {row.allowed for row in verified if row.allowed is not None}
         allowed = limits.pop() if len(limits) == 1 else None
         points = tuple(_point(row, tuning) for row in verified)
         title = "Speed against error of verified recipes"
-        charts.append(error_plane(title, points, step, allowed))
+        charts.append(_error_plane(title, points, step, allowed))
     return charts
+
+
+def _error_plane(title: str, points: tuple[Point, ...], what: str, allowed: float | None) -> Plane:
+    """Return a plane of the time of one `what` against the error of its outputs."""
+    lines = ((allowed, "allowed"),) if allowed else ()
+    x = Axis(label=f"time of one {what}, unprepared = 1")
+    y = Axis(label="largest error of the outputs", log=True, lines=lines)
+    return Plane(title=title, points=points, x=x, y=y)
 
 
 def _first_bars(chart: Chart) -> Chart:

@@ -127,6 +127,7 @@ def tune(
         RefusedError: `mode` or `amp` is unknown, one of `metric` and `max_drop` is missing, or the model
             cannot be copied or prepared in its present state.
         ModelError: the unprepared model itself does not run.
+        KeyboardInterrupt: the tuning was stopped; after the first round `error.tuning` is what was measured.
 
     Examples:
         >>> from torch import nn, randn
@@ -230,6 +231,14 @@ def _on_rank_zero(work: Callable[[], _Result]) -> _Result:
     if message[1] is not None:
         raise RefusedError("rank 0", message[1], "see the output of rank 0")
     return message[0]
+
+
+class StoppedTuning(KeyboardInterrupt):
+    """A tuning that was stopped in its race; `tuning` is what was measured until then."""
+
+    def __init__(self, text: str, tuning: Tuning) -> None:
+        super().__init__(text)
+        self.tuning = tuning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,15 +403,21 @@ class TuningSession:
             correct=correct,
             weights=self.weights if several else (),
         )
+        stopped: KeyboardInterrupt | None = None
         try:
             winner = race.run()
         except CandidateError as error:
             raise ModelError("the unprepared model", str(error)) from None
+        except KeyboardInterrupt as error:
+            if not race.rounds:
+                raise
+            so_far = race.standings.summary().removesuffix(", ")
+            winner, stopped = race.stop(), error
         noise = finite(statistics.noise(race.standings.control_ratio()))
         machine = watch.conditions() | {"threads": torch.get_num_threads()}
         # The winner comes first; within a status the contestants stay in the order of the candidates.
         ranked = sorted(race.contestants, key=lambda each: STATUSES.index(each.status))
-        return Tuning(
+        tuning = Tuning(
             rows=tuple(_row(race, winner, each) for each in ranked),
             winner=winner.name,
             mode=self.mode,
@@ -420,6 +435,10 @@ class TuningSession:
             sizes=self.batch.sizes if several else (),
             better=_better(race, winner, self.batch.sizes) if several else (),
         )
+        if stopped is not None:
+            what = str(stopped) or "stopped by Ctrl-C"
+            raise StoppedTuning("; ".join(filter(None, (what, so_far))), tuning) from None
+        return tuning
 
     def _limits(self) -> dict[str, Any]:
         """Return the user's own limits, and the number of calls, as a part of the conditions."""

@@ -91,25 +91,30 @@ class TuneStage(Stage):
 
     def choose(self, work: Work) -> Pipeline:
         from prepare.tune import tune
+        from prepare.tune.session import StoppedTuning
 
         settings, verify = work.settings, work.stages["verify"]
-        found = tune(
-            work.model,
-            work.needed_workload(),
-            allow=self.allow,
-            mode=settings.mode,
-            amp=work.amp,
-            budget=self.budget,
-            declared={**settings.steps, **_chosen_options(work)},
-            cache=self.cache,
-            metric=verify.located(work.locate),
-            max_drop=verify.max_drop,
-            max_memory=self.max_memory,
-            calls=self.calls,
-            seed=settings.seed,
-            progress=work.progress,
-            build=work.build,
-        )
+        try:
+            found = tune(
+                work.model,
+                work.needed_workload(),
+                allow=self.allow,
+                mode=settings.mode,
+                amp=work.amp,
+                budget=self.budget,
+                declared={**settings.steps, **_chosen_options(work)},
+                cache=self.cache,
+                metric=verify.located(work.locate),
+                max_drop=verify.max_drop,
+                max_memory=self.max_memory,
+                calls=self.calls,
+                seed=settings.seed,
+                progress=work.progress,
+                build=work.build,
+            )
+        except StoppedTuning as stop:
+            stop.tuning.save(work.folder / "tune.json")
+            raise
         work.found["tune"] = found
         return found.pipeline
 

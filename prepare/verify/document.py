@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prepare.core.document import (
@@ -15,6 +16,7 @@ from prepare.core.document import (
     Answer,
     Code,
     Document,
+    Folded,
     Items,
     Shown,
     Table,
@@ -259,10 +261,19 @@ def _on_page(verification: Verification, shown: Shown) -> Iterator[Part]:
     columns = [("Status", "text"), ("Compared", "text"), ("Mode", "text"), ("Batch", "number")]
     columns += [("Inputs", "text"), ("Worst", "code"), ("Error", "number"), ("Allowed", "number")]
     columns += [("Of the allowed", "number")]
-    rows = list(map(_check, verification.checks))
-    yield Table(label="Checks", columns=tuple(columns), rows=rows, where="page")
-    if rows:
-        yield Text(text=_ABOUT_ERRORS, kind="note", where="page")
+    bad, fine = (
+        [_check(check) for check in verification.checks if (check.status in _SERIOUS) is serious]
+        for serious in (True, False)
+    )
+    about = Text(text=_ABOUT_ERRORS, kind="note", where="page")
+    checks = Table(label="Checks", columns=tuple(columns), rows=fine)
+    if bad:
+        yield replace(checks, rows=bad, where="page")
+        yield about
+    skipped = sum(row[0] == "skipped" for row in fine)
+    counted = [f"{plural(len(fine) - skipped, 'check')} passed"]
+    counted += [f"{skipped} skipped"] if skipped else []
+    yield Folded(title=", ".join(counted), parts=(checks, *(() if bad else (about,))))
     losses = [("Tensor", "code"), ("Before", "text"), ("After", "text"), ("Overflowed", "number")]
     losses += [("Flushed to zero", "number"), ("Rounded", "number")]
     yield Table(

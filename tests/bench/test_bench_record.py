@@ -175,7 +175,7 @@ def test_the_page_shows_the_figures_the_charts_and_the_notes(tmp_path):
         "Faster 1.4x faster, 29.2 instead of 40.0 ms",
     ):
         assert said in read.text, said
-    assert len(read.all("svg")) == 3
+    assert len(read.all("svg")) == 2
     assert "script" not in read.tags
 
 

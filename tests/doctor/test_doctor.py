@@ -181,7 +181,20 @@ def test_the_table_and_the_page_show_every_finding():
     )
     page = doctor_page(shown)
     assert all(word in page for word in (*VERDICTS, "2 times", "no time was left", "use y"))
-    assert "1 wrong and 1 slow on cpu" in page
+    assert "1 wrong, 1 inexact, 1 slow on cpu. Set x for 1 of 3, use y for 1." in page
+
+
+def test_each_remedy_is_said_once():
+    shown = diagnosis(
+        *(finding(name, "slow here", remedy="add repair_layout") for name in "abc"),
+        *(finding(name, "not probed", "no time was left") for name in "de"),
+    )
+    text = "\n".join(diagnosis_lines(shown))
+    assert text.count("add repair_layout") == 1
+    assert "not probed: d, e: no time was left" in text
+    page = doctor_page(shown)
+    assert page.lower().count("add repair_layout") == 3  # the sentence, a title, and its label
+    assert "3 slow on cpu. Add repair_layout for 3 of 3." in page
 
 
 def test_the_command_writes_its_files_and_exits_with_1(tmp_path, capsys, monkeypatch):

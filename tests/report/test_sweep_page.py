@@ -17,7 +17,7 @@ from prepare.core.utils.numbers import verdict_text
 from prepare.job.record import Job, Record, Result
 from prepare.report.pages.page import write_page
 from prepare.report.pages.section import LIMIT
-from prepare.report.pages.sweep_page import matrix_of, sweep_page, write_sweep_page
+from prepare.report.pages.sweep_page import matrices_of, matrix_of, sweep_page, write_sweep_page
 from prepare.sweep.locks import Claim
 from prepare.sweep.manifest import SweepManifest, job_claim, write_sweep_manifest
 from prepare.sweep.ranking import rank
@@ -58,7 +58,7 @@ def test_the_page_recommends_the_best_row(swept):
         "Did all rows end well? 4 of 6 ok 1 failed, 1 interrupted",
         "Best: #4 memfmt=channels_last_3d precision=bfloat16, 2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x).",
         "python run.py model=unet3d memfmt=channels_last_3d precision=bfloat16",
-        "The recipe, in 4-row/recipe.yaml:",
+        "The recipe, in 4-row/recipe.yaml",
         "dtype: bfloat16",
         'Pipeline.load("recipe.yaml", steps={"input_format": {}})',
         "Right Right pass 0.004",
@@ -93,6 +93,20 @@ def test_a_cell_of_several_rows_shows_the_best_one(tmp_path):
     (shared, nothing), (other, alone) = (cells for _, cells in found.rows)
     assert (shared.text, shared.figure) == ("row #2, the best of 3", "1.4x faster")
     assert (nothing, other, alone.text) == (None, None, "row #3")
+
+
+def test_three_choices_have_a_matrix_for_each_model(tmp_path):
+    rows = [[f"model={m}", f"a={a}", f"b={b}"] for m in "xy" for a in "pq" for b in "rs"]
+    made.plan(tmp_path, rows)
+    for number, row in enumerate(rows):
+        timed = made.bench(0.5 + number / 20) if number else None
+        made.add_row(tmp_path, number, row, benched=timed)
+    summary = read_summary(tmp_path)
+    found = list(matrices_of(summary, rank(summary)))
+    assert [each.caption for each in found] == ["model=x, a by b", "model=y, a by b"]
+    cells = [cell for each in found for _, row in each.rows for cell in row]
+    assert [cell.text for cell in cells] == [f"row #{n}" for n in range(8)]
+    assert cells[0].figure == "not timed"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +238,7 @@ def test_each_field_has_its_plane_and_its_best(tmp_path):
         made.add_row(tmp_path, number, row, benched=made.bench(0.9 - number / 10), verified=made.verification(), steps={})  # fmt: skip
     found = Reader(page_of(tmp_path))
     assert len(found.all("svg")) == 2
-    assert "Which is best? #1 and #3 model=one: 1.2x faster; model=two:" in found.text
+    assert "Which is best? a=2 model=one: 1.2x faster; model=two:" in found.text
     assert "#1 model=one a=2" in found.text
     assert "#3 model=two a=2" in found.text
     assert "4 runs" in found.text

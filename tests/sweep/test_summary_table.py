@@ -23,8 +23,8 @@ HOSTILE = ["=1+1", "<script>alert(1)</script>", "[red]x[/red]", "a|b\nc", "\udc8
 def test_the_terminal_table_has_every_figure_and_marks_the_best(swept, capsys):
     out = out_of(capsys, read_summary(swept), 240)
     head, first, *_ = out.splitlines()
-    assert head.split() == ["#", "memfmt", "precision", "status", "speed", "time", "interval", "right", "converted", "already", "memory", "breaks", "copied", "seconds"]  # fmt: skip
-    assert first.split() == ["4*", "channels_last_3d", "bfloat16", "ok", "2.4x", "faster", "41.0", "ms", "2.37x", "to", "2.51x", "pass", "0.004", "8%", "8", "0", "1.0", "MiB", "->", "512.0", "KiB", "13", "52.0", "KiB", "2.0"]  # fmt: skip
+    assert head.split() == ["#", "memfmt", "precision", "status", "speed", "time", "interval", "right", "converted", "already", "memory", "breaks", "copied", "run", "time"]  # fmt: skip
+    assert first.split() == ["4*", "channels_last_3d", "bfloat16", "ok", "2.4x", "faster", "41.0", "ms", "2.37x", "to", "2.51x", "pass", "0.004", "8%", "8", "0", "1.0", "MiB", "->", "512.0", "KiB", "13", "52.0", "KiB", "2.0", "s"]  # fmt: skip
     assert "#2: RuntimeError: \"slow_conv3d\" not implemented for 'Half'" in out
     assert "#5: it never started" in out
     assert "pass 2e-07 <1%, wrong in training" in out
@@ -35,7 +35,7 @@ def test_a_pipe_gets_every_column(swept, capsys, monkeypatch):
     show_summary(read_summary(swept))
     out = capsys.readouterr().out
     assert "columns left out" not in out
-    assert out.splitlines()[0].split()[-3:] == ["breaks", "copied", "seconds"]
+    assert out.splitlines()[0].split()[-4:] == ["breaks", "copied", "run", "time"]
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100, 140])
@@ -48,7 +48,7 @@ def test_a_narrow_terminal_omits_columns_and_names_them(swept, capsys, width):
         assert len(table) == 7
         assert max(map(len, table)) <= width
         assert "2.4x faster" in table[1]
-        assert "seconds" in left or width > 100
+        assert "run time" in left or width > 100
 
 
 def test_a_reason_that_many_rows_share_is_printed_once(sweep, capsys):
@@ -61,7 +61,7 @@ def test_a_reason_that_many_rows_share_is_printed_once(sweep, capsys):
 def test_empty_columns_are_left_out(sweep):
     summary = sweep(row("seed=0", result=Result("ok", seconds=1.0)), row("seed=1"))
     titles = [column.title for column in columns(summary, rank(summary))]
-    assert titles == ["#", "seed", "status", "seconds"]
+    assert titles == ["#", "seed", "status", "run time"]
 
 
 def test_texts_of_memory_and_verification():

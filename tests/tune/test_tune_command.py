@@ -14,6 +14,7 @@ from prepare.cli import main as cli
 from prepare.pipeline import Pipeline
 from prepare.tune import Tuning
 from prepare.tune.candidates import AS_DECLARED
+from prepare.tune.race import Race
 from sample_nets import small
 
 TUNE = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu")
@@ -48,7 +49,7 @@ def test_the_winner_is_applied_audited_and_recorded(timed, go):
     page = (folder / "report.html").read_text()
     assert '<section id="tune"' in page
     assert all(row.name in page for row in found.rows)
-    assert "Speed against error" in page
+    assert "Time of one inference" in page
     assert not (folder / "bench.json").exists()  # the race has timed it
     assert "timed" not in json.loads((folder / "result.json").read_text())["figures"]
     again = Pipeline.load(folder / "recipe.yaml")
@@ -61,6 +62,32 @@ def test_a_method_is_tuned(timed, go):
     words = ("model._target_=coder_nets.Coder", "model.method=decode", "input.shape=[2,8,3,6,7]")
     folder, _ = go("tune.budget=2", *words)
     assert Tuning.load(folder / "tune.json").winner.startswith("channels_last_3d")
+
+
+def test_ctrl_c_keeps_what_was_measured(timed, go, monkeypatch):
+    timed.update({"channels_last + input": 0.05})
+    block = Race._run_block
+
+    def stopped(race):
+        if race.rounds >= 6:
+            raise KeyboardInterrupt
+        block(race)
+
+    monkeypatch.setattr(Race, "_run_block", stopped)
+    folder, said = go("tune.budget=5", code=130)
+    found = Tuning.load(folder / "tune.json")
+    assert found.rounds == 6
+    best = found.row("channels_last + input")
+    assert best.ratio == pytest.approx(0.5, rel=0.05)
+    assert {row.status for row in found.rows} <= {"winner", "not measured", "slower"}
+    text = json.loads((folder / "result.json").read_text())["error"]
+    assert text.startswith("stopped by Ctrl-C; best so far channels_last + input (0.5")
+    assert text in said.err
+    page = (folder / "report.html").read_text()
+    assert '<section id="tune"' in page
+    assert "best so far" in page
+    assert not (folder / "recipe.yaml").exists()
+    assert not list((folder.parent / "kept").glob("*.json"))
 
 
 def test_the_options_of_the_command_line_reach_the_tuning(timed, go):

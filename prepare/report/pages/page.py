@@ -18,7 +18,7 @@ from prepare.core.document import Charts, Code, Facts
 from prepare.core.utils import files
 from prepare.core.utils.text import plural, size
 from prepare.core.utils.wording import command_line_words
-from prepare.doctor.records import VERDICTS
+from prepare.doctor.document import verdict_sentence
 from prepare.errors import PrepareError
 from prepare.job.results import read_results
 from prepare.registry import ordered_stages
@@ -141,9 +141,7 @@ def page(
 
 def doctor_page(diagnosis: Diagnosis) -> str:
     """Return the page of a diagnosis; the same diagnosis gives the same bytes."""
-    wrong, slow = (len(diagnosis.of(verdict)) for verdict in VERDICTS[:2])
-    verdict = f"{wrong} wrong and {slow} slow on {diagnosis.device}"
-    about = ("diagnosis of a machine",)
+    verdict, about = f"{verdict_sentence(diagnosis)}.", ("diagnosis of a machine",)
     return page("doctor", [diagnosis.document()], verdict=verdict, about=about)
 
 
@@ -163,7 +161,7 @@ def diff_page(differences: Differences) -> str:
 def _run_lead(run: SavedResults, documents: Iterable[Document]) -> list[list[Part]]:
     """Return what was done, the code for it, and what the documents add; nothing for an unprepared model."""
     if run.audit is None:
-        return []
+        return [[part] for document in documents for part in document.lead]
     steps = _steps(run)
     facts = [("Steps", steps_text(steps))]
     amp = run.result.amp if run.result is not None else "none"

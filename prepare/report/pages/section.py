@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import TemplateError
 from markupsafe import Markup
 
-from prepare.core.document import Charts, Table
+from prepare.core.document import Charts, Folded, Table
 from prepare.report.charts import figure
 from prepare.report.render import render, short
 
@@ -68,15 +68,17 @@ def section_body(document: Document) -> Markup:
     return drawn(document.shown("page"), document.name)
 
 
-def drawn(parts: Iterable[Part], name: str, *, level: int = 3) -> Markup:
+def drawn(parts: Iterable[Part], name: str, *, level: int = 3, folded: bool = False) -> Markup:
     """Return parts as HTML, without the empty ones; their titles are headings of this level."""
     shown = [_drawn(part, f"{name}-{at}") for at, part in enumerate(parts) if has_content(part)]
     # The template escapes.
-    return Markup(render("document.html", parts=shown, level=level) if shown else "")  # noqa: S704
+    return Markup(render("document.html", parts=shown, level=level, folded=folded) if shown else "")  # noqa: S704
 
 
 def has_content(part: Part) -> bool:
     """Return whether there is anything to draw of a part."""
+    if isinstance(part, Folded):
+        return any(map(has_content, part.parts))
     return bool(next(getattr(part, key) for key in _CONTENT if hasattr(part, key)))
 
 
@@ -91,14 +93,16 @@ def long_table(rows: Iterable[Sequence[Any]]) -> LongTable:
 
 def _drawn(part: Part, name: str) -> dict[str, Any]:
     """Return a part for the template: its kind, and its charts and tables as they are drawn."""
-    drawn: dict[str, Any] = {"kind": type(part).__name__, "part": part, "name": name}
+    shown: dict[str, Any] = {"kind": type(part).__name__, "part": part, "name": name}
     if isinstance(part, Charts):
-        drawn["figures"] = [
+        shown["figures"] = [
             (chart.title, figure(chart, name=f"{name}-{n}")) for n, chart in enumerate(part.charts)
         ]
     elif isinstance(part, Table):
-        drawn["table"] = long_table(part.rows)
-    return drawn
+        shown["table"] = long_table(part.rows)
+    elif isinstance(part, Folded):
+        shown["body"] = drawn(part.parts, name, folded=True)
+    return shown
 
 
 def _packed(rows: Iterable[list[str]]) -> Markup:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -22,6 +22,7 @@ from prepare.core.document import (
     Charts,
     Code,
     Document,
+    Folded,
     Items,
     Matrix,
     Plane,
@@ -45,7 +46,7 @@ from prepare.report.sweep_table import (
     verdict_of,
 )
 from prepare.report.training_code import training_code
-from prepare.sweep.ranking import Ranking, command, first_timing, rank, time_ratio
+from prepare.sweep.ranking import RankedGroup, Ranking, command, first_timing, rank, time_ratio
 from prepare.sweep.summary import UNENDED
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
 # More planes, or more points in one, are not readable; the table has all rows.
 _PLANES, _POINTS = 4, 200
 _BARS = 40
+# More matrices are not read; one then shows the best row of each pair.
+_MATRICES = 12
+_SWITCHES = ("true", "false", "null", "none")
 # Show at most so many recipes; the sentences name the best row of every field.
 _RECIPES = 10
 # More reasons below a table, and longer commands, are not read; more best rows do not fit on a card.
@@ -79,9 +83,10 @@ def sweep_page(summary: Summary, folder: Path) -> str:
         ("recommendation", "Recommendation", sweep.recommendation),
         ("failures", "Failures", sweep.failures),
         ("matrix", "Matrix", sweep.matrix),
-        ("layout", "Layout lost", sweep.layout),
-        ("tradeoff", "Speed against error", sweep.tradeoff),
         ("rows", "All rows", sweep.all_rows),
+        ("tradeoff", "Speed against error", sweep.tradeoff),
+        ("layout", "Layout lost", sweep.layout),
+        ("recipes", "Recipes", sweep.recipes),
     )
     documents = [Document(name=name, title=title, parts=make) for name, title, make in parts]
     return page(
@@ -101,20 +106,31 @@ class _Sweep:
     ranking: Ranking
 
     def recommendation(self) -> Iterator[Part]:
-        """Yield the conclusions, and the command and the recipe of the best row of each field."""
+        """Yield the conclusions, and the command of the best row of each field."""
         for text in [*conclusions(self.summary, self.ranking)] or _why_none(self.summary):
             yield Text(text=f"{text}.")
-        best = [field.best for field in self.ranking.groups if field.best]
-        for row in best[:_RECIPES]:
-            name = f"#{row.number} {choices(row, self.summary.varying)}".rstrip()
-            title = f"The command of {name if len(best) > 1 else 'this row'}:"
+        best = self._best()
+        for row in best:
+            title = f"The command of {self._named(row) if len(best) > 1 else 'this row'}:"
             yield Code(text=command(row), title=title, most=_LETTERS)
             if link := self._page(row):
                 yield Text(text=f"Details are on the page of row #{row.number}", link=link)
+
+    def recipes(self) -> Iterator[Part]:
+        """Yield the code for the best row of each field, and behind a line its recipe."""
+        for row in self._best():
             if (steps := _recipe(self.folder, row)) is not None:
                 code = training_code(_plan(self.folder, row))
-                yield Code(text=code, title="In training code, with its recipe.yaml:")
-                yield Code(text=steps, title=f"The recipe, in {row.folder}/recipe.yaml:")
+                title = f"{self._named(row)}, in training code, with its recipe.yaml:"
+                yield Code(text=code, title=title)
+                title = f"The recipe, in {row.folder}/recipe.yaml"
+                yield Folded(title=title, parts=(Code(text=steps),))
+
+    def _best(self) -> list[SweepRow]:
+        return [field.best for field in self.ranking.groups if field.best][:_RECIPES]
+
+    def _named(self, row: SweepRow) -> str:
+        return f"#{row.number} {choices(row, self.summary.varying)}".rstrip()
 
     def failures(self) -> Iterator[Part]:
         """Yield the rows that failed, grouped by reason."""
@@ -145,8 +161,8 @@ class _Sweep:
     def matrix(self) -> Iterator[Part]:
         """Yield the matrix; nothing if no choice varies, or for a column of statuses, as in the table."""
         timed = any(map(first_timing, self.summary.rows))
-        found = matrix_of(self.summary, self.ranking, self._page)
-        if found is None or not (timed or " by " in found.caption):
+        found = list(matrices_of(self.summary, self.ranking, self._page))
+        if not found or not (timed or " by " in found[0].caption):
             return
         text = (
             "Each cell says how fast the prepared model is against the unprepared one: blue is faster, "
@@ -156,7 +172,7 @@ class _Sweep:
             "Each cell shows the status of its row, and the verification of outputs and gradients."
         )
         yield Text(text=text if timed else untimed)
-        yield found
+        yield from found
 
     def layout(self) -> Iterator[Part]:
         """Yield the breaks of each row as bars, the most first; nothing if no row loses the layout."""
@@ -247,24 +263,54 @@ class _Sweep:
         )
 
 
-def matrix_of(
+def matrices_of(
     summary: Summary, ranking: Ranking, address: Callable[[SweepRow], str] = lambda _: ""
+) -> Iterator[Matrix]:
+    """Yield the matrix of two choices, for each value of the others; of very many values one for all."""
+    down, across = _axes(summary)
+    others = [key for key in summary.varying if key not in (down, across)]
+    fixed = dict.fromkeys(tuple(row.choices.get(key, "") for key in others) for row in summary.rows)
+    if not others or len(fixed) > _MATRICES:
+        if whole := matrix_of(summary, ranking, address):
+            yield whole
+        return
+    for values in fixed:
+        chosen = dict(zip(others, values, strict=True))
+        if one := matrix_of(summary, ranking, address, chosen):
+            name = " ".join(f"{key}={value or 'not given'}" for key, value in chosen.items())
+            yield replace(one, caption=f"{name}, {one.caption}")
+
+
+def matrix_of(
+    summary: Summary,
+    ranking: Ranking,
+    address: Callable[[SweepRow], str] = lambda _: "",
+    chosen: Mapping[str, str] | None = None,
 ) -> Matrix | None:
     """Return the matrix of the two choices with the most values; None if no choice varies.
 
     It has a row for each value of the first and a column for each of the second; if only one choice varies,
-    a single column. A cell shows the best row of its pair of values, and links to its `address`.
+    a single column. A cell shows the best row of its pair of values, and links to its `address`. `chosen` are
+    values of the other choices that all rows of it have.
     """
-    values = {key: _values(summary, key) for key in summary.varying}
-    # Stable: of two choices with the same number of values, take the first.
-    down, across, *_ = *sorted(values, key=lambda key: -len(values[key])), "", ""
+    down, across = _axes(summary)
     if not down:
         return None
+    values = {key: _values(summary, key) for key in summary.varying}
     rows: dict[tuple[str, str], list[SweepRow]] = {}
     for row in ranking.rows:
-        rows.setdefault((row.choices.get(down, ""), row.choices.get(across, "")), []).append(row)
+        if all(row.choices.get(key, "") == value for key, value in (chosen or {}).items()):
+            pair = row.choices.get(down, ""), row.choices.get(across, "")
+            rows.setdefault(pair, []).append(row)
+    is_timed = any(map(first_timing, summary.rows))
     cells = {
-        key: _cell(best, len(others), address(best), is_best=best.number in ranking.best)
+        key: _cell(
+            best,
+            len(others),
+            address(best),
+            is_best=best.number in ranking.best,
+            is_timed=is_timed,
+        )
         for key, (best, *others) in rows.items()
     }
     titles = values.get(across, [""])
@@ -278,11 +324,21 @@ def matrix_of(
     )
 
 
+def _axes(summary: Summary) -> tuple[str, str]:
+    """Return the two choices with the most values, empty for none; the model is neither of two others."""
+    counts = {key: len(_values(summary, key)) for key in summary.varying}
+    if len(counts) > 2:
+        counts.pop("model", None)
+    # Stable: of two choices with the same number of values, take the first.
+    down, across, *_ = *sorted(counts, key=lambda key: -counts[key]), "", ""
+    return down, across
+
+
 def _values(summary: Summary, key: str) -> list[str]:
     return list(dict.fromkeys(row.choices.get(key, "") for row in summary.rows))
 
 
-def _cell(row: SweepRow, more: int, link: str, *, is_best: bool) -> Cell:
+def _cell(row: SweepRow, more: int, link: str, *, is_best: bool, is_timed: bool) -> Cell:
     """Return the cell of a row, the best of some."""
     comparison, status = first_timing(row), row.status.replace("_", " ")
     known = time_ratio(row) if row.status in ("ok", "verification_failed") else None
@@ -292,12 +348,16 @@ def _cell(row: SweepRow, more: int, link: str, *, is_best: bool) -> Cell:
     words.append(verified_text(row.headline.verified, short=True))
     return Cell(
         style=_style(row, known),
-        figure=status if known is None else verdict_of(row),
+        figure=verdict_of(row) if known is not None else _untimed(status, is_timed=is_timed),
         words="; ".join(filter(None, words)),
         text=f"row #{row.number}{f', the best of {more + 1:,}' if more else ''}",
         link=link,
         is_best=is_best,
     )
+
+
+def _untimed(status: str, *, is_timed: bool) -> str:
+    return "not timed" if status == "ok" and is_timed else status
 
 
 def _style(row: SweepRow, known: float | None) -> str:
@@ -316,9 +376,10 @@ def _style(row: SweepRow, known: float | None) -> str:
 def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
     """Yield the answers of a sweep's page: which row is best, whether it is right, whether all ended well."""
     rows = summary.rows
-    groups = [(group.about, group.best) for group in ranking.groups if group.best]
+    groups = [group for group in ranking.groups if group.best]
     yield _best(summary, groups)
-    yield from _judged(groups[0][1]) if len(groups) == 1 else _counted(rows)
+    best = [group.best for group in groups if group.best]
+    yield from _judged(best[0]) if len(best) == 1 else _counted(rows)
     statuses = Counter(row.status for row in rows)
     ok = statuses.pop("ok", 0)
     others = ", ".join(f"{n:,} {status.replace('_', ' ')}" for status, n in statuses.items())
@@ -331,20 +392,24 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
     )
 
 
-def _best(summary: Summary, groups: list[tuple[str, SweepRow]]) -> Answer:
-    """Return the best rows of the groups, or why there is none."""
-    kind, remark = "good", ""
-    if not groups:
+def _best(summary: Summary, groups: list[RankedGroup]) -> Answer:
+    """Return the best rows of the groups by their values, or why there is none."""
+    # What could not be told apart is no success.
+    kind, remark = "plain" if any(group.ties for group in groups) else "good", ""
+    found = [(group, group.best) for group in groups[:_FEW] if group.best]
+    if not found:
         any_timed = any(map(first_timing, summary.rows))
         answer = "None was shown to be faster" if any_timed else "No row was timed"
         kind = "plain"
-    elif len(groups) == 1:
-        best = groups[0][1]
-        answer = f"#{best.number} {choices(best, summary.varying)}"
-        remark = timing_text(timed) if (timed := first_timing(best)) else ""
     else:
-        answer = " and ".join(f"#{best.number}" for _, best in groups[:_FEW])
-        remark = "; ".join(f"{about}: {verdict_of(best)}" for about, best in groups[:_FEW])
+        names = dict.fromkeys(_values_of(row, summary.varying, group.about) for group, row in found)
+        answer = " and ".join(names)
+        remarks = (f"{group.about}: {verdict_of(row)}" for group, row in found)
+        timed = first_timing(found[0][1])
+        single = timing_text(timed) if timed else ""
+        remark = single if len(groups) == 1 else "; ".join(remarks)
+        if tied := [row.number for group in groups for row in group.ties]:
+            remark += f"; not told apart from {numbered(tied)}"
     return Answer(
         question="Which is best?",
         kind=kind,
@@ -352,6 +417,18 @@ def _best(summary: Summary, groups: list[tuple[str, SweepRow]]) -> Answer:
         remark=remark,
         section="recommendation",
     )
+
+
+def _values_of(row: SweepRow, keys: Iterable[str], about: str) -> str:
+    """Return `channels_last + bfloat16`: the values of the row, but of what all rows of its group have."""
+    given = {key: row.choices[key] for key in keys if row.choices.get(key)}
+    values = [
+        # A number or a switch says nothing without its key.
+        value if value[0].isalpha() and value not in _SWITCHES else f"{key}={value}"
+        for key, value in given.items()
+        if f"{key}={value}" not in about.split()
+    ]
+    return " + ".join(values) or f"#{row.number}"
 
 
 def _judged(row: SweepRow) -> Iterator[Answer]:

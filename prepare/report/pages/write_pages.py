@@ -33,7 +33,7 @@ def write_pages(outcome: Outcome, folder: Path) -> None:
         from prepare.report.render import render
 
         for document in stage_documents(shown_of(outcome.results)):
-            for part in document.shown("page"):
+            for part in document.parts():
                 if isinstance(part, Charts) and part.file:
                     write_charts(part.charts, folder / part.file)
                 elif isinstance(part, Strip) and part.file:
