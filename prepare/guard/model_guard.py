@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
@@ -75,18 +76,19 @@ class ModelGuard(Guard):
         optimizer: Optimizer | None = None,
         seconds: float = 10.0,
         max_bytes: int = 1 << 30,
+        share: float = 0.01,
         folder: str | Path | None = None,
     ) -> None:
         if on_difference not in get_args(OnDifference):
             remedy = choose(str(on_difference), get_args(OnDifference))
             raise RefusedError("on_difference", f"{on_difference!r} is not allowed", remedy)
-        raise_problems(RefusedError, _limits(seconds, max_bytes))
+        raise_problems(RefusedError, _limits(seconds, max_bytes, share))
         plan = pipeline.plan(model, known_issues="ignore")
         raise_drift(plan_drift(plan))
         super().__init__(model, every=every)
         self._model, self._pipeline, self._action = model, pipeline, on_difference
         self._optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
-        self._seconds, self._max_bytes = seconds, max_bytes
+        self._seconds, self._max_bytes, self._share = seconds, max_bytes, share
         self._folder = None if folder is None else Path(folder)
         self._originals = Originals(model, pipeline)
         self.watched = watched_modules(model, self._originals, plan)
@@ -101,6 +103,7 @@ class ModelGuard(Guard):
         # Of each key in training the steps and the looks; what may be looked at now; the steps of all keys.
         self._turns: dict[Hashable, list[int]] = {}
         self._due, self._steps = 0.0, 0
+        self._began, self._spent = math.nan, 0.0  # in training, in seconds
         self._recorded: list[tuple[RecordedCall, nn.Module, str]] = []
         self._warned: set[str] = set()
         self._thread: int | None = None
@@ -143,12 +146,13 @@ class ModelGuard(Guard):
             if name not in self._excluded:
                 kinds[kind] = kinds.get(kind, 0) + 1
         what = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing"
+        percent = f"{100 * self._share:g} %"
         limits = f"{self._seconds:g} s and {size(self._max_bytes)} in each"
         used = f"{plural(self.looks, 'look')} in {self.seconds_used:.3g} s"
         lines = [
             f"guard of {type(self._model).__name__}: {what}",
             f"  serving   all at the first call of each shape, layout, dtype and mode; at most {limits}",
-            f"  training  each once in {plural(self._every, 'step')}, with gradients",
+            f"  training  each once in {plural(self._every, 'step')}, in at most {percent} of the time",
             f"  then      {_ACTION[self._action]}",
             f"  so far    {used}, {plural(len(self.differences), 'difference')}",
         ]
@@ -288,16 +292,18 @@ class ModelGuard(Guard):
         if self._steps % self._every == 0:
             raise_drift(self.find_drift())
         names = [] if is_compiled(self._model) else self._names()
-        share = len(names) / self._every
+        rate, now = len(names) / self._every, time.perf_counter()
+        self._began = now if math.isnan(self._began) else self._began
         if len(self._turns) >= _KEYS:
             self._turns.clear()
         turn = self._turns.setdefault(key, [0, 0])
         turn[0] += 1
-        self._due = min(self._due + share, float(len(names)))
+        self._due = min(self._due + rate, float(len(names)))
         # So each key has its share of the looks, and each module its turn.
-        if self._due < 1 or turn[1] >= turn[0] * share:
+        is_over = self._spent > self._share * (now - self._began)
+        if self._due < 1 or turn[1] >= turn[0] * rate or is_over:
             return
-        count = int(self._due)
+        count = min(int(self._due), math.ceil(rate))
         chosen = [names[(turn[1] + index) % len(names)] for index in range(count)]
         self._due -= count
         turn[1] += count
@@ -350,7 +356,9 @@ class ModelGuard(Guard):
             self._excluded.add(call.module)
             return None
         finally:
-            self.seconds_used += time.perf_counter() - start
+            took = time.perf_counter() - start
+            self.seconds_used += took
+            self._spent += took if backward else 0.0
         self.looks += 1
         where = call.module or type(self._model).__name__
         return (
@@ -447,7 +455,9 @@ class _CompiledCall:
         return self._guard.after(output, lambda: self._guard._model(*args, **kwargs))
 
 
-def _limits(seconds: float, max_bytes: int) -> Iterator[Problem]:
+def _limits(seconds: float, max_bytes: int, share: float) -> Iterator[Problem]:
+    if not share > 0:
+        yield Problem("share", f"{share} is no time", "give a part of the time, as in 0.01")
     if not seconds > 0:
         yield Problem("seconds", f"{seconds} is no time", "give the seconds that a call may take")
     if max_bytes < 1:

@@ -1,6 +1,7 @@
 """Test that a guard finds faults in a running model, raises no false alarm, and leaves no trace."""
 
 import copy
+import math
 import pickle
 import random
 import subprocess
@@ -28,7 +29,7 @@ from prepare.pipeline import Pipeline
 from prepare.testing.networks import facts
 from verify_faults import FAULTS
 
-EVERY = 40
+EVERY, ALL = 40, math.inf
 STEPS = {
     "conv2d_memory_format": {},
     "repair_layout": {"force": True},
@@ -207,7 +208,7 @@ def test_drift_is_found_in_training_and_at_a_new_key():
 def test_state_of_the_optimizer_is_checked_for_drift():
     pipeline, model = prepared(training=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    guard = pipeline.guard(model, every=1, optimizer=optimizer)
+    guard = pipeline.guard(model, every=1, share=ALL, optimizer=optimizer)
     train(model, guard, 1)
     model(images()).mean().backward()
     optimizer.step()
@@ -244,7 +245,7 @@ def test_a_module_that_is_put_back_has_the_numbers_of_torch(training, monkeypatc
     forward = repaired.forward
     monkeypatch.setattr(repaired, "forward", lambda self, x: forward(self, x) * 1.1)
     assert pipeline.check(model) == []
-    guard = pipeline.guard(model, every=1, on_difference="fallback")
+    guard = pipeline.guard(model, every=1, share=ALL, on_difference="fallback")
     seen = {}
     model[4].norm.register_forward_hook(lambda m, args, out: seen.update(given=args[0], out=out))
 
@@ -286,13 +287,15 @@ def test_a_convolution_that_is_put_back_is_contiguous_in_the_audit():
 
 def test_a_weight_in_training_is_put_back_only_with_its_optimizer():
     pipeline, model = prepared(training=True)
-    with pipeline.guard(model, every=1, on_difference="fallback") as guard:
+    with pipeline.guard(model, every=1, share=ALL, on_difference="fallback") as guard:
         add(model[0])
         with pytest.raises(GuardError, match="cannot be put back: its weights would change"):
             train(model, guard, 1)
     del model[0].forward
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with pipeline.guard(model, every=1, on_difference="fallback", optimizer=optimizer) as guard:
+    with pipeline.guard(
+        model, every=1, share=ALL, on_difference="fallback", optimizer=optimizer
+    ) as guard:
         add(model[0])
         model(images()).mean().backward()
         optimizer.step()
@@ -344,7 +347,7 @@ def test_training_with_looks_ends_in_the_same_weights():
     def trained(*, guarded):
         pipeline, model = prepared(training=True)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        guard = pipeline.guard(model, every=1) if guarded else lambda: None
+        guard = pipeline.guard(model, every=1, share=ALL) if guarded else lambda: None
         torch.manual_seed(2)
         for _ in range(4):
             model(images()).square().mean().backward()
@@ -443,11 +446,19 @@ def test_a_module_that_needs_too_much_memory_is_named():
 
 def test_each_shape_has_its_share_of_the_looks_in_training():
     pipeline, model = prepared(training=True)
-    with pipeline.guard(model, every=16) as guard:
+    with pipeline.guard(model, every=16, share=ALL) as guard:
         for _ in range(16):
             train(model, guard, 1, images(16))
             train(model, guard, 1, images(20))
     assert sorted(looks for _, looks in guard._turns.values()) == [len(guard.watched)] * 2
+
+
+def test_looks_in_training_take_their_share_of_the_time():
+    pipeline, model = prepared(training=True)
+    with pipeline.guard(model, every=1, share=1e-9) as guard:
+        train(model, guard, 3)
+        assert guard.looks == len(guard.watched)  # all of the first step, when no time was spent
+    assert "in at most 1e-07 % of the time" in repr(guard)
 
 
 def test_wrong_options_are_refused():
@@ -456,6 +467,7 @@ def test_wrong_options_are_refused():
         "on_difference": ("stop", "on_difference: 'stop' is not allowed"),
         "seconds": (0.0, "seconds: 0.0 is no time"),
         "max_bytes": (0, "max_bytes: 0 is no memory"),
+        "share": (0.0, "share: 0.0 is no time"),
         "every": (0, "every: 0 is not at least 1"),
     }.items():
         with pytest.raises(RefusedError, match=text[1]):
@@ -466,3 +478,20 @@ def test_wrong_options_are_refused():
 def test_importing_the_guard_loads_no_torch():
     code = "import sys, prepare.guard; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
+@pytest.mark.slow
+def test_a_fault_of_torch_itself_is_reduced_to_a_script(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3))
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "input_format": {"attach": True}})
+    pipeline.apply(model, known_issues="ignore")
+    with pipeline.guard(model, every=1, share=ALL, on_difference="warn", folder=tmp_path) as guard:
+        train(model, guard, 2)
+        assert guard.differences == []
+        with pytest.warns(GuardWarning, match=r"1: its gradients are off by .*guard-1\.py"):
+            train(model, guard, 1, images(12, samples=1))
+    done = subprocess.run(
+        [sys.executable, tmp_path / "guard-1.py"], capture_output=True, text=True, check=False
+    )
+    assert "AssertionError: input gradients: error" in done.stderr
