@@ -269,6 +269,22 @@ def test_a_module_that_is_put_back_has_the_numbers_of_torch(training, monkeypatc
     assert guard.find_drift() == []
 
 
+def test_a_compiled_model_that_is_put_back_runs_uncompiled():
+    pipeline, model = prepared({"compile": {"backend": "eager"}})
+    plain, batch = network().eval(), images()
+    guard = pipeline.guard(model, on_difference="fallback")
+    compiled = vars(model)["_compiled_call_impl"]
+    assert pipeline.check(model) == []
+    compiled.compiled = lambda x: plain(x) + 1
+    with torch.no_grad(), pytest.warns(GuardWarning, match="it runs uncompiled from now on"):
+        assert torch.equal(model(batch), plain(batch))
+    assert guard.looks == 1
+    with torch.no_grad():
+        assert torch.equal(model(batch), plain(batch))
+    guard.remove()
+    assert not model._forward_pre_hooks
+
+
 def test_a_convolution_that_is_put_back_is_contiguous_in_the_audit():
     pipeline, model = prepared()
     plan = pipeline.plan(network())
