@@ -99,7 +99,8 @@ class ModelGuard(Guard):
         # Of each key in training the steps and the looks; what may be looked at now; the steps of all keys.
         self._turns: dict[Hashable, list[int]] = {}
         self._due, self._steps = 0.0, 0
-        self._began, self._spent = math.nan, 0.0  # in training, in seconds
+        # In training: when it began, the seconds of all looks, and those of the longest.
+        self._began, self._spent, self._longest = math.nan, 0.0, 0.0
         self._recorded: list[tuple[RecordedCall, nn.Module, str]] = []
         self._warned: set[str] = set()
         self._thread: int | None = None
@@ -298,7 +299,7 @@ class ModelGuard(Guard):
         turn[0] += 1
         self._due = min(self._due + rate, float(len(names)))
         # So each key has its share of the looks, and each module its turn.
-        is_over = self._spent > self._share * (now - self._began)
+        is_over = self._spent + self._longest > self._share * (now - self._began)
         if self._due < 1 or turn[1] >= turn[0] * rate or is_over:
             return
         count = min(int(self._due), math.ceil(rate))
@@ -354,7 +355,8 @@ class ModelGuard(Guard):
         finally:
             took = time.perf_counter() - start
             self.seconds_used += took
-            self._spent += took if backward else 0.0
+            if backward:
+                self._spent, self._longest = self._spent + took, max(self._longest, took)
         self.looks += 1
         where = call.module or type(self._model).__name__
         return (
