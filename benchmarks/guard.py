@@ -5,7 +5,7 @@
 `alarms` serves and trains small networks, each prepared in channels-last and repaired, in float32, in
 bfloat16 and under autocast, with inputs of changing sizes; every module of every call is looked at.
 `cost` trains networks of real size: the CPU time of looking at every module once, as a part of 1,000 steps,
-and the part of the time of 60 steps that looks take with the default options. `key` times a call of a
+and the part of the time of 200 steps that looks take with the default options. `key` times a call of a
 guarded model whose forward does nothing, with a key that is known, and without the guard.
 """
 
@@ -222,7 +222,7 @@ def _looked_at(name: str, way: str, looks: int) -> Any:
 
 
 # Steps with the default options.
-_STEPS = 60
+_STEPS = 200
 
 
 def cost(names: list[str]) -> Iterator[dict[str, Any]]:
