@@ -61,7 +61,7 @@ class PrepareTrainer(nnUNetTrainer):
         super().on_train_start()
         recipe = self.recipe if self.recipe is not None else os.environ["PREPARE_RECIPE"]
         self._watching = NetworkRecipe(recipe, guard=self.guard)
-        network = getattr(self.network, "module", self.network)  # in DistributedDataParallel
+        network: Any = getattr(self.network, "module", self.network)  # in DistributedDataParallel
         self._watching.watch(getattr(network, "_orig_mod", network), [self.optimizer])
 
     def on_train_end(self) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import torch
 from torch import nn
 
-from prepare.core.forward.call import Call
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.utils import files
@@ -42,7 +42,7 @@ from prepare.verify.execution.module_calls import CallInterceptor, RecordedCall
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from prepare.pipeline import Pipeline
+    from prepare.pipeline import Pipeline, Plan
 
 OnDifference = Literal["raise", "warn", "fallback"]
 _log = logging.getLogger(__name__)
@@ -75,24 +75,22 @@ class ModelGuard(Guard):
         optimizer: Optimizer | None = None,
         seconds: float = 10.0,
         max_bytes: int = 1 << 30,
+        share: float = 0.01,
         folder: str | Path | None = None,
     ) -> None:
         if on_difference not in get_args(OnDifference):
             remedy = choose(str(on_difference), get_args(OnDifference))
             raise RefusedError("on_difference", f"{on_difference!r} is not allowed", remedy)
-        raise_problems(RefusedError, _limits(seconds, max_bytes))
+        raise_problems(RefusedError, _limits(seconds, max_bytes, share))
         plan = pipeline.plan(model, known_issues="ignore")
         raise_drift(plan_drift(plan))
         super().__init__(model, every=every)
         self._model, self._pipeline, self._action = model, pipeline, on_difference
         self._optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
-        self._seconds, self._max_bytes = seconds, max_bytes
+        self._seconds, self._max_bytes, self._share = seconds, max_bytes, share
         self._folder = None if folder is None else Path(folder)
         self._originals = Originals(model, pipeline)
-        self.watched = watched_modules(model, self._originals, plan)
-        modules = dict(model.named_modules())
-        self.left_out = {n: why for n in self.watched if (why := obstacle(modules[n]))}
-        self._excluded = set(self.left_out)
+        self._watch(plan)
         self.differences: list[WrongModule] = []
         self.looks, self.seconds_used = 0, 0.0
         # Keys of which all was looked at; and of others, what was.
@@ -101,6 +99,8 @@ class ModelGuard(Guard):
         # Of each key in training the steps and the looks; what may be looked at now; the steps of all keys.
         self._turns: dict[Hashable, list[int]] = {}
         self._due, self._steps = 0.0, 0
+        # In training: when it began, the seconds of all looks, and those of the longest.
+        self._began, self._spent, self._longest = math.nan, 0.0, 0.0
         self._recorded: list[tuple[RecordedCall, nn.Module, str]] = []
         self._warned: set[str] = set()
         self._thread: int | None = None
@@ -114,6 +114,7 @@ class ModelGuard(Guard):
             DriftError: the model has drifted.
             GuardError: a module differs from torch's own, with `on_difference="raise"`.
         """
+        self._end_look()  # that of a forward which was interrupted
         self._compare_recorded()
         super().__call__()
 
@@ -143,12 +144,13 @@ class ModelGuard(Guard):
             if name not in self._excluded:
                 kinds[kind] = kinds.get(kind, 0) + 1
         what = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing"
+        percent = f"{100 * self._share:g} %"
         limits = f"{self._seconds:g} s and {size(self._max_bytes)} in each"
         used = f"{plural(self.looks, 'look')} in {self.seconds_used:.3g} s"
         lines = [
             f"guard of {type(self._model).__name__}: {what}",
             f"  serving   all at the first call of each shape, layout, dtype and mode; at most {limits}",
-            f"  training  each once in {plural(self._every, 'step')}, with gradients",
+            f"  training  each once in {plural(self._every, 'step')}, in at most {percent} of the time",
             f"  then      {_ACTION[self._action]}",
             f"  so far    {used}, {plural(len(self.differences), 'difference')}",
         ]
@@ -164,11 +166,16 @@ class ModelGuard(Guard):
 
     # ------------------------------------------------------------------------------- the model's calls
 
+    def _watch(self, plan: Plan) -> None:
+        self.watched = watched_modules(self._model, self._originals, plan)
+        modules = dict(self._model.named_modules())
+        self.left_out = {n: why for n in self.watched if (why := obstacle(modules[n]))}
+        self._excluded = set(self.left_out)
+
     def _attach(self) -> None:
         call = vars(self._model).get("_compiled_call_impl")
         if call is not None:  # hooks that are added after the compiler do not run
-            self._wrapper: Any = _CompiledCall(self, call)
-            vars(self._model)["_compiled_call_impl"] = self._wrapper
+            vars(self._model)["_compiled_call_impl"] = _CompiledCall(self, call)
             return
         self._hook = self._model.register_forward_pre_hook(
             _Entry(self), with_kwargs=True, prepend=True
@@ -198,14 +205,14 @@ class ModelGuard(Guard):
         else:
             self._begin(key, args, kwargs, self._names(), self._look_at_served)
 
-    def after(self, output: Any, run: Callable[[], Any] | None) -> Any:
-        """End a look, at the end of the call in which it began; without `run` the call raised."""
+    def after(self, output: Any, *, raised: bool) -> Any:
+        """End a look, at the end of the call in which it began; return the output to use."""
         if self._thread != threading.get_ident():
             return output
         watcher, key, _ = self._current
         try:
-            output = watcher.end(output, run)
-            if run is not None and key is not None and not self._is_late:
+            output = watcher.end(output, raised=raised)
+            if not raised and key is not None and not self._is_late:
                 if len(self._known) >= _KEYS:
                     self._known.clear()
                 self._known.add(key)
@@ -236,35 +243,31 @@ class ModelGuard(Guard):
             self._is_late, self._thread = False, threading.get_ident()
             stack.callback(self._forget)
             if not is_compiled(self._model):
-                arguments = Call(args, kwargs)
                 hook: Any = self._model.register_forward_hook(
-                    lambda *given: self._after_hook(hook, arguments, given[-1]),
-                    always_call=True,
+                    lambda *given: self._after_hook(hook, given[-1]), always_call=True
                 )
                 stack.callback(hook.remove)
             watcher.begin(args, kwargs)
-            stack.callback(watcher.end, None, None)
+            stack.callback(watcher.end, None, raised=True)
             self._look = stack.pop_all()
 
-    def _after_hook(self, hook: Any, arguments: Call, output: Any) -> Any:
-        if self._thread != threading.get_ident():
-            return None
-        hook.remove()
-        run = None if output is None else lambda: self._model(*arguments.args, **arguments.kwargs)
-        return self.after(output, run)
+    def _after_hook(self, hook: Any, output: Any) -> Any:
+        if self._thread == threading.get_ident():
+            hook.remove()
+            output = self.after(output, raised=output is None)
+        return output
 
     def _end_look(self) -> None:
-        look, self._look = self._look, ExitStack()
-        look.close()
+        if self._thread == threading.get_ident():
+            look, self._look = self._look, ExitStack()
+            look.close()
 
     def _forget(self) -> None:
         self._thread = None
 
     # ---------------------------------------------------------------------------------------- serving
 
-    def _look_at_served(
-        self, call: RecordedCall, module: nn.Module, run: Callable[[], Any], output: Any
-    ) -> Any:
+    def _look_at_served(self, call: RecordedCall, module: nn.Module, output: Any) -> Any:
         _, key, end = self._current
         seen = self._seen.setdefault(key, set())
         inner = call.module, key_of(module, call.arguments.args, call.arguments.kwargs)
@@ -288,24 +291,24 @@ class ModelGuard(Guard):
         if self._steps % self._every == 0:
             raise_drift(self.find_drift())
         names = [] if is_compiled(self._model) else self._names()
-        share = len(names) / self._every
+        rate, now = len(names) / self._every, time.perf_counter()
+        self._began = now if math.isnan(self._began) else self._began
         if len(self._turns) >= _KEYS:
             self._turns.clear()
         turn = self._turns.setdefault(key, [0, 0])
         turn[0] += 1
-        self._due = min(self._due + share, float(len(names)))
+        self._due = min(self._due + rate, float(len(names)))
         # So each key has its share of the looks, and each module its turn.
-        if self._due < 1 or turn[1] >= turn[0] * share:
+        is_over = self._spent + self._longest > self._share * (now - self._began)
+        if self._due < 1 or turn[1] >= turn[0] * rate or is_over:
             return
-        count = int(self._due)
+        count = min(int(self._due), math.ceil(rate))
         chosen = [names[(turn[1] + index) % len(names)] for index in range(count)]
         self._due -= count
         turn[1] += count
         self._begin(None, args, kwargs, chosen, self._record_trained)
 
-    def _record_trained(
-        self, call: RecordedCall, module: nn.Module, run: Callable[[], Any], output: Any
-    ) -> Any:
+    def _record_trained(self, call: RecordedCall, module: nn.Module, output: Any) -> Any:
         if not is_compiled(module) and all(call.module != c.module for c, _, _ in self._recorded):
             kept = replace(call, children=list(call.children))
             self._recorded.append((kept, module, autocast_of(module, call)))
@@ -350,7 +353,10 @@ class ModelGuard(Guard):
             self._excluded.add(call.module)
             return None
         finally:
-            self.seconds_used += time.perf_counter() - start
+            took = time.perf_counter() - start
+            self.seconds_used += took
+            if backward:
+                self._spent, self._longest = self._spent + took, max(self._longest, took)
         self.looks += 1
         where = call.module or type(self._model).__name__
         return (
@@ -377,11 +383,13 @@ class ModelGuard(Guard):
                     found, text=f"{found.text}, and torch's own cannot be put back: {why}"
                 )
             else:
-                was_root = is_compiled(self._model)
+                was_compiled = is_compiled(module)
                 found = replace(found, done=put_back(module, self._pipeline, self._optimizer))
-                if was_root and not is_compiled(self._model):
-                    self._attach()
                 self.record(self._model)
+                if was_compiled:  # what is in it is looked at from now on
+                    self._watch(self._pipeline.plan(self._model, known_issues="ignore"))
+                if was_compiled and module is self._model:
+                    self._attach()
         self.differences.append(found)
         _log.warning("%s", found)
         if self._folder is not None:
@@ -442,12 +450,14 @@ class _CompiledCall:
         try:
             output = self.compiled(*args, **kwargs)
         except BaseException:
-            self._guard.after(None, None)
+            self._guard.after(None, raised=True)
             raise
-        return self._guard.after(output, lambda: self._guard._model(*args, **kwargs))
+        return self._guard.after(output, raised=False)
 
 
-def _limits(seconds: float, max_bytes: int) -> Iterator[Problem]:
+def _limits(seconds: float, max_bytes: int, share: float) -> Iterator[Problem]:
+    if not share > 0:
+        yield Problem("share", f"{share} is no time", "give a part of the time, as in 0.01")
     if not seconds > 0:
         yield Problem("seconds", f"{seconds} is no time", "give the seconds that a call may take")
     if max_bytes < 1:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.float32_calls import casts_of
@@ -67,7 +66,7 @@ class Originals:
         """Return how the pipeline changed the code of a module; empty if it did not."""
         if is_compiled(module):
             return "compiled"
-        if is_repaired(module) or parametrize.is_parametrized(module):
+        if is_repaired(module):
             return "repaired"
         if type(module) is not type(self._modules[name]):
             return "with rewritten calls"
@@ -91,13 +90,14 @@ def watched_modules(model: nn.Module, originals: Originals, plan: Plan) -> dict[
     found: dict[str, str] = {}
     compiled: list[str] = []
     for name, module in model.named_modules():
-        if any(name.startswith(f"{above}." if above else "") for above in compiled):
+        forward, above = type(module).forward, (f"{each}." if each else "" for each in compiled)
+        is_part = ".parametrizations." in f".{name}." or name.startswith(tuple(above))
+        if is_part or forward is nn.Module.forward:
             continue
-        forward, kind = type(module).forward, originals.kind(name, module)
+        kind = originals.kind(name, module)
         if kind == "compiled":
             compiled.append(name)
-        is_part = ".parametrizations." in f".{name}." or forward is nn.Module.forward
-        if is_part or (forward is nn.Sequential.forward and not kind):
+        if forward is nn.Sequential.forward and not kind:
             continue
         if why := kind or asked.get(name) or ("called with their results" if asked else ""):
             found[name] = why

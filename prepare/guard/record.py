@@ -17,8 +17,8 @@ from prepare.verify.execution.module_calls import CallRecorder, RecordedCall
 if TYPE_CHECKING:
     from prepare.verify.execution.module_calls import CallInterceptor
 
-# Gets a recorded call, the module, a function that calls it again, and its output; returns the output.
-Look = Callable[[RecordedCall, nn.Module, Callable[[], Any], Any], Any]
+# Gets a recorded call, the module and its output; returns the output to use.
+Look = Callable[[RecordedCall, nn.Module, Any], Any]
 
 
 def key_of(module: nn.Module, args: Any, kwargs: Any) -> Hashable:
@@ -81,13 +81,13 @@ class Watcher(CallRecorder):
             self._patch.enter_context(self._interceptor.handling(self._record))
         return self
 
-    def end(self, output: Any, run: Callable[[], Any] | None) -> Any:
-        """Record the output of the model itself; without `run` it raised. Return the output to use."""
+    def end(self, output: Any, *, raised: bool) -> Any:
+        """Record the output of the model itself, and return the output to use."""
         root, self._root, self._interceptor.handle = self._root, None, None
         try:
-            if root is not None and run is not None and "" not in self.refused:
+            if root is not None and not raised and "" not in self.refused:
                 self._keep_outputs(root, output)
-                output = self._look(root, self._model, run, output)
+                output = self._look(root, self._model, output)
             return output
         finally:
             self._patch.close()
@@ -112,7 +112,7 @@ class Watcher(CallRecorder):
                 interceptor = self._interceptor
                 handle, interceptor.handle = interceptor.handle, None
                 try:
-                    output = look(call, module, run, output)
+                    output = look(call, module, output)
                 finally:
                     interceptor.handle = handle
             call.children.clear()

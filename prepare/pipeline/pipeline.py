@@ -315,6 +315,7 @@ class Pipeline:
         optimizer: Optimizer | None = None,
         seconds: float = 10.0,
         max_bytes: int = 1 << 30,
+        share: float = 0.01,
         folder: str | Path | None = None,
     ) -> ModelGuard:
         """Watch a prepared `model` while it serves and trains, and return what does so; print it to see how.
@@ -322,7 +323,8 @@ class Pipeline:
         Each module that the pipeline changed is compared, alone and on the inputs of a call, with torch's own
         module and the same weights, as `verify` does: in eval mode or without gradients at the first call of
         each key (shapes, strides, dtypes, device, autocast, grad mode, mode), and in training, with
-        gradients, once in `every` steps. Call the guard after each step to find drift on every `every`-th.
+        gradients, once in `every` steps if `share` allows it. Call the guard after each step to find drift on
+        every `every`-th.
 
         Args:
             model: the prepared model; it is called as before, and a look changes nothing in it.
@@ -332,6 +334,8 @@ class Pipeline:
             optimizer: it is checked for drift too, and follows a module that is put back in training.
             seconds: no look begins after this time in one call; what is left is looked at in the next ones.
             max_bytes: the memory of the copies and of one comparison in float64.
+            share: the part of the time of a training that looks may take; they come later than `every` says
+                if they would take more. `math.inf` sets no limit.
             folder: where each difference is written, with a script that shows it with torch alone.
 
         Raises:
@@ -348,6 +352,7 @@ class Pipeline:
             optimizer=optimizer,
             seconds=seconds,
             max_bytes=max_bytes,
+            share=share,
             folder=folder,
         )
 

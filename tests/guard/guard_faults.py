@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from prepare.core.model.module_tree import Snapshot
@@ -107,7 +109,7 @@ def steps_until_caught_in_training(name, every=40, first=20):
     """Return the number of the step after the fault in which it was found; None after `every` steps."""
     pipeline, model = prepared(training=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with pipeline.guard(model, every=every) as guard:
+    with pipeline.guard(model, every=every, share=math.inf) as guard:
         for step in range(1, first + 2 * every + 1):
             size = WRONG if step % 2 else RIGHT
             before = Snapshot(model)

@@ -1,6 +1,7 @@
 """Test that a guard finds faults in a running model, raises no false alarm, and leaves no trace."""
 
 import copy
+import math
 import pickle
 import random
 import subprocess
@@ -28,7 +29,7 @@ from prepare.pipeline import Pipeline
 from prepare.testing.networks import facts
 from verify_faults import FAULTS
 
-EVERY = 40
+EVERY, ALL = 40, math.inf
 STEPS = {
     "conv2d_memory_format": {},
     "repair_layout": {"force": True},
@@ -89,7 +90,7 @@ def test_every_fault_of_one_shape_is_found_at_its_first_call(name):
     assert calls_until_caught_in_serving(name) == 1
 
 
-@pytest.mark.parametrize("name", TRAINED[::24])
+@pytest.mark.parametrize("name", TRAINED[::36])
 def test_a_fault_of_one_shape_is_found_within_n_steps(name):
     assert steps_until_caught_in_training(name, EVERY) <= EVERY
 
@@ -207,7 +208,7 @@ def test_drift_is_found_in_training_and_at_a_new_key():
 def test_state_of_the_optimizer_is_checked_for_drift():
     pipeline, model = prepared(training=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    guard = pipeline.guard(model, every=1, optimizer=optimizer)
+    guard = pipeline.guard(model, every=1, share=ALL, optimizer=optimizer)
     train(model, guard, 1)
     model(images()).mean().backward()
     optimizer.step()
@@ -244,7 +245,7 @@ def test_a_module_that_is_put_back_has_the_numbers_of_torch(training, monkeypatc
     forward = repaired.forward
     monkeypatch.setattr(repaired, "forward", lambda self, x: forward(self, x) * 1.1)
     assert pipeline.check(model) == []
-    guard = pipeline.guard(model, every=1, on_difference="fallback")
+    guard = pipeline.guard(model, every=1, share=ALL, on_difference="fallback")
     seen = {}
     model[4].norm.register_forward_hook(lambda m, args, out: seen.update(given=args[0], out=out))
 
@@ -268,6 +269,22 @@ def test_a_module_that_is_put_back_has_the_numbers_of_torch(training, monkeypatc
     assert guard.find_drift() == []
 
 
+def test_a_compiled_model_that_is_put_back_runs_uncompiled():
+    pipeline, model = prepared({"compile": {"backend": "eager"}})
+    plain, batch = network().eval(), images()
+    guard = pipeline.guard(model, on_difference="fallback")
+    compiled = vars(model)["_compiled_call_impl"]
+    assert pipeline.check(model) == []
+    compiled.compiled = lambda x: plain(x) + 1
+    with torch.no_grad(), pytest.warns(GuardWarning, match="it runs uncompiled from now on"):
+        assert torch.equal(model(batch), plain(batch))
+    assert guard.looks == 1
+    with torch.no_grad():
+        assert torch.equal(model(batch), plain(batch))
+    guard.remove()
+    assert not model._forward_pre_hooks
+
+
 def test_a_convolution_that_is_put_back_is_contiguous_in_the_audit():
     pipeline, model = prepared()
     plan = pipeline.plan(network())
@@ -286,13 +303,15 @@ def test_a_convolution_that_is_put_back_is_contiguous_in_the_audit():
 
 def test_a_weight_in_training_is_put_back_only_with_its_optimizer():
     pipeline, model = prepared(training=True)
-    with pipeline.guard(model, every=1, on_difference="fallback") as guard:
+    with pipeline.guard(model, every=1, share=ALL, on_difference="fallback") as guard:
         add(model[0])
         with pytest.raises(GuardError, match="cannot be put back: its weights would change"):
             train(model, guard, 1)
     del model[0].forward
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with pipeline.guard(model, every=1, on_difference="fallback", optimizer=optimizer) as guard:
+    with pipeline.guard(
+        model, every=1, share=ALL, on_difference="fallback", optimizer=optimizer
+    ) as guard:
         add(model[0])
         model(images()).mean().backward()
         optimizer.step()
@@ -314,6 +333,41 @@ def test_a_script_and_a_log_are_written_into_the_folder(tmp_path, monkeypatch):
         model(images())
     assert (tmp_path / "guard" / "guard-6.py").read_text() == "print(1)\n"
     assert (tmp_path / "guard" / "guard.log").read_text() == f"{guard.differences[0]}\n"
+
+
+class Odd(nn.Module):
+    """Computed and tied weights, lists of weights, fast paths, and operations in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 3))
+        self.old, self.act = nn.utils.spectral_norm(nn.Conv2d(8, 8, 3)), nn.ReLU(inplace=True)
+        self.lstm = nn.LSTM(8, 8, batch_first=True, dropout=0.2, num_layers=2)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True, dropout=0.1)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        x = self.act(self.old(self.act(self.conv(x)))).flatten(2).transpose(1, 2)
+        x, _ = self.lstm(x)
+        x, _ = self.attention(x, x, x)
+        return self.second(self.act(self.first(self.encoder(x))))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_modules_of_every_kind_run_alone_without_a_false_alarm(training):
+    torch.manual_seed(0)
+    pipeline, model = Pipeline.from_config(STEPS), Odd().train(training)
+    pipeline.apply(model, known_issues="ignore")
+    with pipeline.guard(model, every=1, share=ALL) as guard:
+        if training:
+            train(model, guard, 1, images(8))
+        else:
+            with torch.no_grad():
+                model(images(8))
+    assert guard.looks >= 10
+    assert guard.left_out == {}
 
 
 # ------------------------------------------------------------------------------------- what it leaves alone
@@ -344,7 +398,7 @@ def test_training_with_looks_ends_in_the_same_weights():
     def trained(*, guarded):
         pipeline, model = prepared(training=True)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        guard = pipeline.guard(model, every=1) if guarded else lambda: None
+        guard = pipeline.guard(model, every=1, share=ALL) if guarded else lambda: None
         torch.manual_seed(2)
         for _ in range(4):
             model(images()).square().mean().backward()
@@ -443,11 +497,19 @@ def test_a_module_that_needs_too_much_memory_is_named():
 
 def test_each_shape_has_its_share_of_the_looks_in_training():
     pipeline, model = prepared(training=True)
-    with pipeline.guard(model, every=16) as guard:
+    with pipeline.guard(model, every=16, share=ALL) as guard:
         for _ in range(16):
             train(model, guard, 1, images(16))
             train(model, guard, 1, images(20))
     assert sorted(looks for _, looks in guard._turns.values()) == [len(guard.watched)] * 2
+
+
+def test_looks_in_training_take_their_share_of_the_time():
+    pipeline, model = prepared(training=True)
+    with pipeline.guard(model, every=1, share=1e-9) as guard:
+        train(model, guard, 3)
+        assert guard.looks == len(guard.watched)  # all of the first step, when no time was spent
+    assert "in at most 1e-07 % of the time" in repr(guard)
 
 
 def test_wrong_options_are_refused():
@@ -456,6 +518,7 @@ def test_wrong_options_are_refused():
         "on_difference": ("stop", "on_difference: 'stop' is not allowed"),
         "seconds": (0.0, "seconds: 0.0 is no time"),
         "max_bytes": (0, "max_bytes: 0 is no memory"),
+        "share": (0.0, "share: 0.0 is no time"),
         "every": (0, "every: 0 is not at least 1"),
     }.items():
         with pytest.raises(RefusedError, match=text[1]):
@@ -466,3 +529,62 @@ def test_wrong_options_are_refused():
 def test_importing_the_guard_loads_no_torch():
     code = "import sys, prepare.guard; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
+@pytest.mark.slow
+def test_a_fault_of_torch_itself_is_reduced_to_a_script(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3))
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "input_format": {"attach": True}})
+    pipeline.apply(model, known_issues="ignore")
+    with pipeline.guard(model, every=1, share=ALL, on_difference="warn", folder=tmp_path) as guard:
+        train(model, guard, 2)
+        assert guard.differences == []
+        with pytest.warns(GuardWarning, match=r"1: its gradients are off by .*guard-1\.py"):
+            train(model, guard, 1, images(12, samples=1))
+    done = subprocess.run(
+        [sys.executable, tmp_path / "guard-1.py"], capture_output=True, text=True, check=False
+    )
+    assert "AssertionError: input gradients: error" in done.stderr
+
+
+IN_A_GROUP = """
+import sys, torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from prepare.pipeline import Pipeline
+distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+def watched(steps, wrap):
+    pipeline = Pipeline.from_config(steps)
+    model = pipeline.apply(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)))
+    wrapped, batch = wrap(model), torch.randn(2, 3, 8, 8)
+    guard = pipeline.guard(model, every=1, share=1e9)
+    for _ in range(2):
+        wrapped(batch).square().mean().backward()
+        guard()
+    return guard
+guard = watched({"conv2d_memory_format": {}}, DistributedDataParallel)
+print(guard.looks, guard.left_out)
+print(watched({"half": {"dtype": "bfloat16"}, "input_format": {"attach": True}}, fully_shard))
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_guard_in_ddp_looks_and_with_fsdp_finds_drift_alone(tmp_path):
+    run = [sys.executable, "-W", "ignore", "-c", IN_A_GROUP, tmp_path / "meeting"]
+    lines = subprocess.check_output(run, text=True).splitlines()
+    assert lines[0] == "6 {}"
+    assert "it looks for drift alone" in lines[1]
+
+
+def test_a_model_compiled_from_outside_is_not_looked_at():
+    pipeline, model = prepared()
+    guard = pipeline.guard(model)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(images())
+        assert guard.looks == 0
+        model(images())
+        assert guard.looks > 0
