@@ -205,7 +205,10 @@ def _sizes(case: Case, where: Where) -> Iterator[Part]:
     titles = columns(
         "Size head, Weight number, Model text, Time number, Interval number, Against it text, Interval text"
     )
-    yield Table(label=title, title=title, columns=titles, rows=rows, most=len(rows), where=where)
+    if rows:
+        yield Table(
+            label=title, title=title, columns=titles, rows=rows, most=len(rows), where=where
+        )
 
 
 def _remark(row: VariantResult) -> str:

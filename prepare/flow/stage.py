@@ -29,7 +29,7 @@ class FlowStage(Stage):
     imports: ClassVar[tuple[str, ...]] = ("prepare.flow.follow",)
     tasks: ClassVar[Mapping[str, Task]] = {
         "flow": Task(
-            "prepare nothing, and show where the model would lose its layout with the steps applied",
+            "show where the model would lose its layout with the steps; prepare nothing",
             stages=("flow",),
             prepares=False,
         )

@@ -55,7 +55,7 @@ class ReduceStage(Stage):
                     training=work.training,
                     seconds=seconds,
                 )
-            work.notes.append(text)
+            work.notes.insert(0, text)  # the answer to what was asked
             return {}
         with work.progress("reducing the first wrong module to a script"):
             found = reduce(
@@ -70,7 +70,7 @@ class ReduceStage(Stage):
             text = (
                 "no module of torch is wrong by itself on inputs of this size, mean and deviation"
             )
-            work.notes.append(text)
+            work.notes.insert(0, text)  # the answer to what was asked
             return {}
         return {"reduced": found}
 

@@ -133,18 +133,6 @@ def test_chart_colours_have_enough_contrast_in_light_and_dark(dark):
         assert contrast(colours[mark], colours["paper"]) >= 3
 
 
-def test_the_plane_shows_speed_against_the_largest_output_error():
-    chart = bench_charts(bench(), verified())[-1]
-    unprepared, prepared = chart.points
-    assert (unprepared.x, unprepared.y, unprepared.mark) == (1.0, 0.0, "baseline")
-    assert (prepared.x, prepared.y, prepared.mark) == (0.73, 2e-6, "better")
-    assert prepared.x_interval == (0.70, 0.76)
-    assert chart.y.lines == ((1e-4, "allowed"),)
-    assert not any(isinstance(chart, Plane) for chart in bench_charts(bench(), None))
-    wrong = bench_charts(bench(), verified(status="fail"))[-1]
-    assert wrong.points[1].mark == "wrong"
-
-
 def test_each_case_has_a_chart_of_times_and_all_share_memory():
     charts = bench_charts(bench(comparison(), comparison(1.2, verdict="slower")), None)
     assert [chart.title for chart in charts] == [

@@ -26,7 +26,7 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("verify", ["none", "short"])
 def test_a_job_loads_weights_first_and_saves_the_prepared_ones(here, verify, capsys):
     assert cli.run([*RUN, "verify=none", "seed=1", "save=first.safetensors"]) == 0
-    argv = [*RUN, f"verify={verify}", "precision=bfloat16", "hydra.run.dir=out"]
+    argv = [*RUN, f"verify={verify}", "precision=bfloat16", "hydra.run.dir=out", "--verbose"]
     assert cli.run([*argv, "weights=first.safetensors", "save=second.pt"]) == 0
     said = capsys.readouterr().out
     assert "weights: those of first.safetensors" in said

@@ -15,7 +15,7 @@ import prepare
 from paths import CONF
 from prepare import bench, checkpoint, tune, verify
 from prepare.cli.compose_config import composing
-from prepare.job.settings import group_names
+from prepare.job.settings import ADDED_GROUP, group_names
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 
@@ -129,7 +129,10 @@ def test_a_key_that_its_caller_cannot_give_is_found(key, caller, keys, arguments
     ],
 )
 def test_every_option_of_every_group_composes_without_a_mistake(composer, group, option):
-    overrides = [f"{group}={option}"] if group == "model" else ["model=unet3d", f"{group}={option}"]
+    added = "+" if group == ADDED_GROUP else ""
+    overrides = [f"{added}{group}={option}"]
+    if group not in ("model", ADDED_GROUP):
+        overrides.insert(0, "model=unet3d")
     if option == "custom":
         overrides.append("model._target_=my_package.nets.build")
     if group == "export":

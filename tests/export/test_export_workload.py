@@ -28,7 +28,7 @@ def test_the_dimensions_in_which_sizes_differ_are_dynamic(exported, tmp_path):
     found.save(tmp_path / "export.json")
     assert Export.load(tmp_path / "export.json") == found
     texts = [text for _, text in export_document(Shown(found={"export": found})).rows]
-    assert [text.partition(", ")[0] for text in texts[1:]] == ["2x3x6x8: right", "1x3x6x10: right"]
+    assert [text.partition(", ")[0] for text in texts[1:]] == ["2x3x6x8 right", "1x3x6x10 right"]
 
 
 def test_an_artefact_that_refuses_a_size_fails(exported):

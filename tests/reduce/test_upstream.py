@@ -18,7 +18,7 @@ CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else 
 
 def test_every_script_belongs_to_a_known_issue_and_has_a_text():
     assert len(SCRIPTS) == 4
-    page = (FOLDER / "index.md").read_text()
+    page = (FOLDER.parent / "doctor.md").read_text()
     for path in SCRIPTS:
         assert path.stem in ISSUES
         assert f"`{path.name}`" in page

@@ -34,7 +34,13 @@ def test_a_cache_that_cannot_be_made_is_one_line(tmp_path):
 
 
 def test_a_job_counts_what_it_compiled_and_read(tmp_path, capsys):
-    words = ["model._target_=sample_nets.Net", "input.shape=[2,3,16,16]", "bench=none", "flow=none"]
+    words = [
+        "model._target_=sample_nets.Net",
+        "input.shape=[2,3,16,16]",
+        "bench=none",
+        "flow=none",
+        "--verbose",
+    ]
     step = "+steps.compile={backend: eager}"
     folder = tmp_path / "code"
     assert (

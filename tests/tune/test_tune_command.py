@@ -81,7 +81,7 @@ def test_ctrl_c_keeps_what_was_measured(timed, go, monkeypatch):
     assert best.ratio == pytest.approx(0.5, rel=0.05)
     assert {row.status for row in found.rows} <= {"winner", "not measured", "slower"}
     text = json.loads((folder / "result.json").read_text())["error"]
-    assert text.startswith("stopped by Ctrl-C; best so far channels_last + input (0.5")
+    assert text.startswith("stopped by Ctrl-C; best so far channels_last + input (2.0x faster")
     assert text in said.err
     page = (folder / "report.html").read_text()
     assert '<section id="tune"' in page
