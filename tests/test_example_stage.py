@@ -34,7 +34,7 @@ def run(site, tmp_path):
 
 def test_a_run_has_its_row_file_section_picture_and_figure(run, tmp_path):
     out = run(*MODEL, *QUICK, "task=depths", "hydra.run.dir=out")
-    assert "  depth         the module tree is 3 deep" in out
+    assert "  deep?     3 deep" in out
     folder = tmp_path / "out"
     assert json.loads((folder / "depths.json").read_text()) == {"depth": 3, "most": 9}
     assert "<svg" in (folder / "depths.svg").read_text()

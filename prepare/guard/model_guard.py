@@ -178,7 +178,7 @@ class ModelGuard(Guard):
             vars(self._model)["_compiled_call_impl"] = _CompiledCall(self, call)
             return
         self._hook = self._model.register_forward_pre_hook(
-            _Entry(self), with_kwargs=True, prepend=True
+            _Looked(self), with_kwargs=True, prepend=True
         )
 
     def _detach(self) -> None:
@@ -422,7 +422,7 @@ class ModelGuard(Guard):
         return str(path)
 
 
-class _Entry:
+class _Looked:
     """The forward pre-hook of a guarded model; that of a copy does nothing."""
 
     def __init__(self, guard: ModelGuard | None = None) -> None:
@@ -434,7 +434,7 @@ class _Entry:
             guard.before(args, kwargs)
 
     def __reduce__(self) -> Any:
-        return _Entry, ()
+        return _Looked, ()
 
 
 class _CompiledCall:

@@ -114,7 +114,9 @@ def test_a_bench_without_a_baseline_gives_the_reason(sweep, capsys):
     assert (found.ratio, found.verdict) == (None, "not compared")
     assert found.reason == "the unprepared model raised RuntimeError"
     assert rank(summary).best == {1}
-    assert "#0: not measured: the unprepared model raised RuntimeError\n" in out_of(capsys, summary)
+    assert "#0: speed not measured: the unprepared model raised RuntimeError\n" in out_of(
+        capsys, summary
+    )
 
 
 def test_summary_and_diff_do_not_import_torch(swept):

@@ -42,8 +42,8 @@ def test_the_size_that_fails_is_named():
     assert failed == [("batch 4", 4)]
     texts = [text for _, text in verify_document(Shown(found={"verify": found})).rows]
     assert texts[0].startswith("fail: at batch 4: ")
-    assert texts[1].startswith("batch 1: pass: output error ")
-    assert texts[2].startswith("batch 4: fail: outputs")
+    assert texts[1].startswith("batch 1 pass: outputs at <1 % of the tolerance")
+    assert texts[2].startswith("batch 4 fail: outputs")
 
 
 def test_the_largest_error_of_right_sizes_counts(tmp_path):
