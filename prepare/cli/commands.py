@@ -1,4 +1,4 @@
-"""Answer the commands and flags that need no Hydra: steps, diff, summary, --help, --version."""
+"""Answer the commands and flags beside those of a run: steps, diff, summary, replay, --help, --version."""
 
 from __future__ import annotations
 
@@ -85,6 +85,13 @@ def _summary(argv: list[str]) -> int:
     return DONE
 
 
+def _replay(argv: list[str]) -> int:
+    require_packages("hydra", "rich")
+    from prepare.cli.replay import replay
+
+    return replay(argv)
+
+
 def _doctor(argv: list[str]) -> int:
     """Examine this machine and write its files; return 1 if something is wrong on it, else 0."""
     if argv and argv[0] == "share":
@@ -146,6 +153,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "doctor": _doctor,
     "diff": _diff,
     "summary": _summary,
+    "replay": _replay,
 }
 
 
@@ -155,6 +163,9 @@ USAGES = {
     "  Examine what torch computes wrongly or slowly on this machine.",
     "diff": "diff A B [--all] [--page FILE.html]\n  Compare two runs' folders, audits or recipes.",
     "summary": "summary FOLDER\n  Print and write the table of the sweep in this folder.",
+    "replay": "replay FOLDER [model._target_=NAME] [weights=FILE] [verify=LEVEL] [bench=LEVEL]"
+    " [hydra.run.dir=FOLDER]\n"
+    "  Verify and time on this machine what a run has prepared elsewhere.",
 }
 
 

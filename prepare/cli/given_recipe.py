@@ -29,7 +29,7 @@ def take_recipe(overrides: Iterable[str], config_dir: str | None) -> None:
     path = words.get(RECIPE)
     if not isinstance(path, str):
         return
-    steps = _steps_of(path)
+    steps = steps_of(path)
     given = {group: word for group, word in words.items() if group in STEP_GROUPS}
     if given:
         problems: list[Problem] = []
@@ -57,7 +57,7 @@ def _read(overrides: Iterable[str]) -> Iterator[tuple[str, Any]]:
         yield override.key, override.value
 
 
-def _steps_of(path: str) -> dict[str, Any]:
+def steps_of(path: str) -> dict[str, Any]:
     """Return the steps of a recipe, which set only what is known to be harmless."""
     try:
         steps = recipe.load(path)

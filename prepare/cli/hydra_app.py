@@ -222,7 +222,7 @@ def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
         unresolved=tuple(problems),
         job=job,
         folder=Path(about.runtime.output_dir),
-        build=_instantiate,
+        build=instantiated,
         pages=write_pages,
         logging=log_configuration(about),
         # Not that of this process: the workers of a launcher may start in any folder.
@@ -236,7 +236,8 @@ def _identity(config: DictConfig) -> str | None:
     return None if problems else identity_of(values, choices_in(config.hydra))
 
 
-def _instantiate(model: Mapping[str, Any]) -> Any:
+def instantiated(model: Mapping[str, Any]) -> Any:
+    """Return the model of a configuration, as Hydra instantiates it."""
     with _hydra_13_rules():
         return hydra.utils.instantiate(dict(model), _convert_="all")
 

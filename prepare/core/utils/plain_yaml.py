@@ -13,7 +13,7 @@ without libyaml, and for escaped surrogates, which libyaml rejects.
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import yaml
@@ -57,10 +57,13 @@ class YamlDocument(NamedTuple):
     at: Callable[[tuple], str]
 
 
-def read(text: str | bytes, where: str, *, remedy: str) -> YamlDocument:
-    """Read `text`; raise RecipeError with places in the file `where`, and `remedy` if it is empty."""
+def read(text: str | bytes, where: str, *, remedy: str, keys: Collection[str] = ()) -> YamlDocument:
+    """Read `text`; raise RecipeError with places in the file `where`, and `remedy` if it is empty.
+
+    `keys` are allowed though they begin with `_`.
+    """
     text = _decoded(text, where).removeprefix("\ufeff")
-    reader = _Reader(yaml.parse(text, Loader=_loader_of(text)), text, where)
+    reader = _Reader(yaml.parse(text, Loader=_loader_of(text)), text, where, keys)
     return YamlDocument(reader.document(remedy), reader.at)
 
 
@@ -109,8 +112,10 @@ def kind_of(value: object) -> str:
 class _Reader:
     """Build the value of one YAML document from its events; raise RecipeError for all but data."""
 
-    def __init__(self, events: Iterator[yaml.Event], text: str, where: str) -> None:
-        self.events, self.text, self.where = events, text, where
+    def __init__(
+        self, events: Iterator[yaml.Event], text: str, where: str, keys: Collection[str] = ()
+    ) -> None:
+        self.events, self.text, self.where, self.keys = events, text, where, keys
         self.count = 0
         self.lines: dict[tuple, int] = {}
 
@@ -183,7 +188,7 @@ class _Reader:
         if not isinstance(key, str):
             wrong = f"holds the key {short_repr(event.value)}, which is {kind_of(key)}"
             self.refuse(event, wrong, "put quotes around it")
-        if wrong := _key_trouble(key):
+        if key not in self.keys and (wrong := _key_trouble(key)):
             self.refuse(event, wrong, "remove it")
         return key
 

@@ -1,0 +1,54 @@
+"""`prepare.sweep.read`: the rows of a sweep as records, and as a table of pandas."""
+
+import subprocess
+import sys
+
+import pytest
+
+from paths import RUN
+from prepare.errors import ConfigError, FileError
+from prepare.sweep import read
+
+
+def test_each_row_is_a_record_with_every_override_and_figure(swept):
+    rows = read(str(swept))
+    assert [row["number"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert len({tuple(row) for row in rows}) == 1
+    best = rows[4]
+    assert (best["model"], best["memfmt"], best["precision"]) == (
+        *("unet3d", "channels_last_3d", "bfloat16"),
+    )
+    assert (best["status"], best["best"], best["shared"], best["seconds"]) == (
+        *("ok", True, False, 2.0),
+    )
+    assert (best["time_ratio"], best["bytes_after"]) == (0.41, 1 << 19)
+    assert best["folder"] == str(swept / "4-row")
+    assert (rows[2]["status"], rows[2]["time_ratio"]) == ("failed", None)
+    assert "slow_conv3d" in rows[2]["reason"]
+    assert (rows[5]["folder"], rows[5]["precision"]) == (None, "half")
+
+
+def test_a_folder_that_is_no_sweep_is_refused(tmp_path):
+    with pytest.raises(FileError, match="is not the folder of a sweep"):
+        read(tmp_path)
+
+
+def test_it_loads_no_torch(swept):
+    code = f"import sys; from prepare.sweep import read; read({str(swept)!r}); print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=RUN.parent, capture_output=True, text=True, check=True)  # fmt: skip
+    assert not {"torch", "pandas"} & set(ran.stdout.split())
+
+
+def test_without_pandas_the_table_says_what_it_needs(swept, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match="needs the package pandas; install it: pip install pandas"):  # fmt: skip
+        read(swept).to_dataframe()
+
+
+def test_a_table_of_pandas_has_every_key_as_a_column(swept):
+    pytest.importorskip("pandas")
+    rows = read(swept)
+    table = rows.to_dataframe()
+    assert list(table.columns) == list(rows[0])
+    assert table.loc[table["best"], "time_ratio"].tolist() == [0.41]
+    assert table["time_ratio"].isna().sum() == 2
