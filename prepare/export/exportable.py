@@ -78,11 +78,12 @@ def take_out(model: nn.Module, exporter: Exporter, pipeline: Pipeline) -> Iterat
             reason = "a hook is not captured; the program converts the dtype of inputs, not their strides"
         yield TakenOut(step=FormatHook.step, modules=("",), reason=reason)
     compiled = [name for name, module in model.named_modules() if is_compiled(module)]
-    if compiled or "compile" in pipeline.steps:
+    compiling = STEPS["compile"]
+    if compiled or compiling.name in pipeline.steps:
         for module in model.modules():
-            STEPS["compile"].undo(module)
+            compiling.undo(module)
         reason = "a compiled call is not captured; the exporter compiles, or the format's runtime"
-        yield TakenOut(step="compile", modules=tuple(compiled), reason=reason)
+        yield TakenOut(step=compiling.name, modules=tuple(compiled), reason=reason)
     for step, cls in STEPS.items():
         if step in exporter.keeps or not cls.only_layouts:
             continue

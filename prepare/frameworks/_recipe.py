@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, RefusedError
 from prepare.pipeline import Pipeline, relayout
+from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +39,7 @@ class NetworkRecipe:
             wrong = f"a {type(recipe).__name__} is not a recipe"
             raise ConfigError("recipe", wrong, "give a path, a mapping of steps, or a Pipeline")
         steps = {name: options for name, options in recipe.to_config().items() if name != "device"}
-        steps["input_format"] = {**steps.get("input_format", {}), "attach": True}
+        steps[InputFormat.name] = {**steps.get(InputFormat.name, {}), "attach": True}
         self.pipeline = Pipeline.from_config(steps)
 
     def apply(self, network: nn.Module, optimizers: Iterable[Optimizer] = ()) -> None:

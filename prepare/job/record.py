@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prepare import recipe
 from prepare.core.utils import files, json_records
 from prepare.errors import FileError, Problem
 from prepare.job.headline import check_figures
@@ -140,6 +139,8 @@ class Record:
     def write_prepared(self, pipeline: Pipeline, audit: Audit) -> None:
         """Write the recipe and the audit; the same bytes for the same model and recipe."""
         # Not `save`, which warns of what is left out: the notes of a run say it.
+        from prepare import recipe
+
         recipe.save(self.folder / "recipe.yaml", pipeline.to_recipe())
         audit.save(self.folder / "audit.json")
         audit.save(self.folder / "audit.csv")

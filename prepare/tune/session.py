@@ -28,7 +28,14 @@ from prepare.core.utils.options import read_size
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import plural
 from prepare.core.utils.wording import words
-from prepare.errors import ConfigError, ModelError, PrepareError, Problem, RefusedError
+from prepare.errors import (
+    ConfigError,
+    ModelError,
+    PrepareError,
+    Problem,
+    RefusedError,
+    raise_problems,
+)
 from prepare.pipeline import Pipeline
 from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.preconditions import lazy_problems, precondition_problems
@@ -283,8 +290,9 @@ class TuningSession:
         """Find the modules that have to stay in float32 for the step `half` alone to be right."""
         _check_model(self.model)
         recipe = Pipeline.from_config({"half": {"dtype": dtype}, "input_format": {"attach": True}})
-        if self.mode == "train" and (unfit := list(recipe.steps["half"].in_training())):
-            raise ConfigError.of(unfit)
+        if self.mode == "train":
+            unfit = [problem for step in recipe.steps.values() for problem in step.in_training()]
+            raise_problems(ConfigError, unfit)
         candidate = Candidate(dtype, recipe.to_config())
         with isolated():
             pools = self._pools(candidate)

@@ -76,6 +76,14 @@ def test_a_drift_names_the_current_and_the_prepared_value():
     assert str(drift) == "0.weight: stride is (27, 9, 3, 1), prepared as (27, 1, 9, 3)"
 
 
+def test_a_drift_names_the_module_that_a_step_would_change_again():
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "repair_layout": {"force": True}})
+    model = pipeline.apply(nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8)))
+    model[1].__class__ = nn.InstanceNorm2d
+    (drift,) = pipeline.check(model)
+    assert str(drift) == "1: the module is as before, prepared as repair_layout"
+
+
 def test_vector_to_parameters_is_reported_as_drift():
     model = Pipeline.from_config({"conv2d_memory_format": {}}).apply(make())
     vector = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])

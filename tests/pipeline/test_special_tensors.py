@@ -279,3 +279,21 @@ def test_verify_passes_a_model_whose_mask_is_clamped():
     prepared = pipeline.apply(copy.deepcopy(reference))
     assert prepared(torch.randn(2, 2).bfloat16()).isfinite().all()
     assert verify(reference, prepared, torch.randn(2, 2), pipeline=pipeline).status == "pass"
+
+
+@pytest.mark.parametrize("keep", [[], ["0"]])
+def test_two_views_that_would_get_storages_of_their_own_are_refused(keep):
+    memory = torch.randn(2 * 54)
+    model = nn.Sequential(nn.Conv2d(3, 2, 3, bias=False), nn.Conv2d(3, 2, 3, bias=False))
+    for conv, part in zip(model, memory.chunk(2), strict=True):
+        conv.weight = nn.Parameter(part.view(2, 3, 3, 3))
+    steps = {"half": {"keep": keep}} if keep else {"conv2d_memory_format": {}}
+    with pytest.raises(RefusedError, match="^0.weight, 1.weight: share one storage"):
+        Pipeline.from_config(steps).apply(model)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert all(p.is_contiguous() for p in model.parameters())
+
+
+def test_inputs_go_to_the_device_of_the_pipeline():
+    pipeline = Pipeline.from_config({"device": {"device": "meta"}, "input_format": {}})
+    assert pipeline.format(torch.zeros(1, 3, 4, 4)).device.type == "meta"

@@ -8,6 +8,7 @@ from torch import nn
 
 from prepare.steps.repairs import find_repair
 from prepare.steps.repairs.base import FORMATS
+from prepare.steps.repairs.conv3d import backward_exceeds_memory
 from repair_errors import errors, laid_out, results
 from repaired_modules import NAMES, is_canonical, pair, sample
 
@@ -53,6 +54,15 @@ def test_bfloat16_gradients_of_a_kernel_larger_than_its_input(name):
         with torch.autocast("cpu"):
             (_, _, weight, *_) = results(module, x, torch.float32)
         assert (weight.double() - exact[2]).abs().max() < 0.03 * exact[2].abs().max()
+
+
+def test_a_backward_is_unsafe_by_the_sizes_that_the_kernel_moves_over():
+    small, large = (torch.zeros(1, 4, n, n, n, dtype=torch.bfloat16) for n in (2, 4))
+    plain, transposed = nn.Conv3d(4, 4, 3), nn.ConvTranspose3d(4, 4, 3)
+    assert backward_exceeds_memory(plain, small, large)
+    assert not backward_exceeds_memory(plain, large, small)
+    assert backward_exceeds_memory(transposed, large, small)
+    assert not backward_exceeds_memory(transposed, small, large)
 
 
 def test_a_padding_changed_later_is_used_for_a_small_input():
