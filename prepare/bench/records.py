@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prepare.bench import statistics
 from prepare.bench.statistics import Estimate
-from prepare.core.utils.environment import check_environment
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.core.utils.sizes import Size  # noqa: TC001  read at run time
 from prepare.errors import BenchError
@@ -266,6 +265,8 @@ def _without(known: Comparison, row: VariantResult) -> Comparison:
 
 def check_comparison(comparison: Comparison) -> None:
     """Raise an error if a value has another type than its readers expect, or a ratio is not positive."""
+    from prepare.core.utils.environment import check_environment
+
     check_values(comparison.settings, _SETTINGS)
     check_environment(comparison.environment)
     comparison.row(comparison.baseline)

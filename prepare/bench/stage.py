@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from prepare.core.utils.machine import disturbed_times
 from prepare.core.utils.numbers import finite
 from prepare.core.utils.options import as_written
 from prepare.registry import stage
@@ -110,6 +109,8 @@ class BenchStage(Stage):
 
 def _figures(case: Case, prefix: str) -> dict[str, Any]:
     """Return the figures of one case; the first has no prefix."""
+    from prepare.core.utils.machine import disturbed_times
+
     row = case.row
     low, high = row.ratio_interval or (None, None)
     values: dict[str, Any] = {"verdict": row.verdict, "time_ratio": finite(row.ratio)}

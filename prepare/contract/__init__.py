@@ -12,21 +12,18 @@ Examples:
     'kept'
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from typing import TYPE_CHECKING, Any
-
-from prepare.contract.records import Contract, ContractChange, ContractCheck
+from prepare.core.utils.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from prepare.contract.observe import check, record
+    from prepare.contract.records import Contract, ContractChange, ContractCheck
 
 __all__ = ["Contract", "ContractChange", "ContractCheck", "check", "record"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("check", "record"):  # loads torch
-        from prepare.contract import observe
-
-        return getattr(observe, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    records=("Contract", "ContractChange", "ContractCheck"),
+    observe=("check", "record"),
+)

@@ -11,12 +11,19 @@ Examples:
     ('pass', {'contiguous': 'right', 'channels_last': 'right', ...})
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from prepare.core.utils.lazy_names import lazy_names
 from prepare.export.exporter import EXPORTERS, Exporter, register
-from prepare.export.records import ArtefactContract, Export, InputContract, LayoutCheck, TakenOut
 
 if TYPE_CHECKING:
+    from prepare.export.records import (
+        ArtefactContract,
+        Export,
+        InputContract,
+        LayoutCheck,
+        TakenOut,
+    )
     from prepare.export.session import check, export
 
 __all__ = [
@@ -32,10 +39,8 @@ __all__ = [
     "register",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("check", "export"):  # they load torch
-        from prepare.export import session
-
-        return getattr(session, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    records=("ArtefactContract", "Export", "InputContract", "LayoutCheck", "TakenOut"),
+    session=("check", "export"),
+)

@@ -12,7 +12,6 @@ from prepare.core.utils.options import as_written
 from prepare.core.utils.suggest import choose_option
 from prepare.errors import ConfigError, PrepareError, Problem, RefusedError
 from prepare.export.exporter import EXPORTERS, Exporter, is_plain_name
-from prepare.export.records import ARTEFACT, Export
 from prepare.registry import stage
 from prepare.stage import EXAMPLE_REMEDY, Copies, Stage, Task, Verdict, Work
 
@@ -43,6 +42,8 @@ class ExportTask(Stage):
 
     @classmethod
     def records(cls) -> Mapping[str, Any]:
+        from prepare.export.records import Export
+
         return {"export.json": Export}
 
     @classmethod
@@ -58,6 +59,8 @@ class ExportTask(Stage):
 
     @classmethod
     def files_in(cls, folder: Path) -> Iterable[str]:
+        from prepare.export.records import Export
+
         yield from super().files_in(folder)
         for kind in EXPORTERS.values():
             yield from (f"model{end}" for end in (kind.suffix, *kind.beside))
@@ -106,6 +109,8 @@ class ExportTask(Stage):
 
     @classmethod
     def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:
+        from prepare.export.records import ARTEFACT
+
         export = found.get(TASK)
         if export is None:
             return {}

@@ -3,9 +3,9 @@
 `Pipeline.guard` makes one. docs/guard.md says what it looks at, when, and what it costs.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from typing import TYPE_CHECKING, Any
+from prepare.core.utils.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from prepare.guard.compare import WrongModule
@@ -13,14 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelGuard", "WrongModule"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "ModelGuard":  # loads torch
-        from prepare.guard.model_guard import ModelGuard
-
-        return ModelGuard
-    if name == "WrongModule":
-        from prepare.guard.compare import WrongModule
-
-        return WrongModule
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    compare=("WrongModule",),
+    model_guard=("ModelGuard",),
+)

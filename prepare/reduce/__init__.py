@@ -9,21 +9,18 @@ Examples:
     True
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from typing import TYPE_CHECKING, Any
-
-from prepare.reduce.records import ModuleCall, Reduction
+from prepare.core.utils.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from prepare.reduce.records import ModuleCall, Reduction
     from prepare.reduce.search import reduce
 
 __all__ = ["ModuleCall", "Reduction", "reduce"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "reduce":  # loads torch
-        from prepare.reduce.search import reduce
-
-        return reduce
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    records=("ModuleCall", "Reduction"),
+    search=("reduce",),
+)
