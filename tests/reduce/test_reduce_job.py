@@ -30,7 +30,8 @@ def test_task_reduce_writes_the_script_and_says_where(found, tmp_path, capsys, m
         return
     out = " ".join(out.split())
     shows = "with torch alone, shows stem: nn.SiLU error 2 (not in the table of known issues)"
-    assert f"script {tmp_path / 'reduced.py'}, {shows}" in out
+    # A path that is wider than the terminal is broken.
+    assert f"script {tmp_path / 'reduced.py'}, {shows}".replace(" ", "") in out.replace(" ", "")
     assert (tmp_path / "reduced.py").read_text() == "x = 1\n"
 
 
