@@ -10,6 +10,7 @@ bytes, so that a busy machine does not matter.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -18,6 +19,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import torch
 
 _TREE = Path(__file__).resolve().parents[1]
 _STEPS = ("memfmt=by_rank", "+steps.repair_layout={}", "+steps.keep_layout={}")
@@ -52,8 +55,10 @@ def decoder(name: str, changes: dict[str, Any]) -> Any:
     return Decoder()
 
 
-def measure(tree: Path, name: str, batch: int, *, is_method: bool) -> dict[str, Any]:
-    """Return the summary of the layout flow of a prepared decoder in this tree, and the breaks by cause."""
+def measure(name: str, batch: int, *, is_method: bool) -> dict[str, Any]:
+    """Return the summary of the layout flow of a decoder that the `prepare` of this process prepares."""
+    from prepare.cli.main import run
+
     latents, changes = _NETWORKS[name]
     network = name.partition(",")[0]
     if is_method:
@@ -65,9 +70,8 @@ def measure(tree: Path, name: str, batch: int, *, is_method: bool) -> dict[str, 
         model += [f"+model.changes={written}"]
     with tempfile.TemporaryDirectory() as folder:
         words = [*model, f"input.shape=[{batch},{latents}]", *_STEPS, *_OFF]
-        command = [sys.executable, str(tree / "run.py"), *words, f"hydra.run.dir={folder}/run"]
-        paths = os.pathsep.join([str(tree), str(Path(__file__).parent)])
-        subprocess.run(command, check=True, cwd=folder, env=os.environ | {"PYTHONPATH": paths})
+        with contextlib.suppress(SystemExit):
+            run([*words, f"hydra.run.dir={folder}/run"])
         flow = json.loads(Path(folder, "run", "flow.json").read_text())
     return {
         "network": name,
@@ -75,8 +79,29 @@ def measure(tree: Path, name: str, batch: int, *, is_method: bool) -> dict[str, 
         "now": is_method,
         "latents": [batch, *map(int, latents.split(","))],
         **flow["summary"],
+        "copies": [f"{each['module']}: {each['why']}, {each['bytes']}" for each in flow["copies"]],
+        "threads": torch.get_num_threads(),
         **{package: version(package) for package in ("torch", "diffusers")},
     }
+
+
+def measure_all(tree: Path, *, is_method: bool) -> list[dict[str, Any]]:
+    """Return the rows of all decoders, measured with the code of this tree in a process of its own."""
+    paths = os.pathsep.join([str(tree), str(Path(__file__).parent)])
+    # With one thread torch runs more convolutions in its reference kernel.
+    own = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "2"}
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder, "rows.json")
+        code = f"import decode_copies; decode_copies.write({str(rows)!r}, {is_method})"
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=folder, env=own)
+        found: list[dict[str, Any]] = json.loads(rows.read_text())
+    return found
+
+
+def write(path: str, is_method: bool) -> None:  # noqa: FBT001
+    """Write the rows that the `prepare` of this process gives."""
+    rows = [measure(name, n, is_method=is_method) for name in _NETWORKS for n in (1, 2)]
+    Path(path).write_text(json.dumps(rows))
 
 
 def main() -> None:
@@ -85,17 +110,13 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=_TREE / "benchmarks/results/decode_copies.json")
     options = parser.parse_args()
-    rows = [
-        measure(tree, name, batch, is_method=is_method)
-        for name in _NETWORKS
-        for batch in (1, 2)
-        for tree, is_method in ((options.before.resolve(), False), (_TREE, True))
-    ]
-    options.out.write_text(json.dumps(rows, indent=1) + "\n")
-    for before, now in zip(rows[::2], rows[1::2], strict=True):
-        part = now["copied_bytes"] / max(1, before["copied_bytes"])
-        copied = f"{before['copied_bytes']} -> {now['copied_bytes']} bytes, {part:.0%}"
-        print(f"{now['network']}, batch {now['batch']}: {copied}, {now['breaks']} breaks left")
+    before = measure_all(options.before.resolve(), is_method=False)
+    now = measure_all(_TREE, is_method=True)
+    options.out.write_text(json.dumps([*before, *now], indent=1) + "\n")
+    for old, new in zip(before, now, strict=True):
+        part = new["copied_bytes"] / max(1, old["copied_bytes"])
+        copied = f"{old['copied_bytes']} -> {new['copied_bytes']} bytes, {part:.0%}"
+        print(f"{new['network']}, batch {new['batch']}: {copied}, {new['breaks']} breaks left")
 
 
 if __name__ == "__main__":
