@@ -1,6 +1,6 @@
 """Prepare every network of timm, and those of the zoo: strides as torch's converters give them, and breaks.
 
-    python benchmarks/census.py [--only NAME] [--seconds 60] [--observe 100] [--table]
+    python benchmarks/census.py [--only NAME] [--seconds 60] [--observe 100]
 
 Each network is built without initialising its weights, in a process of its own, and prepared: the plan, the
 strides of all parameters and buffers against `torch.nn.utils.convert_conv2d_weight_memory_format` and
@@ -10,28 +10,27 @@ real forwards of the first networks that were examined, with small inputs.
 
 A line of `results/census.jsonl` is a network, one of `results/census_observed.jsonl` a real forward. The
 order is shuffled, always alike, so that what is there is a sample at any time; a second start goes on after
-the last one. `--table` writes `results/census.md`. timm imports torchvision for its data loaders only; where
-torchvision is not installed, its models are built without it.
+the last one. `python benchmarks/tables.py` writes the tables. timm imports torchvision for its data loaders
+only; where torchvision is not installed, its models are built without it.
 """
 
 import argparse
-import enum
 import hashlib
-import importlib.machinery
 import importlib.util
 import json
 import multiprocessing
+import re
 import resource
 import signal
 import sys
-import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from census_networks import more_networks, stand_in_for_torchvision
 from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format as convert_conv2d
 from torch.nn.utils import convert_conv3d_weight_memory_format as convert_conv3d
@@ -50,18 +49,8 @@ RESULTS = Path(__file__).parent / "results"
 FILE = RESULTS / "census.jsonl"
 OBSERVED = RESULTS / "census_observed.jsonl"
 FORMATS: dict[str, Any] = {"conv2d_memory_format": {}, "conv3d_memory_format": {}}
-HEAD = """# A census of networks
-
-By `benchmarks/census.py`; of timm, every 7th architecture.
-
-- *not examined*: over the limits of time and memory.
-- *other strides*: tensors whose strides are not those of torch's converters.
-- *computed*: weights that a module's own code computes in each forward (weight standardisation), in another
-  layout, as the audit says.
-- *observed*: of the networks that ran, those whose breaks were those predicted.
-- *breaks*: as it is, with `repair_layout`, and with `keep_layout` too.
-
-| library | networks | not examined | other strides | computed | observed | breaks | repaired | kept |
+HEAD = """\
+| library | networks | examined | other strides | computed | breaks | repaired | kept | as observed |
 |---|---|---|---|---|---|---|---|---|"""
 # Parameters of a network that is prepared with its tensors; a larger one is on the meta device.
 # Bytes that a network may take beside what its process has: three copies of the largest, and activations.
@@ -74,10 +63,10 @@ def networks() -> dict[str, Network]:
     found = (
         NETWORKS | VIDEO_NETWORKS | {f"{name} (real size)": n for name, n in REAL_NETWORKS.items()}
     )
+    found |= more_networks()
     if importlib.util.find_spec("timm"):
-        if not importlib.util.find_spec("torchvision"):
-            stand_in_for_torchvision()
-        import timm
+        with stand_in_for_torchvision():
+            import timm
 
         found |= {f"timm {name}": Timm(name) for name in timm.list_models()}
     return found
@@ -106,31 +95,6 @@ class Timm:
             if side
             else torch.randn(2, *shape, device=device)
         )
-
-
-def stand_in_for_torchvision() -> None:
-    """Let `import torchvision` succeed with modules that hold nothing but empty classes."""
-
-    class StandIn(types.ModuleType):
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return type(name, (), {})
-
-    words = "nearest bilinear bicubic box hamming lanczos"
-    modes = {word.upper(): word for word in words.split()} | {"NEAREST_EXACT": "nearest-exact"}
-    names = ("", ".transforms", ".transforms.functional", ".datasets", ".datasets.utils")
-    names += (".ops", ".ops.misc", ".models", ".models.feature_extraction")
-    for name in names:
-        module: Any = StandIn(f"torchvision{name}")
-        module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
-        module.__path__ = []
-        module.__version__ = "0"
-        module.InterpolationMode = enum.Enum("InterpolationMode", modes)
-        sys.modules[module.__name__] = module
-        parent, _, last = module.__name__.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], last, module)
 
 
 def uninitialised(build: Callable[[], nn.Module]) -> nn.Module:
@@ -274,40 +238,52 @@ def shuffled(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
 
 
-def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the table: all networks by their library, and the lines of code that break."""
-    yield HEAD
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the table of the networks by library."""
+    observed = read(OBSERVED)
+    lines = [HEAD]
     for library in sorted({row["network"].split()[0] for row in rows}):
         own = [row for row in rows if row["network"].split()[0] == library]
-        yield f"| {library} | {len(own)} | {' | '.join(map(str, totals(own)))} |"
-    places: Counter[str] = Counter()
+        lines.append(f"| {library} | {len(own)} | {' | '.join(map(str, totals(own, observed)))} |")
+    return lines
+
+
+def places(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the table of the operations and lines that break with repairs and kept calls."""
+    networks: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for row in rows:
-        # Each network counts once for a place: an operation that breaks in many blocks is one line of code.
-        places.update(row.get("as it is", {}).get("places", {}).keys())
-    yield ""
-    yield "| operation and line that break in most networks | networks |"
-    yield "|---|---|"
-    for place, count in places.most_common(15):
-        yield f"| `{place}` | {count} |"
+        found = after(row, "kept").get("places", {})
+        networks.update(found.keys())
+        counts.update(found)
+    lines = ["| operation and line | networks | breaks |", "|---|---|---|"]
+    ordered = sorted(counts, key=lambda place: (-networks[place], -counts[place], place))
+    return lines + [f"| `{place}` | {networks[place]} | {counts[place]} |" for place in ordered]
 
 
-def totals(rows: list[dict[str, Any]]) -> list[int | str]:
+def after(row: dict[str, Any], what: str) -> dict[str, Any]:
+    """Return the figures of the network as it is, repaired or kept: all alike where nothing breaks."""
+    return row.get(what, row.get("as it is", {}))
+
+
+def totals(rows: list[dict[str, Any]], observed: dict[str, dict[str, Any]]) -> list[int | str]:
     """Return the figures of a line of the table."""
-    flows = [row.get("as it is", {}) for row in rows]
-
-    def after(row: dict[str, Any], what: str) -> int:
-        return row.get(what, row.get("as it is", {})).get("breaks", 0)
-
-    ran = [row for row in rows if "observed" in row]
-    return [
-        sum("error" in row for row in rows),
+    ran = [observed[row["network"]] for row in rows if row["network"] in observed]
+    ran = [row for row in ran if "observed" in row]
+    equal = sum(
+        row["predicted"] == row["observed"]
+        and row.get("repaired, predicted") == row.get("repaired, observed")
+        for row in ran
+    )
+    cells: list[int | str] = [
+        sum("error" not in row for row in rows),
         sum(row.get("other strides", 0) for row in rows),
         sum(row.get("ineffective", 0) for row in rows),
-        f"{sum(row['observed'] == row['as it is'] for row in ran)} of {len(ran)}",
-        sum(flow.get("breaks", 0) for flow in flows),
-        sum(after(row, "repaired") for row in rows),
-        sum(after(row, "kept") for row in rows),
     ]
+    for what in ("as it is", "repaired", "kept"):
+        breaks = [after(row, what).get("breaks", 0) for row in rows]
+        cells += [f"{sum(breaks)} in {sum(map(bool, breaks))}"]
+    return [*cells, f"{equal} of {len(ran)}"]
 
 
 def append(path: Path, names: list[str], function: Any, *, seconds: int) -> None:
@@ -324,22 +300,18 @@ def append(path: Path, names: list[str], function: Any, *, seconds: int) -> None
 def main() -> None:
     """Examine all networks that have no result yet."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="a part of the names")
+    parser.add_argument("--only", default="", help="a regular expression for the names")
     parser.add_argument("--seconds", type=int, default=60, help="time of the CPU for one network")
     parser.add_argument("--observe", type=int, default=0, help="run this many networks for real")
-    parser.add_argument("--table", action="store_true", help="write the table of what is there")
     options = parser.parse_args()
-    done = read()
-    if options.table:
-        (RESULTS / "census.md").write_text("\n".join(table(list(done.values()))) + "\n")
-        return
     if options.observe:
+        done = read()
         names = [
             name for name in shuffled(done) if "error" not in done[name] and options.only in name
         ]
         append(OBSERVED, names[: options.observe], compare, seconds=options.seconds)
         return
-    names = shuffled(name for name in networks() if options.only in name)
+    names = shuffled(name for name in networks() if re.search(options.only, name))
     append(FILE, names, examine, seconds=options.seconds)
     (RESULTS / "census_environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
 

@@ -3,8 +3,8 @@
     python benchmarks/tables.py [--check]
 
 A block of a page between `<!-- results: NAME -->` and `<!-- end -->` is replaced by the table of the raw file
-NAME.json; NAME may have a second word, for another table of the same file. With `--check`
-nothing is written, and the exit code is 1 if a page differs from the raw files.
+NAME.json, or of the lines of NAME.jsonl; NAME may have a second word, for another table of the same file.
+With `--check` nothing is written, and the exit code is 1 if a page differs from the raw files.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import census
 import export
 import first_command
 import layout_repair
@@ -289,6 +290,8 @@ def _planted(rows: list[dict]) -> str:
 
 
 TABLES: dict[str, Callable[[dict], list[str]]] = {
+    "census": lambda found: census.table(found["rows"]),
+    "census places": lambda found: census.places(found["rows"]),
     "segmentation": segmentation,
     "zoo": lambda found: zoo_tables.tables(found["cases"]),
     "zoo summary": lambda found: zoo_tables.overview(found["cases"]),
@@ -321,9 +324,13 @@ def updated(page: str) -> str:
 
     def block(match: re.Match) -> str:
         path = RESULTS / f"{match[2].split()[0]}.json"
-        if not path.exists():  # not measured yet
+        rows = path.with_suffix(".jsonl")
+        if not path.exists() and not rows.exists():  # not measured yet
             return match[0]
-        found = json.loads(path.read_text())
+        if path.exists():
+            found = json.loads(path.read_text())
+        else:
+            found = {"rows": [json.loads(line) for line in rows.read_text().splitlines()]}
         return match[1] + "\n".join(["", *TABLES[match[2]](found), ""]) + "\n" + match[3]
 
     return _BLOCK.sub(block, page)

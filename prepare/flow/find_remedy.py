@@ -51,12 +51,20 @@ def find_remedy(
 
     The best one is added until no other removes a break. `model` is not changed.
     """
+
+    def attempt(before: _Attempt, name: str) -> _Attempt | None:
+        return _attempt(before, name, example, backward, amp)
+
     added: list[str] = []
     missing = [name for name in _STEPS if name not in set(present)]
     best = _Attempt("", model, flow)
     while missing and best.breaks:
-        attempts = [_attempt(best, name, example, backward, amp) for name in missing]
-        better = [each for each in attempts if each and each.breaks < best.breaks]
+        attempts = [each for name in missing if (each := attempt(best, name))]
+        if "keep_layout" in added:
+            # Another step may uncover calls, or make some needless.
+            anew = [(each, attempt(each, "keep_layout")) for each in attempts]
+            attempts += [calls._replace(step=each.step) for each, calls in anew if calls]
+        better = [each for each in attempts if each.breaks < best.breaks]
         if not better:
             break
         best = min(better, key=lambda each: each.breaks)

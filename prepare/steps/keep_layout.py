@@ -29,8 +29,8 @@ class KeepLayout(ForChannelsLast):
     `pad`, `cat`, `stack`, `clone`, `repeat`, `repeat_interleave`, `interpolate`, `avg_pool3d`, `where`,
     `softmax` and `zeros_like`. A replaced call has the same values; it returns channels-last if its operands
     are in it, and for others it is torch's.
-    `.contiguous()`, `.view()`, `.reshape()`, `.flatten()`, `einops.rearrange`, `+` and `*` are replaced only
-    if they are named. The module's class becomes a subclass of the same name with rewritten methods; the
+    `.contiguous()`, `.view()`, `.reshape()`, `.flatten()`, `sum`, `einops.rearrange`, `+` and `*` are taken
+    only if they are named. The module's class becomes a subclass of the same name with rewritten methods; the
     module keeps its identity, hooks and state_dict, and can be copied, pickled, compiled and trained.
     Helps: video autoencoders (Wan, HunyuanVideo), which pad, join and copy frames between convolutions.
     Hurts: without an example it may lose more than it keeps, where code needs a contiguous result. A

@@ -90,6 +90,25 @@ def test_a_contiguous_and_the_view_that_needs_it_are_chosen_together():
     assert sorted(operators) == ["contiguous", "flatten", "rearrange", "view", "view"]
 
 
+class Splitting(nn.Module):
+    """Sums parts of its channels, and asks for a contiguous tensor, as ResNeSt does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(8, 3, 1)
+
+    def forward(self, x):
+        n, _, h, w = x.shape
+        return self.last(self.first(x).reshape(n, 2, 8, h, w).sum(dim=1).contiguous())
+
+
+def test_a_call_that_only_moves_a_break_is_chosen_with_the_next_one():
+    choice = chosen(Splitting().to(memory_format=torch.channels_last), image())
+    assert choice.before.summary["breaks"] == 1
+    assert [call.operator for call in choice.calls] == ["contiguous", "sum"]
+    assert choice.after.summary["breaks"] == 0
+
+
 @pytest.mark.parametrize("follow", ["decorated", "in another function"])
 def test_a_call_that_cannot_be_replaced_is_not_chosen(follow):
     torch.manual_seed(0)

@@ -8,7 +8,18 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from keeping_nets import CausalConv, Chunked, Decorated, Purposeful, chunked, folding, image, video
+from keeping_nets import (
+    Attending,
+    CausalConv,
+    Chunked,
+    Decorated,
+    Purposeful,
+    attending,
+    chunked,
+    folding,
+    image,
+    video,
+)
 from prepare.core.model.module_tree import copy_tree
 from prepare.errors import ConfigError
 from prepare.flow import observe, predict
@@ -210,7 +221,11 @@ def test_autocast_and_checkpointing_work_together():
     assert_equal(outputs(kept(chunked())), outputs(chunked()))
 
 
-FOLDS = {"chunked": (chunked, video, "auto"), "folding": (folding, image, None)}
+FOLDS = {
+    "chunked": (chunked, video, "auto"),
+    "folding": (folding, image, None),
+    "attending": (attending, image, None),
+}
 
 
 def named(model):
@@ -234,6 +249,7 @@ def test_dynamo_traces_it_without_a_graph_break(network):
         ("chunked", False),
         ("chunked", True),
         ("folding", False),
+        ("attending", False),
         pytest.param(
             "folding",
             True,
@@ -258,6 +274,24 @@ def test_pixels_folded_into_channels_stay_in_channels_last():
     assert predict(folding(), image()).summary["breaks"] > 0
     assert predict(model, image()).summary["breaks"] == 0
     assert_equal(gradients(model, image()), gradients(folding(), image()))
+
+
+def test_sums_of_parts_and_heads_of_attention_stay_in_channels_last():
+    calls = [
+        "Attending.forward: (parts * parts.sigmoid()).sum(dim=1)",
+        "Attending.forward: (weights @ v.transpose(-1, -2)).transpose(-1, -2).reshape(n, -1, h, w)",
+    ]
+    model = kept(attending(), calls=calls)
+    for follow in (predict, observe):
+        assert follow(attending(), image()).summary["breaks"] == 2
+        assert follow(model, image()).summary["breaks"] == 0
+    assert_equal(gradients(model, image()), gradients(attending(), image()))
+    assert model.state_dict().keys() == attending().state_dict().keys()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert rewritten_calls(type(other)) == rewritten_calls(type(model))
+        assert torch.equal(other(image()), model(image()))
+    keep_layout.undo(model)
+    assert type(model) is Attending
 
 
 def test_it_trains_like_the_original():

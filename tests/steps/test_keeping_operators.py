@@ -112,6 +112,11 @@ def pairs(x):
             lambda: einops.rearrange(x, unfold, p=2),
             lambda: operators.rearrange(x, unfold, p=2),
         ),
+        "sum": (lambda: x.sum(-1, keepdim=True), lambda: operators.sum(x, -1, keepdim=True)),
+        "sum 2": (lambda: torch.sum(x, 2, True), lambda: operators.sum(x, 2, True)),
+        "sum of channels": (lambda: x.sum(dim=1), lambda: operators.sum(x, dim=1)),
+        "sum of all": (lambda: x.sum(), lambda: operators.sum(x)),
+        "sum of some": (lambda: x.sum((0, 2)), lambda: operators.sum(x, (0, 2))),
         "zeros_like": (lambda: torch.zeros_like(x), lambda: operators.zeros_like(x)),
         "ones_like": (lambda: torch.ones_like(x), lambda: operators.ones_like(x)),
         "add": (lambda: flat + x, lambda: operators.add(flat, x)),
@@ -124,6 +129,9 @@ CASES = list(itertools.product((4, 5), ("dense", "slice", "odd", "contiguous")))
 # Their results have another rank.
 OTHERS = (
     "repeat_interleave tensor",
+    "sum of channels",
+    "sum of all",
+    "sum of some",
     "view",
     "view more",
     "flatten all",
@@ -192,6 +200,27 @@ def test_pooled_volumes_keep_the_layout(how):
     assert (operators.channels_last_of(ours) is None) == (how == "contiguous")
 
 
+@pytest.mark.parametrize("rank", [4, 5])
+def test_parts_of_the_channels_are_summed_into_channels_last(rank):
+    parts = tensor(rank, "dense").unflatten(1, (2, 4))  # as split attention has them
+    for dim in (1, 1 - parts.dim()):
+        found = operators.sum(parts, dim)
+        torch.testing.assert_close(found, parts.sum(dim))
+        assert operators.channels_last_of(found) is FORMATS[rank]
+    contiguous = parts.contiguous()
+    assert operators.sum(contiguous, 1).is_contiguous()
+
+
+def test_heads_are_merged_into_channels_last():
+    heads = torch.randn(2, 3, 20, 8).transpose(
+        -1, -2
+    )  # what attention returns: heads, numbers, places
+    found = operators.reshape(heads, 2, -1, 4, 5)
+    assert torch.equal(found, heads.reshape(2, -1, 4, 5))
+    assert operators.channels_last_of(found) is torch.channels_last
+    assert operators.reshape(heads.contiguous(), 2, -1, 4, 5).is_contiguous()
+
+
 def test_a_permuted_tensor_is_padded_into_channels_last():
     x = torch.randn(2, 5, 6, 8, 3).permute(0, 3, 4, 1, 2)
     for pad in ((0, 1, 0, 1), (1, 1, 0, 0, 2, 0)):
@@ -212,6 +241,7 @@ def test_operators_pass_on_what_is_not_for_them():
     assert operators.contiguous(x, memory_format=torch.contiguous_format).is_contiguous()
     assert operators.zeros_like(x, memory_format=torch.contiguous_format).is_contiguous()
     assert operators.mul("ab", 2) == "abab"
+    assert operators.sum(x, 2, dtype=torch.float64).dtype == torch.float64
     with pytest.raises(RuntimeError, match="Sizes of tensors"):
         operators.cat([x, x[:, 1:]], 2)
 

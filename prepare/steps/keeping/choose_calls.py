@@ -74,10 +74,15 @@ def choose_calls(
 
     chosen: dict[str, CodeCall] = {}
     refused: set[str] = set()
+    tried_together = False
     for _ in range(_ROUNDS):
         seen = {*chosen, *refused}
         at_places = calls_at_places(bare, after, seen)
         groups, is_near = at_places or calls_in_methods(bare, after, seen), not at_places
+        if not groups and refused and not tried_together:
+            # A call may only move a break to another of its method: a sum before a `.contiguous()`.
+            tried_together = True
+            groups = calls_in_methods(bare, after, chosen, by_method=True)
         if not groups or after.status != "ok":
             break
         accepted, after = _accepted(flow_with, list(chosen), groups, after, strictly=is_near)
@@ -167,10 +172,13 @@ def calls_at_places(model: nn.Module, flow: Flow, seen: Container[str]) -> list[
     return _grouped(found.values(), seen)
 
 
-def calls_in_methods(model: nn.Module, flow: Flow, seen: Container[str]) -> list[list[CodeCall]]:
+def calls_in_methods(
+    model: nn.Module, flow: Flow, seen: Container[str], *, by_method: bool = False
+) -> list[list[CodeCall]]:
     """Return groups of the calls, but for arithmetic, in the methods that have breaks and copies.
 
-    For a copy in a module of torch these are the methods of the module that holds it.
+    For a copy in a module of torch these are the methods of the module that holds it. With `by_method` all
+    calls of a method are one group.
     """
     found: dict[str, CodeCall] = {}
     for place in (*_places(flow), *flow.copies):
@@ -179,7 +187,8 @@ def calls_in_methods(model: nn.Module, flow: Flow, seen: Container[str]) -> list
         for call in calls or find_calls(_class_of(model, holder)):
             if call.operator not in ("add", "mul"):
                 found[call.name] = call
-    return _grouped(found.values(), seen)
+    key = _method_of if by_method else group_of
+    return _grouped(found.values(), seen, key)
 
 
 def calls_of_place(model: nn.Module, place: Event | Copy) -> Iterator[CodeCall]:
@@ -193,8 +202,11 @@ def calls_of_place(model: nn.Module, place: Event | Copy) -> Iterator[CodeCall]:
 
 def group_of(call: CodeCall) -> Hashable:
     """Return a key of the calls to replace together: `.contiguous()` and the `view` that may need it."""
-    is_pair = call.operator in ("contiguous", "view")
-    return (call.owner, call.method) if is_pair else call.name
+    return _method_of(call) if call.operator in ("contiguous", "view") else call.name
+
+
+def _method_of(call: CodeCall) -> Hashable:
+    return call.owner, call.method
 
 
 def _places(flow: Flow) -> Iterator[Event | Copy]:
@@ -220,9 +232,13 @@ def _is_at(place: Event | Copy, path: str, lines: tuple[int, int]) -> bool:
     return bool(line) and lines[0] <= int(line) <= lines[1] and short_path(path) == file
 
 
-def _grouped(calls: Iterable[CodeCall], seen: Container[str]) -> list[list[CodeCall]]:
+def _grouped(
+    calls: Iterable[CodeCall],
+    seen: Container[str],
+    key: Callable[[CodeCall], Hashable] = group_of,
+) -> list[list[CodeCall]]:
     groups: dict[Hashable, list[CodeCall]] = {}
     for call in calls:
         if not call.obstacle and call.name not in seen:
-            groups.setdefault(group_of(call), []).append(call)
+            groups.setdefault(key(call), []).append(call)
     return list(groups.values())

@@ -25,17 +25,18 @@ FUNCTIONS: dict[Any, str] = {
         getattr(torch, name): name
         for name in (
             *("cat", "stack", "where", "softmax", "clone", "empty_like", "zeros_like", "ones_like"),
-            *("repeat_interleave", "reshape", "flatten"),
+            *("repeat_interleave", "reshape", "flatten", "sum"),
         )
     },
 }
 METHODS = (
-    "clone", "contiguous", "flatten", "repeat", "repeat_interleave", "reshape", "softmax", "view",
+    "clone", "contiguous", "flatten", "repeat", "repeat_interleave", "reshape", "softmax", "sum",
+    "view",
 )  # fmt: skip
 _OPERATORS = {ast.Add: "add", ast.Mult: "mul"}
-# These change nothing but strides. A `.contiguous()` may be there on purpose, `view` needs it, and reshapes
-# and `+` are everywhere, so these are replaced only if they are named.
-SAFE = frozenset({*FUNCTIONS.values(), "clone", "repeat"}) - {"reshape", "flatten"}
+# These change nothing but strides. A `.contiguous()` may be there on purpose, `view` needs it, and reshapes,
+# sums and `+` are everywhere, so these are replaced only if they are named.
+SAFE = frozenset({*FUNCTIONS.values(), "clone", "repeat"}) - {"reshape", "flatten", "sum"}
 _TORCH = str(Path(torch.__file__).parent)
 
 

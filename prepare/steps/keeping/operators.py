@@ -183,7 +183,11 @@ def view(x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def reshape(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Tensor.reshape` that leaves the channels last in memory, if `x` is so permuted."""
+    """`Tensor.reshape` that leaves the channels last in memory, if `x` is so permuted.
+
+    Rows of attention (heads, numbers, places) whose numbers lie together in memory have to be copied in any
+    case to be an image: into channels-last too.
+    """
     sizes = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
     if not isinstance(x, Tensor) or kwargs or len(sizes) not in FORMATS or x.numel() == 0:
         return x.reshape(*args, **kwargs)
@@ -192,11 +196,32 @@ def reshape(x: Any, *args: Any, **kwargs: Any) -> Any:
         known *= 1 if size == -1 else size
     sizes = [x.numel() // known if size == -1 else size for size in sizes]
     first, last = _leading(x, sizes[0]), _leading(x, sizes[0] * sizes[1])
-    if first is None or last is None or not _is_slower(x, range(last, x.dim()), range(first, last)):
+    if first is None or last is None:
+        return x.reshape(*args)
+    channels, space = range(first, last), range(last, x.dim())
+    is_image = len(space) == len(sizes) - 2
+    if not _is_slower(x, space, channels) and (is_image or not _is_faster(x, channels, space)):
         return x.reshape(*args)
     rows = x.permute(*range(first), *range(last, x.dim()), *range(first, last))
     moved = rows.reshape(sizes[0], *sizes[2:], sizes[1]).movedim(-1, 1)
     return moved if channels_last_of(moved) is None else canonical(moved)
+
+
+def sum(x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A001  # torch's name
+    """`torch.sum` over one dimension that leaves the channels last in memory."""
+    dim: Any = args[0] if args else kwargs.get("dim")
+    keepdim: Any = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
+    is_simple = isinstance(dim, int) and len(args) < 3 and not kwargs.keys() - {"dim", "keepdim"}
+    if not isinstance(x, Tensor) or not is_simple or x.dim() - (not keepdim) not in FORMATS:
+        return torch.sum(x, *args, **kwargs)
+    dim %= x.dim()
+    # Without one of the first two dimensions the channels are the third.
+    channels = 1 if keepdim or dim > 1 else 2
+    space = [each for each in range(channels + 1, x.dim()) if keepdim or each != dim]
+    if dim == channels or not _is_slower(x, space, (channels,)):
+        return torch.sum(x, *args, **kwargs)
+    rows = x.movedim(channels, -1).sum(dim - (dim > channels), keepdim)
+    return canonical(rows.movedim(-1, 1))
 
 
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
@@ -307,6 +332,19 @@ def _is_slower(x: Tensor, some: Iterable[int], others: Iterable[int]) -> bool:
         return found
 
     return 0 < largest(others) < largest(some)
+
+
+def _is_faster(x: Tensor, some: Iterable[int], others: Iterable[int]) -> bool:
+    """Return whether one of these dimensions has a smaller stride than all others; none may be expanded."""
+
+    def least(dims: Iterable[int]) -> int:
+        found = 0
+        for dim in dims:
+            if x.shape[dim] > 1 and (found == 0 or x.stride(dim) < found):
+                found = x.stride(dim)
+        return found
+
+    return 0 < least(some) < least(others)
 
 
 def _swaps(a: Any, b: Any) -> bool:
