@@ -1,7 +1,8 @@
 """Checkpoints: save the weights of a prepared model, and load weights straight into a prepared model."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from prepare.core.utils.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from prepare.checkpoint.load_checkpoint import Loaded, load
@@ -9,16 +10,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Loaded", "export", "load", "save"]
 
-# Imported when they are used: these modules load torch.
-_MODULES = {
-    "Loaded": "load_checkpoint",
-    "export": "save_checkpoint",
-    "load": "load_checkpoint",
-    "save": "save_checkpoint",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    load_checkpoint=("Loaded", "load"),
+    save_checkpoint=("export", "save"),
+)

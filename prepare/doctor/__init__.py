@@ -7,21 +7,18 @@ Examples:
     [('softmax_layout', 'slow here')]
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from typing import TYPE_CHECKING, Any
-
-from prepare.doctor.records import Diagnosis, Finding
+from prepare.core.utils.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from prepare.doctor.examination import examine
+    from prepare.doctor.records import Diagnosis, Finding
 
 __all__ = ["Diagnosis", "Finding", "examine"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "examine":  # loads torch
-        from prepare.doctor.examination import examine
-
-        return examine
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    records=("Diagnosis", "Finding"),
+    examination=("examine",),
+)
