@@ -121,16 +121,20 @@ def case_sentence(case: Case) -> str:
         what += f" {verdicts_text(verdicts)}; all sizes" if is_mixed(verdicts) else ", all sizes"
     if case.comparison is None or row.ratio is None:
         return printable(f"{what} {doubt(row.verdict)}: {row.reason}")
-    text = _speed(case)
+    text = _speed(case, _confidence(case))
     if row.verdict == "unclear":
         text += f": {row.reason or 'the interval is too wide'}"
     return printable(f"{what} {text}")
 
 
-def _speed(case: Case) -> str:
-    """Return the verdict on the prepared model with its times and their interval."""
-    row, settings = case.row, case.comparison.settings if case.comparison else {}
-    confidence = float(settings.get("confidence", 0.95))
+def _confidence(case: Case) -> float:
+    settings = case.comparison.settings if case.comparison else {}
+    return float(settings.get("confidence", 0.95))
+
+
+def _speed(case: Case, confidence: float | None) -> str:
+    """Return the verdict on the prepared model with its times, and with a confidence their interval."""
+    row = case.row
     return speed_text(
         row.verdict, row.ratio, row.ratio_interval, time=case.seconds, confidence=confidence
     )
@@ -158,7 +162,8 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
         kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", NOT_MEASURED)
         remark, sentence, line = row.reason, f"Speed {answer.lower()}", ""
     else:
-        answer = capitalized(speed_text(row.verdict, row.ratio, time=bench.cases[0].seconds))
+        text = _speed(bench.cases[0], confidence=None)
+        answer = capitalized(text)
         kind, remark = _KINDS.get(row.verdict, "plain"), f"{_remark(row)} ({bench.cases[0].what})"
         line = case_sentence(bench.cases[0]).removeprefix("inference ")
         if kind == "good" and wrong:
@@ -203,7 +208,7 @@ def _sizes(case: Case, where: Where) -> Iterator[Part]:
     ]
     title = f"{capitalized(case.what)} by size; the whole counts each as often as its weight says"
     titles = columns(
-        "Size head, Weight number, Model text, Time number, Interval number, Against it text, Interval text"
+        "Size head, Weight number, Model text, Time number, Interval number, Speed text, Interval text"
     )
     if rows:
         yield Table(
@@ -253,7 +258,7 @@ def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
     if charts:
         compared = [case.comparison for case in bench.cases if case.comparison]
         confidence = f"{100 * float(compared[0].settings.get('confidence', 0.95)):g}% confidence"
-        text = f"A whisker is the interval of the median with {confidence}. The change is the median over "
+        text = f"A whisker is the interval of the median with {confidence}. The speed is the median over "
         text += "rounds in which both models ran, so it may differ from that of the two medians."
         parts.append(Text(text=text, kind="note"))
     yield Folded(title="All figures", parts=tuple(parts))

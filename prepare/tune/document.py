@@ -46,7 +46,6 @@ from prepare.verify.document import share_text
 
 if TYPE_CHECKING:
     from prepare.core.document import Part
-    from prepare.core.utils.numbers import Interval
     from prepare.tune.records import CandidateResult, Tuning
 
 _SECTION = "tune"
@@ -102,7 +101,7 @@ def tune_sentence(tuning: Tuning) -> str:
     timed = sum(row.rounds > 0 for row in tuning.rows)
     counted = f"{timed} of {plural(len(tuning.rows), 'recipe')} timed"
     if winner.name != UNPREPARED:
-        return f"{winner.name} is {_speed(winner, tuning, winner.ratio_interval)}; {counted}"
+        return f"{winner.name} is {_speed(winner, tuning)}; {counted}"
     if tuning.is_clear:
         return f"{winner.name}, as no correct recipe is faster; {counted}"
     why = disturbed_times(tuning.environment, tuning.noise) or "give it more time (tune.budget)"
@@ -146,10 +145,10 @@ def _faster(tuning: Tuning) -> Answer:
     elif row.name == UNPREPARED or row.ratio is None:
         kind, answer, remark = "plain", "No recipe is faster", row.reason
     else:
-        answer = f"{row.name} is {_speed(row, tuning)}"
+        answer = f"{row.name} is {_speed(row, tuning, confidence=None)}"
         between = interval_text(row.ratio_interval, tuning.verdict(row))
         kind, remark = "good", f"95 % interval: {between}" if between else ""
-        line = f"{_speed(row, tuning, row.ratio_interval)}, with {row.name}"
+        line = f"{_speed(row, tuning)}, with {row.name}"
     if busy := busy_sentence(tuning.environment, tuning.noise):
         sentence = f"{sentence or answer}. {capitalized(busy)}"
     return Answer(
@@ -270,13 +269,13 @@ def _by_size(tuning: Tuning, where: Where) -> Iterator[Part]:
 
 
 def _at_size(row: CandidateResult, size: int, tuning: Tuning) -> str:
-    """Return `1.2x faster (-20 to -14 %)`; of the unprepared model its time."""
+    """Return `1.2x faster (1.16x to 1.25x)`; of the unprepared model its time."""
     at_size = row.sizes[size]
     if row.name == UNPREPARED or at_size.ratio is None:
         return "" if at_size.seconds is None else seconds(at_size.seconds)
     verdict = row.verdict(size, tuning.noise)
     text = verdict_text(verdict, at_size.ratio, at_size.ratio_interval)
-    between = interval_text(at_size.ratio_interval)
+    between = interval_text(at_size.ratio_interval, verdict)
     return f"{text} ({between})" if between else text
 
 
@@ -303,7 +302,7 @@ def tune_charts(tuning: Tuning) -> list[Chart]:
 def _error_plane(title: str, points: tuple[Point, ...], what: str, allowed: float | None) -> Plane:
     """Return a plane of the time of one `what` against the error of its outputs."""
     lines = ((allowed, "allowed"),) if allowed else ()
-    x = Axis(label=f"time of one {what}, unprepared = 1")
+    x = Axis(label=f"time of one {what}, against the unprepared model")
     y = Axis(label="largest error of the outputs", log=True, lines=lines)
     return Plane(title=title, points=points, x=x, y=y)
 
@@ -346,11 +345,12 @@ def _verdict(row: CandidateResult, tuning: Tuning) -> str:
     return verdict_text(tuning.verdict(row), row.ratio, row.ratio_interval)
 
 
-def _speed(row: CandidateResult, tuning: Tuning, interval: Interval = None) -> str:
-    """Return the verdict with the times: `1.3x faster, 163 instead of 214 ms`."""
+def _speed(row: CandidateResult, tuning: Tuning, *, confidence: float | None = 0.95) -> str:
+    """Return the verdict with the times: `1.3x faster, 163 instead of 214 ms (95 % interval: ...)`."""
     unprepared = tuning.row(UNPREPARED).seconds
     time = None if row.ratio is None or unprepared is None else row.ratio * unprepared
-    return speed_text(tuning.verdict(row), row.ratio, interval, time=time)
+    verdict, interval = tuning.verdict(row), row.ratio_interval
+    return speed_text(verdict, row.ratio, interval, time=time, confidence=confidence)
 
 
 def _mark(row: CandidateResult, tuning: Tuning) -> str:

@@ -80,12 +80,12 @@ def test_the_first_screen_says_where_the_sign_changes():
     (answer,) = document.answers
     assert (answer.kind, answer.answer) == (
         "warn",
-        "2.0x faster at batch 4; 10 % slower at batch 1",
+        "2.0x faster at batch 4; 1.1x slower at batch 1",
     )
     assert answer.remark.startswith("1.8x faster (95 % interval: ")
     texts = [text for _, text in document.rows]
     assert texts[0].startswith(
-        "inference 2.0x faster at batch 4; 10 % slower at batch 1; all sizes 1.8x faster"
+        "inference 2.0x faster at batch 4; 1.1x slower at batch 1; all sizes 1.8x faster"
     )
     assert texts[1].startswith("inference, batch 1 1.1x slower")
     assert texts[2].startswith("inference, batch 4 2.0x faster")

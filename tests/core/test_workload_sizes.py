@@ -131,9 +131,9 @@ FASTER, SLOWER, SAME = ("faster", 0.8), ("slower", 1.08), ("no difference", 1.0)
 @pytest.mark.parametrize(
     ("verdicts", "text"),
     [
-        ([SLOWER, FASTER, ("faster", 0.5)], "up to 2.0x faster from batch 4 on; 8 % slower at batch 1"),
-        ([FASTER, FASTER, SLOWER], "up to 1.2x faster at batch 4 and below; 8 % slower at batch 8"),
-        ([FASTER, SLOWER, FASTER], "up to 1.2x faster at batch 1, batch 8; 8 % slower at batch 4"),
+        ([SLOWER, FASTER, ("faster", 0.5)], "up to 2.0x faster from batch 4 on; 1.08x slower at batch 1"),
+        ([FASTER, FASTER, SLOWER], "up to 1.2x faster at batch 4 and below; 1.08x slower at batch 8"),
+        ([FASTER, SLOWER, FASTER], "up to 1.2x faster at batch 1, batch 8; 1.08x slower at batch 4"),
         ([SAME, SAME, FASTER], "1.2x faster at batch 8; no difference at batch 4 and below"),
         ([("unclear", 1.1), ("failed", None), ("slower", 4.0)], "4.0x slower at batch 8; unclear at batch 1; failed at batch 4"),
     ],

@@ -28,6 +28,14 @@ def test_the_times_and_the_ratio_are_one_number():
     assert speed_text("not compared", None) == "not measured"
 
 
+def test_a_ratio_is_shown_within_its_interval():
+    assert verdict_text("faster", 1 / 1.36, (1 / 1.38, 1 / 1.27)) == "1.36x faster"
+    assert verdict_text("faster", 1 / 1.36, (1 / 1.42, 1 / 1.27)) == "1.4x faster"
+    assert verdict_text("slower", 1.14, (1.12, 1.2)) == "1.14x slower"
+    shown = speed_text("faster", 1 / 1.36, (1 / 1.38, 1 / 1.27), time=0.0207, confidence=None)
+    assert shown == "1.36x faster, 20.7 instead of 28.2 ms"
+
+
 def test_a_large_ratio_with_a_wide_interval_is_no_figure():
     assert verdict_text("slower", 17.0, (16, 18)) == "17x slower"
     assert verdict_text("slower", 17.0, (11, 35)) == "over 10x slower"

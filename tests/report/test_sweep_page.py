@@ -238,7 +238,7 @@ def test_each_field_has_its_plane_and_its_best(tmp_path):
         made.add_row(tmp_path, number, row, benched=made.bench(0.9 - number / 10), verified=made.verification(), steps={})  # fmt: skip
     found = Reader(page_of(tmp_path))
     assert len(found.all("svg")) == 2
-    assert "Which is best? a=2 model=one: 1.2x faster; model=two:" in found.text
+    assert "Which is best? a=2 model=one: 1.25x faster; model=two:" in found.text
     assert "#1 model=one a=2" in found.text
     assert "#3 model=two a=2" in found.text
     assert "4 runs" in found.text

@@ -60,13 +60,16 @@ def small(value: float | None) -> str:
 def verdict_text(verdict: str, ratio: float | None, interval: Interval = None) -> str:
     """Return `1.5x faster` or `1.2x slower`; another verdict in the words of readers.
 
-    A large ratio with a wide interval is not a figure: `over 10x slower`, or the verdict alone.
+    A large ratio with a wide interval is not a figure: `over 10x slower`, or the verdict alone. It has two
+    places, `1.36x`, where one would lie outside of the interval.
     """
     if ratio is None or verdict not in ("faster", "slower"):
         return doubt(verdict)
     if verdict == "slower" and ratio >= _BEYOND and interval and not _is_shown(interval):
         return f"over {_BEYOND:g}x slower" if interval[0] >= _BEYOND else verdict
-    return f"{_times(1 / ratio if verdict == 'faster' else ratio)} {verdict}"
+    factor, *ends = (r if verdict == "slower" else 1 / r for r in (ratio, *(interval or ())))
+    is_outside = bool(ends) and not min(ends) <= round(factor, 1) <= max(ends)
+    return f"{_times(factor, fine=is_outside)} {verdict}"
 
 
 def speed_text(
@@ -75,11 +78,12 @@ def speed_text(
     interval: Interval = None,
     *,
     time: float | None = None,
-    confidence: float = 0.95,
+    confidence: float | None = 0.95,
 ) -> str:
     """Return the verdict with its figures: `1.3x faster, 163 instead of 214 ms (95 % interval: ...)`.
 
-    `time` are the seconds that belong to the ratio. `unclear` has no times; a wide interval is left out.
+    `time` are the seconds that belong to the ratio. `unclear` has no times; a wide interval is left out, and
+    any without `confidence`.
     """
     text = verdict_text(verdict, ratio, interval)
     if ratio is None or verdict not in ("faster", "slower", "no difference", "unclear"):
@@ -87,8 +91,9 @@ def speed_text(
     if time is not None and verdict != "unclear":
         before = time / ratio
         text += f", {seconds(before) if verdict == 'no difference' else instead(time, before)}"
-    shown = interval_text(interval, verdict)
-    return f"{text} ({100 * confidence:g} % interval: {shown})" if shown else text
+    if confidence is None or not (shown := interval_text(interval, verdict)):
+        return text
+    return f"{text} ({100 * confidence:g} % interval: {shown})"
 
 
 def instead(after: float, before: float) -> str:

@@ -12,8 +12,6 @@ from typing import Any
 from prepare.core.utils.numbers import verdict_text
 
 _ORDER = ("faster", "slower", "no difference", "unclear", "failed", "not compared")
-# From this ratio on, a slower one is told by its factor.
-_MANIFOLD = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ def verdicts_text(found: Sequence[tuple[Size, str, float | None]]) -> str:
     >>> sizes = [Size(f"batch {count}", 1.0, count) for count in (1, 4, 8)]
     >>> verdicts = [("slower", 1.08), ("faster", 0.8), ("faster", 0.5)]
     >>> verdicts_text([(size, *each) for size, each in zip(sizes, verdicts)])
-    'up to 2.0x faster from batch 4 on; 8 % slower at batch 1'
+    'up to 2.0x faster from batch 4 on; 1.08x slower at batch 1'
     """
     ordered = sorted(found, key=lambda each: each[0].elements)
     every = [size for size, _, _ in ordered]
@@ -82,7 +80,4 @@ def place(sizes: Sequence[Size], every: Sequence[Size]) -> str:
 def _figure(verdict: str, ratios: Sequence[float]) -> str:
     if not ratios or verdict not in ("faster", "slower"):
         return verdict
-    extreme = min(ratios) if verdict == "faster" else max(ratios)
-    if verdict == "slower" and extreme < _MANIFOLD:
-        return f"{100 * (extreme - 1):.0f} % slower"
-    return verdict_text(verdict, extreme)
+    return verdict_text(verdict, min(ratios) if verdict == "faster" else max(ratios))
