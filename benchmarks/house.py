@@ -147,7 +147,7 @@ def import_graph(package: Path, files: list[Path]) -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """Return the sets of modules that import each other; the face of a package is no module of it."""
+    """Return the sets of modules that import each other; a package itself is left out."""
     reached: dict[str, set[str]] = {}
     for name, imported in graph.items():
         seen, waiting = set[str](), [*imported]

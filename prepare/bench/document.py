@@ -165,7 +165,7 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
         text = _speed(bench.cases[0], confidence=None)
         answer = capitalized(text)
         kind, remark = _KINDS.get(row.verdict, "plain"), f"{_remark(row)} ({bench.cases[0].what})"
-        line = case_sentence(bench.cases[0]).removeprefix("inference ")
+        line = case_sentence(bench.cases[0]).removeprefix("inference").lstrip(", ")
         if kind == "good" and wrong:
             kind, remark = "plain", f"{remark}; but the outputs are wrong"
         line += "; but its outputs are wrong" if wrong else ""

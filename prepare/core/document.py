@@ -344,7 +344,7 @@ class Shown:
     folder: str = ""
 
     def without(self, stage: str) -> str:
-        """Return why there is no record of `stage`."""
+        """Return the reason why a run has no record of `stage`: `verify=none`, `stopped before`."""
         if self.stopped:
             return "stopped before"
         return f"{stage}=none" if self.has_example else "no example input"

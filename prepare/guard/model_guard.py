@@ -457,8 +457,10 @@ class _CompiledCall:
 
 def _limits(seconds: float, max_bytes: int, share: float) -> Iterator[Problem]:
     if not share > 0:
-        yield Problem("share", f"{share} is no time", "give a part of the time, as in 0.01")
+        yield Problem("share", f"{share} is not above 0", "give a part of the time, as in 0.01")
     if not seconds > 0:
-        yield Problem("seconds", f"{seconds} is no time", "give the seconds that a call may take")
+        yield Problem(
+            "seconds", f"{seconds} is not above 0", "give the seconds that a call may take"
+        )
     if max_bytes < 1:
-        yield Problem("max_bytes", f"{max_bytes} is no memory", "give a number of bytes")
+        yield Problem("max_bytes", f"{max_bytes} is not at least 1", "give a number of bytes")

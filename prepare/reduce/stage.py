@@ -36,10 +36,10 @@ class ReduceStage(Stage):
     def run(self, work: Work) -> Mapping[str, Any]:
         if work.unchanged:
             return {}
-        example = work.needed_example()
         from prepare.core.forward.workload import sizes_of
         from prepare.reduce import reduce
 
+        example = work.needed_example()
         verification = work.found.get("verify")
         if verification and verification.size:  # of several the one that is wrong
             example = dict(sizes_of(work.workload)).get(verification.size, example)

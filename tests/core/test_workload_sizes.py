@@ -44,7 +44,7 @@ def test_a_second_tensor_or_a_dtype_makes_longer_names():
         ([], None, "input.workload: holds no example; give one for each size"),
         ([(1, 2), (1, 2)], None, "input.workload[1]: has the same shapes as entry 0; give one of them, with the sum of their weights"),
         ([(1, 2), (2, 2)], [1], "input.workload: 1 weights are given for 2 examples; give one for each"),
-        ([(1, 2)], [-1], "input.workload[0].weight: -1 is no weight; give a number of calls, 0 or more"),
+        ([(1, 2)], [-1], "input.workload[0].weight: -1 is not a weight; give a number of calls, 0 or more"),
         ([(1, 2)], [0], "input.workload: every weight is 0; give one above 0"),
     ],
 )  # fmt: skip
@@ -108,7 +108,7 @@ def test_an_entry_inherits_the_keys_that_it_does_not_give():
         ([[1, 2]], "input.workload[0]: [1, 2] is not a mapping; give the keys of an example, as in {shape: [1,3,64,64], weight: 10}"),
         ([{"shpae": [1]}], "input.workload[0].shpae: no such key; did you mean 'shape'? keys: shape, dtype, low, high, args, kwargs, factory, weight"),
         ([{}, {"weight": "x"}], "input.workload[1].weight: 'x' is not allowed; give a number of calls"),
-        ([{"weight": -1}], "input.workload[0].weight: -1 is no weight; give a number of calls, 0 or more"),
+        ([{"weight": -1}], "input.workload[0].weight: -1 is not a weight; give a number of calls, 0 or more"),
         ([{"shape": [0]}], "input.workload[0].shape: [0] holds a size below 1; give a list of sizes, as in [2,3,64,64]"),
         ([{"shape": [1], "args": [2]}], "input.workload[0].shape: is set together with input.workload[0].args; drop one of them, with input.workload[0].shape=null or input.workload[0].args=null"),
         ([{"workload": []}], "input.workload[0].workload: no such key; keys: shape, dtype, low, high, args, kwargs, factory, weight"),

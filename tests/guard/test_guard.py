@@ -516,9 +516,9 @@ def test_wrong_options_are_refused():
     pipeline, model = prepared()
     for options, text in {
         "on_difference": ("stop", "on_difference: 'stop' is not allowed"),
-        "seconds": (0.0, "seconds: 0.0 is no time"),
-        "max_bytes": (0, "max_bytes: 0 is no memory"),
-        "share": (0.0, "share: 0.0 is no time"),
+        "seconds": (0.0, "seconds: 0.0 is not above 0"),
+        "max_bytes": (0, "max_bytes: 0 is not at least 1"),
+        "share": (0.0, "share: 0.0 is not above 0"),
         "every": (0, "every: 0 is not at least 1"),
     }.items():
         with pytest.raises(RefusedError, match=text[1]):

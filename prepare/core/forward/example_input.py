@@ -40,9 +40,10 @@ def _check_dotted(name: str) -> None:
         raise ValueError(f"{name!r} is not a dotted name", remedy)
 
 
-def _check_weight(weight: float) -> None:
+def check_weight(weight: float) -> None:
+    """Raise ValueError(what is wrong, what to do) if this is not the weight of a size of a workload."""
     if not 0 <= weight < math.inf:
-        raise ValueError(f"{weight} is no weight", "give a number of calls, 0 or more")
+        raise ValueError(f"{weight!r} is not a weight", "give a number of calls, 0 or more")
 
 
 _Bound = Annotated[int | float, "a number or null", _check_finite] | None
@@ -104,7 +105,7 @@ class _Declared(_Input):
 class _Entry(_Input):
     """One entry of `input.workload`: the keys of an example, and its weight."""
 
-    weight: Annotated[int | float, "a number of calls", _check_weight] = 1
+    weight: Annotated[int | float, "a number of calls", check_weight] = 1
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from prepare.core.forward.example_input import check_weight
 from prepare.core.utils.sizes import Size
 from prepare.errors import ConfigError, ModelError, Problem
 
@@ -30,8 +30,8 @@ class Workload:
             weight 0 is verified and timed, and does not count in the whole.
 
     Raises:
-        ConfigError: there is no example, two have the same shapes and dtypes, a weight is negative or not
-            finite, all are 0, or there are not as many as examples.
+        ConfigError: there is no example, two have the same shapes and dtypes, a weight is negative or
+            infinite, all weights are 0, or their number is not that of the examples.
 
     Examples:
         >>> import torch
@@ -138,9 +138,10 @@ def _problems(count: int, weights: Sequence[float]) -> Iterator[Problem]:
         wrong = f"{len(weights)} weights are given for {count} examples"
         yield Problem("input.workload", wrong, "give one for each")
     for index, weight in enumerate(weights):
-        if not 0 <= weight < math.inf:
-            remedy = "give a number of calls, 0 or more"
-            yield Problem(f"input.workload[{index}].weight", f"{weight!r} is no weight", remedy)
+        try:
+            check_weight(weight)
+        except ValueError as error:
+            yield Problem(f"input.workload[{index}].weight", *error.args)
     if count and weights and not any(weights):
         yield Problem("input.workload", "every weight is 0", "give one above 0")
 
