@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -22,12 +21,10 @@ from prepare.core.forward.torch_state import isolated
 from prepare.core.forward.workload import Workload, head_of, sizes_of
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.environment import environment
-from prepare.core.utils.machine import MachineWatch, busy_sentence
+from prepare.core.utils.machine import MachineWatch
 from prepare.core.utils.numbers import finite
 from prepare.core.utils.options import read_size
 from prepare.core.utils.suggest import choose
-from prepare.core.utils.text import plural
-from prepare.core.utils.wording import words
 from prepare.errors import (
     ConfigError,
     ModelError,
@@ -43,16 +40,14 @@ from prepare.steps.input_format import InputFormat
 from prepare.tune.cache import Cache, age, conditions
 from prepare.tune.candidate_run import PreparedCandidate, capacity
 from prepare.tune.candidates import Candidate, calls_to_keep, candidates
-from prepare.tune.compare_candidates import CandidateError, CheckResult, Contestant
+from prepare.tune.compare_candidates import CandidateError, CheckResult
 from prepare.tune.keep_modules import KeepInFloat32, ModuleError, errors_of
 from prepare.tune.race import Race
+from prepare.tune.race_results import better_for_sizes, notes_on, row_of
 from prepare.tune.records import (
     STATUSES,
     UNPREPARED,
-    CandidateResult,
-    ForSizes,
     Keep,
-    SizeTime,
     Tuning,
 )
 from prepare.tune.stage import TuneStage
@@ -61,7 +56,6 @@ from prepare.verify.metric import limit_of
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock
     from prepare.core.utils.progress import Stage
-    from prepare.core.utils.sizes import Size
     from prepare.verify.metric import Limit
 
 
@@ -426,7 +420,7 @@ class TuningSession:
         # The winner comes first; within a status the contestants stay in the order of the candidates.
         ranked = sorted(race.contestants, key=lambda each: STATUSES.index(each.status))
         tuning = Tuning(
-            rows=tuple(_row(race, winner, each) for each in ranked),
+            rows=tuple(row_of(race, winner, each) for each in ranked),
             winner=winner.name,
             mode=self.mode,
             amp=self.amp,
@@ -439,9 +433,9 @@ class TuningSession:
             from_cache=False,
             conditions=under,
             environment=environment() | machine,
-            notes=tuple(_notes(race, machine)),
+            notes=tuple(notes_on(race, machine)),
             sizes=self.batch.sizes if several else (),
-            better=_better(race, winner, self.batch.sizes) if several else (),
+            better=better_for_sizes(race, winner, self.batch.sizes) if several else (),
         )
         if stopped is not None:
             what = str(stopped) or "stopped by Ctrl-C"
@@ -482,71 +476,3 @@ def _device(base: Candidate, model: nn.Module) -> torch.device:
     if declared := base.steps.get("device", {}).get("device"):
         return torch.device(declared)
     return device_of([model])
-
-
-def _row(race: Race, winner: Contestant, contestant: Contestant) -> CandidateResult:
-    ratio = race.standings.final_ratio(contestant, winner)
-    times, checked = list(contestant.times.values()), contestant.checked
-    error, allowed = (checked.error, checked.allowed) if checked else (None, None)
-    return CandidateResult(
-        name=contestant.name,
-        steps=contestant.candidate.steps,
-        status=contestant.status,
-        reason=contestant.reason,
-        cost=contestant.candidate.cost,
-        seconds=statistics.estimate(times, 0.95).value if times else None,
-        ratio=finite(ratio.value),
-        ratio_interval=ratio.interval,
-        rounds=len(times),
-        peak_bytes=contestant.peak,
-        first_seconds=contestant.first_seconds,
-        verified=checked.status if checked else "",
-        error=0.0 if contestant is race.standings.base else error,
-        allowed=allowed,
-        kept=contestant.kept,
-        sizes=tuple(
-            _at_size(race, contestant, index) for index in range(len(race.standings.weights))
-        ),
-    )
-
-
-def _at_size(race: Race, contestant: Contestant, size: int) -> SizeTime:
-    times, ratio = contestant.timed(size).values(), race.standings.ratio(contestant, size)
-    seconds = median(times) if times else None
-    return SizeTime(seconds, finite(ratio.value), ratio.interval)
-
-
-def _better(race: Race, winner: Contestant, sizes: Sequence[Size]) -> tuple[ForSizes, ...]:
-    """Return the winner and the second recipe with the sizes that each is the faster one for."""
-    if race.second is None:
-        return ()
-    names: dict[str, list[str]] = {winner.name: [], race.second.name: []}
-    for index, size in enumerate(sizes):
-        faster = min((winner, race.second), key=lambda e: race.standings.ratio(e, index).value)
-        names[faster.name].append(size.name)
-    return tuple(ForSizes(name, tuple(own)) for name, own in names.items())
-
-
-def _more_time() -> str:
-    return f"give it more time with {words(cli='tune.budget=SECONDS', python='budget=SECONDS')}"
-
-
-def _notes(race: Race, machine: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what limits the result."""
-    measured = race.standings.control_ratio()
-    if busy := busy_sentence(machine, finite(statistics.noise(measured))):
-        yield busy
-    control = measured.interval
-    needed = statistics.min_values(race.standings.confidence)
-    unmeasured = sum(each.status == "not measured" for each in race.contestants)
-    if unmeasured:
-        yield f"not measured: {plural(unmeasured, 'candidate')}; {_more_time()}"
-    if 0 < race.rounds < needed:
-        yield (
-            f"too few rounds for small differences: {plural(race.rounds, 'round')} of {needed}; "
-            f"{_more_time()}"
-        )
-    if control and not control[0] <= 1 <= control[1]:
-        yield (
-            "the unprepared model differs significantly from itself (A/A): the machine was not steady"
-        )

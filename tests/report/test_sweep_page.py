@@ -17,7 +17,8 @@ from prepare.core.utils.numbers import verdict_text
 from prepare.job.record import Job, Record, Result
 from prepare.report.pages.page import write_page
 from prepare.report.pages.section import LIMIT
-from prepare.report.pages.sweep_page import matrices_of, matrix_of, sweep_page, write_sweep_page
+from prepare.report.pages.sweep_matrix import matrices_of, matrix_of
+from prepare.report.pages.sweep_page import sweep_page, write_sweep_page
 from prepare.sweep.locks import Claim
 from prepare.sweep.manifest import SweepManifest, job_claim, write_sweep_manifest
 from prepare.sweep.ranking import rank
