@@ -2,13 +2,15 @@
 
 import doctest
 import logging
+import os
+import sys
 
 import pytest
 
 from prepare.core.model import module_tree
 from prepare.core.utils import accelerator, wording
 from prepare.core.utils.packages import quiet_torchao
-from prepare.core.utils.text import capitalized, csv_text
+from prepare.core.utils.text import capitalized, csv_text, line
 from prepare.pipeline import pipeline
 
 FORCED = {"force": True, "include": ["a"]}
@@ -56,6 +58,15 @@ def test_a_sentence_gets_a_capital_unless_it_begins_with_a_name(text, shown):
 )  # fmt: skip
 def test_a_cell_is_no_formula_for_a_spreadsheet(value, cell):
     assert csv_text([["first", value]]) == f"first,{cell}\n"
+
+
+def test_what_prints_goes_on_when_the_reader_of_the_pipe_has_ended(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        line("lost")
+        line("lost too")
 
 
 def test_a_job_shows_only_errors_of_torchao(monkeypatch):

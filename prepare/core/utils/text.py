@@ -1,6 +1,7 @@
 """Format sizes, counts, arbitrary names and tables for a terminal and for files."""
 
 import csv
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,8 +33,15 @@ def output_to(stream: TextIO) -> Iterator[None]:
 
 
 def line(text: str, *, errors: bool = False) -> None:
-    """Print one line on stdout or stderr, not wrapped, so that paths can be copied from it."""
-    print(text, file=sys.stderr if errors else output(), flush=True)
+    """Print one line on stdout or stderr, not wrapped, so that paths can be copied from it.
+
+    Where the reader of a pipe has ended (`| head`), nothing is printed any more, and what prints goes on.
+    """
+    stream = sys.stderr if errors else output()
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def size(count: int) -> str:
