@@ -91,7 +91,7 @@ def numbered(numbers: Iterable[int]) -> str:
 def conclusions(summary: Summary, ranking: Ranking) -> Iterator[str]:
     """Yield the best row of each field, and the rows that were not compared."""
     for field in ranking.groups:
-        yield (f"{field.about}: " if field.about else "") + _conclusion(field, summary.varying)
+        yield _conclusion(field, summary.varying)
     if shared := shared_rows(ranking):
         yield f"speed unclear, as other runs used the same cores: {numbered(shared)}"
     yield from _busy(ranking.rows)
@@ -118,13 +118,16 @@ def choices(row: SweepRow, keys: Iterable[str]) -> str:
 
 
 def _conclusion(field: RankedGroup, keys: Iterable[str]) -> str:
+    about = f" of {field.about}" if field.about else ""
     if field.best is None:
         verdicts = {timed.verdict for row in field.rows if (timed := first_timing(row))}
         if verdicts <= {"slower", "no difference"}:
-            return "no row is faster than the unprepared model, so leave it as it is"
-        return "unclear if a row is faster; measure longer with bench=full, on a quiet machine"
+            return f"no row{about} is faster than the unprepared model, so leave it as it is"
+        return (
+            f"unclear if a row{about} is faster; measure longer with bench=full, on a quiet machine"
+        )
     comparison = first_timing(field.best)
-    text = f"best: #{field.best.number} {choices(field.best, keys)}".rstrip()
+    text = f"best{about}: #{field.best.number} {choices(field.best, keys)}".rstrip()
     text += f", {timing_text(comparison)}" if comparison else ""
     if field.ties:
         text += f"; unclear against {numbered(row.number for row in field.ties)}"

@@ -164,11 +164,9 @@ class RunOutput:
             found.answer[1:] in each or found.remark in each for each in said
         ):
             return [text]
-        joint = (
-            ", "
-            if found.remark.partition(" ")[0] in ("or", "or,", "and", "in", "without")
-            else ": "
-        )
+        first = found.remark.partition(" ")[0].rstrip(",")
+        is_phrase = first in ("and", "best", "in", "or", "without")
+        joint = ", " if is_phrase else ": " if "=" in first else "; "
         return [f"{text}{joint}{found.remark}"]
 
 
