@@ -50,6 +50,7 @@ def compare(
     train: bool = False,
     budget: float = 20.0,
     within_budget: bool = False,
+    longest: float | None = None,
     settle: bool = False,
     precision: float = 0.02,
     confidence: float = 0.95,
@@ -89,6 +90,8 @@ def compare(
             round always run.
         within_budget: if three rounds do not fit into `budget`, raise RefusedError instead of running
             over; the budget is then exceeded by one call at most.
+        longest: with `settle`, seconds in place of `budget` until the first look, for calls so slow that
+            fewer than 8 rounds fit into `budget`.
         settle: stop as soon as no verdict is `unclear`, instead of at a precision. The looks are few, and
             share the error: see `docs/decisions/few-looks.md`.
         precision: stop as soon as every interval is within ± this fraction of its ratio.
@@ -117,7 +120,9 @@ def compare(
 
     names, formats = list(variants), format or {}
     baseline = names[0] if baseline is None and names else baseline
-    options = BenchOptions(train, budget, within_budget, settle, precision, confidence, seed, amp)
+    options = BenchOptions(
+        train, budget, within_budget, longest, settle, precision, confidence, seed, amp
+    )
     check_amp(amp)
     if problems := list(_problems(names, baseline, formats, options)):
         raise ConfigError.of(problems)

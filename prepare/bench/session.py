@@ -50,6 +50,7 @@ class BenchOptions:
     train: bool
     budget: float
     within_budget: bool
+    longest: float | None
     settle: bool
     precision: float
     confidence: float
@@ -94,6 +95,7 @@ class BenchSession:
         self._samples = SampleSet(list(series.values()), series[baseline], control, confidence)
         self._options, self._progress, self._clock = options, progress, clock
         self._start, self._rounds, self._warm = clock(), 0, False
+        self._expected = options.budget
         self._looks = Looks() if options.settle else None
 
     def run(self, pool: list[Any], device: str | torch.device | None) -> Comparison:
@@ -150,24 +152,25 @@ class BenchSession:
             each.call_seconds or series.call_seconds for each in self._samples.active()
         )
         needed = self._elapsed() + 2 * series.call_seconds + rounds * round_seconds
-        if options.within_budget and not series.reason and needed > options.budget:
+        if options.within_budget and not series.reason and needed > self._limit():
             known = [each for each in self._samples.series if each.call_seconds]
             calls = " and ".join(f"{e.call_seconds:.2g} s ({e.variant.name})" for e in known)
             measured = f"{'calls take' if rounds else 'first calls took'} about {calls}"
-            too_long = f"{_USEFUL_ROUNDS} rounds do not fit into {options.budget:.0f} s"
+            too_long = f"{_USEFUL_ROUNDS} rounds do not fit into {self._limit():.0f} s"
             raise RefusedError("budget", f"{measured}, and {too_long}", "give more time")
 
     def _run_rounds(self, pool: list[Any]) -> None:
-        order, budget = random.Random(self._options.seed), self._options.budget  # noqa: S311
+        order = random.Random(self._options.seed)  # noqa: S311
         needed = sum(each.call_seconds * (each.calls + 1) for each in self._samples.active())
         fewest = LOOKS[0] if self._looks else _MIN_ROUNDS
         begin, last_round = self._elapsed(), 0.0
-        self._warm = begin + fewest * needed <= budget
+        self._warm = begin + fewest * needed <= self._options.budget
+        self._expected = min(self._limit(), max(self._options.budget, begin + fewest * needed))
         for series in self._samples.active():
             series.warm = self._warm
         while self._rounds < _MAX_ROUNDS and not self._is_done(begin):
             start = self._elapsed()
-            if self._rounds and start + last_round > budget:
+            if self._rounds and start + last_round > self._limit():
                 break
             active = self._samples.active()
             batch = pool[self._rounds % len(pool)]
@@ -178,6 +181,11 @@ class BenchSession:
             self._report("timing")
         if self._looks and not self._looks.is_settled:
             self._samples = self._looks.end(self._samples)
+
+    def _limit(self) -> float:
+        """Return the seconds within which a round must end: more until the first look, if that is allowed."""
+        budget, longest = self._options.budget, self._options.longest or 0.0
+        return max(budget, longest) if self._looks and self._rounds < LOOKS[0] else budget
 
     def _sample(self, series: Series, batch: Any) -> None:
         series.samples.append(series.sample(batch, self._clock))
@@ -224,8 +232,7 @@ class BenchSession:
         if self._progress is None:
             return
         precision = finite(self._samples.precision()) if self._rounds else None
-        budget = self._options.budget
-        self._progress(Progress(doing, self._rounds, self._elapsed(), budget, precision))
+        self._progress(Progress(doing, self._rounds, self._elapsed(), self._expected, precision))
 
     def _notes(self, control: Control | None, settings: Mapping[str, Any]) -> Iterator[str]:
         """Yield what limits the result."""

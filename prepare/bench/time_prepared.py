@@ -16,7 +16,7 @@ from prepare.core.forward.call import Call, call_of
 from prepare.core.forward.workload import for_each_size
 from prepare.core.utils.text import first_line, plural
 from prepare.core.utils.user_code import is_out_of_memory
-from prepare.errors import PrepareError, RefusedError
+from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
 from prepare.verify.inputs import format_call, resized
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 Mode = Literal["eval", "train"]
 INFERENCE, ONE_SAMPLE, TRAINING = "inference", "inference of one sample", "training step"
-# The longest budget of a short case, for calls of more than `_SLOW` seconds. A case makes about `_CALLS`
-# calls at least: three of each variant, and three rounds of three, with a margin.
-LONGEST, _SLOW, _CALLS = 120.0, 0.5, 18
+# The longest time of a short case, for slow calls. It makes about `_CALLS` calls at least: three of each
+# variant, and three rounds of three, with a margin.
+LONGEST, _CALLS = 120.0, 18
 PRECISION = {"short": 0.03, "full": 0.01}
 # The time of a training step in forwards, roughly.
 _FORWARDS = 3
@@ -64,7 +64,7 @@ def time_models(
         example: the arguments of the unprepared model, an Example or a Call; None for none; or a Workload, of
             which every size is timed, each as long as one example.
         level: `short` times inference or, in mode `train`, a training step, until the verdict is settled,
-            within 10 seconds, or 120 if a call takes more than half a second; if the calls are too long for
+            within 10 seconds; slow calls for 8 rounds, within 120 seconds. If three rounds do not fit into
             that, nothing is compared, and the reason says so. `full` times inference, inference of one
             sample and a training step for a minute each, however long a call takes.
         mode: the use of the model; its case comes first.
@@ -77,15 +77,12 @@ def time_models(
     start = time.perf_counter()
     first = TRAINING if mode == "train" else INFERENCE
     reason = _reason(models, example)
-    budget = seconds or BUDGET[level]
     if level == "short" and seconds is None and not reason:
-        budget, reason = _short_budget(first, _takes(models, first, took))
-    # The first forward may have been faster than those that are timed.
-    again = (LONGEST,) if level == "short" and seconds is None and budget < LONGEST else ()
+        reason = _too_long(first, _takes(models, first, took))
     if reason or not example:
         cases: tuple[Case, ...] = (Case(what=first, reason=reason),)
     else:
-        case = partial(_case, models, level=level, budgets=(budget, *again), amp=amp, tell=tell)
+        case = partial(_case, models, level=level, seconds=seconds, amp=amp, tell=tell)
         cases = tuple(case(*each) for each in _calls(call_of(example), level, first).items())
     return Bench(level=level, mode=mode, seconds=time.perf_counter() - start, cases=cases)
 
@@ -112,16 +109,12 @@ def _takes(models: Models, what: str, took: float) -> float:
     return took * (_FORWARDS if what == TRAINING else 1)
 
 
-def _short_budget(what: str, seconds: float) -> tuple[float, str]:
-    """Return the budget of a short case whose call takes `seconds`, more for slow calls.
-
-    If three rounds do not fit into the longest one, also return the reason to time nothing.
-    """
-    needed = _CALLS * seconds
-    if needed > LONGEST:
-        limit = f"within {LONGEST:.0f} s; raise bench.seconds"
-        return LONGEST, f"{what} takes about {seconds:.0f} s, too long for a comparison {limit}"
-    return max(BUDGET["short"], needed if seconds > _SLOW else 0.0), ""
+def _too_long(what: str, seconds: float) -> str:
+    """Return why a short case whose call takes `seconds` is not timed; empty if three rounds fit."""
+    if _CALLS * seconds <= LONGEST:
+        return ""
+    limit = f"within {LONGEST:.0f} s; raise bench.seconds"
+    return f"{what} takes about {seconds:.0f} s, too long for a comparison {limit}"
 
 
 def _calls(call: Call, level: Level, first: str) -> dict[str, Call]:
@@ -138,11 +131,11 @@ def _case(
     call: Call,
     *,
     level: Level,
-    budgets: tuple[float, ...],
+    seconds: float | None,
     amp: Amp,
     tell: Callable[[str], object],
 ) -> Case:
-    """Return the case, timed within the first budget into which enough rounds fit."""
+    """Return the case, timed for `seconds`, or as long as the level says."""
     unprepared = models.unprepared
     assert not isinstance(unprepared, str)  # else no case is timed
 
@@ -151,8 +144,9 @@ def _case(
             {UNPREPARED: unprepared, PREPARED: models.prepared},
             call,
             train=what == TRAINING,
-            budget=budgets[0],
+            budget=seconds or BUDGET[level],
             within_budget=level == "short",
+            longest=LONGEST if level == "short" and seconds is None else None,
             settle=level == "short",
             amp=amp,
             precision=PRECISION[level],
@@ -165,8 +159,6 @@ def _case(
             progress=lambda now: tell(f"timing {what}: {_progress_text(now)}"),
         )
     except Exception as error:
-        if budgets[1:] and isinstance(error, RefusedError) and error.problems[0].where == "budget":
-            return _case(models, what, call, level=level, budgets=budgets[1:], amp=amp, tell=tell)
         return Case(what=what, reason=_expected(error))
     return Case(what=what, comparison=comparison)
 

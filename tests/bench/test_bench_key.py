@@ -225,16 +225,21 @@ def test_a_short_bench_stops_when_its_verdict_is_settled(monkeypatch):
     assert clock.now < 3
 
 
-def test_calls_that_turn_out_slower_get_the_longest_budget(monkeypatch):
+@pytest.mark.parametrize(
+    ("seconds", "most"), [(0.3, 12), (0.62, 22), (0.93, 33), (1.1, 40), (3.0, 110)]
+)
+def test_slow_calls_are_timed_until_a_verdict(monkeypatch, seconds, most):
     monkeypatch.undo()
     clock = Clock()
     monkeypatch.setattr(levels, "compare", lambda *_, **more: compare(
-        {"unprepared": clock.takes(1.1), "prepared": clock.takes(0.7)}, torch.ones(1), _clock=clock,
-        **{key: more[key] for key in ("budget", "within_budget", "settle", "precision")},
+        {"unprepared": clock.takes(seconds), "prepared": clock.takes(0.7 * seconds)}, torch.ones(1),
+        _clock=clock,
+        **{key: more[key] for key in ("budget", "within_budget", "longest", "settle", "precision")},
     ))  # fmt: skip
     assert timed().headline.verdict == "faster"
-    assert clock.now < levels.LONGEST
-    assert timed(seconds=9.0).headline.reason.endswith("do not fit into 9 s; raise bench.seconds")
+    assert clock.now < most
+    reason = timed(seconds=0.9).headline.reason
+    assert reason.endswith("do not fit into 1 s; raise bench.seconds")
 
 
 def test_progress_names_the_case_and_the_time_left():
