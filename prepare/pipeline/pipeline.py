@@ -49,7 +49,8 @@ from prepare.step import PHASES, Step
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
-    from prepare.guard.model_guard import ModelGuard, OnDifference
+    from prepare.guard.model_guard import ModelGuard
+    from prepare.guard.respond import OnDifference
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Steps = Mapping[str, Mapping[str, Any] | None]

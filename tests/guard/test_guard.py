@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -23,7 +24,9 @@ from guard_faults import (
     calls_until_caught_in_serving,
     steps_until_caught_in_training,
 )
+from prepare import Workload
 from prepare.audit import audit
+from prepare.core.utils.process_state import PROCESS_STATE
 from prepare.errors import DriftError, GuardError, GuardWarning, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.testing.networks import facts
@@ -450,6 +453,68 @@ def test_an_error_of_the_model_ends_the_look():
         assert guard.looks > 6
 
 
+class Stops(nn.Module):
+    """Calls `stop` between its modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.inner, self.stop = nn.Conv2d(3, 4, 3), nn.Identity(), lambda: None
+
+    def forward(self, x):
+        x = self.conv(x)
+        self.stop()
+        return self.inner(x)
+
+
+def raise_interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("where", ["module", "signal", "model"])
+def test_an_interrupt_of_the_model_ends_the_look(where, training):
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {}})
+    model = pipeline.apply(Stops().train(training))
+    with pipeline.guard(model, every=1, share=ALL) as guard, torch.set_grad_enabled(training):
+        if where == "module":
+            model.inner.forward = raise_interrupt
+        else:
+            signalled = lambda: signal.raise_signal(signal.SIGINT)  # noqa: E731
+            model.stop = signalled if where == "signal" else raise_interrupt
+        with pytest.raises(KeyboardInterrupt):
+            model(images())
+        if where != "model":  # torch runs no hook then: the next call ends the look
+            assert nn.Module.__call__.__name__ == "_wrapped_call_impl"
+            assert is_free(PROCESS_STATE)
+        model.stop = lambda: None
+        vars(model.inner).pop("forward", None)
+        output = model(images())
+        output.square().mean().backward() if training else None
+        guard()
+        assert guard.looks >= 3
+    assert nn.Module.__call__.__name__ == "_wrapped_call_impl"
+    assert is_free(PROCESS_STATE)
+    other, another = prepared()
+    with torch.no_grad(), other.guard(another) as guard:
+        another(images())
+        assert guard.looks == len(guard.watched)
+
+
+def is_free(lock):
+    """Return whether another thread could hold the lock."""
+    found = []
+
+    def ask():
+        found.append(lock.acquire(blocking=False))
+        if found[0]:
+            lock.release()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
 def test_two_threads_that_serve_are_both_right():
     pipeline, model = prepared()
     batches = [images(size) for size in (12, 14, 16, 18)]
@@ -495,13 +560,47 @@ def test_a_module_that_needs_too_much_memory_is_named():
     assert "left out  0: it needs" in repr(guard)
 
 
+def test_the_sizes_of_a_workload_are_looked_at_in_advance():
+    pipeline, model = prepared()
+    batches = [images(16), images(24)]
+    with torch.no_grad(), pipeline.guard(model, seconds=1e-9) as guard:
+        guard.look(Workload(batches))
+        assert guard.looks == 2 * len(guard.watched)
+        for batch in batches:
+            model(batch)
+        assert guard.looks == 2 * len(guard.watched)
+        add(model[6])
+        with pytest.raises(GuardError, match="6: its outputs"):
+            guard.look(images(32))
+
+
+def test_a_first_call_in_serving_is_looked_at_whatever_the_share():
+    pipeline, model = prepared(training=True)
+    with pipeline.guard(model, every=1, share=1e-9) as guard:
+        train(model, guard, 3)
+        looks = guard.looks
+        with torch.no_grad():
+            model.eval()(images(24))
+        assert guard.looks == looks + len(guard.watched)
+
+
+def test_modules_have_their_turn_though_each_step_has_another_shape():
+    pipeline, model = prepared(training=True)
+    with pipeline.guard(model, every=16, share=ALL) as guard:
+        looked_at = set()
+        for size in range(12, 44):
+            model(images(size)).mean().backward()
+            looked_at |= {call.module for call, _, _ in guard._recorded}
+    assert looked_at == set(guard.watched)
+
+
 def test_each_shape_has_its_share_of_the_looks_in_training():
     pipeline, model = prepared(training=True)
     with pipeline.guard(model, every=16, share=ALL) as guard:
         for _ in range(16):
             train(model, guard, 1, images(16))
             train(model, guard, 1, images(20))
-    assert sorted(looks for _, looks in guard._turns.values()) == [len(guard.watched)] * 2
+    assert sorted(key.looks for key in guard._turns.keys.values()) == [len(guard.watched)] * 2
 
 
 def test_looks_in_training_take_their_share_of_the_time():
