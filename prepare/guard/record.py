@@ -105,7 +105,7 @@ class Watcher(CallRecorder):
     def _handle(self, run: Callable[[], Any], module: nn.Module, arguments: Call) -> Any:
         if self._is_inside:
             return self._record(run, module, arguments)
-        if module is self._model and self._frame not in _frames():
+        if module is self._model and all(frame is not self._frame for frame in _frames()):
             self._interrupted()
             return run()
         self._is_inside = True

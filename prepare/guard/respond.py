@@ -32,7 +32,7 @@ _SCRIPT_SECONDS = 60.0
 
 @dataclass
 class Response:
-    """What is done on a difference, and in `differences` those that were found."""
+    """Acts on differences; `differences` holds those that were found."""
 
     pipeline: Pipeline
     action: OnDifference

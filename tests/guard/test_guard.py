@@ -208,6 +208,18 @@ def test_drift_is_found_in_training_and_at_a_new_key():
         model.eval()(images())
 
 
+def test_a_module_in_train_mode_is_found_in_a_model_that_serves():
+    pipeline, model = prepared()
+    model[3].train()  # dropout that is kept on, before the guard is made
+    with torch.no_grad(), pipeline.guard(model) as guard:
+        model(images())
+        model[1].train()
+        with pytest.raises(DriftError, match="1: is in train mode in a model in eval mode"):
+            model(images(20))
+        model.train()(images(24))
+        assert guard.differences == []
+
+
 def test_state_of_the_optimizer_is_checked_for_drift():
     pipeline, model = prepared(training=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
