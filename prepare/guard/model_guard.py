@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+import zlib
 from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -41,7 +42,7 @@ _log = logging.getLogger(__name__)
 # The most keys that are remembered; a key of before is then looked at again.
 _KEYS = 1 << 16
 # The looks after which it is said how long those of all modules take.
-_TOLD = 10
+_TOLD = 20
 _ACTION = {"raise": "raises", "warn": "warns once", "fallback": "puts torch's own class back"}
 
 
@@ -194,6 +195,8 @@ class ModelGuard(Guard):
         modules = dict(self._model.named_modules())
         self.left_out = {n: why for n in self.watched if (why := obstacle(modules[n]))}
         self._excluded = set(self.left_out)
+        # In an order without a meaning: so the time of the first looks tells that of the others.
+        self._order = sorted(self.watched, key=lambda name: zlib.crc32(name.encode()))
 
     def _attach(self) -> None:
         call = vars(self._model).get("_compiled_call_impl")
@@ -247,7 +250,7 @@ class ModelGuard(Guard):
         return output
 
     def _names(self) -> list[str]:
-        return [name for name in self.watched if name not in self._excluded]
+        return [name for name in self._order if name not in self._excluded]
 
     def _begin(
         self, key: Hashable | None, args: Any, kwargs: Any, names: list[str], look: Any
@@ -352,7 +355,8 @@ class ModelGuard(Guard):
                 self._turns.add(time.perf_counter() - start)
                 if found:
                     self._act(found, call, module)
-        if not self._is_told and self.looks >= min(_TOLD, len(self._names())) and recorded:
+        is_measured = self._steps > 1 and self.looks >= min(_TOLD, len(self.watched))
+        if is_measured and not self._is_told:
             self._is_told = True
             _log.info("guard: in training each module is looked at once in %s", self._turn())
 
