@@ -24,6 +24,7 @@ from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line, plural, size
 from prepare.errors import DriftError, Problem, RefusedError, raise_problems
+from prepare.guard.attach import attach
 from prepare.guard.compare import WrongModule, autocast_of, difference, relative, too_large
 from prepare.guard.originals import Originals, obstacle, watched_modules
 from prepare.guard.record import Watcher, describe_call, key_of
@@ -99,7 +100,7 @@ class ModelGuard(Guard):
         self._thread: int | None = None
         self._current: tuple[Watcher, Hashable | None, float] | None = None
         self._look = ExitStack()
-        self._attach()
+        self._detach = attach(self, model)
 
     def __call__(self) -> None:
         """Count a training step, and compare what the forward recorded; on every `every`-th, look for drift.
@@ -116,7 +117,7 @@ class ModelGuard(Guard):
         return self
 
     def __exit__(self, kind: object, *raised: object) -> None:
-        self.remove() if kind is None else self._detach()
+        self.remove() if kind is None else self._end()
 
     def look(self, workload: Workload | Any) -> None:
         """Look now at all modules in each size of a workload, so that in serving its calls cost a look-up.
@@ -149,7 +150,7 @@ class ModelGuard(Guard):
 
     def remove(self) -> None:
         """Stop looking, after a last comparison of what was recorded."""
-        self._detach()
+        self._end()
         self._compare_recorded()
 
     def __repr__(self) -> str:
@@ -198,22 +199,9 @@ class ModelGuard(Guard):
         # In an order without a meaning: so the time of the first looks tells that of the others.
         self._order = sorted(self.watched, key=lambda name: zlib.crc32(name.encode()))
 
-    def _attach(self) -> None:
-        call = vars(self._model).get("_compiled_call_impl")
-        if call is not None:  # hooks that are added after the compiler do not run
-            vars(self._model)["_compiled_call_impl"] = _CompiledCall(self, call)
-            return
-        self._hook = self._model.register_forward_pre_hook(
-            _Looked(self), with_kwargs=True, prepend=True
-        )
-
-    def _detach(self) -> None:
+    def _end(self) -> None:
         self._end_look()
-        call = vars(self._model).get("_compiled_call_impl")
-        if isinstance(call, _CompiledCall):
-            vars(self._model)["_compiled_call_impl"] = call.compiled
-        elif hasattr(self, "_hook"):
-            self._hook.remove()
+        self._detach()
 
     def before(self, args: Any, kwargs: Any) -> None:
         """Begin to look if this call is due; else cost next to nothing."""
@@ -413,40 +401,7 @@ class ModelGuard(Guard):
                 if was_compiled:  # what is in it is looked at from now on
                     self._watch(self._pipeline.plan(self._model, known_issues="ignore"))
                 if was_compiled and module is self._model:
-                    self._attach()
-
-
-class _Looked:
-    """The forward pre-hook of a guarded model; that of a copy does nothing."""
-
-    def __init__(self, guard: ModelGuard | None = None) -> None:
-        self._guard = guard
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        guard = self._guard
-        if guard is not None and not torch.compiler.is_compiling() and module is guard._model:
-            guard.before(args, kwargs)
-
-    def __reduce__(self) -> Any:
-        return _Looked, ()
-
-
-class _CompiledCall:
-    """The compiled call of a guarded model, with the guard around it."""
-
-    def __init__(self, guard: ModelGuard, compiled: Any) -> None:
-        self.compiled = compiled
-        self._guard = guard
-        vars(self).update(vars(compiled))  # what the step compile keeps there
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._guard.before(args, kwargs)
-        try:
-            output = self.compiled(*args, **kwargs)
-        except BaseException:
-            self._guard.after(None, raised=True)
-            raise
-        return self._guard.after(output, raised=False)
+                    self._detach = attach(self, self._model)
 
 
 def _limits(seconds: float, max_bytes: int, share: float) -> Iterator[Problem]:
