@@ -1,17 +1,22 @@
 """Measure a guard: false alarms, the cost of a look, and the cost of a call with a known key.
 
-    python benchmarks/guard.py alarms|cost|key [--looks 2000] [--networks NAME ...] [--json FILE]
+    python benchmarks/guard.py all|alarms|cost|key [--looks 2000] [--networks NAME ...]
+        [--machine quiet] [--json FILE]
+
+`all` takes about 10 minutes. With `--json` the figures are written into FILE, those of a quiet and of a busy
+machine side by side; what is not measured stays there.
 
 `alarms` serves and trains small networks, each prepared in channels-last and repaired, in float32, in
 bfloat16 and under autocast, with inputs of changing sizes; every module of every call is looked at.
 `cost` trains networks of real size: the CPU time of looking at every module once, as a part of 1,000 steps,
-and the part of the time of 200 steps that looks take with the default options. `key` times a call of a
-guarded model whose forward does nothing, with a key that is known, and without the guard.
+and the part of the time of a minute of steps that looks take with the default options. `key` times a call of
+a guarded model whose forward does nothing, with a key that is known, and without the guard.
 """
 
 import argparse
 import json
 import math
+import os
 import random
 import time
 import timeit
@@ -221,8 +226,8 @@ def _looked_at(name: str, way: str, looks: int) -> Any:
     return guard
 
 
-# Steps with the default options.
-_STEPS = 200
+# The time of steps with the default options.
+_SECONDS = 60.0
 
 
 def cost(names: list[str]) -> Iterator[dict[str, Any]]:
@@ -248,8 +253,10 @@ def cost(names: list[str]) -> Iterator[dict[str, Any]]:
         guard.remove()
         start = time.perf_counter()
         with pipeline.guard(model, on_difference="warn") as default:
-            for _ in range(_STEPS):
+            steps = 0
+            while time.perf_counter() - start < _SECONDS:
                 step()
+                steps += 1
         elapsed = time.perf_counter() - start
         yield {
             "network": name,
@@ -259,9 +266,12 @@ def cost(names: list[str]) -> Iterator[dict[str, Any]]:
             "recording": record,
             "share_of_1000_steps": (looking + max(record, 0.0)) / 1000 / min(plain),
             "default": {
-                "steps": _STEPS,
+                "steps": steps,
                 "looks": default.looks,
                 "share": default.seconds_used / elapsed,
+                "says": next(
+                    line for line in str(default).splitlines() if "training" in line
+                ).strip(),
             },
             "left_out": guard.left_out,
             "differences": [str(found) for found in guard.differences],
@@ -331,28 +341,35 @@ def key() -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Measure, print each result, and write them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["alarms", "cost", "key"])
+    parser.add_argument("what", choices=["all", "alarms", "cost", "key"])
     parser.add_argument("--looks", type=int, default=2000, help="looks for each network")
-    parser.add_argument(
-        "--networks", nargs="*", help="by default all small ones, or three real ones"
-    )
+    parser.add_argument("--networks", nargs="*", help="by default all small ones, or two real ones")
+    parser.add_argument("--machine", choices=["quiet", "busy"], default="busy")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    real = ["transformers resnet-50", "monai segresnet 3-d", "monai dynunet 3-d"]
-    found = {
-        "alarms": lambda: alarms(options.networks or list(SMALL), options.looks),
-        "cost": lambda: cost(options.networks or real),
+    real = ["transformers resnet-50", "monai segresnet 3-d"]
+    parts = {
         "key": key,
-    }[options.what]()
-    results = []
-    for result in found:
-        print(json.dumps(result), flush=True)
-        results.append(result)
+        "cost": lambda: cost(options.networks or real),
+        "alarms": lambda: alarms(options.networks or list(SMALL), options.looks),
+    }
+    for part in parts if options.what == "all" else [options.what]:
+        load, results = os.getloadavg()[0], []
+        for result in parts[part]():
+            print(json.dumps(result), flush=True)
+            results.append(result)
         if options.json:
-            text = json.dumps({"results": results, "environment": environment()}, indent=1)
-            options.json.write_text(text + "\n")
+            measured = {"load": load, "environment": environment(), "results": results}
+            write(options.json, options.machine, part, measured)
+
+
+def write(file: Path, machine: str, part: str, measured: dict[str, Any]) -> None:
+    """Put what was measured into the file, in place of the same part on such a machine."""
+    found = json.loads(file.read_text()) if file.exists() else {}
+    found.setdefault(machine, {})[part] = measured
+    file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def difference(
     models = ModelPair(original, prepared, amp=amp)
     models.dtype = _dtype(call, module, amp)
     comparer = (ModuleComparer if backward else _Comparer)(
-        models, interceptor, backward=backward, whole=whole
+        models, interceptor, backward=backward, whole=whole, quick=True
     )
     if not whole:  # a forward that an attribute of the copy holds calls the modules of the original
         comparer.names.update({id(part): name for name, part in module.named_modules()})

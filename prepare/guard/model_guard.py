@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import threading
 import time
-import warnings
+import zlib
 from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import torch
 from torch import nn
 
+from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import is_compiled
-from prepare.core.model.module_tree import copy_tree
-from prepare.core.utils import files
+from prepare.core.forward.workload import Workload, sizes_of
 from prepare.core.utils.process_state import PROCESS_STATE
+from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line, plural, size
-from prepare.errors import (
-    GuardError,
-    GuardWarning,
-    PrepareError,
-    Problem,
-    RefusedError,
-    raise_problems,
-)
+from prepare.errors import DriftError, Problem, RefusedError, raise_problems
+from prepare.guard.attach import attach
 from prepare.guard.compare import WrongModule, autocast_of, difference, relative, too_large
 from prepare.guard.originals import Originals, obstacle, watched_modules
-from prepare.guard.put_back import obstacle_to_put_back, put_back
 from prepare.guard.record import Watcher, describe_call, key_of
+from prepare.guard.respond import OnDifference, Response
+from prepare.guard.turns import Turns
 from prepare.pipeline.drift import Drift, Guard, optimizer_drift, plan_drift, raise_drift
 from prepare.pipeline.optimizer_state import unwrap_optimizer
 from prepare.verify.execution.module_calls import CallInterceptor, RecordedCall
@@ -44,11 +39,11 @@ if TYPE_CHECKING:
 
     from prepare.pipeline import Pipeline, Plan
 
-OnDifference = Literal["raise", "warn", "fallback"]
 _log = logging.getLogger(__name__)
 # The most keys that are remembered; a key of before is then looked at again.
 _KEYS = 1 << 16
-_SCRIPT_SECONDS = 60.0
+# The looks after which it is said how long those of all modules take.
+_TOLD = 20
 _ACTION = {"raise": "raises", "warn": "warns once", "fallback": "puts torch's own class back"}
 
 
@@ -85,27 +80,27 @@ class ModelGuard(Guard):
         plan = pipeline.plan(model, known_issues="ignore")
         raise_drift(plan_drift(plan))
         super().__init__(model, every=every)
-        self._model, self._pipeline, self._action = model, pipeline, on_difference
+        self._model, self._pipeline = model, pipeline
         self._optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
         self._seconds, self._max_bytes, self._share = seconds, max_bytes, share
-        self._folder = None if folder is None else Path(folder)
+        self._response = Response(
+            pipeline, on_difference, self._optimizer, None if folder is None else Path(folder)
+        )
         self._originals = Originals(model, pipeline)
         self._watch(plan)
-        self.differences: list[WrongModule] = []
+        self._other_mode = {n for n, m in model.named_modules() if m.training != model.training}
+        self.differences: list[WrongModule] = self._response.differences
         self.looks, self.seconds_used = 0, 0.0
         # Keys of which all was looked at; and of others, what was.
         self._known: set[Hashable] = set()
         self._seen: dict[Hashable, set[Hashable]] = {}
-        # Of each key in training the steps and the looks; what may be looked at now; the steps of all keys.
-        self._turns: dict[Hashable, list[int]] = {}
-        self._due, self._steps = 0.0, 0
-        # In training: when it began, the seconds of all looks, and those of the longest.
-        self._began, self._spent, self._longest = math.nan, 0.0, 0.0
+        self._turns, self._steps, self._is_told = Turns(every=every, share=share), 0, False
         self._recorded: list[tuple[RecordedCall, nn.Module, str]] = []
-        self._warned: set[str] = set()
+        # The thread that looks; the watcher of a model's call, its key, and when no look begins any more.
         self._thread: int | None = None
+        self._current: tuple[Watcher, Hashable | None, float] | None = None
         self._look = ExitStack()
-        self._attach()
+        self._detach = attach(self, model)
 
     def __call__(self) -> None:
         """Count a training step, and compare what the forward recorded; on every `every`-th, look for drift.
@@ -122,7 +117,30 @@ class ModelGuard(Guard):
         return self
 
     def __exit__(self, kind: object, *raised: object) -> None:
-        self.remove() if kind is None else self._detach()
+        self.remove() if kind is None else self._end()
+
+    def look(self, workload: Workload | Any) -> None:
+        """Look now at all modules in each size of a workload, so that in serving its calls cost a look-up.
+
+        The model runs once in each size as it would serve: without gradients, in its mode and under the
+        autocast of the caller. The option `seconds` does not bound it.
+
+        Args:
+            workload: a `prepare.Workload`, or one example: what the model is called with, so formatted if
+                your code formats it, as by `workload.each(pipeline.format)`.
+
+        Raises:
+            GuardError: a module differs from torch's own, with `on_difference="raise"`.
+            DriftError: the model has drifted.
+        """
+        with PROCESS_STATE, torch.no_grad():
+            seconds, self._seconds = self._seconds, math.inf
+            try:
+                for _, example in sizes_of(workload):
+                    call = call_of(example)
+                    self._model(*call.args, **call.kwargs)
+            finally:
+                self._seconds = seconds
 
     def find_drift(self) -> list[Drift]:
         drifts = super().find_drift()
@@ -132,7 +150,7 @@ class ModelGuard(Guard):
 
     def remove(self) -> None:
         """Stop looking, after a last comparison of what was recorded."""
-        self._detach()
+        self._end()
         self._compare_recorded()
 
     def __repr__(self) -> str:
@@ -144,14 +162,13 @@ class ModelGuard(Guard):
             if name not in self._excluded:
                 kinds[kind] = kinds.get(kind, 0) + 1
         what = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing"
-        percent = f"{100 * self._share:g} %"
         limits = f"{self._seconds:g} s and {size(self._max_bytes)} in each"
         used = f"{plural(self.looks, 'look')} in {self.seconds_used:.3g} s"
         lines = [
             f"guard of {type(self._model).__name__}: {what}",
             f"  serving   all at the first call of each shape, layout, dtype and mode; at most {limits}",
-            f"  training  each once in {plural(self._every, 'step')}, in at most {percent} of the time",
-            f"  then      {_ACTION[self._action]}",
+            f"  training  each once in {self._turn()}",
+            f"  then      {_ACTION[self._response.action]}",
             f"  so far    {used}, {plural(len(self.differences), 'difference')}",
         ]
         if any(is_compiled(module) for module in self._model.modules()):
@@ -164,6 +181,14 @@ class ModelGuard(Guard):
         ]
         return "\n".join(lines)
 
+    def _turn(self) -> str:
+        """Return in how many training steps every module is looked at once, in words."""
+        steps = self._turns.steps_of_all(len(self._names()))
+        count = plural(self._every, "step")
+        if steps > self._every:
+            count = f"about {round(steps, 2 - len(str(steps))):,} steps, not {self._every:,}"
+        return f"{count}, in at most {100 * self._share:g} % of the time"
+
     # ------------------------------------------------------------------------------- the model's calls
 
     def _watch(self, plan: Plan) -> None:
@@ -171,23 +196,12 @@ class ModelGuard(Guard):
         modules = dict(self._model.named_modules())
         self.left_out = {n: why for n in self.watched if (why := obstacle(modules[n]))}
         self._excluded = set(self.left_out)
+        # In an order without a meaning: so the time of the first looks tells that of the others.
+        self._order = sorted(self.watched, key=lambda name: zlib.crc32(name.encode()))
 
-    def _attach(self) -> None:
-        call = vars(self._model).get("_compiled_call_impl")
-        if call is not None:  # hooks that are added after the compiler do not run
-            vars(self._model)["_compiled_call_impl"] = _CompiledCall(self, call)
-            return
-        self._hook = self._model.register_forward_pre_hook(
-            _Looked(self), with_kwargs=True, prepend=True
-        )
-
-    def _detach(self) -> None:
+    def _end(self) -> None:
         self._end_look()
-        call = vars(self._model).get("_compiled_call_impl")
-        if isinstance(call, _CompiledCall):
-            vars(self._model)["_compiled_call_impl"] = call.compiled
-        elif hasattr(self, "_hook"):
-            self._hook.remove()
+        self._detach()
 
     def before(self, args: Any, kwargs: Any) -> None:
         """Begin to look if this call is due; else cost next to nothing."""
@@ -207,7 +221,7 @@ class ModelGuard(Guard):
 
     def after(self, output: Any, *, raised: bool) -> Any:
         """End a look, at the end of the call in which it began; return the output to use."""
-        if self._thread != threading.get_ident():
+        if self._thread != threading.get_ident() or self._current is None:
             return output
         watcher, key, _ = self._current
         try:
@@ -224,20 +238,28 @@ class ModelGuard(Guard):
         return output
 
     def _names(self) -> list[str]:
-        return [name for name in self.watched if name not in self._excluded]
+        return [name for name in self._order if name not in self._excluded]
 
     def _begin(
         self, key: Hashable | None, args: Any, kwargs: Any, names: list[str], look: Any
     ) -> None:
         with ExitStack() as stack:
+            # A deferred interrupt is raised when the look has ended, or in the next module.
+            stack.enter_context(held_interrupts(may_hang=True))
             # One look at a time: it changes how modules are called.
             stack.enter_context(PROCESS_STATE)
             if key in self._known:  # by another thread meanwhile
                 return
             if key is not None:
                 raise_drift(self.find_drift())
+                raise_problems(DriftError, self._modes())
             watcher = Watcher(
-                self._model, CallInterceptor(), wanted=names, look=look, max_bytes=self._max_bytes
+                self._model,
+                CallInterceptor(),
+                wanted=names,
+                look=look,
+                max_bytes=self._max_bytes,
+                interrupted=self._end_look,
             )
             self._current = watcher, key, time.monotonic() + self._seconds
             self._is_late, self._thread = False, threading.get_ident()
@@ -263,11 +285,22 @@ class ModelGuard(Guard):
             look.close()
 
     def _forget(self) -> None:
-        self._thread = None
+        self._thread = self._current = None
+
+    def _modes(self) -> Iterator[Problem]:
+        """Yield the modules in train mode of a model that serves in eval mode."""
+        if self._model.training or torch.is_grad_enabled():
+            return
+        for name, module in self._model.named_modules():
+            if module.training and name not in self._other_mode:
+                yield Problem(
+                    name, "is in train mode in a model in eval mode", "call eval() of the model"
+                )
 
     # ---------------------------------------------------------------------------------------- serving
 
     def _look_at_served(self, call: RecordedCall, module: nn.Module, output: Any) -> Any:
+        assert self._current is not None
         _, key, end = self._current
         seen = self._seen.setdefault(key, set())
         inner = call.module, key_of(module, call.arguments.args, call.arguments.kwargs)
@@ -291,22 +324,8 @@ class ModelGuard(Guard):
         if self._steps % self._every == 0:
             raise_drift(self.find_drift())
         names = [] if is_compiled(self._model) else self._names()
-        rate, now = len(names) / self._every, time.perf_counter()
-        self._began = now if math.isnan(self._began) else self._began
-        if len(self._turns) >= _KEYS:
-            self._turns.clear()
-        turn = self._turns.setdefault(key, [0, 0])
-        turn[0] += 1
-        self._due = min(self._due + rate, float(len(names)))
-        # So each key has its share of the looks, and each module its turn.
-        is_over = self._spent + self._longest > self._share * (now - self._began)
-        if self._due < 1 or turn[1] >= turn[0] * rate or is_over:
-            return
-        count = min(int(self._due), math.ceil(rate))
-        chosen = [names[(turn[1] + index) % len(names)] for index in range(count)]
-        self._due -= count
-        turn[1] += count
-        self._begin(None, args, kwargs, chosen, self._record_trained)
+        if chosen := self._turns.next(key, names) if names else []:
+            self._begin(None, args, kwargs, chosen, self._record_trained)
 
     def _record_trained(self, call: RecordedCall, module: nn.Module, output: Any) -> Any:
         if not is_compiled(module) and all(call.module != c.module for c, _, _ in self._recorded):
@@ -319,9 +338,15 @@ class ModelGuard(Guard):
         recorded, self._recorded = self._recorded, []
         for call, module, amp in recorded:
             with self._alone():
+                start = time.perf_counter()
                 found = self._compared(call, module, amp, backward=True)
+                self._turns.add(time.perf_counter() - start)
                 if found:
                     self._act(found, call, module)
+        is_measured = self._steps > 1 and self.looks >= min(_TOLD, len(self.watched))
+        if is_measured and not self._is_told:
+            self._is_told = True
+            _log.info("guard: in training each module is looked at once in %s", self._turn())
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -342,7 +367,7 @@ class ModelGuard(Guard):
             self._note(call.module, why)
             return None
         start = time.perf_counter()
-        interceptor = self._interceptor if backward else self._current[0].interceptor
+        interceptor = self._current[0].interceptor if self._current else self._interceptor
         try:
             with torch.inference_mode(mode=False):
                 original = self._originals.of(call.module, module)
@@ -353,10 +378,7 @@ class ModelGuard(Guard):
             self._excluded.add(call.module)
             return None
         finally:
-            took = time.perf_counter() - start
-            self.seconds_used += took
-            if backward:
-                self._spent, self._longest = self._spent + took, max(self._longest, took)
+            self.seconds_used += time.perf_counter() - start
         self.looks += 1
         where = call.module or type(self._model).__name__
         return (
@@ -369,90 +391,17 @@ class ModelGuard(Guard):
             _log.info("guard: %s is left out: %s", name or "the model", why)
 
     def _act(self, found: WrongModule, call: RecordedCall, module: nn.Module) -> bool:
-        """Write a script, then raise, warn, or put torch's own class back; return whether that was done."""
-        if self._folder is not None:
-            found = replace(found, script=self._script(found, call, module))
-        if self._action == "fallback":
-            why = obstacle_to_put_back(
-                module,
-                training=torch.is_grad_enabled() and module.training,
-                optimizer=self._optimizer,
-            )
-            if why:
-                found = replace(
-                    found, text=f"{found.text}, and torch's own cannot be put back: {why}"
-                )
-            else:
-                was_compiled = is_compiled(module)
-                found = replace(found, done=put_back(module, self._pipeline, self._optimizer))
+        """Raise, warn, or put torch's own class back; return whether that was done."""
+        was_compiled = is_compiled(module)
+        try:
+            return self._response.act(found, call, module)
+        finally:  # the warning may be an error
+            if self.differences and self.differences[-1].done:
                 self.record(self._model)
                 if was_compiled:  # what is in it is looked at from now on
                     self._watch(self._pipeline.plan(self._model, known_issues="ignore"))
                 if was_compiled and module is self._model:
-                    self._attach()
-        self.differences.append(found)
-        _log.warning("%s", found)
-        if self._folder is not None:
-            with (self._folder / "guard.log").open("a") as log:
-                log.write(f"{found}\n")
-        if not found.done and self._action != "warn":
-            raise GuardError("", str(found))
-        if found.module not in self._warned:
-            self._warned.add(found.module)
-            warnings.warn(str(found), GuardWarning, stacklevel=2)
-        return bool(found.done)
-
-    def _script(self, found: WrongModule, call: RecordedCall, module: nn.Module) -> str:
-        """Return the path of a script that shows the fault with torch alone; empty if none does."""
-        from prepare.reduce import reduce
-
-        assert self._folder is not None
-        self._folder.mkdir(parents=True, exist_ok=True)
-        try:
-            reduction = reduce(
-                copy_tree(module), call.arguments, training=module.training, seconds=_SCRIPT_SECONDS
-            )
-        except PrepareError as error:
-            _log.info("guard: no script for %s: %s", found.module, first_line(error))
-            return ""
-        if reduction is None:
-            return ""
-        path = self._folder / re.sub(r"[^\w.-]", "_", f"guard-{found.module}.py")
-        files.write_text(path, reduction.script)
-        return str(path)
-
-
-class _Looked:
-    """The forward pre-hook of a guarded model; that of a copy does nothing."""
-
-    def __init__(self, guard: ModelGuard | None = None) -> None:
-        self._guard = guard
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        guard = self._guard
-        if guard is not None and not torch.compiler.is_compiling() and module is guard._model:
-            guard.before(args, kwargs)
-
-    def __reduce__(self) -> Any:
-        return _Looked, ()
-
-
-class _CompiledCall:
-    """The compiled call of a guarded model, with the guard around it."""
-
-    def __init__(self, guard: ModelGuard, compiled: Any) -> None:
-        self.compiled = compiled
-        self._guard = guard
-        vars(self).update(vars(compiled))  # what the step compile keeps there
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._guard.before(args, kwargs)
-        try:
-            output = self.compiled(*args, **kwargs)
-        except BaseException:
-            self._guard.after(None, raised=True)
-            raise
-        return self._guard.after(output, raised=False)
+                    self._detach = attach(self, self._model)
 
 
 def _limits(seconds: float, max_bytes: int, share: float) -> Iterator[Problem]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+import sys
+from collections.abc import Callable, Collection, Hashable, Iterator
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -12,6 +14,7 @@ from prepare.core.forward.call import Call
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.nested import tensors_in
 from prepare.core.model.memory_format import satisfied
+from prepare.core.utils.signals import interruptible
 from prepare.verify.execution.module_calls import CallRecorder, RecordedCall
 
 if TYPE_CHECKING:
@@ -53,7 +56,8 @@ class Watcher(CallRecorder):
     """While entered, records each call of the modules `wanted`, and gives it to `look`.
 
     The calls that their own code makes are recorded too. A module whose calls need more than `max_bytes` is
-    left out: its name is added to `refused`.
+    left out: its name is added to `refused`. `interrupted` is called if an interrupt has left the model's
+    call, for which torch runs no hook: at once in a module, else when the model is called again.
     """
 
     def __init__(
@@ -64,12 +68,14 @@ class Watcher(CallRecorder):
         wanted: Collection[str],
         look: Look,
         max_bytes: int,
+        interrupted: Callable[[], object],
     ) -> None:
         super().__init__(model, interceptor)
-        self.interceptor = interceptor
+        self.interceptor, self._interrupted, self._is_inside = interceptor, interrupted, False
         self._model, self._wanted, self._look, self._max_bytes = model, set(wanted), look, max_bytes
         self.refused: set[str] = set()
         self._root: RecordedCall | None = None
+        self._frame: FrameType | None = None
 
     def begin(self, args: Any, kwargs: Any) -> Self:
         """Record the arguments of the model itself, whose call has begun."""
@@ -77,13 +83,15 @@ class Watcher(CallRecorder):
             self._root = RecordedCall("", Call(args, kwargs).map(self._copy))
             self._running.append(self._root)
         if not is_compiled(self._model):
+            self._frame = next(_frames(nn.Module._call_impl.__code__), None)
             self._patch.enter_context(self._interceptor)
-            self._patch.enter_context(self._interceptor.handling(self._record))
+            self._patch.enter_context(self._interceptor.handling(self._handle))
         return self
 
     def end(self, output: Any, *, raised: bool) -> Any:
         """Record the output of the model itself, and return the output to use."""
         root, self._root, self._interceptor.handle = self._root, None, None
+        self._frame = None
         try:
             if root is not None and not raised and "" not in self.refused:
                 self._keep_outputs(root, output)
@@ -93,6 +101,23 @@ class Watcher(CallRecorder):
             self._patch.close()
             self._running.clear()
             self._copies.clear()
+
+    def _handle(self, run: Callable[[], Any], module: nn.Module, arguments: Call) -> Any:
+        if self._is_inside:
+            return self._record(run, module, arguments)
+        if module is self._model and all(frame is not self._frame for frame in _frames()):
+            self._interrupted()
+            return run()
+        self._is_inside = True
+        try:
+            return self._record(lambda: interruptible(run), module, arguments)
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
+        finally:
+            self._is_inside = False
 
     def _record(self, run: Callable[[], Any], module: nn.Module, arguments: Call) -> Any:
         name = self._names.get(id(module))
@@ -146,3 +171,11 @@ class Watcher(CallRecorder):
                 self._interceptor.__enter__()
 
         return call
+
+
+def _frames(code: CodeType | None = None) -> Iterator[FrameType]:
+    """Yield the frames of this thread, the innermost first; with `code` those that run it."""
+    frame = sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if code in (None, frame.f_code):
+            yield frame

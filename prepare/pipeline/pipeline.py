@@ -49,7 +49,8 @@ from prepare.step import PHASES, Step
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
-    from prepare.guard.model_guard import ModelGuard, OnDifference
+    from prepare.guard.model_guard import ModelGuard
+    from prepare.guard.respond import OnDifference
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Steps = Mapping[str, Mapping[str, Any] | None]
@@ -324,7 +325,7 @@ class Pipeline:
         module and the same weights, as `verify` does: in eval mode or without gradients at the first call of
         each key (shapes, strides, dtypes, device, autocast, grad mode, mode), and in training, with
         gradients, once in `every` steps if `share` allows it. Call the guard after each step to find drift on
-        every `every`-th.
+        every `every`-th. Its `look` takes a workload, whose sizes it looks at before they are served.
 
         Args:
             model: the prepared model; it is called as before, and a look changes nothing in it.
@@ -335,7 +336,7 @@ class Pipeline:
             seconds: no look begins after this time in one call; what is left is looked at in the next ones.
             max_bytes: the memory of the copies and of one comparison in float64.
             share: the part of the time of a training that looks may take; they come later than `every` says
-                if they would take more. `math.inf` sets no limit.
+                if they would take more, and the log and the text say how much. `math.inf` sets no limit.
             folder: where each difference is written, with a script that shows it with torch alone.
 
         Raises:

@@ -16,8 +16,6 @@ FLAT = {"conv2d_memory_format": {}, "input_format": {}}
 NOT_OF_A_CALL = {
     "frozen bias": "a flag of a weight, which torch's own has too",
     "frozen norm": "a flag of a weight, which torch's own has too",
-    "norm in another mode": "a mode is part of the key, not a fault",
-    "dropout in another mode": "a mode is part of the key, not a fault",
     "momentum": "changes only what is kept for later calls",
     "no momentum": "changes only what is kept for later calls",
     "sign of one bias gradient": "a hook of a weight, which torch's own has too",
@@ -36,6 +34,8 @@ ONLY_SERVED = {
     *("another bn.running_mean", "another bn.running_var"),
     # In training the call raises by itself, before the next check of drift.
     *("a bias in bfloat16", "a bias in float64"),
+    # To freeze norms is a usual way to train.
+    *("norm in another mode", "dropout in another mode"),
     # Drift, which has no shape in training; the other norm computes the same there.
     *("contiguous weight", "no running statistics"),
 }

@@ -1,0 +1,91 @@
+"""Act on a difference: write it down, then raise, warn, or put torch's own class back."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from prepare.core.model.module_tree import copy_tree
+from prepare.core.utils import files
+from prepare.core.utils.text import first_line
+from prepare.errors import GuardError, GuardWarning, PrepareError
+from prepare.guard.put_back import obstacle_to_put_back, put_back
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from prepare.guard.compare import WrongModule
+    from prepare.pipeline import Pipeline
+    from prepare.verify.execution.module_calls import RecordedCall
+
+OnDifference = Literal["raise", "warn", "fallback"]
+_log = logging.getLogger(__name__)
+_SCRIPT_SECONDS = 60.0
+
+
+@dataclass
+class Response:
+    """Acts on differences; `differences` holds those that were found."""
+
+    pipeline: Pipeline
+    action: OnDifference
+    optimizer: Optimizer | None
+    folder: Path | None
+    differences: list[WrongModule] = field(default_factory=list)
+    _warned: set[str] = field(default_factory=set)
+
+    def act(self, found: WrongModule, call: RecordedCall, module: nn.Module) -> bool:
+        """Write `found` down, and act; return whether torch's own class was put back in `module`.
+
+        Raises:
+            GuardError: that is the action, or torch's own class cannot be put back.
+        """
+        if self.folder is not None:
+            found = replace(found, script=_script(self.folder, found, call, module))
+        if self.action == "fallback":
+            found = self._put_back(found, module)
+        self.differences.append(found)
+        _log.warning("%s", found)
+        if self.folder is not None:
+            with (self.folder / "guard.log").open("a") as log:
+                log.write(f"{found}\n")
+        if not found.done and self.action != "warn":
+            raise GuardError("", str(found))
+        if found.module not in self._warned:
+            self._warned.add(found.module)
+            warnings.warn(str(found), GuardWarning, stacklevel=2)
+        return bool(found.done)
+
+    def _put_back(self, found: WrongModule, module: nn.Module) -> WrongModule:
+        training = torch.is_grad_enabled() and module.training
+        why = obstacle_to_put_back(module, training=training, optimizer=self.optimizer)
+        if why:
+            text = f"{found.text}, and torch's own cannot be put back: {why}"
+            return replace(found, text=text)
+        return replace(found, done=put_back(module, self.pipeline, self.optimizer))
+
+
+def _script(folder: Path, found: WrongModule, call: RecordedCall, module: nn.Module) -> str:
+    """Return the path of a script that shows the fault with torch alone; empty if none does."""
+    from prepare.reduce import reduce
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        reduction = reduce(
+            copy_tree(module), call.arguments, training=module.training, seconds=_SCRIPT_SECONDS
+        )
+    except PrepareError as error:
+        _log.info("guard: no script for %s: %s", found.module, first_line(error))
+        return ""
+    if reduction is None:
+        return ""
+    path = folder / re.sub(r"[^\w.-]", "_", f"guard-{found.module}.py")
+    files.write_text(path, reduction.script)
+    return str(path)

@@ -1,0 +1,145 @@
+"""Test what a guard does on a difference: raise, warn, write a script, or put torch's own class back."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from guarded import ALL, add, images, network, prepared, train
+from prepare.audit import audit
+from prepare.errors import GuardError, GuardWarning
+from prepare.pipeline import Pipeline
+
+
+def test_warn_warns_once_for_each_module():
+    pipeline, model = prepared()
+    guard = pipeline.guard(model, on_difference="warn")
+    add(model[6])
+    with torch.no_grad():
+        with pytest.warns(GuardWarning, match="6: its outputs"):
+            model(images())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(images(20))
+    assert [found.module for found in guard.differences] == ["6", "6"]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_module_that_is_put_back_has_the_numbers_of_torch(training, monkeypatch):
+    pipeline, model = prepared(training=training)
+    model[3].p = 0.0
+    plain = network().train(training)
+    plain[3].p = 0.0
+    plain.load_state_dict(model.state_dict())
+    original, repaired = plain[4].norm, type(model[4].norm)
+    forward = repaired.forward
+    monkeypatch.setattr(repaired, "forward", lambda self, x: forward(self, x) * 1.1)
+    assert pipeline.check(model) == []
+    guard = pipeline.guard(model, every=1, share=ALL, on_difference="fallback")
+    seen = {}
+    model[4].norm.register_forward_hook(lambda m, args, out: seen.update(given=args[0], out=out))
+
+    def run():
+        with torch.set_grad_enabled(training):
+            first = model(images())
+        if training:
+            first.mean().backward()
+            guard()
+            model(images())
+
+    with pytest.warns(GuardWarning, match="runs there in the contiguous format from now on"):
+        run()
+    assert type(model[4].norm) is nn.InstanceNorm2d
+    expected = original(seen["given"].contiguous())
+    assert torch.equal(seen["out"], expected)
+    assert guard.differences[0].module == "4.norm"
+    plan = pipeline.plan(model)
+    assert "4.norm" in [name for action in plan.actions for name in action.modules]
+    train(model, guard, 1) if training else None
+    assert guard.find_drift() == []
+
+
+def test_a_compiled_model_that_is_put_back_runs_uncompiled():
+    pipeline, model = prepared({"compile": {"backend": "eager"}})
+    plain, batch = network().eval(), images()
+    guard = pipeline.guard(model, on_difference="fallback")
+    compiled = vars(model)["_compiled_call_impl"]
+    assert pipeline.check(model) == []
+    compiled.compiled = lambda x: plain(x) + 1
+    with torch.no_grad(), pytest.warns(GuardWarning, match="it runs uncompiled from now on"):
+        assert torch.equal(model(batch), plain(batch))
+    assert guard.looks == 1
+    with torch.no_grad():
+        assert torch.equal(model(batch), plain(batch))
+    guard.remove()
+    assert not model._forward_pre_hooks
+
+
+def test_a_convolution_that_is_put_back_is_contiguous_in_the_audit():
+    pipeline, model = prepared()
+    plan = pipeline.plan(network())
+    assert audit(model, plan=plan).summary["convolutions"]["converted"] == 3
+    guard = pipeline.guard(model, on_difference="fallback")
+    wrong = model[0].register_forward_hook(lambda _m, args, out: out * 1.1)
+    with pytest.warns(GuardWarning), torch.no_grad():
+        model(images())
+    wrong.remove()
+    assert audit(model, plan=plan).summary["convolutions"]["converted"] == 2
+    batch = images()
+    with torch.no_grad():
+        assert torch.equal(model[0](batch), network()[0](batch))
+    assert guard.find_drift() == []
+
+
+def test_a_weight_in_training_is_put_back_only_with_its_optimizer():
+    pipeline, model = prepared(training=True)
+    with pipeline.guard(model, every=1, share=ALL, on_difference="fallback") as guard:
+        add(model[0])
+        with pytest.raises(GuardError, match="cannot be put back: its weights would change"):
+            train(model, guard, 1)
+    del model[0].forward
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pipeline.guard(
+        model, every=1, share=ALL, on_difference="fallback", optimizer=optimizer
+    ) as guard:
+        add(model[0])
+        model(images()).mean().backward()
+        optimizer.step()
+        with pytest.warns(GuardWarning, match="from now on"):
+            guard()
+    state = optimizer.state[model[0].weight]["momentum_buffer"]
+    assert state.is_contiguous()
+    assert model[0].weight.is_contiguous()
+
+
+def test_a_script_and_a_log_are_written_into_the_folder(tmp_path, monkeypatch):
+    pipeline, model = prepared({"conv2d_memory_format": {}})
+    monkeypatch.setattr(
+        "prepare.reduce.reduce", lambda *_args, **_options: type("R", (), {"script": "print(1)\n"})
+    )
+    guard = pipeline.guard(model, on_difference="warn", folder=tmp_path / "guard")
+    add(model[6])
+    with torch.no_grad(), pytest.warns(GuardWarning, match=r"guard-6\.py"):
+        model(images())
+    assert (tmp_path / "guard" / "guard-6.py").read_text() == "print(1)\n"
+    assert (tmp_path / "guard" / "guard.log").read_text() == f"{guard.differences[0]}\n"
+
+
+@pytest.mark.slow
+def test_a_fault_of_torch_itself_is_reduced_to_a_script(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3))
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "input_format": {"attach": True}})
+    pipeline.apply(model, known_issues="ignore")
+    with pipeline.guard(model, every=1, share=ALL, on_difference="warn", folder=tmp_path) as guard:
+        train(model, guard, 2)
+        assert guard.differences == []
+        with pytest.warns(GuardWarning, match=r"1: its gradients are off by .*guard-1\.py"):
+            train(model, guard, 1, images(12, samples=1))
+    done = subprocess.run(
+        [sys.executable, tmp_path / "guard-1.py"], capture_output=True, text=True, check=False
+    )
+    assert "AssertionError: input gradients: error" in done.stderr
