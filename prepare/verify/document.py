@@ -199,7 +199,7 @@ def _answer(verification: Verification) -> Answer:
             kind, remark = "warn", verification.reason
             answer, sentence = f"Yes, in mode {verification.mode} only", ""
         elif verification.mode == "train" and _hidden(verification):
-            kind, sentence = "warn", "Outputs right"
+            kind, answer, sentence = "warn", "For outputs", "Outputs right"
     return Answer(
         question=RIGHT,
         kind=kind,

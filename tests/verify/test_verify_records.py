@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from prepare.errors import VerificationError
 from prepare.verify import Check, Lost, Verification
-from prepare.verify.document import error_text, verify_sentence
+from prepare.verify.document import error_text, verify_document, verify_sentence
 from shown_records import show
 from verify_checks import FLAT, PIPELINES, check, flat_norm
 
@@ -75,6 +76,8 @@ def test_gradients_whose_errors_noise_hides_are_cannot_tell(size, text):
     sentence = verify_sentence(result)
     assert sentence.startswith(f"pass: outputs right; {hidden}; " if text else "pass: 7 checks")
     assert (hidden if text else "gradients right") in error_text(replace(result, mode="train"))
+    shown = verify_document(SimpleNamespace(found={"verify": replace(result, mode="train")}))
+    assert shown.answers[0].answer == ("For outputs" if text else "Yes")
     assert "e+0" not in sentence
     assert f"{text} in gradients" in sentence
 
