@@ -47,7 +47,7 @@ def answered(argv: list[str], run: Callable[[list[str]], int]) -> int:
     finally:
         _ANSWER.reset(token)
     if as_json:
-        print(json.dumps(_object(answer, code), allow_nan=False), flush=True)  # noqa: T201
+        line(json.dumps(_object(answer, code), allow_nan=False))
     return code
 
 

@@ -1,6 +1,7 @@
 """Format sizes, counts, arbitrary names and tables for a terminal and for files."""
 
 import csv
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +34,16 @@ def output_to(stream: TextIO) -> Iterator[None]:
 
 def line(text: str, *, errors: bool = False) -> None:
     """Print one line on stdout or stderr, not wrapped, so that paths can be copied from it."""
-    print(text, file=sys.stderr if errors else output(), flush=True)
+    stream = sys.stderr if errors else output()
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        to_nobody(stream)
+
+
+def to_nobody(stream: TextIO) -> None:
+    """Let the reader of a stream go, as in `| head`: what follows is written to nobody, and nothing fails."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def size(count: int) -> str:
