@@ -205,7 +205,9 @@ class Checks(Callback):
             if (state := STATE.get()) is not None:
                 state.coordinator = coordinator
                 if not is_quiet():
-                    state.progress = SweepProgress(folder, coordinator.manifest)
+                    state.progress = SweepProgress(
+                        folder, coordinator.manifest, verbose=is_verbose()
+                    )
                     state.progress.start()
 
 

@@ -27,7 +27,7 @@ from prepare.cli.commands import (
 from prepare.core.utils.machine import limit_spinning
 from prepare.core.utils.packages import switch_off_telemetry
 from prepare.core.utils.signals import stopped_by_sigterm
-from prepare.core.utils.text import line, plural
+from prepare.core.utils.text import line, plural, to_nobody
 from prepare.core.utils.wording import command_line_words
 from prepare.distributed import rank
 from prepare.errors import ConfigError, PrepareError, Problem, SweepError
@@ -73,7 +73,12 @@ def run(argv: list[str]) -> int:
             # Names of modules may hold any character, also those that the terminal cannot show.
             stream.reconfigure(errors="backslashreplace")
     with command_line_words():
-        return answered(argv, _run)
+        code = answered(argv, _run)
+    try:
+        print(end="", flush=True)  # noqa: T201
+    except BrokenPipeError:
+        to_nobody(sys.stdout)
+    return code
 
 
 def _run(argv: list[str]) -> int:
@@ -197,6 +202,9 @@ def _launch(argv: list[str], flags: Namespace, state: CommandState) -> int:
         print_problems(problems or [Problem("", first_sentence(str(error)))])
         return WRONG
     except OSError as error:
+        if flags.cfg and isinstance(error, BrokenPipeError):
+            to_nobody(sys.stdout)  # Hydra prints it
+            return DONE
         # A job raises none; Hydra does if it cannot make the folder of a run, or write into it.
         if error.errno is None:
             raise

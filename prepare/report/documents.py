@@ -34,10 +34,10 @@ _DEFAULTS = {
         rank=93,
         kind="plain",
         answer="Choose a change",
-        remark="memfmt=channels_last, precision=bfloat16, ...",
+        remark="as in memfmt=channels_last or precision=bfloat16",
     ),
     "example": Advice(
-        rank=94, kind="warn", answer="Give an example input", remark="input.shape=[...]"
+        rank=94, kind="warn", answer="Give an example input", remark="as in input.shape=[2,3,64,64]"
     ),
     "use": USE_RECIPE,
 }

@@ -1,5 +1,6 @@
 """The end of the process: prompt, quiet under Ctrl-C, and with the line that crashed it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,16 @@ def test_the_package_runs_as_a_module(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: python -m prepare steps")
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+@pytest.mark.parametrize("words", [["steps"], ["--help"], ["summary", "nothing"], ["--cfg", "job", "memfmt=contiguous", "model=unet2d"]], ids=" ".join)  # fmt: skip
+def test_a_reader_that_leaves_changes_nothing(words, flags, capfd, monkeypatch):
+    code = cli.run([*words, *flags])
+    said = capfd.readouterr().err
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert cli.run([*words, *flags]) == code
+    assert capfd.readouterr().err == said

@@ -9,6 +9,7 @@ import sample_nets
 import sweep_folders as made
 from paths import RUN
 from prepare.cli import main as cli
+from prepare.core.document import Answer, Document
 from prepare.job.carry_out import _memfmt_note
 from prepare.job.results import read_results
 from prepare.pipeline import Pipeline
@@ -134,6 +135,35 @@ def test_what_to_do_is_the_line_that_applies_the_recipe(go, monkeypatch):
     assert eval(call, {"Pipeline": Pipeline, "model": model}) is model
     assert model[0].weight.stride()[1] == 1
     assert command == "recipe=run/recipe.yaml"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "advised"),
+    [
+        ("unclear", "time it longer with bench=full, best on an idle machine"),
+        ("slower", "leave the model unprepared; it is slower"),
+    ],
+)
+def test_what_to_do_joins_its_parts_without_a_colon(go, monkeypatch, verdict, advised):
+    monkeypatch.setattr(
+        STAGES["bench"], "run", lambda *_: {"bench": made.bench(1.2, verdict=verdict)}
+    )
+    _, said = go(*MEASURED)
+    assert f"  next      {advised}\n" in said.out
+
+
+def test_an_answer_waits_for_those_before_it():
+    from prepare.report.terminal.run import _answer_rows
+
+    def rows(*questions, ended=False):
+        answers = [Answer(question=each, kind="good", answer="Yes") for each in questions]
+        documents = [Document(name=each.question, title="t", answers=(each,)) for each in answers]
+        return [label for label, _ in _answer_rows(documents, ended=ended)]
+
+    assert rows("Right", "Faster") == []
+    assert rows("Contract", "Layout") == ["layout"]
+    assert rows("Right", "Faster", "Layout") == ["layout", "right", "faster"]
+    assert rows("Contract", "Faster", "Right", ended=True) == ["right", "faster", "contract"]
 
 
 def test_a_call_to_copy_is_not_broken_in_a_pipe(go, monkeypatch):

@@ -49,7 +49,8 @@ def needs(launcher: str) -> None:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_failing_job_leaves_the_others_alone_on_every_launcher(tmp_path, launcher):
     needs(launcher)
-    ran = run(f"model._target_={NAMES}", f"hydra/launcher={launcher}", cwd=tmp_path)
+    words = (f"model._target_={NAMES}", f"hydra/launcher={launcher}", "--verbose")
+    ran = run(*words, cwd=tmp_path)
     assert_only_failing_jobs_fail(ran)
     jobs = [Record(ran.file(number, "")).job() for number in range(len(MIXED))]
     assert {(job.launcher, job.shared) for job in jobs} == {(launcher, True)}

@@ -33,15 +33,17 @@ def output_to(stream: TextIO) -> Iterator[None]:
 
 
 def line(text: str, *, errors: bool = False) -> None:
-    """Print one line on stdout or stderr, not wrapped, so that paths can be copied from it.
-
-    Where the reader of a pipe has ended (`| head`), nothing is printed any more, and what prints goes on.
-    """
+    """Print one line on stdout or stderr, not wrapped, so that paths can be copied from it."""
     stream = sys.stderr if errors else output()
     try:
         print(text, file=stream, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        to_nobody(stream)
+
+
+def to_nobody(stream: TextIO) -> None:
+    """Let the reader of a stream go, as in `| head`: what follows is written to nobody, and nothing fails."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def size(count: int) -> str:

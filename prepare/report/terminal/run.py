@@ -6,6 +6,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 # The width of the longest label: of the answers, and with `--verbose`.
 _LABEL, _LABELS = 8, 12
 _ORDER = (LAYOUT, RIGHT, FASTER)
+# A remark that begins so goes on with the sentence of an advice.
+_JOINED = ("or", "and", "as", "in", "with", "without", "best")
 
 
 class RunOutput:
@@ -164,14 +167,15 @@ class RunOutput:
             found.answer[1:] in each or found.remark in each for each in said
         ):
             return [text]
-        first = found.remark.partition(" ")[0].rstrip(",")
-        is_phrase = first in ("and", "best", "in", "or", "without")
-        joint = ", " if is_phrase else ": " if "=" in first else "; "
+        joint = ", " if found.remark.partition(" ")[0].strip(",") in _JOINED else "; "
         return [f"{text}{joint}{found.remark}"]
 
 
 def _answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
-    """Return a row for each answer, and those of documents without; when `ended` also what is missing."""
+    """Return a row for each answer, and those of documents without, in the order of all outputs.
+
+    Until the run has `ended`, an answer waits for those that stand before it.
+    """
     found: dict[str, list[Row]] = {}
     for document in sorted(documents, key=lambda each: each.place):
         if document.title or ended:
@@ -179,8 +183,9 @@ def _answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
                 found.setdefault(answer.question, [(answer.question.lower(), _line(answer))])
             if not document.answers:
                 found[document.name] = list(document.rows)
-    ranked = [*(word for word in _ORDER if word in found), *(w for w in found if w not in _ORDER)]
-    return [row for word in ranked for row in found[word]]
+    ranked = [*_ORDER, *(word for word in found if word not in _ORDER)]
+    known = ranked if ended else takewhile(found.__contains__, ranked)
+    return [row for word in known for row in found.get(word, ())]
 
 
 def _line(answer: Answer) -> str:

@@ -1,4 +1,4 @@
-"""Progress of a running sweep: a line for each job that has ended, and counts."""
+"""Progress of a running sweep: a line for each job that has ended, and counts; in a pipe only failures."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ _SECONDS, _SHARE = 1.0, 50
 
 
 class SweepProgress:
-    """Watch the folder of a sweep from `start` to `stop`, independent of the launcher of its jobs."""
+    """Watch the folder of a sweep from `start` to `stop`, independent of the launcher of its jobs.
 
-    def __init__(self, folder: Path, manifest: SweepManifest) -> None:
-        self._folder, self._manifest = folder, manifest
+    With `verbose` a pipe gets a line for each job too.
+    """
+
+    def __init__(self, folder: Path, manifest: SweepManifest, *, verbose: bool = False) -> None:
+        self._folder, self._manifest, self._verbose = folder, manifest, verbose
         self._seen: dict[Path, int] = {}
         self._statuses: dict[int, str] = {}
         self._running, self._kept = 0, 0
@@ -71,15 +74,12 @@ class SweepProgress:
         for number, job, result in sorted(self._new(), key=lambda ended: ended[0]):
             self._statuses[number] = result.status
             text = f"#{number} {' '.join(job.overrides)}: {result.status}, {result.seconds:.1f} s"
-            self._print(printable(text) + ("" if self._status else f" ({self._counts()})"))
+            if self._status:
+                self._status.console.print(printable(text), soft_wrap=True)
+            elif self._verbose or result.status in _FAILED:
+                line(f"{printable(text)} ({self._counts()})", errors=True)
         if self._status:
             self._status.update(self._counts())
-
-    def _print(self, text: str) -> None:
-        if self._status:
-            self._status.console.print(text, soft_wrap=True)
-        else:
-            line(text, errors=True)
 
     def _counts(self) -> str:
         done, rows = len(self._statuses), self._manifest.rows
