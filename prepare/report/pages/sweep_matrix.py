@@ -98,11 +98,9 @@ def _values(summary: Summary, key: str) -> list[str]:
 
 def _cell(row: SweepRow, more: int, link: str, *, is_best: bool, is_timed: bool) -> Cell:
     """Return the cell of a row, the best of some."""
-    comparison, status = first_timing(row), row.status.replace("_", " ")
+    status = row.status.replace("_", " ")
     known = time_ratio(row) if row.status in ("ok", "verification_failed") else None
     words = [status] if known is not None and row.status != "ok" else []
-    if comparison and row.status == "ok" and known is None:
-        words.append(comparison.verdict)
     words.append(right_text(row))
     return Cell(
         style=_style(row, known),
