@@ -106,7 +106,10 @@ def _doctor(argv: list[str]) -> int:
     except ArgumentError as error:
         raise ConfigError("doctor", str(error), _DOCTOR) from error
     if rest:
-        raise ConfigError("doctor", f"{rest[0]!r} is not an option", _DOCTOR)
+        key, equals, value = rest[0].partition("=")
+        known = equals and key in ("device", "seconds", "folder")
+        remedy = f"write --{key} {value}" if known else _DOCTOR
+        raise ConfigError("doctor", f"{rest[0]!r} is not an option", remedy)
     require_packages("rich")
     from prepare.doctor import examine
     from prepare.report.pages.page import doctor_page

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from prepare.bench import statistics
 from prepare.bench.samples import Series
 from prepare.bench.variant import Variant
+from prepare.core.utils.numbers import verdict_text
 from prepare.core.utils.text import first_line
 from prepare.reduce.records import ALLOWED
 
@@ -152,9 +153,11 @@ def pace(
         found = _ratio(timers, 2 * seconds)
         low, high = found.interval or (0.0, math.inf)
     bad = "slow here" if low > factor else "" if high < factor else "unclear"
-    text = f"{found.value:.2g} times the time of {than} ({case})"
+    speed = verdict_text("slower" if found.value >= 1 else "faster", found.value, found.interval)
+    text = f"{speed} than {than} ({case})"
     if bad == "unclear":
-        text += f": unclear, between {low:.2g} and {high:.2g}; a quieter machine may decide it"
+        text = f"unclear if slower than {than} ({case}): {low:.2g} to {high:.2g} times its time; "
+        text += "a quieter machine may decide it"
     return CaseOutcome(bad, text, ratio=found.value, interval=found.interval)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from prepare.core.document import Document, Facts, Folded, Items, Table, Text, columns
+from prepare.core.document import Document, Facts, Folded, Items, Table, columns
 from prepare.core.model.known_issues import FINE, INEXACT, NOT_PROBED, SLOW, VERDICTS, WRONG
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.text import capitalized, plural
@@ -46,7 +46,6 @@ def verdict_sentence(diagnosis: Diagnosis) -> str:
 
 
 def _parts(diagnosis: Diagnosis) -> Iterator[Part]:
-    yield Text(text=verdict_sentence(diagnosis), where="terminal")
     yield Items(texts=tuple(diagnosis_lines(diagnosis)), where="terminal")
     for remedy, findings in _by_remedy(diagnosis).items():
         yield _table(capitalized(remedy) or "Without a remedy", findings)

@@ -67,16 +67,16 @@ def audit_parts(audit: Audit) -> Iterator[Part]:
     yield from _tensors(audit)
 
 
-def _tensors(audit: Audit) -> Iterator[Part]:
+def _tensors(audit: Audit) -> tuple[Text, Table, Folded]:
     found = audit.summary["status"]
     by_status = ", ".join(f"{found.get(status, 0):,} {status}" for status in STATUSES)
     text = f"{plural(len(audit.rows), 'row')} in the audit, one for each use of a tensor"
     text += f": {by_status}" if is_judged(audit) else ""
-    yield Text(text=text, kind="note")
+    note = Text(text=text, kind="note")
     reasons = [("Status", "word"), ("Reason", "prose"), ("Tensors", "number")]
     columns = (*reasons, ("First tensor", "code"))
     title = "Not converted, or only in part"
-    yield Table(label="Not converted", title=title, columns=columns, rows=_reasons(audit.rows))
+    why = Table(label="Not converted", title=title, columns=columns, rows=_reasons(audit.rows))
     tensors = [("Tensor", "name"), ("Module", "text"), ("Status", "word"), ("Shape", "number")]
     tensors += [("Strides", "number"), ("Type", "text"), ("Device", "text")]
     tensors += [("Strides before", "number"), ("Before", "text"), ("Reason", "prose")]
@@ -87,7 +87,7 @@ def _tensors(audit: Audit) -> Iterator[Part]:
         file="audit.csv",
     )
     fold = f"All tensors: {plural(len(audit.rows), 'row')}, the worst first"
-    yield Folded(title=fold, parts=(every,))
+    return note, why, Folded(title=fold, parts=(every,))
 
 
 def plan_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
@@ -174,9 +174,12 @@ def _result(run: SavedResults) -> Iterator[Part]:
             fact for fact in audit_facts(run.audit) if fact[0] not in ("Convolutions", "Memory")
         ]
         returned = seen["convolutions"] if seen else ()
-        facts += [("Outputs", outputs_sentence(**counted)) for counted in returned]
-        yield Facts(rows=tuple(facts))
-        yield from _tensors(run.audit)
+        outputs = [("Outputs", outputs_sentence(**counted)) for counted in returned]
+        kept = [fact for fact in facts if fact[0] == "Tensors"] + outputs
+        yield Facts(rows=tuple(fact for fact in facts if fact not in kept))
+        note, reasons, every = _tensors(run.audit)
+        yield reasons
+        yield replace(every, parts=(Facts(rows=tuple(kept)), note, *every.parts))
     elif run.plan:
         yield from plan_parts(run.plan["summary"])
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prepare.core.utils.numbers import doubt, interval_text, seconds, verdict_text
 from prepare.core.utils.text import size
 from prepare.job.headline import CONVOLUTIONS
+from prepare.job.record import NOTHING_CHANGED
 from prepare.registry import ordered_stages
 from prepare.report.sentences import memory_text, timing_text, verified_text
 from prepare.stage import Column
@@ -42,7 +43,7 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
         ),
         Column("interval", _timed(lambda t: interval_text(t.interval, t.verdict)), 2),
         Column("timed", _timed(lambda t: t.what if len(kinds) > 1 else ""), 3),
-        Column("right", lambda row: verified_text(row.headline.verified, short=True), 1),
+        Column("right", right_text, 1),
         *(Column(s, _count(s), 7 + n, number=True) for n, s in enumerate(CONVOLUTIONS)),
         Column("memory", lambda row: memory_text(row.headline), 5),
         Column("breaks", _lost(lambda lost: str(lost.breaks)), 4, number=True),
@@ -58,6 +59,13 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
 
 def _of_figures(text: Callable[[Any], str]) -> Callable[[SweepRow], str]:
     return lambda row: text(row.figures)
+
+
+def right_text(row: SweepRow) -> str:
+    """Return whether the row is right; `unchanged` if there was nothing to verify."""
+    if row.reason == NOTHING_CHANGED:
+        return "unchanged"
+    return verified_text(row.headline.verified, short=True)
 
 
 def reason_text(row: SweepRow) -> str:
@@ -118,16 +126,15 @@ def choices(row: SweepRow, keys: Iterable[str]) -> str:
 
 
 def _conclusion(field: RankedGroup, keys: Iterable[str]) -> str:
-    about = f" of {field.about}" if field.about else ""
+    of = f" of {field.about}" if field.about else ""
     if field.best is None:
         verdicts = {timed.verdict for row in field.rows if (timed := first_timing(row))}
         if verdicts <= {"slower", "no difference"}:
-            return f"no row{about} is faster than the unprepared model, so leave it as it is"
-        return (
-            f"unclear if a row{about} is faster; measure longer with bench=full, on a quiet machine"
-        )
+            return f"no row{of} is faster than the unprepared model, so leave it as it is"
+        return f"unclear if a row{of} is faster; measure longer with bench=full, on a quiet machine"
     comparison = first_timing(field.best)
-    text = f"best{about}: #{field.best.number} {choices(field.best, keys)}".rstrip()
+    own = [key for key in keys if f"{key}={field.best.choices.get(key)}" not in field.about.split()]
+    text = f"best{of}: #{field.best.number} {choices(field.best, own)}".rstrip()
     text += f", {timing_text(comparison)}" if comparison else ""
     if field.ties:
         text += f"; unclear against {numbered(row.number for row in field.ties)}"

@@ -114,7 +114,7 @@ def _row(
         status, reason = "running", None
     try:
         if result := record.result():
-            status, reason, seconds = result.status, result.error, result.seconds
+            status, reason, seconds = result.status, result.error or result.reason, result.seconds
             figures = result.figures or {}
     except PrepareError as error:
         status, reason = "crashed", str(error)

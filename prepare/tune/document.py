@@ -56,7 +56,7 @@ _RESULTS = {"slower": "slower than another recipe", "not faster": "unclear again
 _EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
 _TITLES = ("recipe", "speed", "time", "interval", "error", "result")
 # More bars do not fit on the first screen.
-_BARS = 9
+_BARS = 6
 
 
 class KeptRow(NamedTuple):
@@ -224,19 +224,17 @@ def _on_page(tuning: Tuning) -> Iterator[Part]:
     yield Text(text=f"{tune_sentence(tuning)}.", where="page")
     charts = tuple(tune_charts(tuning))
     yield Charts(charts=charts, file="tune.svg", where="file")
-    # The first screen has the bars, or the first of them.
-    bars = [chart for chart in charts[:1] if chart != _first_bars(chart)]
-    yield Charts(charts=(*bars, *charts[1:]))
-    text = "A whisker in a picture is the interval of the ratio; together they have 95 % confidence. Recipes "
-    yield Text(
-        text=text + "that were eliminated early ran fewer rounds.", kind="note", where="page"
-    )
     titles = columns(
         "Recipe head, Result text, Time number, Speed text, Interval text, First call number, "
         "Rounds number, Peak memory number, Verified text, Error number, Allowed number"
     )
     rows = [_cells(row, tuning) for row in _ranked(tuning)]
     yield Table(label="All recipes", columns=titles, rows=rows, where="page")
+    # The first screen has the bars, or the first of them.
+    bars = [chart for chart in charts[:1] if chart != _first_bars(chart)]
+    text = "A whisker is the interval of the ratio; together they have 95 % confidence. Recipes that were "
+    note = Text(text=text + "eliminated early ran fewer rounds.", kind="note")
+    yield Folded(title="Pictures of all recipes", parts=(Charts(charts=(*bars, *charts[1:])), note))
     yield from _by_size(tuning, "page")
     title = "Modules that have to stay in float32, with the largest error of their results alone and the "
     yield Table(

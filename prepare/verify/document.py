@@ -246,9 +246,7 @@ def _in_terminal(verification: Verification, shown: Shown) -> Iterator[Part]:
 
 
 def _on_page(verification: Verification, shown: Shown) -> Iterator[Part]:
-    sentences = filter(None, (verify_sentence(verification), error_text(verification)))
-    text = " ".join(f"{capitalized(sentence)}." for sentence in sentences)
-    yield Text(text=text, where="page")
+    yield Text(text=f"{capitalized(verify_sentence(verification))}.", where="page")
     if verification.culprit:
         yield Text(text=f"The first difference is in {verification.culprit}.", where="page")
     if verification.advice:

@@ -213,6 +213,7 @@ def test_the_command_writes_its_files_and_exits_with_1(tmp_path, capsys, monkeyp
     ("words", "message"),
     [
         (["--colour"], "doctor: '--colour' is not an option; doctor [--device DEVICE]"),
+        (["seconds=20"], "'seconds=20' is not an option; write --seconds 20"),
         (["--seconds", "soon"], "doctor: argument --seconds: invalid float value: 'soon'"),
         (["--folder", "{file}/x"], "Not a directory; give another"),
         (["share", "a", "b"], "doctor share: takes one file, got 2"),

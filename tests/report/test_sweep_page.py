@@ -19,6 +19,7 @@ from prepare.report.pages.page import write_page
 from prepare.report.pages.section import LIMIT
 from prepare.report.pages.sweep_matrix import matrices_of, matrix_of
 from prepare.report.pages.sweep_page import sweep_page, write_sweep_page
+from prepare.report.sweep_table import conclusions, right_text
 from prepare.sweep.locks import Claim
 from prepare.sweep.manifest import SweepManifest, job_claim, write_sweep_manifest
 from prepare.sweep.ranking import rank
@@ -39,6 +40,11 @@ def swept(made_once, tmp_path):
 
 def page_of(folder):
     return sweep_page(read_summary(folder), folder)
+
+
+def factor_of(text):
+    figure = float(re.match(r"[\d.]+", text)[0])
+    return 1 / figure if text.endswith("slower") else figure
 
 
 def cells(text):
@@ -310,7 +316,8 @@ def test_hostile_values_are_escaped_everywhere_on_the_page(swept, tmp_path):
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u2028\u202e]", text)
     found, safe = Reader(text), Reader(page_of(swept))
     assert found.tags <= safe.tags | {"h3", "figcaption"}
-    assert not found.all("script")
+    assert len(found.all("script")) == 1  # its own, and its policy forbids every other
+    assert "sorts and searches tables" in found.text
     assert "alert(1)" in found.text
     assert "{{ 7 * 7 }}" in found.text
     assert "n" * 3000 not in text.replace("n" * 5000, "")
@@ -341,6 +348,32 @@ def test_the_text_of_the_matrix_is_readable_on_every_colour(dark):
     assert ("good", "card") in READABLE
 
 
+def test_a_page_with_a_table_has_the_script_that_sorts_it(swept, tmp_path):
+    found = Reader(page_of(swept))
+    assert {"class": "sorted"} in found.all("table")
+    assert found.all("script") == [{}]
+    made.plan(tmp_path, [["a=1"]])
+    alone = Reader(page_of(tmp_path))
+    assert not [each for each in alone.all("table") if each.get("class") == "sorted"]
+    assert not alone.all("script")
+    assert "This page needs no network and no scripts." in alone.text
+
+
+def test_the_best_row_names_its_field_and_an_unchanged_row_says_so(tmp_path):
+    rows = [[f"model={model}", f"a={a}"] for model in "xy" for a in "pq"]
+    made.plan(tmp_path, rows)
+    for number, row in enumerate(rows):
+        made.add_row(tmp_path, number, row, benched=made.bench(0.5) if number % 2 else None)
+        if number % 2 == 0:
+            Record(tmp_path / f"{number}-row").write_result(Result("ok", "nothing changed"))
+    summary = read_summary(tmp_path)
+    assert next(conclusions(summary, rank(summary))).startswith(
+        "best of model=x: #1 a=q, 2.0x faster"
+    )
+    assert [right_text(row) for row in summary.rows] == ["unchanged", "", "unchanged", ""]
+    assert "#0, #2: nothing changed" in Reader(page_of(tmp_path)).text
+
+
 class TestInABrowser:
     pytestmark = browser
 
@@ -367,3 +400,34 @@ class TestInABrowser:
         seen, console = acted(page_of(tmp_path), tmp_path, script)
         assert console == []
         assert seen == {"ok": [str(n) for n in range(0, 30, 2)], "one": ["18"]}
+
+    @pytest.mark.parametrize("count", [3, 14])
+    def test_a_click_on_a_head_sorts_numbers_as_numbers(self, tmp_path, count):
+        made.plan(tmp_path, rows := [[f"a={n}"] for n in range(count)])
+        for number, row in enumerate(rows[:-1]):
+            ratio = (0.4, 2.0, 0.9)[number % 3] + number / 100
+            verdict = "slower" if ratio > 1 else "faster"
+            made.add_row(tmp_path, number, row, benched=made.bench(ratio, verdict=verdict))
+        script = """
+          const table = page.querySelector('[aria-label="All rows"] table'), heads = [...table.tHead.rows[0].cells];
+          for (const title of ["time", "speed"]) {
+            const at = heads.findIndex((one) => one.textContent === title), button = heads[at].querySelector("button");
+            for (const order of ["ascending", "descending"]) {
+              button.focus(); button.click();
+              if (page.activeElement !== button || heads[at].ariaSort !== order) throw Error(title + order);
+              seen[title + order] = [...table.tBodies[0].rows].map((row) => row.cells[at].textContent);
+            }
+          }
+          seen.sorted = heads.filter((one) => one.ariaSort).length;
+        """
+        seen, console = acted(page_of(tmp_path), tmp_path, script)
+        assert console == []
+        assert seen["sorted"] == 1
+        for title in ("time", "speed"):
+            up, down = seen[f"{title}ascending"], seen[f"{title}descending"]
+            assert len(up) == count
+            assert up[-1] == down[-1] == ""
+            assert [factor_of(text) for text in up[:-1]] == sorted(map(factor_of, up[:-1]))
+            assert [factor_of(text) for text in down[:-1]] == sorted(map(factor_of, down[:-1]))[
+                ::-1
+            ]

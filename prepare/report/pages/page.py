@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 NAME = "report.html"
 T = TypeVar("T")
-# The attribute that starts the template of a long table.
-_LONG = 'class="frame grid'
+# The attribute of a table that the script of a page sorts.
+_SORTED = ' class="sorted"'
 
 
 def write_page(folder: str | Path, *, result: Result | None = None) -> Path:
@@ -116,14 +116,14 @@ def page(
 
     `about` and `command` stand in small letters above the title. Below the answers is the `lead`, parts that
     stand below each other in each of its columns. `problems` are sentences on unreadable files. A page with
-    long tables has one script, which searches them, and forbids every other script.
+    tables has one script, which sorts and searches them, and forbids every other script.
     """
     problems = list(problems)
     found = list(sections(documents, problems))
     columns = []
     with suppress(*MALFORMED):  # a section says so
         columns = [drawn(parts, f"lead-{at}", level=2) for at, parts in enumerate(lead)]
-    long = any(_LONG in section.body for section in found)
+    has_tables = any(_SORTED in section.body for section in found)
     return render(
         "page.html",
         title=title,
@@ -135,7 +135,7 @@ def page(
         problems=problems,
         about=list(about),
         command=command,
-        script=_script() if long else None,
+        script=_script() if has_tables else None,
     )
 
 
@@ -200,7 +200,7 @@ def _steps(run: SavedResults) -> Mapping[str, Mapping[str, Any] | None]:
 
 @cache
 def _script() -> dict[str, Any]:
-    """Return the script that searches long tables, and its digest for the security policy."""
+    """Return the script that sorts and searches tables, and its digest for the security policy."""
     text = template_text("page.js")
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return {"text": Markup(text), "digest": digest}  # noqa: S704  a file of this package

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prepare.core.document import Cell, Matrix
-from prepare.report.sentences import verified_text
-from prepare.report.sweep_table import verdict_of
+from prepare.report.sweep_table import right_text, verdict_of
 from prepare.sweep.ranking import Ranking, first_timing, time_ratio
 
 if TYPE_CHECKING:
@@ -99,12 +98,10 @@ def _values(summary: Summary, key: str) -> list[str]:
 
 def _cell(row: SweepRow, more: int, link: str, *, is_best: bool, is_timed: bool) -> Cell:
     """Return the cell of a row, the best of some."""
-    comparison, status = first_timing(row), row.status.replace("_", " ")
+    status = row.status.replace("_", " ")
     known = time_ratio(row) if row.status in ("ok", "verification_failed") else None
     words = [status] if known is not None and row.status != "ok" else []
-    if comparison and row.status == "ok" and known is None:
-        words.append(comparison.verdict)
-    words.append(verified_text(row.headline.verified, short=True))
+    words.append(right_text(row))
     return Cell(
         style=_style(row, known),
         figure=verdict_of(row) if known is not None else _untimed(status, is_timed=is_timed),

@@ -34,6 +34,7 @@ from prepare.errors import PrepareError
 from prepare.job.results import read_plan
 from prepare.report.pages.page import NAME, page
 from prepare.report.pages.sweep_matrix import matrices_of
+from prepare.report.render import short
 from prepare.report.sentences import timing_text, verified_text
 from prepare.report.sweep_table import (
     choices,
@@ -99,25 +100,19 @@ class _Sweep:
     ranking: Ranking
 
     def recommendation(self) -> Iterator[Part]:
-        """Yield the conclusions, and the command of the best row of each field."""
+        """Yield the conclusions, and a line with the command of the best row of each field."""
         for text in [*conclusions(self.summary, self.ranking)] or _why_none(self.summary):
             yield Text(text=f"{text}.")
-        best = self._best()
-        for row in best:
-            title = f"The command of {self._named(row) if len(best) > 1 else 'this row'}:"
-            yield Code(text=command(row), title=title, most=_LETTERS)
-            if link := self._page(row):
-                yield Text(text=f"Details are on the page of row #{row.number}", link=link)
+        yield Code(text="\n".join(short(command(row), _LETTERS) for row in self._best()))
 
     def recipes(self) -> Iterator[Part]:
-        """Yield the code for the best row of each field, and behind a line its recipe."""
+        """Yield behind a line the code for the best row of each field, and its recipe."""
         for row in self._best():
             if (steps := _recipe(self.folder, row)) is not None:
                 code = training_code(_plan(self.folder, row))
-                title = f"{self._named(row)}, in training code, with its recipe.yaml:"
-                yield Code(text=code, title=title)
-                title = f"The recipe, in {row.folder}/recipe.yaml"
-                yield Folded(title=title, parts=(Code(text=steps),))
+                file = f"The recipe, in {row.folder}/recipe.yaml:"
+                parts = (Code(text=code, title="In training code:"), Code(text=steps, title=file))
+                yield Folded(title=self._named(row), parts=parts)
 
     def _best(self) -> list[SweepRow]:
         return [field.best for field in self.ranking.groups if field.best][:_RECIPES]
@@ -148,8 +143,9 @@ class _Sweep:
                 links=[self._page(rows[0]) for rows in failed.values()],
                 form="stacked",
             )
-            text = "The traceback of a failed row is in traceback.txt in its folder."
-            yield Text(text=text, kind="note")
+            if any(status in ("failed", "crashed") for status, _ in failed):
+                text = "The traceback of a failed row is in traceback.txt in its folder."
+                yield Text(text=text, kind="note")
 
     def matrix(self) -> Iterator[Part]:
         """Yield the matrix; nothing if no choice varies, or for a column of statuses, as in the table."""
@@ -157,10 +153,7 @@ class _Sweep:
         found = list(matrices_of(self.summary, self.ranking, self._page))
         if not found or not (timed or " by " in found[0].caption):
             return
-        text = (
-            "Each cell says how fast the prepared model is against the unprepared one: blue is faster, "
-            "orange slower. Below it: the verification of outputs and gradients, with the error."
-        )
+        text = "Blue is faster than the unprepared model, orange slower; below it, whether it is right."
         untimed = (
             "Each cell shows the status of its row, and the verification of outputs and gradients."
         )
@@ -182,11 +175,11 @@ class _Sweep:
         ]
         if not any(bar.value for bar in bars):
             return
-        yield Text(text="The rows that lose the layout most often come first.")
-        yield Charts(charts=(Bars(title="Layout lost in one forward", rows=tuple(bars[:_BARS])),))
-        if len(bars) > _BARS:
-            text = f"The table of all rows has {plural(len(bars) - _BARS, 'row')} more."
-            yield Text(text=text, kind="note")
+        chart = Bars(title="Layout lost in one forward", rows=tuple(bars[:_BARS]))
+        more = plural(len(bars) - _BARS, "row")
+        text = f"The table of all rows has {more} more." if len(bars) > _BARS else ""
+        parts = (Charts(charts=(chart,)), Text(text=text, kind="note"))
+        yield Folded(title="The rows that lose the layout most often first", parts=parts)
 
     def tradeoff(self) -> Iterator[Part]:
         """Yield speed against error, one plane for each field; nothing if no row has both."""
@@ -195,14 +188,10 @@ class _Sweep:
             if points := [point for row in field.rows if (point := self._point(row))]:
                 planes.append(_plane(field.about or "Speed against error", points[:_POINTS]))
                 more += max(len(points) - _POINTS, 0)
-        if planes:
-            yield Text(text="Left is faster, low is more exact.")
-            yield Charts(charts=tuple(planes))
-        if more:
-            text = (
-                f"These are the fastest rows; the table of all rows has {plural(more, 'row')} more."
-            )
-            yield Text(text=text, kind="note")
+        text = f"These are the fastest rows; the table of all rows has {plural(more, 'row')} more."
+        note = Text(text=text if more else "", kind="note")
+        title = "The rows in a plane, where left is faster and low is more exact"
+        yield Folded(title=title, parts=(Charts(charts=tuple(planes)), note))
 
     def all_rows(self) -> Iterator[Part]:
         """Yield the table of all rows, in the order of their rank."""
@@ -221,10 +210,12 @@ class _Sweep:
             file="summary.csv",
             links=[*map(self._page, rows)],
         )
-        why = [f"{numbered(found)}: {reason}" for found, reason in reasons(self.summary.rows)]
+        ended = (row for row in self.summary.rows if row.status in ("ok", *UNENDED))
+        why = [f"{numbered(found)}: {reason}" for found, reason in reasons(ended)]
         if len(why) > _REASONS:
             why[_REASONS:] = [f"{plural(len(why) - _REASONS, 'reason')} more in summary.csv"]
-        yield Items(title="Why rows failed, are unclear or have no time", texts=tuple(why))
+        parts = (Items(texts=tuple(why), kind="note"),)
+        yield Folded(title="Why rows are unclear or have no time", parts=parts)
 
     def _page(self, row: SweepRow) -> str:
         """Return the relative address of the row's page; empty if it has none."""

@@ -1,5 +1,5 @@
 "use strict";
-// Search and filter for long tables. Without this script each table shows its first rows.
+// Sort tables by a column; search and filter long ones. Without this script each shows its first rows.
 const SHOWN = 500;
 // Smaller tables need no search.
 const FEW = 12;
@@ -41,10 +41,51 @@ function rowsOf(frame) {
   return rows;
 }
 
+// The value of a cell in its column: a number with its unit, a ratio of speeds, or a text.
+const UNITS = { us: 1e-6, ms: 1e-3, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
+const NUMBER = /^[<#+]?(-?[\d,]*\.?\d+(?:e[-+]?\d+)?) ?(us|ms|s|bytes|[KMGT]iB|%|x faster|x slower|times)?\*?$/;
+function valueOf(text) {
+  if (text === "no difference") return 1;
+  const [, figure, unit] = NUMBER.exec(text) ?? [];
+  if (figure === undefined) return text;
+  const value = Number(figure.replaceAll(",", "")) * (UNITS[unit] ?? 1);
+  return unit === "x slower" ? 1 / value : value;
+}
+
+// Numbers come first, then texts; empty cells are last in both directions.
+function compare(a, b, sign) {
+  if (a === "" || b === "") return (a === "") - (b === "");
+  if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
+  return sign * (typeof a === "number" ? a - b : a.localeCompare(b, "en", { numeric: true }));
+}
+
+function sortBy(table, all, show) {
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, at) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const order = head.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
+      for (const other of heads) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", order);
+      const sign = order === "ascending" ? 1 : -1;
+      for (const entry of all) entry.value = valueOf(entry.texts[at]);
+      all.sort((a, b) => compare(a.value, b.value, sign));
+      show();
+    });
+  });
+}
+
 function setUp(frame) {
-  const table = frame.querySelector("table"), body = table.tBodies[0], pattern = body.rows[0].cloneNode(true);
-  const all = rowsOf(frame), label = frame.getAttribute("aria-label");
-  if (all.length < FEW) return;
+  const table = frame.querySelector("table"), all = rowsOf(frame);
+  const isLong = frame.matches(".grid") && all.length >= FEW;
+  sortBy(table, all, isLong ? searched(frame, table, all) : () => table.tBodies[0].append(...all.map((entry) => entry.row)));
+}
+
+function searched(frame, table, all) {
+  const body = table.tBodies[0], pattern = body.rows[0].cloneNode(true), label = frame.getAttribute("aria-label");
   const wordAt = [...pattern.cells].findIndex((cell) => content(cell).classList.contains("word"));
   const bar = document.createElement("div");
   bar.className = "filter";
@@ -87,9 +128,10 @@ function setUp(frame) {
   frame.before(bar);
   frame.after(more);
   show();
+  return show;
 }
 
-for (const frame of document.querySelectorAll(".grid")) {
+for (const { parentElement: frame } of document.querySelectorAll(".sorted")) {
   const details = frame.closest("details");
   if (!details || details.open) setUp(frame);
   else details.addEventListener("toggle", () => setUp(frame), { once: true });
