@@ -21,6 +21,7 @@ import export
 import first_command
 import layout_repair
 import prepare_cost_pairs
+import replay_zoo
 import waiting
 import zoo_tables
 
@@ -30,6 +31,7 @@ PAGES = (
     *sorted(RESULTS.glob("*.md")),
     DOCS / "benchmarks.md",
     DOCS / "decisions" / "keep-layout.md",
+    DOCS / "replay.md",
     DOCS / "verification.md",
 )
 CONTIGUOUS, AGAIN, WITHOUT, WITH = layout_repair.VARIANTS
@@ -316,6 +318,7 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "first_command": first_command_table,
     "export": lambda found: export.table(found["cases"]),
     "sensitivity": sensitivity_table,
+    "replay": lambda found: replay_zoo.table(found["rows"]),
 }
 
 

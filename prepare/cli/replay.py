@@ -70,13 +70,12 @@ def replay(argv: list[str]) -> int:
     outcome = run_job(spec, stage=no_stage if is_quiet() else stage)
     text, code = judged(headline(recorded.figures), outcome)
     line(printable(text))
-    changes = _side_by_side(folder, out) if outcome.results is not None else []
-    width = max((len(change.name) for change in changes), default=0)
-    for change in changes:
-        sides = (side or "absent" for side in (change.first, change.second))
-        line(printable("  {:{}}  there: {}; here: {}".format(change.name, width, *sides)))
-    line(f"  {'record':{width}}  {files.printable_path(out)}")
-    told = {change.name: [change.first, change.second] for change in changes}
+    told = _side_by_side(folder, out) if outcome.results is not None else {}
+    sides = "there: {}; here: {}"
+    texts = {name: sides.format(*(side or "absent" for side in told[name])) for name in told}
+    texts["record"] = str(out)
+    for name, shown in texts.items():
+        line(printable(f"  {name:{max(map(len, texts))}}  {shown}"))
     tell(replay=text, there_and_here=told, folder=str(out))
     return code
 
@@ -97,22 +96,22 @@ def judged(there: Headline, outcome: Outcome) -> tuple[str, int]:
     speeds = "".join(f"; {timed.what}: {timing_text(timed)}" for timed in here.timed)
     verdicts = {timed.what: timed.verdict for timed in here.timed}
     was_faster = {timed.what for timed in there.timed if timed.verdict == "faster"}
-    lost = {verdict for what, verdict in verdicts.items() if what in was_faster} - {"faster"}
     if "slower" in verdicts.values():
         was_slower = any(timed.verdict == "slower" for timed in there.timed)
         return f"right, and slower here{' and there' * was_slower}{speeds}", DONE
-    if "no difference" in lost:
+    if any(verdicts.get(what) == "no difference" for what in was_faster):
         return f"right, and not faster here{speeds}", DONE
-    if lost:
+    if {*verdicts.values()} - {"faster", "no difference"}:
         return f"right, and unclear whether faster here{speeds}", DONE
     return f"holds here{speeds or ', and was not timed'}", DONE
 
 
-def _side_by_side(folder: Path, out: Path) -> list[Change]:
-    """Return in what the two machines and the results of the two runs differ."""
+def _side_by_side(folder: Path, out: Path) -> dict[str, list[str]]:
+    """Return in what the two machines and the results of the two runs differ: by name, there and here."""
     parts = {part.title: part.changes for part in read_differences(folder, out).parts}
     same = (Change("machine", "the same", "the same"),)
-    return [*parts.get("environment", same), *parts.get("results", ())]
+    changes = (*parts.get("environment", same), *parts.get("results", ()))
+    return {change.name: [change.first, change.second] for change in changes}
 
 
 def _configuration(
@@ -136,23 +135,22 @@ def _configuration(
     if recorded.get("weights") is not None and "weights" not in given:
         wrong = f"names a file of weights: {short_repr(recorded['weights'])}"
         raise ConfigError(place, wrong, "give the file again as weights=FILE")
-    job = Record(folder).job()
-    name = str(job.choices.get("model")) if job else ""
-    shipped = name in composer.groups["model"] and name != "custom"
-    ours, _ = resolved(composer.compose([f"model={name}"] if shipped else []))
-    model = {"method": None} | recorded["model"]
-    _check_model(model, ours["model"], given.get("model._target_"), place)
     levels = {group: given[group] for group in _LEVELS if group in given}
     for group, level in levels.items():
-        if level not in composer.groups[group]:
-            raise ConfigError(
-                group, f"{level!r} is not allowed", choose(level, composer.groups[group])
-            )
-    config, _ = resolved(composer.compose([f"{group}={level}" for group, level in levels.items()]))
+        if level not in (known := composer.groups[group]):
+            raise ConfigError(group, f"{level!r} is not allowed", choose(level, known))
+    job = Record(folder).job()
+    choice = job.choices.get("model", "custom") if job else "custom"
+    shipped = choice in composer.groups["model"] and choice != "custom"
+    chosen = {"model": choice} if shipped else {}
+    words = [f"{group}={word}" for group, word in {**chosen, **levels}.items()]
+    config, _ = resolved(composer.compose(words))
+    model = {"method": None} | recorded["model"]
+    _check_model(model, config["model"], given.get("model._target_"), place)
     config |= {key: recorded[key] for key in _TAKEN if key in recorded}
     config |= {"model": model, "input": recorded.get("input"), "weights": given.get("weights")}
     config |= {"steps": steps_of(str(folder / "recipe.yaml"))}
-    return config, {"model": name} if shipped else {}
+    return config, chosen
 
 
 def _check_model(

@@ -235,6 +235,11 @@ def test_wrong_words_are_refused(words, wrong, go, bundle):
         ),
         (FASTER, {**FASTER, "verdict": "no difference", "time_ratio": 1.0}, "right, and not faster here"),
         (FASTER, {**FASTER, "verdict": "unclear"}, "right, and unclear whether faster here; "),
+        (
+            {**FASTER, "verdict": "slower"},
+            {**FASTER, "verdict": "unclear"},
+            "right, and unclear whether faster here; ",
+        ),
         ({}, {**FASTER, "verdict": "no difference", "time_ratio": 1.0}, "holds here; "),
         (FASTER, {}, "holds here, and was not timed"),
     ],
