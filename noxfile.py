@@ -14,7 +14,7 @@ import nox
 
 nox.options.default_venv_backend = "uv|venv"
 
-TORCH = ["2.5.1", "2.8.0", "2.10.0", "2.14.1"]
+TORCH = ["2.5.1", "2.8.0", "2.10.0", "2.15.0"]
 PYTHON = ["3.11", "3.12", "3.13"]
 HYDRA = ("hydra-core==1.3.8", "omegaconf==2.3.1")
 NEXT_HYDRA = ("hydra-core==1.4.0rc3", "omegaconf>=2.4.1rc1")

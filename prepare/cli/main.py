@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import gc
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     with contextlib.suppress(ValueError, AttributeError, OSError):  # stderr may be closed
         # A crash in native code then names the line that was running; nothing else could.
         faulthandler.enable(all_threads=False)
+    atexit.register(_end_quietly)
     code = run(sys.argv[1:])
     _end_promptly()
     sys.exit(code)
@@ -57,6 +59,13 @@ def _end_promptly() -> None:
     """Leave the interpreter little to do at its end: collecting the garbage of torch takes seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is written; Ctrl-C would print a traceback
     gc.freeze()
+
+
+def _end_quietly() -> None:
+    """Drop what libraries write about frozen garbage after all handlers have run: Triton 3.9 lists it."""
+    with contextlib.suppress(ValueError, AttributeError, OSError):  # stderr may be closed
+        sys.stderr.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def run(argv: list[str]) -> int:

@@ -15,6 +15,7 @@ import atexit, gc, os, signal
 from prepare.cli import main as cli
 cli.run = lambda argv: {code}
 atexit.register(lambda: print(gc.get_freeze_count() > 1000, signal.getsignal(signal.SIGINT).name))
+atexit.register(os.write, 2, b"leaked 64 types")
 cli.main()
 """
 
@@ -27,6 +28,11 @@ def ended(code):
 def test_the_process_leaves_garbage_and_ignores_a_late_ctrl_c():
     done = ended("3")
     assert (done.returncode, done.stdout, done.stderr) == (3, "True SIG_IGN\n", "")
+
+
+def test_only_what_a_library_writes_after_all_handlers_is_dropped():
+    done = ended('atexit.register(os.write, 2, b"heard") and 0')
+    assert (done.returncode, done.stderr) == (0, "heard")
 
 
 def test_a_crash_in_native_code_names_the_line_that_was_running():

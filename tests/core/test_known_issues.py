@@ -135,12 +135,16 @@ NEEDS_BFLOAT16 = {"conv3d_bfloat16_small_cpu"}
 CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
 
 
-def test_inductor_does_not_count_the_convolutions_of_a_backward():
+def test_inductor_counts_a_backward_where_the_entry_has_ended():
     lowering = pytest.importorskip("torch._inductor.graph").GraphLowering
     graph = torch.fx.Graph()
-    graph.call_function(torch.ops.aten.convolution_backward.default)
+    inputs = [graph.placeholder(name) for name in ("grad", "x", "weight")]
+    for node in inputs:
+        node.meta["val"] = torch.empty(4, 4, 3, 3)
+    graph.call_function(torch.ops.aten.convolution_backward.default, tuple(inputs))
     module = torch.fx.GraphModule(nn.Module(), graph)
-    assert lowering.decide_layout_opt(module, is_inference=False) is False
+    stands = BY_NAME["convolution_backward_layout_compiled"].stands("cuda", torch.__version__, {})
+    assert lowering.decide_layout_opt(module, is_inference=False) is not stands
 
 
 MACHINES = [
