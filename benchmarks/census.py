@@ -1,6 +1,6 @@
 """Prepare every network of timm, and those of the zoo: strides as torch's converters give them, and breaks.
 
-    python benchmarks/census.py [--only NAME] [--seconds 60] [--observe 100]
+    python benchmarks/census.py [--only NAME] [--seconds 60] [--again DATE] [--observe 100]
 
 Each network is built without initialising its weights, in a process of its own, and prepared: the plan, the
 strides of all parameters and buffers against `torch.nn.utils.convert_conv2d_weight_memory_format` and
@@ -10,7 +10,8 @@ real forwards of the first networks that were examined, with small inputs.
 
 A line of `results/census.jsonl` is a network, one of `results/census_observed.jsonl` a real forward. The
 order is shuffled, always alike, so that what is there is a sample at any time; a second start goes on after
-the last one. `python benchmarks/tables.py` writes the tables. timm imports torchvision for its data loaders
+the last one. `--again` also replaces the lines with breaks that are older than this time.
+`python benchmarks/tables.py` writes the tables. timm imports torchvision for its data loaders
 only; where torchvision is not installed, its models are built without it.
 """
 
@@ -26,6 +27,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -187,13 +189,17 @@ def figures(flow: Flow) -> dict[str, Any]:
         return {"reason": flow.reason}
     breaks = [e for e in flow.events if e.kind == "break" and e.phase == "forward"]
     places: Counter[str] = Counter()
+    lost: Counter[str] = Counter()
     for event in breaks:
         source = min((event.source.removeprefix(f"{folder}/") for folder in sys.path), key=len)
-        places[f"{event.operation} in {event.type}{source and f' ({source})'}"] += event.count
+        place = f"{event.operation} in {event.type}{source and f' ({source})'}"
+        places[place] += event.count
+        lost[place] += event.bytes
     return {
         "breaks": flow.summary["breaks"],
         "copied_bytes": flow.summary["copied_bytes"],
-        "places": dict(places.most_common(8)),
+        "places": dict(places.most_common()),
+        "bytes": dict(lost),
     }
 
 
@@ -286,15 +292,19 @@ def totals(rows: list[dict[str, Any]], observed: dict[str, dict[str, Any]]) -> l
     return [*cells, f"{equal} of {len(ran)}"]
 
 
-def append(path: Path, names: list[str], function: Any, *, seconds: int) -> None:
-    """Add a line for each network that has none yet."""
-    done = read(path)
+def fill(path: Path, names: list[str], function: Any, *, seconds: int, again: str = "") -> None:
+    """Write a line for each network that has none yet, or has breaks and is older than `again`."""
+    rows, commit = read(path), environment()["git_commit"]
     for number, name in enumerate(names):
-        if name not in done:
-            row = {"network": name} | run(function, name, seconds=seconds)
-            with path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(f"{number + 1}/{len(names)} {json.dumps(row)[:200]}", flush=True)
+        row = rows.get(name, {})
+        is_old = row.get("date", "") < again and after(row, "as it is").get("breaks")
+        if not row or is_old:
+            made = {"date": datetime.now(UTC).isoformat(timespec="minutes"), "commit": commit}
+            rows[name] = {"network": name} | made | run(function, name, seconds=seconds)
+            lines = "".join(json.dumps(row) + "\n" for row in rows.values())
+            (written := path.with_suffix(".part")).write_text(lines)
+            written.replace(path)
+            print(f"{number + 1}/{len(names)} {json.dumps(rows[name])[:250]}", flush=True)
 
 
 def main() -> None:
@@ -302,6 +312,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="a regular expression for the names")
     parser.add_argument("--seconds", type=int, default=60, help="time of the CPU for one network")
+    parser.add_argument("--again", default="", help="also those with breaks that are older")
     parser.add_argument("--observe", type=int, default=0, help="run this many networks for real")
     options = parser.parse_args()
     if options.observe:
@@ -309,10 +320,10 @@ def main() -> None:
         names = [
             name for name in shuffled(done) if "error" not in done[name] and options.only in name
         ]
-        append(OBSERVED, names[: options.observe], compare, seconds=options.seconds)
+        fill(OBSERVED, names[: options.observe], compare, seconds=options.seconds)
         return
     names = shuffled(name for name in networks() if re.search(options.only, name))
-    append(FILE, names, examine, seconds=options.seconds)
+    fill(FILE, names, examine, seconds=options.seconds, again=options.again)
     (RESULTS / "census_environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
 
 
