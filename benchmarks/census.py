@@ -315,14 +315,13 @@ def main() -> None:
     parser.add_argument("--again", default="", help="also those with breaks that are older")
     parser.add_argument("--observe", type=int, default=0, help="run this many networks for real")
     options = parser.parse_args()
+    # Imported here, so that the processes of the networks do not import it again.
+    names = shuffled(name for name in networks() if re.search(options.only, name))
     if options.observe:
         done = read()
-        names = [
-            name for name in shuffled(done) if "error" not in done[name] and options.only in name
-        ]
+        names = [name for name in names if "error" not in done.get(name, {"error": ""})]
         fill(OBSERVED, names[: options.observe], compare, seconds=options.seconds)
         return
-    names = shuffled(name for name in networks() if re.search(options.only, name))
     fill(FILE, names, examine, seconds=options.seconds, again=options.again)
     (RESULTS / "census_environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
 
