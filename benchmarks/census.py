@@ -54,6 +54,9 @@ FORMATS: dict[str, Any] = {"conv2d_memory_format": {}, "conv3d_memory_format": {
 HEAD = """\
 | library | networks | examined | other strides | computed | breaks | repaired | kept | as observed |
 |---|---|---|---|---|---|---|---|---|"""
+STATES = ("as it is", "repaired", "kept")
+# Files with lines that no step mends, and that docs/upstream/timm.md patches.
+PATCHED = ("cait.py", "mvitv2.py", "halo_attn.py")
 # Parameters of a network that is prepared with its tensors; a larger one is on the meta device.
 # Bytes that a network may take beside what its process has: three copies of the largest, and activations.
 LARGEST = 4 * 10**8
@@ -267,6 +270,27 @@ def places(rows: list[dict[str, Any]]) -> list[str]:
     return lines + [f"| `{place}` | {networks[place]} | {counts[place]} |" for place in ordered]
 
 
+def costs(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the table of the five lines that lose most bytes as it is, with those left, and their cure."""
+    new = [row for row in rows if "bytes" in row.get("as it is", {})]
+    lost: dict[str, Counter[str]] = {what: Counter() for what in STATES}
+    networks: Counter[str] = Counter()
+    for row in new:
+        networks.update(row["as it is"]["bytes"].keys())
+        for what, total in lost.items():
+            total.update(after(row, what).get("bytes", {}))
+    lines = ["| operation and line | networks | as it is | repaired | kept | cure |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for place, _ in lost["as it is"].most_common(5):
+        sizes = [f"{total[place] / 2**20:,.0f} MiB" for total in lost.values()]
+        steps = {"repaired": "`repair_layout`", "kept": "`keep_layout`"}
+        cured = (step for what, step in steps.items() if not lost[what][place])
+        patch = ("[patch](upstream/timm.md)" for file in PATCHED if file in place)
+        cure = next(iter((*cured, *patch)), "")
+        lines.append(f"| `{place}` | {networks[place]} | {' | '.join(sizes)} | {cure} |")
+    return [*lines, "", f"Over the {len(new)} lines of the raw file that hold bytes."]
+
+
 def after(row: dict[str, Any], what: str) -> dict[str, Any]:
     """Return the figures of the network as it is, repaired or kept: all alike where nothing breaks."""
     return row.get(what, row.get("as it is", {}))
@@ -286,7 +310,7 @@ def totals(rows: list[dict[str, Any]], observed: dict[str, dict[str, Any]]) -> l
         sum(row.get("other strides", 0) for row in rows),
         sum(row.get("ineffective", 0) for row in rows),
     ]
-    for what in ("as it is", "repaired", "kept"):
+    for what in STATES:
         breaks = [after(row, what).get("breaks", 0) for row in rows]
         cells += [f"{sum(breaks)} in {sum(map(bool, breaks))}"]
     return [*cells, f"{equal} of {len(ran)}"]
