@@ -192,17 +192,13 @@ def figures(flow: Flow) -> dict[str, Any]:
         return {"reason": flow.reason}
     breaks = [e for e in flow.events if e.kind == "break" and e.phase == "forward"]
     places: Counter[str] = Counter()
-    lost: Counter[str] = Counter()
     for event in breaks:
         source = min((event.source.removeprefix(f"{folder}/") for folder in sys.path), key=len)
-        place = f"{event.operation} in {event.type}{source and f' ({source})'}"
-        places[place] += event.count
-        lost[place] += event.bytes
+        places[f"{event.operation} in {event.type}{source and f' ({source})'}"] += event.count
     return {
         "breaks": flow.summary["breaks"],
         "copied_bytes": flow.summary["copied_bytes"],
         "places": dict(places.most_common()),
-        "bytes": dict(lost),
     }
 
 
@@ -271,24 +267,28 @@ def places(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def costs(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the table of the five lines that lose most bytes as it is, with those left, and their cure."""
-    new = [row for row in rows if "bytes" in row.get("as it is", {})]
-    lost: dict[str, Counter[str]] = {what: Counter() for what in STATES}
-    networks: Counter[str] = Counter()
-    for row in new:
-        networks.update(row["as it is"]["bytes"].keys())
-        for what, total in lost.items():
-            total.update(after(row, what).get("bytes", {}))
-    lines = ["| operation and line | networks | as it is | repaired | kept | cure |"]
-    lines += ["|---|---|---|---|---|---|"]
-    for place, _ in lost["as it is"].most_common(5):
-        sizes = [f"{total[place] / 2**20:,.0f} MiB" for total in lost.values()]
-        steps = {"repaired": "`repair_layout`", "kept": "`keep_layout`"}
-        cured = (step for what, step in steps.items() if not lost[what][place])
-        patch = ("[patch](upstream/timm.md)" for file in PATCHED if file in place)
-        cure = next(iter((*cured, *patch)), "")
-        lines.append(f"| `{place}` | {networks[place]} | {' | '.join(sizes)} | {cure} |")
-    return [*lines, "", f"Over the {len(new)} lines of the raw file that hold bytes."]
+    """Return the table of the five lines whose networks copy most with repairs and kept calls.
+
+    A network counts for the line that breaks most often in it.
+    """
+    networks: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if after(row, "kept").get("breaks"):
+            networks.setdefault(next(iter(row["kept"]["places"])), []).append(row)
+
+    def copied(place: str, what: str) -> float:
+        return sum(after(row, what)["copied_bytes"] for row in networks[place]) / 2**20
+
+    titles = "| operation and line | networks | examined anew |"
+    lines = [f"{titles} {' | '.join(STATES)} | cure |", "|---|---|---|---|---|---|---|"]
+    for place in sorted(networks, key=lambda each: -copied(each, "kept"))[:5]:
+        sizes = " | ".join(f"{copied(place, what):,.0f} MiB" for what in STATES)
+        new = sum("date" in row for row in networks[place])
+        cure = "[patch](upstream/timm.md)" if any(file in place for file in PATCHED) else "none yet"
+        lines.append(f"| `{place}` | {len(networks[place])} | {new} | {sizes} | {cure} |")
+    breaks = [row for row in rows if after(row, "as it is").get("breaks")]
+    new = sum("date" in row for row in breaks)
+    return [*lines, "", f"Of {len(breaks)} networks with breaks, {new} were examined anew."]
 
 
 def after(row: dict[str, Any], what: str) -> dict[str, Any]:
