@@ -1,6 +1,6 @@
 """Prepare every network of timm, and those of the zoo: strides as torch's converters give them, and breaks.
 
-    python benchmarks/census.py [--only NAME] [--seconds 60] [--observe 100]
+    python benchmarks/census.py [--only NAME] [--seconds 60] [--again DATE] [--observe 100]
 
 Each network is built without initialising its weights, in a process of its own, and prepared: the plan, the
 strides of all parameters and buffers against `torch.nn.utils.convert_conv2d_weight_memory_format` and
@@ -10,7 +10,8 @@ real forwards of the first networks that were examined, with small inputs.
 
 A line of `results/census.jsonl` is a network, one of `results/census_observed.jsonl` a real forward. The
 order is shuffled, always alike, so that what is there is a sample at any time; a second start goes on after
-the last one. `python benchmarks/tables.py` writes the tables. timm imports torchvision for its data loaders
+the last one. `--again` also replaces the lines with breaks that are older than this time.
+`python benchmarks/tables.py` writes the tables. timm imports torchvision for its data loaders
 only; where torchvision is not installed, its models are built without it.
 """
 
@@ -26,6 +27,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,9 @@ FORMATS: dict[str, Any] = {"conv2d_memory_format": {}, "conv3d_memory_format": {
 HEAD = """\
 | library | networks | examined | other strides | computed | breaks | repaired | kept | as observed |
 |---|---|---|---|---|---|---|---|---|"""
+STATES = ("as it is", "repaired", "kept")
+# Files with lines that no step mends, and that docs/upstream/timm.md patches.
+PATCHED = ("cait.py", "mvitv2.py", "halo_attn.py")
 # Parameters of a network that is prepared with its tensors; a larger one is on the meta device.
 # Bytes that a network may take beside what its process has: three copies of the largest, and activations.
 LARGEST = 4 * 10**8
@@ -193,7 +198,7 @@ def figures(flow: Flow) -> dict[str, Any]:
     return {
         "breaks": flow.summary["breaks"],
         "copied_bytes": flow.summary["copied_bytes"],
-        "places": dict(places.most_common(8)),
+        "places": dict(places.most_common()),
     }
 
 
@@ -261,6 +266,31 @@ def places(rows: list[dict[str, Any]]) -> list[str]:
     return lines + [f"| `{place}` | {networks[place]} | {counts[place]} |" for place in ordered]
 
 
+def costs(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the table of the five lines whose networks copy most with repairs and kept calls.
+
+    A network counts for the line that breaks most often in it.
+    """
+    networks: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if after(row, "kept").get("breaks"):
+            networks.setdefault(next(iter(row["kept"]["places"])), []).append(row)
+
+    def copied(place: str, what: str) -> float:
+        return sum(after(row, what)["copied_bytes"] for row in networks[place]) / 2**20
+
+    titles = "| operation and line | networks | examined anew |"
+    lines = [f"{titles} {' | '.join(STATES)} | cure |", "|---|---|---|---|---|---|---|"]
+    for place in sorted(networks, key=lambda each: -copied(each, "kept"))[:5]:
+        sizes = " | ".join(f"{copied(place, what):,.0f} MiB" for what in STATES)
+        new = sum("date" in row for row in networks[place])
+        cure = "[patch](upstream/timm.md)" if any(file in place for file in PATCHED) else "none yet"
+        lines.append(f"| `{place}` | {len(networks[place])} | {new} | {sizes} | {cure} |")
+    breaks = [row for row in rows if after(row, "as it is").get("breaks")]
+    new = sum("date" in row for row in breaks)
+    return [*lines, "", f"Of {len(breaks)} networks with breaks, {new} were examined anew."]
+
+
 def after(row: dict[str, Any], what: str) -> dict[str, Any]:
     """Return the figures of the network as it is, repaired or kept: all alike where nothing breaks."""
     return row.get(what, row.get("as it is", {}))
@@ -280,21 +310,25 @@ def totals(rows: list[dict[str, Any]], observed: dict[str, dict[str, Any]]) -> l
         sum(row.get("other strides", 0) for row in rows),
         sum(row.get("ineffective", 0) for row in rows),
     ]
-    for what in ("as it is", "repaired", "kept"):
+    for what in STATES:
         breaks = [after(row, what).get("breaks", 0) for row in rows]
         cells += [f"{sum(breaks)} in {sum(map(bool, breaks))}"]
     return [*cells, f"{equal} of {len(ran)}"]
 
 
-def append(path: Path, names: list[str], function: Any, *, seconds: int) -> None:
-    """Add a line for each network that has none yet."""
-    done = read(path)
+def fill(path: Path, names: list[str], function: Any, *, seconds: int, again: str = "") -> None:
+    """Write a line for each network that has none yet, or has breaks and is older than `again`."""
+    rows, commit = read(path), environment()["git_commit"]
     for number, name in enumerate(names):
-        if name not in done:
-            row = {"network": name} | run(function, name, seconds=seconds)
-            with path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(f"{number + 1}/{len(names)} {json.dumps(row)[:200]}", flush=True)
+        row = rows.get(name, {})
+        is_old = row.get("date", "") < again and after(row, "as it is").get("breaks")
+        if not row or is_old:
+            made = {"date": datetime.now(UTC).isoformat(timespec="minutes"), "commit": commit}
+            rows[name] = {"network": name} | made | run(function, name, seconds=seconds)
+            lines = "".join(json.dumps(row) + "\n" for row in rows.values())
+            (written := path.with_suffix(".part")).write_text(lines)
+            written.replace(path)
+            print(f"{number + 1}/{len(names)} {json.dumps(rows[name])[:250]}", flush=True)
 
 
 def main() -> None:
@@ -302,17 +336,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="a regular expression for the names")
     parser.add_argument("--seconds", type=int, default=60, help="time of the CPU for one network")
+    parser.add_argument("--again", default="", help="also those with breaks that are older")
     parser.add_argument("--observe", type=int, default=0, help="run this many networks for real")
     options = parser.parse_args()
+    # Imported here, so that the processes of the networks do not import it again.
+    names = shuffled(name for name in networks() if re.search(options.only, name))
     if options.observe:
         done = read()
-        names = [
-            name for name in shuffled(done) if "error" not in done[name] and options.only in name
-        ]
-        append(OBSERVED, names[: options.observe], compare, seconds=options.seconds)
+        names = [name for name in names if "error" not in done.get(name, {"error": ""})]
+        fill(OBSERVED, names[: options.observe], compare, seconds=options.seconds)
         return
-    names = shuffled(name for name in networks() if re.search(options.only, name))
-    append(FILE, names, examine, seconds=options.seconds)
+    fill(FILE, names, examine, seconds=options.seconds, again=options.again)
     (RESULTS / "census_environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
 
 

@@ -30,6 +30,7 @@ RESULTS = Path(__file__).parent / "results"
 PAGES = (
     *sorted(RESULTS.glob("*.md")),
     DOCS / "benchmarks.md",
+    DOCS / "census.md",
     DOCS / "decisions" / "keep-layout.md",
     DOCS / "replay.md",
     DOCS / "verification.md",
@@ -294,6 +295,7 @@ def _planted(rows: list[dict]) -> str:
 TABLES: dict[str, Callable[[dict], list[str]]] = {
     "census": lambda found: census.table(found["rows"]),
     "census places": lambda found: census.places(found["rows"]),
+    "census costs": lambda found: census.costs(found["rows"]),
     "segmentation": segmentation,
     "zoo": lambda found: zoo_tables.tables(found["cases"]),
     "zoo summary": lambda found: zoo_tables.overview(found["cases"]),

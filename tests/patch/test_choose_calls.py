@@ -109,6 +109,25 @@ def test_a_call_that_only_moves_a_break_is_chosen_with_the_next_one():
     assert choice.after.summary["breaks"] == 0
 
 
+class Corners(nn.Module):
+    """Repeats an image, then reads it pixel by pixel, and tiles two corners, which loses a format."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 16, 3, padding=1), nn.Linear(16, 3)
+
+    def forward(self, x):
+        x = self.first(x).repeat(1, 1, 2, 2)
+        corners = [corner.tile(1, 1, 2, 2) for corner in (x[..., :2, :2], x[..., -2:, -2:])]
+        return self.last(x.permute(0, 2, 3, 1).contiguous()), *corners
+
+
+def test_a_call_that_copies_less_but_breaks_more_often_is_not_chosen():
+    choice = chosen(Corners().to(memory_format=torch.channels_last), image())
+    assert cost_of(choice.before) == (2 * 16 * 12 * 16 * 4, 1)
+    assert choice.names == ()
+
+
 @pytest.mark.parametrize("follow", ["decorated", "in another function"])
 def test_a_call_that_cannot_be_replaced_is_not_chosen(follow):
     torch.manual_seed(0)

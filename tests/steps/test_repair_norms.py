@@ -25,7 +25,7 @@ CASES = {
     "in3d-plain": (lambda: nn.InstanceNorm3d(20), (20, 10, 12, 11)),
     "gn2d": (lambda: nn.GroupNorm(4, 32), (32, 32, 40)),
     "gn2d-small": (lambda: nn.GroupNorm(2, 8), (8, 5, 6)),
-    "gn3d-one": (lambda: nn.GroupNorm(1, 3), (3, 23, 12, 8)),
+    "gn3d-one": (lambda: nn.GroupNorm(1, 3), (3, 23, 24, 8)),
     "gn3d": (lambda: nn.GroupNorm(8, 16), (16, 12, 16, 16)),
     "ln2d": (lambda: nn.LayerNorm((16, 40, 32)), (16, 40, 32)),
     "ln3d-small": (lambda: nn.LayerNorm((4, 5, 6, 7)), (4, 5, 6, 7)),

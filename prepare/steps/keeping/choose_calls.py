@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import gt
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.module_tree import copy_tree
@@ -150,9 +151,10 @@ def _is_needed(call: CodeCall, chosen: Iterable[CodeCall]) -> bool:
 
 
 def _is_worse(flow: Flow, other: Flow) -> bool:
-    """Return whether a flow costs more, or gives a custom kernel a layout that the other does not."""
+    """Return whether a flow has more copied bytes or breaks, or gives a custom kernel another layout."""
     given = {note for note in flow.notes if note.endswith(KERNEL_NOTE)}
-    return flow.status != "ok" or cost_of(flow) > cost_of(other) or not given <= {*other.notes}
+    costs_more = any(map(gt, cost_of(flow), cost_of(other)))
+    return flow.status != "ok" or costs_more or not given <= {*other.notes}
 
 
 def cost_of(flow: Flow) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from prepare.steps.repairs.base import FORMATS, to_channels_last, with_exact_str
 # A mean of more than this many deviations is far from 0.
 _FAR_FROM_ZERO = 4
 # For samples of fewer elements, or fewer pixels, our kernels are not faster.
-_MIN_ELEMENTS, _MIN_PIXELS = 1 << 12, 32
+_MIN_ELEMENTS, _MIN_PIXELS = 3 << 12, 32
 # With fewer elements one thread computes: a norm is about ten parallel regions, and beside other processes
 # the threads wait at the end of each for longer than they save.
 _LEAST_FOR_THREADS = 1 << 18
