@@ -77,7 +77,7 @@ def bench_document(shown: Shown) -> Document | None:
             for c in bench.cases
             for each in (c, *c.sizes)
         ),
-        notes=(busy,) if busy else (),
+        notes=(busy,) if busy and busy.partition(";")[0] not in bench.headline.reason else (),
         parts=lambda: (
             *(Text(text=case_sentence(case), where="terminal") for case in bench.cases[1:]),
             *_on_page(bench, verification),
@@ -123,7 +123,7 @@ def case_sentence(case: Case) -> str:
         return printable(f"{what} {doubt(row.verdict)}: {row.reason}")
     text = _speed(case, _confidence(case))
     if row.verdict == "unclear":
-        text += f": {row.reason or 'the interval is too wide'}"
+        text += f", as {row.reason or 'the interval is too wide'}"
     return printable(f"{what} {text}")
 
 

@@ -45,7 +45,7 @@ def predict(
     example: Any,
     *,
     backward: bool = False,
-    wanted: Mapping[int, str] | None = None,
+    wanted: Mapping[int, str] | str | None = None,
     amp: Amp = "none",
     device: torch.device | str | None = None,
 ) -> Flow:
@@ -55,9 +55,9 @@ def predict(
         model: in training or evaluation mode; it is not changed.
         example: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
         backward: also follow the gradients of the sum of all outputs.
-        wanted: `{4: "channels_last", 5: "channels_last_3d"}`; by default the layouts of the model's
-            convolution weights, see `prepare.flow.layouts`. If none is in channels-last, there is no break
-            to find, and a note says that nothing was asked for.
+        wanted: a format, or `{4: "channels_last", 5: "channels_last_3d"}`; by default the layouts of the
+            model's convolution weights, see `prepare.flow.layouts`. If none is in channels-last, there is no
+            break to find, and a note says that nothing was asked for.
         amp: run the forward under `torch.autocast` to this dtype; casts of autocast keep the layout.
         device: predict for this device, by default that of the model, and `cpu` for a model on the meta
             device. `cuda` need not be here; a note then says what is not known.
@@ -109,7 +109,7 @@ def observe(
     example: Any,
     *,
     backward: bool = False,
-    wanted: Mapping[int, str] | None = None,
+    wanted: Mapping[int, str] | str | None = None,
     amp: Amp = "none",
 ) -> Flow:
     """Observe the flow of one real forward; the arguments are those of `predict`.
@@ -139,7 +139,7 @@ def observe(
     return watcher.builder.build(model, "observe", watcher.states.wanted)
 
 
-def _watcher_for(model: nn.Module, wanted: Mapping[int, str] | None) -> OperatorWatcher:
+def _watcher_for(model: nn.Module, wanted: Mapping[int, str] | str | None) -> OperatorWatcher:
     layouts, builder = choose_target_layouts(model, wanted), FlowBuilder()
     if wanted is None and set(layouts.values()) == {"contiguous"}:
         builder.add_note(NOT_ASKED)

@@ -102,7 +102,7 @@ def _is_in_order(shape: Sequence[int], stride: Sequence[int], order: Sequence[in
 
 
 def choose_target_layouts(
-    model: nn.Module, wanted: Mapping[int, str] | None = None
+    model: nn.Module, wanted: Mapping[int, str] | str | None = None
 ) -> dict[int, str]:
     """Return `{rank: format}` for the ranks whose activations are followed.
 
@@ -142,7 +142,11 @@ def _winner(votes: Counter[str] | None) -> str:
     return max(reversed(FORMATS), key=lambda name: votes[name]) if votes else "contiguous"
 
 
-def _checked(wanted: Mapping[int, str]) -> dict[int, str]:
+def _checked(wanted: Mapping[int, str] | str) -> dict[int, str]:
+    if isinstance(wanted, str):
+        if wanted not in FORMATS:
+            raise ConfigError("wanted", f"{wanted!r} is not a format", choose(wanted, FORMATS))
+        return {rank: wanted for rank in RANKS if takes(wanted, rank)}
     for rank, name in wanted.items():
         if rank not in RANKS:
             raise ConfigError(

@@ -48,10 +48,17 @@ def test_without_votes_the_target_layout_is_contiguous():
     assert choose_target_layouts(nn.Linear(2, 2)) == {4: "contiguous", 5: "contiguous"}
 
 
+@pytest.mark.parametrize(("wanted", "layouts"), [("channels_last", {4: "channels_last"}),
+                         ("channels_last_3d", {5: "channels_last_3d"}), ("contiguous", {4: "contiguous", 5: "contiguous"})])  # fmt: skip
+def test_a_target_layout_may_be_one_format(wanted, layouts):
+    assert predict(nn.Identity(), torch.ones(1), wanted=wanted).wanted == layouts
+
+
 def test_a_wrong_target_layout_is_refused_with_the_allowed_ones():
     for wanted, message in [
         ({3: "contiguous"}, "use 4 or 5"),
         ({4: "channels_last_3d"}, "channels_last"),
+        ("chanels_last", "did you mean 'channels_last'"),
     ]:
         with pytest.raises(ConfigError, match=message):
             predict(nn.Identity(), torch.ones(1), wanted=wanted)
