@@ -30,7 +30,7 @@ def sweep(tmp_path, monkeypatch, capsys):
 
 def test_a_failing_job_is_reported_and_leaves_the_others_alone(sweep):
     names = [f"sample_nets.{name}" for name in MIXED]
-    ran = sweep(f"model._target_={','.join(names)}")
+    ran = sweep(f"model._target_={','.join(names)}", "--verbose")
     assert_only_failing_jobs_fail(ran)
     fell = ran.result(MIXED.index("segfaults"))
     assert "about to fall" in fell["traceback"]
