@@ -9,7 +9,7 @@ from torch.optim import LBFGS, Optimizer
 
 from prepare.core.model.memory_format import satisfied
 from prepare.core.model.tensors import stride_of
-from prepare.errors import Problem
+from prepare.errors import ConfigError, Problem
 from prepare.pipeline.transfer import AnyMove, Move, Transfer
 from prepare.step import Storage
 
@@ -32,9 +32,16 @@ class RestrideLoadedState:
 
 
 def unwrap_optimizer(optimizer: Any) -> Optimizer:
-    """Return the innermost optimizer, which holds the state, if Accelerate or Lightning wraps it."""
+    """Return the innermost optimizer, which holds the state, if Accelerate or Lightning wraps it.
+
+    Raises:
+        ConfigError: it is no optimizer.
+    """
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
+    if not hasattr(optimizer, "param_groups"):
+        wrong = f"{optimizer!r:.60} is not an optimizer"
+        raise ConfigError("optimizer", wrong, "give the one that holds the parameters of the model")
     return optimizer
 
 

@@ -234,10 +234,12 @@ class Standings:
         timed = [each for each in self.live() if each.times]
         if not timed:
             return ""
-        best = min(timed, key=self.speed)
-        if best is self.base:
-            return f"best so far {best.name}, "
-        return f"best so far {best.name} ({pace(self.speed(best))}), "
+        return f"{self.best_text(min(timed, key=self.speed))}, "
+
+    def best_text(self, best: Contestant) -> str:
+        """Return `best so far channels_last (1.8x faster)`."""
+        speed = "" if best is self.base else f" ({pace(self.speed(best))})"
+        return f"best so far {best.name}{speed}"
 
     def _ratio(
         self,

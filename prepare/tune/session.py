@@ -413,7 +413,6 @@ class TuningSession:
         except KeyboardInterrupt as error:
             if not race.rounds:
                 raise
-            so_far = race.standings.summary().removesuffix(", ")
             winner, stopped = race.stop(), error
         noise = finite(statistics.noise(race.standings.control_ratio()))
         machine = watch.conditions() | {"threads": torch.get_num_threads()}
@@ -439,7 +438,8 @@ class TuningSession:
         )
         if stopped is not None:
             what = str(stopped) or "stopped by Ctrl-C"
-            raise StoppedTuning("; ".join(filter(None, (what, so_far))), tuning) from None
+            so_far = race.standings.best_text(winner)
+            raise StoppedTuning(f"{what}; {so_far}", tuning) from None
         return tuning
 
     def _limits(self) -> dict[str, Any]:

@@ -163,7 +163,8 @@ def _reason(check: Check) -> str:
     case += f", batch {check.batch}" if check.batch else ""
     head = f"{check.what} ({case})" if case else check.what
     if check.note:
-        subject = f"{check.worst} " if check.worst and check.worst not in check.note else ""
+        joint = ": " if check.note.startswith(("the ", "not ")) else " "
+        subject = f"{check.worst}{joint}" if check.worst and check.worst not in check.note else ""
         return f"{head}: {subject}{check.note}"
     if check.error is None:
         return f"{head}: {check.worst} is infinitely far from the reference"

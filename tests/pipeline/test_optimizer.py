@@ -330,3 +330,8 @@ def test_mismatched_state_is_converted_even_if_the_model_is_done():
     FLAT.apply(model)
     FLAT.apply(model, optimizer=optimizer)
     in_line(optimizer)
+
+
+def test_what_is_no_optimizer_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match="'adam' is not an optimizer"):
+        FLAT.apply(nn.Conv2d(3, 4, 3), optimizer="adam")
