@@ -68,6 +68,7 @@ def test_each_shape_has_its_share_of_the_looks_in_training():
         for _ in range(16):
             train(model, guard, 1, images(16))
             train(model, guard, 1, images(20))
+        assert "each once in 16 steps, without a limit of the time" in repr(guard)
     assert sorted(key.looks for key in guard._turns.keys.values()) == [len(guard.watched)] * 2
 
 
