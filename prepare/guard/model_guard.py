@@ -187,7 +187,9 @@ class ModelGuard(Guard):
         count = plural(self._every, "step")
         if steps > self._every:
             count = f"about {round(steps, 2 - len(str(steps))):,} steps, not {self._every:,}"
-        limit = f"in at most {100 * self._share:g} % of" if self._share < 1 else "without a limit of"
+        limit = (
+            f"in at most {100 * self._share:g} % of" if self._share < 1 else "without a limit of"
+        )
         return f"{count}, {limit} the time"
 
     # ------------------------------------------------------------------------------- the model's calls
