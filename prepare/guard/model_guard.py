@@ -83,10 +83,9 @@ class ModelGuard(Guard):
         self._model, self._pipeline = model, pipeline
         self._optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
         self._seconds, self._max_bytes, self._share = seconds, max_bytes, share
-        self._response = Response(
-            pipeline, on_difference, self._optimizer, None if folder is None else Path(folder)
-        )
         self._originals = Originals(model, pipeline)
+        path = None if folder is None else Path(folder)
+        self._response = Response(pipeline, self._originals, on_difference, self._optimizer, path)
         self._watch(plan)
         self._other_mode = {n for n, m in model.named_modules() if m.training != model.training}
         self.differences: list[WrongModule] = self._response.differences
@@ -312,10 +311,15 @@ class ModelGuard(Guard):
         if time.monotonic() > end:
             self._is_late = True
             return output
-        found = self._compared(call, module, autocast_of(module, call), backward=False)
+        amp = autocast_of(module, call)
+        found = self._compared(call, module, amp, backward=False)
         if found and self._act(found, call, module) and not torch.is_grad_enabled():
             arguments = call.arguments
             output = module(*arguments.args, **arguments.kwargs)
+            if self._current and not call.children:
+                again = replace(call, outputs=output)
+                if found := self._compared(again, module, amp, backward=False):
+                    self._act(found, again, module)  # a hook for example is not torch's own
         seen.add(inner)
         return output
 

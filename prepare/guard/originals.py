@@ -62,6 +62,17 @@ class Originals:
             vars(part).update(_attributes(source))
         return own
 
+    def restore(self, name: str, module: nn.Module) -> None:
+        """Give a module of torch the options back that it had; attributes of other code may be state."""
+        own = self._modules[name]
+        if not type(own).__module__.startswith("torch."):
+            return
+        kept = {*dict(_attributes(module)), "training"}
+        options = {key: v for key, v in vars(own).items() if key[0] != "_" and key not in kept}
+        for key in [k for k in vars(module) if k[0] != "_" and k not in kept | vars(own).keys()]:
+            del vars(module)[key]  # as a forward that was put over that of the class
+        vars(module).update({key: v for key, v in options.items() if v is not None})
+
     def kind(self, name: str, module: nn.Module) -> str:
         """Return how the pipeline changed the code of a module; empty if it did not."""
         if is_compiled(module):

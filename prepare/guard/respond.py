@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from prepare.guard.compare import WrongModule
+    from prepare.guard.originals import Originals
     from prepare.pipeline import Pipeline
     from prepare.verify.execution.module_calls import RecordedCall
 
@@ -35,22 +36,24 @@ class Response:
     """Acts on differences; `differences` holds those that were found."""
 
     pipeline: Pipeline
+    originals: Originals
     action: OnDifference
     optimizer: Optimizer | None
     folder: Path | None
     differences: list[WrongModule] = field(default_factory=list)
     _warned: set[str] = field(default_factory=set)
+    _is_back: set[str] = field(default_factory=set)
 
     def act(self, found: WrongModule, call: RecordedCall, module: nn.Module) -> bool:
         """Write `found` down, and act; return whether torch's own class was put back in `module`.
 
         Raises:
-            GuardError: that is the action, or torch's own class cannot be put back.
+            GuardError: that is the action, or torch's own class cannot be put back, or was and did not help.
         """
         if self.folder is not None:
             found = replace(found, script=_script(self.folder, found, call, module))
         if self.action == "fallback":
-            found = self._put_back(found, module)
+            found = self._put_back(found, call.module, module)
         self.differences.append(found)
         _log.warning("%s", found)
         if self.folder is not None:
@@ -63,13 +66,18 @@ class Response:
             warnings.warn(str(found), GuardWarning, stacklevel=2)
         return bool(found.done)
 
-    def _put_back(self, found: WrongModule, module: nn.Module) -> WrongModule:
+    def _put_back(self, found: WrongModule, name: str, module: nn.Module) -> WrongModule:
+        if name in self._is_back:
+            return replace(found, text=f"{found.text}, also with torch's own class put back")
         training = torch.is_grad_enabled() and module.training
         why = obstacle_to_put_back(module, training=training, optimizer=self.optimizer)
         if why:
             text = f"{found.text}, and torch's own cannot be put back: {why}"
             return replace(found, text=text)
-        return replace(found, done=put_back(module, self.pipeline, self.optimizer))
+        done = put_back(module, self.pipeline, self.optimizer)
+        self.originals.restore(name, module)
+        self._is_back.add(name)
+        return replace(found, done=done)
 
 
 def _script(folder: Path, found: WrongModule, call: RecordedCall, module: nn.Module) -> str:

@@ -83,15 +83,40 @@ def test_a_convolution_that_is_put_back_is_contiguous_in_the_audit():
     plan = pipeline.plan(network())
     assert audit(model, plan=plan).summary["convolutions"]["converted"] == 3
     guard = pipeline.guard(model, on_difference="fallback")
-    wrong = model[0].register_forward_hook(lambda _m, args, out: out * 1.1)
+    add(model[0])
     with pytest.warns(GuardWarning), torch.no_grad():
         model(images())
-    wrong.remove()
     assert audit(model, plan=plan).summary["convolutions"]["converted"] == 2
     batch = images()
     with torch.no_grad():
         assert torch.equal(model[0](batch), network()[0](batch))
     assert guard.find_drift() == []
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_an_option_that_was_changed_is_put_back_too(training):
+    pipeline, model = prepared(training=training)
+    with pipeline.guard(model, every=1, share=ALL, on_difference="fallback") as guard:
+        model[4].norm.eps = 0.5
+        with torch.set_grad_enabled(training), pytest.warns(GuardWarning, match="from now on"):
+            train(model, guard, 1) if training else model(images())
+        assert model[4].norm.eps == 1e-5
+        train(model, guard, 2) if training else model(images(20))
+    assert [found.module for found in guard.differences] == ["4.norm"]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_difference_that_stays_with_the_class_of_torch_raises(training):
+    pipeline, model = prepared(training=training)
+    with pipeline.guard(model, every=1, share=ALL, on_difference="fallback") as guard:
+        model[4].norm.register_forward_hook(lambda _m, args, out: out * 1.1)
+        stays = pytest.raises(GuardError, match="also with torch's own class put back")
+        with (
+            stays,
+            torch.set_grad_enabled(training),
+            pytest.warns(GuardWarning, match="from now on"),
+        ):
+            train(model, guard, 2) if training else model(images())
 
 
 def test_a_weight_in_training_is_put_back_only_with_its_optimizer():
