@@ -65,6 +65,7 @@ def _end_quietly() -> None:
     """Drop what libraries write about frozen garbage after all handlers have run: Triton 3.9 lists it."""
     with contextlib.suppress(ValueError, AttributeError, OSError):  # stderr may be closed
         sys.stderr.flush()
+        faulthandler.enable(os.dup(sys.stderr.fileno()), all_threads=False)  # a crash is told still
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
