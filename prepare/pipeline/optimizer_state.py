@@ -35,7 +35,7 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer:
     """Return the innermost optimizer, which holds the state, if Accelerate or Lightning wraps it.
 
     Raises:
-        ConfigError: it is no optimizer.
+        ConfigError: it is not an optimizer.
     """
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
