@@ -161,6 +161,7 @@ def _one_node_of_fx(forward: Callable[..., Any]) -> Callable[..., Any]:
         tracer: Any = x.tracer
         return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
 
+    traced.__module__ = __name__
     return traced
 
 
