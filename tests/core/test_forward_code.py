@@ -12,7 +12,6 @@ from torch.nn.utils import parametrize
 from prepare.core.model.forward_code import forward_code, replaced_by
 from prepare.steps import repair_layout
 from prepare.steps.repairs import find_repair
-from repaired_modules import NAMES
 
 KEEPING_NORM = find_repair("group_norm").swaps[nn.GroupNorm]
 KEEPING_CONV = find_repair("conv2d").swaps[nn.Conv2d]
@@ -211,7 +210,7 @@ def test_an_inner_method_on_the_instance_runs_in_place_of_the_class():
 def test_a_hook_on_a_repaired_module_runs_the_repair(way):
     conv, module = nn.Conv2d(1024, 1024, 1), norm()
     for each, name in ((conv, "conv2d"), (module, "group_norm")):
-        find_repair(name).repair(each, NAMES)
+        find_repair(name).repair(each, {4: "channels_last"})
         each.forward = HANDING_ON[way](each)
         assert forward_code(each).runs(type(each))
     repair_layout.undo(nn.ModuleList([conv, module]))
