@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.float32_calls import casts_of
-from prepare.core.model.module_kinds import is_repaired
+from prepare.core.model.forward_code import forward_code
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.model.quantized import (
     float_values,
@@ -77,7 +77,7 @@ class Originals:
         """Return how the pipeline changed the code of a module; empty if it did not."""
         if is_compiled(module):
             return "compiled"
-        if is_repaired(module):
+        if forward_code(module).repaired:
             return "repaired"
         if type(module) is not type(self._modules[name]):
             return "with rewritten calls"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 from prepare.audit import audit
 from prepare.pipeline import Pipeline
@@ -245,8 +245,20 @@ def test_a_plan_without_the_step_names_wrong_numbers_only():
     assert not Pipeline.from_config({**half, "repair_layout": {}}).plan(model).warnings
 
 
-def test_parametrized_subclasses_get_their_weight_repaired_only():
-    model = nn.Sequential(parametrizations.weight_norm(Causal(4, 8, 3)))
-    assert not CONV3D.fits(model[0])
-    assert not CONV3D.cannot_reach(model[0])
-    assert find_repair("computed_weight").fits(model[0])
+@pytest.mark.parametrize("make", [Causal, nn.Conv3d], ids=["subclass", "torch's"])
+def test_a_parametrized_convolution_gets_both_repairs(make):
+    torch.manual_seed(0)
+    model = nn.Sequential(parametrizations.weight_norm(make(4, 8, 3)))
+    before, x = type(model[0]), video()
+    exact = results(model[0], x, torch.float64)
+    Pipeline.from_config(STEPS).apply(model)
+    assert CONV3D.mends(model[0])
+    assert find_repair("computed_weight").mends(model[0])
+    assert is_canonical(model(x))
+    found = results(model[0], x, torch.float32)
+    assert all(error < 1e-5 for error in errors(found, exact))
+    repair_layout.undo(model)
+    assert not CONV3D.is_repaired(model[0])
+    assert [c.__name__ for c in type(model[0]).__mro__] == [c.__name__ for c in before.__mro__]
+    parametrize.remove_parametrizations(model[0], "weight")
+    assert type(model[0]) is make

@@ -13,7 +13,8 @@ from typing import Any
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.core.model.module_kinds import REPAIRS
+from prepare.core.model.module_kinds import REPAIRS, is_repair
+from prepare.core.model.module_tree import source_of
 
 # The methods with which a call may begin, outermost first.
 _ENTRIES = ("__call__", "_call_impl", "forward")
@@ -33,6 +34,7 @@ class ForwardCode:
         runs_torchs: whether the work of `torchs` is done by its own method, or by other code which calls
             the same function, as `F.instance_norm`; also True for a function on the instance, whose work is
             not known.
+        repaired: whether code of a repair runs.
         replaced_by: the function that stands on the instance in place of a method, as
             `accelerate.hooks.add_hook_to_module.<locals>.new_forward`; empty if there is none.
     """
@@ -41,6 +43,7 @@ class ForwardCode:
     through: frozenset[str]
     alone: bool
     runs_torchs: bool
+    repaired: bool
     replaced_by: str
 
     def runs(self, repair: type) -> bool:
@@ -79,8 +82,10 @@ def _code_of(cls: Any) -> ForwardCode:
 
 @cache
 def _overridden(repair: Any) -> frozenset[str]:
+    """Return the methods that do the work of a repair: not a `forward` which calls another of them."""
     functions = ((n, inspect.unwrap(getattr(repair, n))) for n in _methods(repair))
-    return frozenset(n for n, function in functions if function.__module__.startswith(REPAIRS))
+    found = frozenset(n for n, function in functions if function.__module__.startswith(REPAIRS))
+    return found - {"forward"} or found
 
 
 @cache
@@ -115,6 +120,7 @@ class _Search:
 
     def __init__(self, cls: Any, module: nn.Module | None = None) -> None:
         self.cls, self.module = cls, module
+        self.selves = [] if module is None else [module, source_of(module)]
         self.on_instance = {} if module is None else vars(module)
         self.through: set[str] = set()
         self.alone, self.works, self.calls_kernel = True, False, False
@@ -128,9 +134,12 @@ class _Search:
         )
         self._look_up(next(starts, "forward"))
         runs_torchs = self.works or self.calls_kernel or bool(self.replaced)
+        repairs = [c for c in self.cls.__mro__ if is_repair(c)]
         through = frozenset() if self.calls_kernel else frozenset(self.through)
         alone = self.alone and torchs is not None
-        return ForwardCode(torchs, through, alone, runs_torchs, ", ".join(self.replaced))
+        repaired = bool(repairs) and not _overridden(repairs[-1]).isdisjoint(through)
+        replaced = ", ".join(self.replaced)
+        return ForwardCode(torchs, through, alone, runs_torchs, repaired, replaced)
 
     def _look_up(self, name: str) -> None:
         """Follow `self.name`."""
@@ -157,7 +166,7 @@ class _Search:
             self._follow_users(vars(owner)[name], name, owner)
 
     def _follow_torchs(self, function: Any) -> None:
-        is_repair = function.__module__.startswith(REPAIRS)
+        is_repair = inspect.unwrap(function).__module__.startswith(REPAIRS)
         self.works |= is_repair or not _names(function).isdisjoint(_kernels(self.cls))
         for name in sorted(_names(function) & _methods(self.cls)):
             self._look_up(name)
@@ -187,15 +196,15 @@ class _Search:
         while isinstance(value, MethodType | partial):
             if isinstance(value, partial):
                 value, given = value.func, (*value.args, *given, *value.keywords.values())
-            elif value.__self__ is self.module and self._follow_function(value.__func__):
+            elif value.__self__ in self.selves and self._follow_function(value.__func__):
                 return
-            elif isinstance(value.__self__, nn.Module) and value.__self__ is not self.module:
+            elif isinstance(value.__self__, nn.Module) and value.__self__ not in self.selves:
                 return  # of another module
             else:
                 value, given = value.__func__, (value.__self__, *given)
         if not isinstance(value, FunctionType):
             return
-        self.calls_kernel |= not _names(value).isdisjoint(_kernels(self.cls))
+        self.calls_kernel |= not _names_in(value.__code__).isdisjoint(_kernels(self.cls))
         for held in _held(value, given):
             if callable(held) and not isinstance(held, nn.Module | type):
                 self._follow_value(held, depth - 1)
@@ -253,13 +262,15 @@ def _is_torchs(owner: Any, name: str) -> bool:
 
 
 def _names(function: Any) -> set[str]:
-    """Return the names that the code of a function uses, also in functions and comprehensions inside."""
+    """Return the names that a method uses; of one that is wrapped by a decorator, those of the method."""
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-    names, codes = set[str](), [code] if code else []
-    for each in codes:
-        names.update(each.co_names, each.co_freevars)
-        codes += [const for const in each.co_consts if isinstance(const, CodeType)]
-    return names
+    return _names_in(code) if code else set()
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names that code uses, also in functions and comprehensions inside."""
+    inner = (_names_in(const) for const in code.co_consts if isinstance(const, CodeType))
+    return {*code.co_names, *code.co_freevars}.union(*inner)
 
 
 def _name_of(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
@@ -26,11 +26,6 @@ def mark_repair(cls: _Class) -> _Class:
 def is_repair(cls: type) -> bool:
     """Return whether `cls` itself was marked with `mark_repair`."""
     return vars(cls).get(_MARK) is cls
-
-
-def is_repaired(module: Any) -> bool:
-    """Return whether the class of `module` is a repair."""
-    return is_repair(type(module))
 
 
 def class_before_repair(cls: type) -> type:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from prepare.core.model.module_kinds import is_repaired
+from prepare.core.model.module_kinds import is_repair
 from prepare.core.utils.torch_version import check_torch
 
 # Here, because all that works on a model imports this file.
@@ -119,7 +119,7 @@ def weight_hooks(module: nn.Module) -> list[tuple[Any, str]]:
     hooks = []
     for hook in module._forward_pre_hooks.values():
         name = getattr(hook, "name", getattr(hook, "_tensor_name", None))
-        known = type(hook).__module__.startswith("torch.nn.utils.") or is_repaired(hook)
+        known = type(hook).__module__.startswith("torch.nn.utils.") or is_repair(type(hook))
         if known and isinstance(name, str):
             hooks.append((hook, name))
     return hooks

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from prepare.core.model.issue_sizes import has_few_pixels, has_large_weight
-from prepare.steps.repairs._subclasses import SwapConvolution
+from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import is_channels_last, with_channels_last_grad
 
 
@@ -32,11 +32,11 @@ class KeepingConv2d(nn.Conv2d):
         return super()._conv_forward(input, weight, bias)
 
 
-class _LargeConvRepair(SwapConvolution):
+class _LargeConvRepair(SwapClass):
     """Repair only convolutions for which a matrix product may be faster."""
 
-    def fits(self, module: nn.Module) -> bool:
-        return super().fits(module) and isinstance(module, nn.Conv2d) and has_large_weight(module)
+    def concerns(self, module: nn.Module) -> bool:
+        return super().concerns(module) and has_large_weight(module)
 
 
 REPAIR = _LargeConvRepair("conv2d", {nn.Conv2d: KeepingConv2d})

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import (
-    SwapClass,
     is_channels_last,
     memory_dim,
     to_channels_last,
