@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.transforms import is_transformed, rows_copied
 
+# The same shape and strides, and no view: what torch itself returns from `matmul`.
+_unsafe_view = torch.ops.aten._unsafe_view.default
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -68,6 +70,22 @@ def to_channels_last(x: Tensor) -> Tensor:
     return rows_copied(x) if is_transformed() else x.to(memory_format=FORMATS[x.dim()])
 
 
+def not_a_view(x: Tensor, *, is_saved: bool = False) -> Tensor:
+    """Return `x`, a view of a result that nobody else holds, as a tensor of its own on the same memory.
+
+    Modules of torch return no views, on which `detach_()` raises, and so do changes in place of what was
+    computed in `no_grad`. `is_saved` is whether the backward of the result reads it: then a change of the
+    returned tensor in place is an error in backward, as in torch.
+    """
+    if torch.compiler.is_compiling():
+        return _unsafe_view(x, x.shape)
+    if is_transformed():
+        return x
+    if not x.requires_grad:
+        return x.data
+    return _SavedResult.apply(x) if is_saved else _unsafe_view(x, x.shape)
+
+
 class Repair:
     """Make modules of one kind keep the layout of a channels-last input, at torch's accuracy or better.
 
@@ -108,6 +126,23 @@ class Repair:
             RefusedError: its class was changed since, in a way that cannot be told apart from the repair.
         """
         raise NotImplementedError
+
+
+class _SavedResult(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.data
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        _ = ctx.saved_tensors  # raises if the result was changed in place
+        return grad
+
+    @staticmethod
+    def jvp(_: Any, tangent: Tensor) -> Tensor:
+        return tangent.view_as(tangent)
 
 
 class _ChannelsLastGrad(torch.autograd.Function):

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from prepare.core.model.issue_sizes import has_few_pixels, has_large_weight
 from prepare.steps.repairs._swap_class import SwapClass
-from prepare.steps.repairs.base import is_channels_last, with_channels_last_grad
+from prepare.steps.repairs.base import is_channels_last, not_a_view, with_channels_last_grad
 
 
 class KeepingConv2d(nn.Conv2d):
@@ -75,4 +75,4 @@ def multiply(
     ):
         x = x.unfold(dim, (size - 1) * step + 1, stride)[..., ::step]
     rows = x.movedim(channels, -1).flatten(channels)  # (N, *spatial, kernel * C)
-    return F.linear(rows, weight.movedim(1, -1).flatten(1), bias).movedim(-1, 1)
+    return not_a_view(F.linear(rows, weight.movedim(1, -1).flatten(1), bias).movedim(-1, 1))

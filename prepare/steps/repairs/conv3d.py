@@ -12,7 +12,7 @@ from prepare.core.model.issue_sizes import is_smaller_than_kernel
 from prepare.steps.repairs import conv2d
 from prepare.steps.repairs._norm_autograd import contiguous_copy, through_contiguous
 from prepare.steps.repairs._swap_class import SwapClass
-from prepare.steps.repairs.base import is_channels_last, to_channels_last
+from prepare.steps.repairs.base import is_channels_last, not_a_view, to_channels_last
 
 # The limits of `use_mkldnn` in torch's aten/src/ATen/native/Convolution.cpp: at batch 1 and without groups,
 # at most this many elements in C * D * H; and the batch size from which 1x1x1 kernels use oneDNN.
@@ -52,7 +52,7 @@ class KeepingConv3d(nn.Conv3d):
         if (small or single_thread) and _is_matrix_product(self, padding):
             # Not weight.flatten(1): its gradient has contiguous strides, which DDP copies and warns of.
             matrix = weight.movedim(1, -1).flatten(1)
-            return F.linear(x.movedim(1, -1), matrix, bias).movedim(-1, 1)
+            return not_a_view(F.linear(x.movedim(1, -1), matrix, bias).movedim(-1, 1))
         if not small:
             return F.conv3d(x, weight, bias, self.stride, padding, self.dilation)
         for groups in (2, 3, 5):
@@ -60,7 +60,8 @@ class KeepingConv3d(nn.Conv3d):
                 x = torch.cat([x] * groups, 1)
                 return F.conv3d(x, weight, bias, self.stride, padding, self.dilation, groups)
         # No such divisor: run two samples, which is still faster.
-        return F.conv3d(torch.cat([x, x]), weight, bias, self.stride, padding, self.dilation)[:1]
+        both = F.conv3d(torch.cat([x, x]), weight, bias, self.stride, padding, self.dilation)
+        return not_a_view(both[:1])
 
 
 class KeepingConvTranspose3d(nn.ConvTranspose3d):
