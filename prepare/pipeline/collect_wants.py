@@ -253,7 +253,7 @@ def _without_effect(
 
     All memory-format steps of a pipeline are one request.
     """
-    formats = [step for step in steps if hasattr(step, "memory_format")]
+    formats = [step for step in steps if step.formats(model)]
     if formats and not any("memory_format" in request.wants for request in requests):
         where = ", ".join(f"steps.{step.name}" for step in formats)
         meanings = dict.fromkeys(step.nothing_matched(model) for step in formats)

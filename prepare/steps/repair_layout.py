@@ -28,8 +28,9 @@ class RepairLayout(ForDevice, ForChannelsLast):
     model). A repaired module keeps its identity, hooks and state_dict: its class becomes a subclass of its
     own class, named `Keeping...` (`KeepingConv3d`) because it keeps the layout of its input. Contiguous
     inputs run torch's own code, except in 3-d convolutions whose weight gradients would be garbage in
-    training. Of modules of a user's subclass, only convolutions are repaired whose own forward runs torch's
-    (`super().forward(x)`, as in the decoders of videos).
+    training. A module of a user's subclass is repaired if its own forward runs torch's (`super().forward(x)`,
+    as in the decoders of videos), and one with a forward on the instance (hooks of accelerate and diffusers)
+    if that reaches the repair; else it stays a known issue, and the plan names the code that runs.
     Helps: networks with instance norm (nnU-Net, MONAI): on a CPU, without it, their gradients are wrong
     at batch 1, and every norm copies its input; group norm on a CPU loses all digits far from 0. Large
     convolutions with few output pixels (the last stages of a ResNet at batch 1) no longer copy their weight.
@@ -73,11 +74,19 @@ class RepairLayout(ForDevice, ForChannelsLast):
                 yield name
 
     def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
-        module, formats = model.get_submodule(name), self.formats(model, force=self.force)
-        for repair in self._useful(model):
-            if _applies(repair, module, formats):
-                repair.repair(module, formats)
-        return {name: module}
+        return dict(self.rewrites(model, (name,)))
+
+    def rewrites(
+        self, model: torch.nn.Module, names: Iterable[str]
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Repair all modules in `names` for the formats that are found once."""
+        formats, useful = self.formats(model, force=self.force), self._useful(model)
+        for name in names:
+            module = model.get_submodule(name)
+            for repair in useful:
+                if _applies(repair, module, formats):
+                    repair.repair(module, formats)
+            yield name, module
 
     def _useful(self, model: torch.nn.Module) -> tuple[Repair, ...]:
         """Return the repairs of known issues of this device and torch; with `force`, all repairs."""

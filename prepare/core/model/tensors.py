@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from prepare.core.model.module_kinds import is_repair
+from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D, is_repair
 from prepare.core.utils.torch_version import check_torch
 
 # Here, because all that works on a model imports this file.
@@ -81,6 +81,20 @@ def named_tensors(model: nn.Module) -> list[NamedTensor]:
                         NamedTensor(module_name, computing, name, kind, tensor, owner, computes)
                     )
     return named
+
+
+def convolution_weights(model: nn.Module) -> Iterator[NamedTensor]:
+    """Yield the tensors of `named_tensors` that have the memory format of a convolution's weight."""
+    for place in named_tensors(model):
+        if isinstance(place.module, CONVOLUTIONS_2D_3D) and place.tensor.dim() in (4, 5):
+            yield place
+
+
+@cache
+def sample_weights() -> tuple[NamedTensor, ...]:
+    """Return the weights of a 2-d and of a 3-d convolution that are in no model, without data."""
+    modules = (kind(1, 1, 1, device="meta") for kind in (nn.Conv2d, nn.Conv3d))
+    return tuple(NamedTensor("", m, "weight", "parameter", m.weight, "") for m in modules)
 
 
 def unregistered_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.transforms import is_transformed, rows_copied
 
-# The same shape and strides, and no view: what torch itself returns from `matmul`.
-_unsafe_view = torch.ops.aten._unsafe_view.default
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -77,13 +75,10 @@ def not_a_view(x: Tensor, *, is_saved: bool = False) -> Tensor:
     computed in `no_grad`. `is_saved` is whether the backward of the result reads it: then a change of the
     returned tensor in place is an error in backward, as in torch.
     """
-    if torch.compiler.is_compiling():
-        return _unsafe_view(x, x.shape)
-    if is_transformed():
+    if torch.compiler.is_compiling() or is_transformed():
         return x
-    if not x.requires_grad:
-        return x.data
-    return _SavedResult.apply(x) if is_saved else _unsafe_view(x, x.shape)
+    # Not torch's `_unsafe_view`: it changes the strides of dimensions of size 1.
+    return _Result.apply(x, is_saved) if x.requires_grad else x.data
 
 
 class Repair:
@@ -128,20 +123,21 @@ class Repair:
         raise NotImplementedError
 
 
-class _SavedResult(torch.autograd.Function):
+class _Result(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, is_saved: bool) -> Tensor:  # noqa: FBT001
         y = x.data
-        ctx.save_for_backward(y)
+        if is_saved:
+            ctx.save_for_backward(y)
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        _ = ctx.saved_tensors  # raises if the result was changed in place
-        return grad
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        _ = ctx.saved_tensors  # raises if the saved result was changed in place
+        return grad, None
 
     @staticmethod
-    def jvp(_: Any, tangent: Tensor) -> Tensor:
+    def jvp(_: Any, tangent: Tensor, __: None) -> Tensor:
         return tangent.view_as(tangent)
 
 
