@@ -27,9 +27,9 @@ from prepare.stages.verify.compare_modules import MODULE_FIELDS
 from prepare.stages.verify.execution.single_run import RESULT_FIELDS
 from prepare.stages.verify.records import STATUSES as VERIFY_STATUSES
 
-# What looks up, and why: a stage is given a pipeline and its plan (names for type checkers), and the step
-# keep_layout asks the predicted flow of an example which calls to replace. A pipeline returns a guard.
-LOOKS_UP = {"steps/": {"stages"}, "pipeline/": {"guard", "app"}, "registry.py": {"stages"}}
+# What looks up, and why: the step keep_layout asks the predicted flow of an example which calls to replace, and
+# a pipeline returns a guard.
+LOOKS_UP = {"steps/": {"stages"}, "pipeline/": {"guard"}}
 
 
 def layers() -> list[set[str]]:
