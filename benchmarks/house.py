@@ -66,6 +66,10 @@ def measures(tree: Path) -> dict[str, Any]:
     found["functions that take all settings"] = sum(map(takes_settings, nodes(files)))
     graph = import_graph(package, files)
     found["circles of files, with imports in functions and for types"] = len(circles(graph))
+    found["first level: folders, files"] = (
+        f"{len([*package.glob('*/__init__.py')])}, {len([*package.glob('*.py')])}"
+    )
+    found["rooms, arrows between them"] = "{}, {}".format(*rooms(graph))
     return found
 
 
@@ -144,6 +148,13 @@ def import_graph(package: Path, files: list[Path]) -> dict[str, set[str]]:
         targets |= {f"{node.module}.{alias.name}" for node in found for alias in node.names}
         graph[name] = (targets & modules.keys()) - {name}
     return graph
+
+
+def rooms(graph: dict[str, set[str]]) -> tuple[int, int]:
+    """Return how many folders and files there are at the first level, and how many import which."""
+    parts = {name: name.split(".")[1] for name in graph}
+    pairs = {(parts[name], parts[each]) for name, imported in graph.items() for each in imported}
+    return len(set(parts.values())), len({(a, b) for a, b in pairs if a != b})
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
