@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from prepare.core.model.module_kinds import REPAIRS, is_repair
 from prepare.core.model.module_tree import source_of
+from prepare.core.model.replaced_method import ReplacedMethod, foreign_method
 
 # The methods with which a call may begin, outermost first.
 _ENTRIES = ("__call__", "_call_impl", "forward")
@@ -64,7 +65,7 @@ def forward_code(module: nn.Module) -> ForwardCode:
 
 def replaced_by(module: nn.Module, method: str = "forward") -> str:
     """Return the function that stands on the instance in place of a method; empty if there is none."""
-    value = vars(module).get(method)
+    value = foreign_method(module, method)
     return "" if value is None else _name_of(value)
 
 
@@ -148,8 +149,9 @@ class _Search:
         self.seen.add(name)
         if name in self.on_instance:
             self.alone = False
-            self.replaced.append(_name_of(self.on_instance[name]))
-            self._follow_value(self.on_instance[name])
+            if not isinstance(value := self.on_instance[name], ReplacedMethod):
+                self.replaced.append(_name_of(value))
+            self._follow_value(value)
         else:
             self._follow_class(name, self.cls.__mro__)
 
@@ -192,6 +194,11 @@ class _Search:
         if not depth or id(value) in self.seen:
             return
         self.seen.add(id(value))
+        if isinstance(value, ReplacedMethod):  # the method of its class, with some calls replaced
+            if value.__self__ in self.selves:
+                owner = _owner(self.cls, value.__name__)
+                self._follow_users(value.__func__, value.__name__, owner)
+            return
         given: tuple[Any, ...] = ()
         while isinstance(value, MethodType | partial):
             if isinstance(value, partial):

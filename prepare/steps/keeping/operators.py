@@ -1,6 +1,7 @@
-"""Operators that keep a channels-last layout, with the arguments of torch's: `keep_layout` calls them.
+"""Operators that keep a channels-last layout: `keep_layout` calls them with the arguments of torch's.
 
-For any other input, each calls torch's operator with the same arguments.
+Each returns None for what it does not serve, and its parameters are those that it serves: for all other
+arguments, tensors of other classes and other objects `otherwise` calls what the code of the model calls.
 """
 
 from __future__ import annotations
@@ -15,13 +16,48 @@ from torch.nn import functional as F  # noqa: N812
 from prepare.core.model.transforms import is_transformed
 from prepare.steps.repairs.base import FORMATS, memory_dim, to_channels_last
 
+# torch's own classes of tensors that are nothing but tensors, and the modules of those of its tracers.
+_CLASSES = (Tensor, torch.nn.Parameter)
+_TRACERS = ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
+
+
+def otherwise(operator: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call of `operator` and, where that returns None, of `function` with the same arguments."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = operator(*args, **kwargs)
+        return function(*args, **kwargs) if found is None else found
+
+    return call
+
+
+def method(name: str) -> Callable[..., Any]:
+    """Return a call of the method `name` of its first argument."""
+
+    def call(receiver: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(receiver, name)(*args, **kwargs)
+
+    return call
+
+
+def is_tensor(x: Any) -> bool:
+    """Return whether `x` is a tensor with strides, and not of a class that may treat calls in its own way."""
+    kind = type(x)
+    if kind not in _CLASSES and kind.__module__ not in _TRACERS:
+        return False
+    return x.layout is torch.strided and not x.is_nested
+
+
+def _is_dim(dim: Any, rank: int) -> bool:
+    return type(dim) is int and -rank <= dim < rank
+
 
 def channels_last_of(x: Any) -> torch.memory_format | None:
     """Return the channels-last format that the order of the dimensions of `x` in memory has, and no other.
 
     The strides may have gaps (a slice) or be odd in dimensions of size 1 (`x[:, :, -1].unsqueeze(2)`).
     """
-    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.dim() not in FORMATS:
+    if not is_tensor(x) or x.dim() not in FORMATS:
         return None
     shape, stride, last = x.shape, x.stride(), x.dim() - 1
     if shape[1] == 1:
@@ -65,7 +101,7 @@ def _then_formatted(function: Callable[..., Any]) -> Callable[..., Any]:
     def keeping(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002  # torch's names
         memory_format = channels_last_of(input)
         if memory_format is None:
-            return function(input, *args, **kwargs)
+            return None
         return _in_format(function(canonical(input), *args, **kwargs), memory_format)
 
     return keeping
@@ -77,7 +113,7 @@ def _like(function: Callable[..., Any]) -> Callable[..., Any]:
     def keeping(input: Any, **kwargs: Any) -> Any:  # noqa: A002
         memory_format = None if "memory_format" in kwargs else channels_last_of(input)
         if memory_format is None:
-            return function(input, **kwargs)
+            return None
         if is_transformed():
             return function(canonical(input).movedim(1, -1), **kwargs).movedim(-1, 1)
         return function(input, **kwargs, memory_format=memory_format)
@@ -101,191 +137,223 @@ def pad(
     """`torch.nn.functional.pad` that keeps channels-last, also if the time has one element."""
     memory_format = channels_last_of(input) or _nearly_channels_last(input)
     if memory_format is None:
-        return F.pad(input, pad, mode, value)
+        return None
     alike = _in_format(input, memory_format)
     return _in_format(F.pad(alike, pad, mode, value), memory_format)
 
 
-def cat(tensors: Any, dim: Any = 0, *, out: Tensor | None = None) -> Any:
+def cat(tensors: Any, dim: Any = 0) -> Any:
     """`torch.cat` in the format of its largest operand, if that is channels-last."""
-    if out is not None:
-        return torch.cat(tensors, dim, out=out)
-    return torch.cat(_alike(tensors, with_empty=False), dim)
-
-
-def stack(tensors: Any, dim: Any = 0, *, out: Tensor | None = None) -> Any:
-    """`torch.stack` that leaves the channels last in memory."""
-    if out is not None or not isinstance(tensors, (list, tuple)):
-        return torch.stack(tensors, dim, out=out)
     alike = _alike(tensors)
-    rank = alike[0].dim() + 1 if alike else 0
-    index = dim + rank if dim < 0 else dim
-    if not alike or channels_last_of(alike[0]) is None:
-        return torch.stack(tensors, dim)
+    if alike is None or not _is_dim(dim, alike[0].dim() or 1):
+        return None
+    return torch.cat(_without_empty(alike, dim), dim)
+
+
+def stack(tensors: Any, dim: Any = 0) -> Any:
+    """`torch.stack` that leaves the channels last in memory."""
+    alike = _alike(tensors)
+    if alike is None or not _is_dim(dim, alike[0].dim() + 1):
+        return None
+    if any(tensor.shape != alike[0].shape for tensor in alike):
+        return None
+    index = dim % (alike[0].dim() + 1)
     rows = [tensor.movedim(1, -1) for tensor in alike]
     # The new dimension moves the channels back if it comes before them.
     return torch.stack(rows, index - (index > 1)).movedim(-1, 1 + (index < 2))
 
 
-def where(condition: Any, *args: Any, **kwargs: Any) -> Any:
+def where(condition: Any, input: Any, other: Any) -> Any:  # noqa: A002
     """`torch.where` in the format of its largest operand, if that is channels-last."""
-    if len(args) != 2 or kwargs:
-        return torch.where(condition, *args, **kwargs)
-    return torch.where(condition, *_alike(args))
+    alike = _alike((input, other))
+    return None if alike is None or not is_tensor(condition) else torch.where(condition, *alike)
 
 
-def softmax(input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
-    """`torch.nn.functional.softmax` over the permuted view in memory order, which copies nothing."""
-    if channels_last_of(input) is None or not isinstance(dim, int) or args:
-        return F.softmax(input, dim, *args, **kwargs)
+def softmax(input: Any, dim: Any, *, dtype: Any = None) -> Any:  # noqa: A002
+    """`torch.softmax` over the permuted view in memory order, which copies nothing."""
+    if channels_last_of(input) is None or not _is_dim(dim, input.dim()):
+        return None
     rows = canonical(input).movedim(1, -1)
-    return F.softmax(rows, memory_dim(dim, input.dim()), **kwargs).movedim(-1, 1)
+    return torch.softmax(rows, memory_dim(dim, input.dim()), dtype=dtype).movedim(-1, 1)
 
 
-def clone(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Tensor.clone` with the strides of the format."""
-    return _formatted(x, "clone", args, kwargs)
+def clone(input: Any) -> Any:  # noqa: A002
+    """`torch.clone` with the strides of the format."""
+    return _formatted(input, "clone")
 
 
-def contiguous(x: Any, *args: Any, **kwargs: Any) -> Any:
+def contiguous(input: Any) -> Any:  # noqa: A002
     """`Tensor.contiguous` in the format that the tensor has; of more dimensions, the tensor itself."""
-    if isinstance(x, Tensor) and x.dim() > 5 and not args and not kwargs:
-        return x
-    return _formatted(x, "contiguous", args, kwargs)
+    if is_tensor(input) and input.dim() > 5:
+        return input
+    return _formatted(input, "contiguous")
 
 
-def repeat(x: Any, *sizes: Any) -> Any:
+def repeat(input: Any, /, *sizes: Any) -> Any:  # noqa: A002
     """`Tensor.repeat` that leaves the channels last in memory."""
     counts = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
-    if channels_last_of(x) is None or len(counts) != x.dim():
-        return x.repeat(*sizes)
-    rows = canonical(x).movedim(1, -1)
+    if channels_last_of(input) is None or len(counts) != input.dim() or not _are_sizes(counts):
+        return None
+    rows = canonical(input).movedim(1, -1)
     return rows.repeat(counts[0], *counts[2:], counts[1]).movedim(-1, 1)
 
 
-def repeat_interleave(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Tensor.repeat_interleave` of a number of times that leaves the channels last in memory."""
-    count: Any = args[0] if args else kwargs.get("repeats")
-    dim: Any = args[1] if len(args) > 1 else kwargs.get("dim")
-    is_simple = isinstance(count, int) and isinstance(dim, int) and len(args) < 3
-    if channels_last_of(x) is None or not is_simple or kwargs.keys() - {"repeats", "dim"}:
-        return x.repeat_interleave(*args, **kwargs)
-    rows = canonical(x).movedim(1, -1)
-    return rows.repeat_interleave(count, memory_dim(dim, x.dim())).movedim(-1, 1)
+def repeat_interleave(input: Any, repeats: Any, dim: Any) -> Any:  # noqa: A002
+    """`torch.repeat_interleave` of a number of times that leaves the channels last in memory."""
+    if channels_last_of(input) is None or not _is_dim(dim, input.dim()):
+        return None
+    if not _are_sizes((repeats,)):
+        return None
+    rows = canonical(input).movedim(1, -1)
+    return rows.repeat_interleave(repeats, memory_dim(dim, input.dim())).movedim(-1, 1)
 
 
-def view(x: Any, *args: Any, **kwargs: Any) -> Any:
+def view(input: Any, /, *sizes: Any) -> Any:  # noqa: A002
     """`Tensor.view`, or `reshape` for a tensor that is no longer contiguous in memory."""
-    is_dtype = kwargs or any(isinstance(arg, torch.dtype) for arg in args)
-    if is_dtype or not isinstance(x, Tensor) or x.is_contiguous():
-        return x.view(*args, **kwargs)
-    return reshape(x, *args)
+    counts = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
+    if not is_tensor(input) or input.is_contiguous() or not _are_sizes(counts, least=-1):
+        return None
+    found = reshape(input, counts)
+    return input.reshape(counts) if found is None else found
 
 
-def reshape(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Tensor.reshape` that leaves the channels last in memory, if `x` is so permuted.
+def torch_reshape(input: Any, shape: Any) -> Any:  # noqa: A002
+    """`torch.reshape`, as `reshape`."""
+    return reshape(input, shape) if isinstance(shape, (list, tuple)) else None
+
+
+def reshape(input: Any, /, *sizes: Any) -> Any:  # noqa: A002
+    """`Tensor.reshape` that leaves the channels last in memory, if the tensor is so permuted.
 
     Rows of attention (heads, numbers, places) whose numbers lie together in memory have to be copied in any
     case to be an image: into channels-last too.
     """
-    sizes = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
-    if not isinstance(x, Tensor) or kwargs or len(sizes) not in FORMATS or x.numel() == 0:
-        return x.reshape(*args, **kwargs)
-    known = 1
+    sizes = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
+    if not is_tensor(input) or len(sizes) not in FORMATS or not _are_sizes(sizes, least=-1):
+        return None
+    known, unknown = 1, 0
     for size in sizes:
-        known *= 1 if size == -1 else size
-    sizes = [x.numel() // known if size == -1 else size for size in sizes]
-    first, last = _leading(x, sizes[0]), _leading(x, sizes[0] * sizes[1])
+        known, unknown = (known, unknown + 1) if size == -1 else (known * size, unknown)
+    if known == 0 or unknown > 1 or input.numel() % known or input.numel() == 0:
+        return None
+    sizes = [input.numel() // known if size == -1 else size for size in sizes]
+    first, last = _leading(input, sizes[0]), _leading(input, sizes[0] * sizes[1])
     if first is None or last is None:
-        return x.reshape(*args)
-    channels, space = range(first, last), range(last, x.dim())
+        return None
+    channels, space = range(first, last), range(last, input.dim())
     is_image = len(space) == len(sizes) - 2
-    if not _is_slower(x, space, channels) and (is_image or not _is_faster(x, channels, space)):
-        return x.reshape(*args)
-    rows = x.permute(*range(first), *range(last, x.dim()), *range(first, last))
+    if not _is_slower(input, space, channels) and (
+        is_image or not _is_faster(input, channels, space)
+    ):
+        return None
+    rows = input.permute(*range(first), *range(last, input.dim()), *range(first, last))
     moved = rows.reshape(sizes[0], *sizes[2:], sizes[1]).movedim(-1, 1)
     return moved if channels_last_of(moved) is None else canonical(moved)
 
 
-def sum(x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A001  # torch's name
+def sum(input: Any, dim: Any, keepdim: Any = False) -> Any:  # noqa: A001, A002  # torch's names
     """`torch.sum` over one dimension that leaves the channels last in memory."""
-    dim: Any = args[0] if args else kwargs.get("dim")
-    keepdim: Any = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
-    is_simple = isinstance(dim, int) and len(args) < 3 and not kwargs.keys() - {"dim", "keepdim"}
-    if not isinstance(x, Tensor) or not is_simple or x.dim() - (not keepdim) not in FORMATS:
-        return torch.sum(x, *args, **kwargs)
-    dim %= x.dim()
+    if not is_tensor(input) or not _is_dim(dim, input.dim()) or type(keepdim) is not bool:
+        return None
+    if input.dim() - (not keepdim) not in FORMATS:
+        return None
+    dim %= input.dim()
     # Without one of the first two dimensions the channels are the third.
     channels = 1 if keepdim or dim > 1 else 2
-    space = [each for each in range(channels + 1, x.dim()) if keepdim or each != dim]
-    if dim == channels or not _is_slower(x, space, (channels,)):
-        return torch.sum(x, *args, **kwargs)
-    rows = x.movedim(channels, -1).sum(dim - (dim > channels), keepdim)
+    space = [each for each in range(channels + 1, input.dim()) if keepdim or each != dim]
+    if dim == channels or not _is_slower(input, space, (channels,)):
+        return None
+    rows = input.movedim(channels, -1).sum(dim - (dim > channels), keepdim)
     return canonical(rows.movedim(-1, 1))
 
 
-def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
-    """`Tensor.flatten`, as `reshape`."""
-    if not isinstance(x, Tensor) or x.dim() == 0:
-        return x.flatten(start_dim, end_dim)
-    start, end = start_dim % x.dim(), end_dim % x.dim()
-    return reshape(x, (*x.shape[:start], -1, *x.shape[end + 1 :]))
+def flatten(input: Any, start_dim: Any = 0, end_dim: Any = -1) -> Any:  # noqa: A002
+    """`torch.flatten`, as `reshape`."""
+    if not is_tensor(input):
+        return None
+    if not _is_dim(start_dim, input.dim()) or not _is_dim(end_dim, input.dim()):
+        return None
+    start, end = start_dim % input.dim(), end_dim % input.dim()
+    if start > end:
+        return None
+    return reshape(input, (*input.shape[:start], -1, *input.shape[end + 1 :]))
 
 
-def rearrange(tensor: Any, pattern: str, **axes_lengths: Any) -> Any:
+def rearrange(tensor: Any, pattern: Any, **axes_lengths: Any) -> Any:
     """`einops.rearrange`, as `reshape`."""
     import einops
 
+    if not is_tensor(tensor) or not isinstance(pattern, str) or "..." in pattern:
+        return None
     left, _, right = pattern.partition("->")
     groups = _groups(right)
-    if not isinstance(tensor, Tensor) or "..." in pattern or len(groups) not in FORMATS:
-        return einops.rearrange(tensor, pattern, **axes_lengths)
+    if len(groups) not in FORMATS:
+        return None
     names = [name for group in groups for name in group]
     x = einops.rearrange(tensor, f"{left} -> {' '.join(names)}", **axes_lengths)
     sizes, dim = [], 0
     for group in groups:
         sizes.append(x.shape[dim : dim + len(group)].numel())
         dim += len(group)
-    return reshape(x, sizes)
+    found = reshape(x, sizes)
+    return x.reshape(sizes) if found is None else found
 
 
 def add(a: Any, b: Any) -> Any:
     """`a + b`, with the operand first that decides for channels-last."""
-    return b + a if _swaps(a, b) else a + b
+    return b + a if _swaps(a, b) else None
 
 
 def mul(a: Any, b: Any) -> Any:
     """`a * b`, with the operand first that decides for channels-last."""
-    return b * a if _swaps(a, b) else a * b
+    return b * a if _swaps(a, b) else None
 
 
-def _formatted(x: Any, name: str, args: Any, kwargs: Any) -> Any:
-    memory_format = None if args or kwargs else channels_last_of(x)
+def _formatted(x: Any, name: str) -> Any:
+    memory_format = channels_last_of(x)
     if memory_format is None:
-        return getattr(x, name)(*args, **kwargs)
+        return None
     if is_transformed():
         return getattr(canonical(x).movedim(1, -1), name)().movedim(-1, 1)
     return getattr(canonical(x), name)(memory_format=memory_format)
 
 
-def _alike(tensors: Any, *, with_empty: bool = True) -> Any:
-    """Return the tensors in the format of the largest, if that is channels-last; the first one of a tie."""
+def _are_sizes(sizes: Any, least: int = 0) -> bool:
+    # A loop, because torch.compile traces it in every version.
+    for size in sizes:
+        if not isinstance(size, int) or isinstance(size, bool) or size < least:
+            return False
+    return True
+
+
+def _alike(tensors: Any) -> list[Tensor] | None:
+    """Return the tensors in the format of the largest, the first one of a tie; None if it is not channels-last."""
     if not isinstance(tensors, (list, tuple)):  # Dynamo of torch 2.5 traces no `|`
-        return tensors
+        return None
     rank, size, memory_format = 0, 0, None
     # A loop, because torch.compile does not trace `max` with a key.
     for tensor in tensors:
-        if not isinstance(tensor, Tensor):
-            return tensors
+        if not is_tensor(tensor):
+            return None
         if tensor.numel() > size or (tensor.numel() == size and memory_format is None):
             rank, size, memory_format = tensor.dim(), tensor.numel(), channels_last_of(tensor)
     if memory_format is None:
+        return None
+    return [_in_format(t, memory_format) if t.dim() == rank else t for t in tensors]
+
+
+def _without_empty(tensors: list[Tensor], dim: int) -> list[Tensor]:
+    """Return the tensors to join without those that add nothing: to torch they are contiguous, and decide."""
+    full = [tensor for tensor in tensors if tensor.numel()]
+    if len(full) == len(tensors):
         return tensors
-    alike = [_in_format(t, memory_format) if t.dim() == rank else t for t in tensors]
-    if with_empty:
-        return alike
-    # To torch an empty tensor is contiguous, whatever its strides, and decides.
-    return [t for t in alike if t.numel() or t.dtype != alike[0].dtype] or alike
+    rest = [(*t.shape[:dim], *t.shape[dim % t.dim() + 1 :]) for t in tensors if t.dim()]
+    is_alike = all(
+        t.dtype == full[0].dtype and t.device == full[0].device and not t.requires_grad
+        for t in tensors
+        if not t.numel()
+    )
+    return full if is_alike and len({*rest}) == 1 else tensors
 
 
 def _groups(axes: str) -> list[list[str]]:
@@ -316,7 +384,7 @@ def _leading(x: Tensor, count: int) -> int | None:
 
 def _nearly_channels_last(x: Any) -> torch.memory_format | None:
     """Return channels-last if the channels of `x` are faster in memory than a spatial dimension."""
-    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.dim() not in FORMATS:
+    if not is_tensor(x) or x.dim() not in FORMATS:
         return None
     return FORMATS[x.dim()] if _is_slower(x, range(2, x.dim()), (1,)) else None
 
@@ -349,8 +417,8 @@ def _is_faster(x: Tensor, some: Iterable[int], others: Iterable[int]) -> bool:
 
 def _swaps(a: Any, b: Any) -> bool:
     return (
-        isinstance(a, Tensor)
-        and isinstance(b, Tensor)
+        is_tensor(a)
+        and is_tensor(b)
         and a.shape == b.shape
         and channels_last_of(a) is None
         and channels_last_of(b) is not None

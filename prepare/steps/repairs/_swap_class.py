@@ -13,7 +13,6 @@ from prepare.core.model.made_class import made_of, make_class
 from prepare.core.model.module_kinds import mark_repair
 from prepare.core.model.scripting import script_error
 from prepare.errors import RefusedError
-from prepare.steps.keeping.rewrite_class import original_class, rewritten, rewritten_calls
 from prepare.steps.repairs.base import Repair
 
 _PARAMETRIZED = "torch.nn.utils.parametrize"
@@ -68,8 +67,6 @@ class SwapClass(Repair):
     def _repaired(self, cls: Any) -> Any:
         if cls in self.swaps:
             return self.swaps[cls]
-        if (original := original_class(cls)) is not cls:
-            return rewritten(self._repaired(original), rewritten_calls(cls))
         if cls.__module__ == _PARAMETRIZED:
             return _rebased(cls, self._repaired(cls.__base__))
         return subclass_of(cls, self.swaps[torch_class(cls)])
@@ -77,8 +74,6 @@ class SwapClass(Repair):
     def _without(self, cls: Any) -> Any:
         if cls in self._originals:
             return self._originals[cls]
-        if (original := original_class(cls)) is not cls:
-            return rewritten(self._without(original), rewritten_calls(cls))
         if cls.__module__ == _PARAMETRIZED:
             return _rebased(cls, self._without(cls.__base__))
         if made := made_of(cls):
@@ -108,7 +103,7 @@ def _can_be_made_of(cls: Any) -> bool:
     if cls.__module__ == _PARAMETRIZED:
         return _can_be_made_of(cls.__base__)
     # Sharded and quantized modules have classes of torch, which are looked for by identity.
-    return torch_class(cls) is cls or not original_class(cls).__module__.startswith("torch.")
+    return torch_class(cls) is cls or not cls.__module__.startswith("torch.")
 
 
 def _rebased(cls: Any, base: Any) -> Any:

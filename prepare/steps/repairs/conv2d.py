@@ -35,6 +35,9 @@ class KeepingConv2d(nn.Conv2d):
 class _LargeConvRepair(SwapClass):
     """Repair only convolutions for which a matrix product may be faster."""
 
+    def changes_layout(self, module: nn.Module) -> bool:
+        return False
+
     def concerns(self, module: nn.Module) -> bool:
         return super().concerns(module) and has_large_weight(module)
 
