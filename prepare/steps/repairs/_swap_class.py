@@ -35,7 +35,7 @@ class SwapClass(Repair):
         for keeping in swaps.values():
             keeping.forward = _dispatched(keeping)
             keeping.__prepare_scriptable__ = _refuse_script  # type: ignore[attr-defined]
-            keeping.qconfig = property(_qconfig, self._set_qconfig)  # type: ignore[attr-defined]
+            keeping.qconfig = property(_get, self._set, _delete)  # type: ignore[attr-defined]
 
     def concerns(self, module: nn.Module) -> bool:
         return torch_class(type(module)) in self.swaps
@@ -81,7 +81,7 @@ class SwapClass(Repair):
         wrong = f"{cls.__qualname__} was derived from the class of a repaired module"
         raise RefusedError("repair_layout", wrong, "undo first what gave the module this class")
 
-    def _set_qconfig(self, module: nn.Module, qconfig: Any) -> None:
+    def _set(self, module: nn.Module, qconfig: Any) -> None:
         """Undo the repair of a module that torch.ao.quantization will replace: it looks for the class."""
         if qconfig is None:
             vars(module)["qconfig"] = None
@@ -134,10 +134,14 @@ def _dispatched(keeping: Any) -> Callable[..., Any]:
     return dispatched
 
 
-def _qconfig(module: nn.Module) -> Any:
+def _get(module: nn.Module) -> Any:
     if "qconfig" not in vars(module):
         raise AttributeError("qconfig")
     return vars(module)["qconfig"]
+
+
+def _delete(module: nn.Module) -> None:
+    del vars(module)["qconfig"]
 
 
 def _refuse_script(module: nn.Module) -> None:
