@@ -34,7 +34,9 @@ def computed_tensors(module: nn.Module) -> dict[str, Tensor | str]:
     evaluated is replaced by the reason, a string.
     """
     names = computed_names(module)
-    rebuilt = isinstance(module, CONVOLUTIONS) and not forward_code(module).alone
+    code, is_convolution = forward_code(module), isinstance(module, CONVOLUTIONS)
+    # A hook that hands its arguments on is not called: it may move weights, or count calls.
+    rebuilt = is_convolution and not code.alone and not (code.replaced_by and code.through)
     if not names and not rebuilt:
         return {}
     with PROCESS_STATE, torch.no_grad(), torch.random.fork_rng(devices=[]):

@@ -224,7 +224,7 @@ class _ModuleHooks:
             self.watcher.builder.add_note(f"{name} is {describe(issue)}")
         # The forward of a repaired subclass is the user's, whose lines may lose a layout.
         code, compiled = forward_code(module), is_compiled(module)
-        repaired = code.repaired and code.alone
+        repaired = code.repaired and (code.alone or bool(code.replaced_by))
         if (compiled or repaired) and self._opaque is None:
             inputs = [tensor for tensor in tensors_in(args) if is_followed(tensor)]
             site = self.watcher.stack.call_site()
