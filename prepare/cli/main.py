@@ -66,7 +66,7 @@ def _end_quietly() -> None:
     with contextlib.suppress(ValueError, AttributeError, OSError):  # stderr may be closed
         sys.stderr.flush()
         faulthandler.enable(os.dup(sys.stderr.fileno()), all_threads=False)  # a crash is told still
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        to_nobody(sys.stderr)
 
 
 def run(argv: list[str]) -> int:
