@@ -11,9 +11,9 @@ import torch
 
 import ranks as on_ranks
 from paths import CONF, PYTHONPATH
-from prepare.cli import main as cli
-from prepare.distributed import rank, same_on_all_ranks
+from prepare.app.cli import main as cli
 from prepare.pipeline import Pipeline
+from prepare.pipeline.distributed import rank, same_on_all_ranks
 from small_nets import small_2d
 
 ROOT = CONF.parent

@@ -8,8 +8,8 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from prepare.distributed import same_on_all_ranks
 from prepare.pipeline import Pipeline
+from prepare.pipeline.distributed import same_on_all_ranks
 
 FLAT = Pipeline.from_config({"conv2d_memory_format": {}})
 PREPARED = Pipeline.from_config(
