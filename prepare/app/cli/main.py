@@ -122,11 +122,6 @@ def _through_hydra(argv: list[str]) -> int:
 
     argv = flags_first(argv)
     flags = read_flags(argv)
-    if flags.shell_completion and flags.overrides[0].partition("=")[0] == "query":
-        from prepare.app.cli.completion import complete
-
-        complete(flags.overrides[0].partition("=")[2])
-        return DONE
     _refuse_callback_overrides(flags)
     take_recipe(flags.overrides, flags.config_dir)
     state = hydra_app.CommandState()

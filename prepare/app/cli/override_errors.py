@@ -101,13 +101,8 @@ def explain(override: Override, menu: Menu, message: str) -> Problem:
         remedy = choose(str(override.value), options, noun="installed")
         return Problem(key, f"{override.written!r} is not an option", remedy)
     if key in HYDRAS and isinstance(override.value, list):
-        return several_options(key)
+        return Problem(key, "takes one option, not a list", f"write {key}=NAME")
     return _explain_key(override, menu) or Problem(key, first_sentence(message))
-
-
-def several_options(group: str) -> Problem:
-    """Return the problem of a list for one of Hydra's own groups; Hydra would take its last item."""
-    return Problem(group, "takes one option, not a list", f"write {group}=NAME")
 
 
 def filled_by(group: str) -> tuple[str, ...]:
