@@ -45,7 +45,7 @@ from prepare.pipeline.plan import Plan
 from prepare.pipeline.preconditions import fsdp_problems, lazy_problems, precondition_problems
 from prepare.pipeline.tensor_table import tensor_plans
 from prepare.registry import STEPS
-from prepare.step import PHASES, Step
+from prepare.step import PHASES, Step, remembering
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Pipeline:
         Raises:
             ConflictError: two tensor steps want different things of one tensor.
         """
-        with held_interrupts(may_hang=True), paused_collector():
+        with held_interrupts(may_hang=True), paused_collector(), remembering():
             work = survey(model, self._phases, known_issues, amp)
             errors = [*work.table.errors, *_known_errors(work.issues)]
             remarks = [note for step in self.steps.values() for note in step.remarks(work.model)]
@@ -227,7 +227,7 @@ class Pipeline:
         _check_strict(strict)
         if example is not None:
             self._choose(model, example, amp)
-        with held_interrupts(may_hang=True):
+        with held_interrupts(may_hang=True), remembering():
             start = time.perf_counter()
             optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
             with paused_collector():
