@@ -34,7 +34,7 @@ from prepare.errors import (
 )
 from prepare.pipeline.apply import Phases, all_moves, apply_steps, survey
 from prepare.pipeline.drift import Drift, optimizer_drift, plan_drift, raise_drift
-from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, spinning_problems
+from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues
 from prepare.pipeline.optimizer_state import (
     RestrideLoadedState,
     removed_parameters,
@@ -166,8 +166,6 @@ class Pipeline:
                 for match in work.issues
                 if not match.is_error and (REPAIR_STEP in self.steps or not match.own_forward)
             ]
-            if known_issues != "ignore":
-                warned += spinning_problems(work.table)
             unfit = [problem for step in self.steps.values() for problem in step.in_training()]
             wrong = [match for match in work.issues if match.is_wrong]
             return Plan(
