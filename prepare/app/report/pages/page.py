@@ -25,7 +25,7 @@ from prepare.core.utils import files
 from prepare.core.utils.text import plural, size
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import PrepareError
-from prepare.registry import ordered_stages
+from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
