@@ -29,7 +29,7 @@ FORBIDDEN = {
     "report/terminal": {"prepare.report.pages", "prepare.report.charts"},
 }
 PUBLIC = (
-    "audit", "bench", "checkpoint", "reduce", "contract", "distributed", "doctor", "errors", "export", "flow",
+    "audit", "bench", "checkpoint", "contract", "distributed", "doctor", "errors", "export", "flow",
     "guard", "hydra", "patterns", "recipe", "registry", "stage", "step", "tune", "verify",
 )  # fmt: skip
 
@@ -133,8 +133,8 @@ def test_importing_what_a_stage_declares_loads_no_torch(name):
     assert loads_torch(paths) == "False"
 
 
-# The five stages that no part outside of their own folder has to know.
-UNNAMED = {"patch", "contract", "export", "tune", "reduce"}
+# The four stages that no part outside of their own folder has to know.
+UNNAMED = {"patch", "contract", "export", "tune"}
 
 
 def words_in(part: str, words: set[str]) -> set[str]:
@@ -180,16 +180,15 @@ def test_what_runs_stages_and_steps_knows_none_of_them(part):
     assert imports_in(part, {"prepare.steps"}) == set()
 
 
-# Words that are also names of steps: a method of tensors, other words for float16, an extra, the group
+# Words that are also names of steps: a method of tensors, other words for float16, the group
 # `compile`, an operation, and the words of `tune.allow`. `device` is left out: it is a word of every part.
 NOT_STEPS = {
     "cli/override_errors.py": {"half"},
     "core/model/own_code.py": {"half"},
-    "core/utils/packages.py": {"quantize"},
     "core/utils/suggest.py": {"half"},
     "flow/operator_watcher.py": {"compile"},
     "job/settings.py": {"compile"},
-    "tune/stage.py": {"half", "compile", "quantize"},
+    "tune/stage.py": {"half", "compile"},
 }
 
 

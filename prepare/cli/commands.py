@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from prepare.cli.answer import tell
 from prepare.core.utils.files import printable_path, write_text
-from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import line, plural, printable
 from prepare.errors import ConfigError, FileError, PrepareError
 from prepare.job.outcome import DONE
@@ -43,7 +42,7 @@ def _steps(argv: list[str]) -> int:
     from prepare.registry import STEPS
 
     if unknown := [name for name in argv if name not in STEPS]:
-        raise ConfigError(unknown[0], "no such step", choose(unknown[0], STEPS, noun="steps"))
+        raise ConfigError.of([STEPS.problem(unknown[0])])
     line(steps_text(_width(), argv))
     tell(steps=argv or list(STEPS))
     return DONE

@@ -17,6 +17,7 @@ from prepare.cli.commands import USAGES
 from prepare.core.utils.folders import conf_dir
 from prepare.core.utils.options import describe, plain
 from prepare.core.utils.suggest import listed, nearest
+from prepare.core.utils.taken_out import taken_out
 from prepare.errors import ConfigError, PrepareError
 from prepare.job.record import shown_files
 from prepare.job.settings import ADDED_GROUP, group_names, key_names, level_names
@@ -78,6 +79,8 @@ def topic_page(topic: str, width: int, config_dir: str | None = None) -> str:
     if topic in STEPS:
         parts.append("\n".join(_step(topic, width)))
     if not parts:
+        if gone := taken_out(f"task={topic}", f"steps.{topic}"):
+            raise ConfigError.of([gone])
         topics = dict.fromkeys([*key_names(), *tasks(), *STEPS, *USAGES, "all"])
         wrong = "is not a group, task, key or step"
         near = nearest(topic, [name for name in topics if name != "hydra"])[:1]

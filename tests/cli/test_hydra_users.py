@@ -157,7 +157,7 @@ def completed(monkeypatch, capsys):
 @pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
 def test_the_words_that_a_key_allows_are_completed(completed, shell):
     words = {
-        "task": "contract export flow patch plan prepare reduce tune",
+        "task": "contract export flow patch plan prepare tune",
         "mode": "eval train",
         "known_issues": "error ignore warn",
         "flow": "none observe predict",
