@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from prepare.guard.compare import WrongModule
     from prepare.guard.originals import Originals
     from prepare.pipeline import Pipeline
-    from prepare.verify.execution.module_calls import RecordedCall
+    from prepare.stages.verify.execution.module_calls import RecordedCall
 
 OnDifference = Literal["raise", "warn", "fallback"]
 _log = logging.getLogger(__name__)

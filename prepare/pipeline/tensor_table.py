@@ -18,8 +18,8 @@ from prepare.core.model.tensors import (
     stored_bytes,
 )
 from prepare.errors import ConfigError
+from prepare.pipeline.plan import State, TensorPlan, state, steps_of
 from prepare.pipeline.transfer import AnyMove, Move, StorageMove
-from prepare.plan import State, TensorPlan, state, steps_of
 
 
 @cache
