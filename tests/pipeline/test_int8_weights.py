@@ -13,7 +13,7 @@ from prepare import checkpoint
 from prepare.audit import audit
 from prepare.errors import CheckpointError, RefusedError
 from prepare.pipeline import Pipeline, like
-from prepare.registry import register
+from prepare.registry import STEPS, register
 from prepare.stages.bench import compare
 from prepare.stages.verify import verify
 from prepare.step import ModelStep
@@ -30,9 +30,10 @@ def network():
     return nn.Sequential(*layers).eval()
 
 
-@register("rounded_linear")
 class RoundedLinear(ModelStep):
     """Stores weights in 8 bits."""
+
+    name = "rounded_linear"
 
     def targets(self, model):
         return [n for n, m in model.named_modules() if type(getattr(m, "weight", 0)) is nn.Parameter
@@ -40,6 +41,10 @@ class RoundedLinear(ModelStep):
 
     def act(self, model):
         in_8_bits(model)
+
+
+def rounding(steps):
+    return Pipeline([*Pipeline.from_config(steps).steps.values(), RoundedLinear()])
 
 
 def test_a_quantized_model_is_prepared_and_its_weights_stay():
@@ -56,9 +61,8 @@ def test_a_quantized_model_is_prepared_and_its_weights_stay():
     assert plan.summary()["bytes_after"] == found.summary["bytes_after"]
 
 
-def test_a_step_that_stores_weights_in_8_bits_leaves_the_rest_as_asked():
-    steps = {"half": {"dtype": "bfloat16"}, **FLAT, "rounded_linear": {}}
-    pipeline, model = Pipeline.from_config(steps), network()
+def test_a_step_that_stores_8_bits_leaves_the_rest_as_asked():
+    pipeline, model = rounding({"half": {"dtype": "bfloat16"}, **FLAT}), network()
     plan = pipeline.plan(model)
     found = audit(pipeline.apply(model), plan=plan)
     rows = {row.path: (row.dtype, row.status) for row in found.rows}
@@ -106,15 +110,16 @@ def test_weights_in_8_bits_are_not_called_right():
 
 
 def test_a_guard_leaves_quantized_modules_out_and_says_why():
-    pipeline = Pipeline.from_config({"half": {"dtype": "bfloat16"}, "rounded_linear": {}})
+    pipeline = rounding({"half": {"dtype": "bfloat16"}})
     model = pipeline.apply(network())
     with torch.no_grad(), pipeline.guard(model) as guard:
         model(IMAGE.bfloat16())
     assert set(guard.left_out.values()) == {"it holds a Int8Weight"}
 
 
-def test_the_step_of_the_page_passes_the_contract():
+def test_the_step_of_the_page_passes_the_contract(monkeypatch):
     pytest.importorskip("torchao")
+    monkeypatch.setattr(STEPS, "_classes", dict(STEPS._classes))
     (code,) = [
         block
         for block in re.findall(r"```python[^\n]*\n(.*?)```", PAGE.read_text(), re.DOTALL)
