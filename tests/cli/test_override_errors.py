@@ -23,7 +23,8 @@ from prepare.core.forward.example_input import DTYPES
 from prepare.core.utils.suggest import nearest
 from prepare.core.utils.taken_out import TAKEN_OUT
 from prepare.errors import ConfigError
-from prepare.registry import STAGES, STEPS
+from prepare.registry import STEPS
+from prepare.stages.registry import STAGES
 
 HERE = Path(__file__).resolve().parent
 OPTIONS = {

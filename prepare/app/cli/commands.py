@@ -159,20 +159,9 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-USAGES = {
-    "steps": "steps [NAME]\n  Show the installed steps, or one, with their options.",
-    "doctor": "doctor [share FILE] [--device DEVICE] [--seconds N] [--folder FOLDER] [--dry-run]\n"
-    "  Examine what torch computes wrongly or slowly on this machine.",
-    "diff": "diff A B [--all] [--page FILE.html]\n  Compare two runs' folders, audits or recipes.",
-    "summary": "summary FOLDER\n  Print and write the table of the sweep in this folder.",
-    "replay": "replay FOLDER [model._target_=NAME] [weights=FILE] [verify=LEVEL] [bench=LEVEL]"
-    " [hydra.run.dir=FOLDER]\n"
-    "  Verify and time on this machine what a run has prepared elsewhere.",
-}
-
-
 def show_usage(command: str) -> int:
     """Print what follows a command, and what it does."""
+    from prepare.app.cli.flags import USAGES
     from prepare.app.cli.help import as_called
 
     line(as_called(f"usage: python run.py {USAGES[command]}"))

@@ -14,11 +14,11 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.completion_plugin import CompletionPlugin
 
 from prepare.app.cli.answer import FLAGS
-from prepare.app.cli.commands import COMMANDS
 from prepare.app.cli.compose_config import CONFIG_NAME, ERRORS, composing
-from prepare.app.cli.flags import REFUSED, WITH_VALUE
+from prepare.app.cli.flags import REFUSED, USAGES, WITH_VALUE
 from prepare.app.job.settings import Settings
-from prepare.registry import STAGES, STEPS, tasks
+from prepare.registry import STEPS
+from prepare.stages.registry import STAGES, tasks
 
 # Folders of our configurations that Hydra takes for groups of options.
 _NO_GROUPS = ("launcher", "steps")
@@ -58,7 +58,7 @@ def _overrides(line: str) -> list[str] | None:
     words = line.split()
     if not line or line[-1].isspace():
         words.append("")
-    if words[0] in COMMANDS and len(words) > 1:
+    if words[0] in USAGES and len(words) > 1:
         return None  # the shell completes names of files
     kept = []
     before = ""
@@ -83,7 +83,7 @@ def _offered(words: list[str], hydras: Iterable[str]) -> set[str]:
     offered = {text for text in hydras if not text.startswith(tuple(_not_keys()))}
     offered |= set() if sign else set(_step_words(word))
     if len(words) == 1:
-        offered |= {command for command in COMMANDS if command.startswith(word)}
+        offered |= {command for command in USAGES if command.startswith(word)}
     return offered
 
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, NoReturn
 from prepare.app.cli.answer import answered, print_problems
 from prepare.app.cli.commands import (
     COMMANDS,
-    USAGES,
     require_packages,
     show_help,
     show_sweep,
     show_usage,
     show_versions,
 )
+from prepare.app.cli.flags import USAGES
 from prepare.app.job.outcome import DONE, FAILED, INTERRUPTED, WRONG
 from prepare.core.utils.machine import limit_spinning
 from prepare.core.utils.packages import switch_off_telemetry
