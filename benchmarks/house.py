@@ -2,7 +2,7 @@
 
     python benchmarks/house.py . ../base
 
-docs/decisions/what-the-house-weighs.md holds the result. Nothing of a tree is imported.
+docs/decisions/what-the-house-weighs.md says what was taken out. Nothing of a tree is imported.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def measures(tree: Path) -> dict[str, Any]:
     outside = [path for path in files if not path.is_relative_to(package / "steps")]
     found["names of steps outside steps/, without device"] = places(outside, steps)
     for stage in ("patch", "contract", "export", "tune"):
-        others = [path for path in files if not path.is_relative_to(package / stage)]
-        own = f"prepare.{stage}"
+        folder = next(path for path in package.rglob(stage) if path.is_dir())
+        others = [path for path in files if not path.is_relative_to(folder)]
+        own = ".".join(folder.relative_to(tree).parts)
         named = [
             path
             for path in others
@@ -115,7 +116,9 @@ def is_of_sentence(node: ast.AST) -> bool:
 def imports_internals(path: Path) -> bool:
     """Return whether a file imports a module in a package, such as `prepare.stages.verify.metric`."""
     modules = (node.module or "" for node in nodes([path]) if isinstance(node, ast.ImportFrom))
-    return any(re.match(r"prepare\.\w+\.", module) for module in modules)
+    return any(
+        re.match(r"prepare\.((stages|app)\.)?(?!(stages|app)\b)\w+\.", module) for module in modules
+    )
 
 
 def count(path: Path, words: set[str]) -> int:

@@ -7,6 +7,8 @@ import dataclasses
 import itertools
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -26,13 +28,24 @@ __all__ = [
     "ModuleStep",
     "Offer",
     "Step",
-    "Storage",
     "TensorStep",
     "Want",
 ]
 _NAMED = (str, type(None))
 _CONTIGUOUS = {"contiguous_format": "contiguous"}
 PHASES = ("structure", "tensors", "runtime", "inputs")
+# What steps found in a model, for as long as one plan or `apply` lasts.
+MEMO: ContextVar[dict[Any, Any]] = ContextVar("MEMO")
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Keep MEMO for the block."""
+    token = MEMO.set({})
+    try:
+        yield
+    finally:
+        MEMO.reset(token)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,18 +68,6 @@ class Want:
             if type(value) not in _NAMED or value == "contiguous_format":
                 name = plain(value)
                 object.__setattr__(self, side, _CONTIGUOUS.get(name, name))
-
-
-class Storage(NamedTuple):
-    """The form in which a model step stores one tensor: the dtype in the words of an audit, and the bytes.
-
-    Without a dtype the tensor stays as it is, for this `reason`; `is_excluded` if a pattern is the reason.
-    """
-
-    dtype: str | None = None
-    bytes: int = 0
-    reason: str = ""
-    is_excluded: bool = False
 
 
 class Offer(NamedTuple):
@@ -280,14 +281,6 @@ class ModelStep(Step):
     def act(self, model: torch.nn.Module) -> None:
         """Change the targets, in place."""
         raise NotImplementedError
-
-    def stores(self, model: torch.nn.Module) -> Mapping[str, Storage] | None:
-        """Return how this step stores each tensor, by path, or why it leaves it; None if it stores none."""
-        return None
-
-    def nothing_stored(self, model: torch.nn.Module) -> str:
-        """Return the words for a `model` of which `stores` leaves every tensor as it is."""
-        return f"stores no tensor of {type(model).__name__} in another form"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

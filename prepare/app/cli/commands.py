@@ -13,14 +13,13 @@ from typing import TypeVar
 
 from prepare.app.cli.answer import tell
 from prepare.app.job.outcome import DONE
-from prepare.core.utils.files import printable_path, write_text
-from prepare.core.utils.suggest import choose
+from prepare.core.utils.files import write_text
+from prepare.core.utils.taken_out import taken_out
 from prepare.core.utils.text import line, plural, printable
 from prepare.errors import ConfigError, FileError, PrepareError
 
 _WIDEST = 110
-_DOCTOR = "doctor [--device DEVICE] [--seconds N] [--folder FOLDER] [--dry-run]"
-
+_DOCTOR = "doctor [--device DEVICE] [--seconds N]"
 _Read = TypeVar("_Read")
 
 
@@ -43,7 +42,7 @@ def _steps(argv: list[str]) -> int:
     from prepare.registry import STEPS
 
     if unknown := [name for name in argv if name not in STEPS]:
-        raise ConfigError(unknown[0], "no such step", choose(unknown[0], STEPS, noun="steps"))
+        raise ConfigError.of([STEPS.problem(unknown[0])])
     line(steps_text(_width(), argv))
     tell(steps=argv or list(STEPS))
     return DONE
@@ -93,25 +92,21 @@ def _replay(argv: list[str]) -> int:
 
 
 def _doctor(argv: list[str]) -> int:
-    """Examine this machine and write its files; return 1 if something is wrong on it, else 0."""
-    if argv and argv[0] == "share":
-        return _share(argv[1:])
+    """Probe the known issues on this machine; return 1 if something is wrong on it, else 0."""
+    if gone := taken_out(*(f"doctor {word.partition('=')[0]}" for word in argv)):
+        raise ConfigError.of([gone])
     parser = _parser()
     parser.add_argument("--device")
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--folder", default="doctor")
-    parser.add_argument("--dry-run", action="store_true")
     try:
         flags, rest = parser.parse_known_args(argv)
     except ArgumentError as error:
         raise ConfigError("doctor", str(error), _DOCTOR) from error
     if rest:
         key, equals, value = rest[0].partition("=")
-        known = equals and key in ("device", "seconds", "folder")
-        remedy = f"write --{key} {value}" if known else _DOCTOR
+        remedy = f"write --{key} {value}" if equals and key in ("device", "seconds") else _DOCTOR
         raise ConfigError("doctor", f"{rest[0]!r} is not an option", remedy)
     require_packages("rich")
-    from prepare.app.report.pages.page import doctor_page
     from prepare.app.report.terminal.console import stage
     from prepare.app.report.terminal.document import show_document
     from prepare.stages.doctor import examine
@@ -120,35 +115,10 @@ def _doctor(argv: list[str]) -> int:
         diagnosis = examine(
             flags.device,
             seconds=flags.seconds,
-            dry_run=flags.dry_run,
             progress=lambda where, done, count: show(f"probed {done} of {count}: {where}"),
         )
     show_document(diagnosis.document())
-    folder = Path(flags.folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        wrong = f"{printable_path(folder)}: {error.strerror or type(error).__name__}"
-        raise ConfigError("--folder", wrong, "give another") from error
-    diagnosis.save(folder / "doctor.json")
-    write_text(folder / "doctor.html", doctor_page(diagnosis))
-    written = printable_path(folder / "doctor.json")
-    line(f"written: {written}, doctor.html; to share them in an issue: doctor share {written}")
     return diagnosis.exit_code
-
-
-def _share(argv: list[str]) -> int:
-    from prepare.stages.doctor.records import Diagnosis
-
-    if len(argv) > 1:
-        usage = "doctor share [FOLDER/doctor.json]"
-        raise ConfigError("doctor share", f"takes one file, got {len(argv)}", usage)
-    path = Path(argv[0] if argv else "doctor/doctor.json")
-    diagnosis = _read_named(Diagnosis.load, path)
-    shared = path.with_name("doctor-share.json")
-    diagnosis.shared().save(shared)
-    line(f"attach {printable_path(shared)}: it has no paths, names of hosts or commits")
-    return DONE
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
