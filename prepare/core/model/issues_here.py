@@ -93,9 +93,10 @@ class CallIssues:
         """Return the issues that a call has for certain, given the shape of the module's input."""
         cls: Any = type(module)  # a class is hashable, which mypy denies
         kind = (torch_class(cls) or cls).__name__
-        issues = self._by_class.get(kind)
+        if not (issues := self._by_class.get(kind)):
+            return []
         weight = module._parameters.get("weight", vars(module).get("weight"))
-        if not issues or weight is None:
+        if weight is None:
             return []
         if (code := forward_code(module)).repaired or not code.runs_torchs:
             return []
