@@ -15,6 +15,7 @@ from prepare.contract.records import (
     ContractChange,
     ContractCheck,
 )
+from prepare.core.utils.numbers import pace_text
 
 # A time ratio breaks the contract if its whole interval is above the recorded one by this factor.
 _TIME = 1.05
@@ -149,8 +150,8 @@ def _time(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     if after is None:
         yield ContractChange(NOTE, what, "", "not measured")
         return
-    text = f"{before.ratio:.2f} ({before.low:.2f} to {before.high:.2f}) before, "
-    text += f"{after.ratio:.2f} ({after.low:.2f} to {after.high:.2f}) now"
+    text = f"{pace_text(before.ratio, (before.low, before.high))} before, "
+    text += f"{pace_text(after.ratio, (after.low, after.high))} now"
     if before.machine != after.machine:
         yield ContractChange(NOTE, what, "", f"{text}, on another machine")
     elif disturbed := after.disturbed or before.disturbed:

@@ -9,15 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prepare.bench import statistics
+from prepare.core.utils.numbers import pace_text
 from prepare.errors import ModelError
-from prepare.tune.compare_candidates import (
-    CandidateError,
-    CheckResult,
-    Contestant,
-    Standings,
-    pace,
-    pace_text,
-)
+from prepare.tune.compare_candidates import CandidateError, CheckResult, Contestant, Standings
 
 if TYPE_CHECKING:
     from prepare.bench.variant import Clock
@@ -92,7 +86,7 @@ class Race:
                 self._eliminate_slower()
             elif self._start_order.next(self._left()):
                 self._settle()  # makes room
-            elif self._passes(self.standings.simplest()):
+            elif self._passes(self.standings.simplest()) and not self._bring_back():
                 break
         return self._conclude()
 
@@ -101,6 +95,7 @@ class Race:
         base = self.standings.base
         right = [each for each in self.standings.live() if each.checked and each.times]
         right = [each for each in right if each.checked and each.checked.status == "pass"]
+        right = [each for each in right if self.standings.is_better(each)]
         winner = min(right, key=self.standings.speed, default=base)
         for each in self.contestants:
             if not each.status:
@@ -174,6 +169,7 @@ class Race:
         eliminate an unverified recipe at once; that comes back if the winner later fails its verification.
         """
         standings, base = self.standings, self.standings.base
+        self._restore_unprepared()
         while True:
             live = standings.live()
             best = min(live, key=standings.speed)
@@ -188,7 +184,7 @@ class Race:
             self._passes(min(unverified, key=standings.speed))
         for each, faster in losers.items():
             ratio = standings.compared(each, faster)
-            self._eliminate(each, "slower", f"{pace_text(ratio)} than {faster.name}", faster)
+            self._eliminate(each, "slower", f"{pace_text(*ratio)} than {faster.name}", faster)
 
     def _eliminate(
         self, contestant: Contestant, status: str, reason: str, by: Contestant | None = None
@@ -200,21 +196,36 @@ class Race:
     def _restore(self, contestant: Contestant) -> None:
         contestant.status, contestant.reason, contestant.eliminated_by = "", "", None
 
-    def _disqualify(self, contestant: Contestant, status: str, reason: str) -> None:
-        """Drop a contestant that cannot win, and restore those that it had eliminated.
+    def _restore_unprepared(self) -> None:
+        """Restore the unprepared model unless a live recipe is still significantly faster.
 
-        Restore the unprepared model as well, unless its elimination still holds: the recipe that
-        eliminated it is live, or the one that eliminated that recipe, and so on.
+        It runs in every round, so the early ones that eliminated it may be outvoted by later ones.
         """
+        standings = self.standings
+        if standings.base.status and not any(map(standings.is_better, standings.live())):
+            self._restore(standings.base)
+
+    def _bring_back(self) -> bool:
+        """Start those again whose elimination may be noise, while there is time; return whether one runs."""
+        order, came_back = self._start_order, False
+        for each in self.standings.doubtful():
+            left = self._left() - (order.longest_compilation if each.candidate.compiles else 0.0)
+            full = len(self.standings.running()) - 1 >= self._capacity
+            if full or not order.has_time(left):
+                break
+            self._restore(each)
+            each.returned = True
+            self._enter(each)
+            came_back = came_back or not each.status
+        return came_back
+
+    def _disqualify(self, contestant: Contestant, status: str, reason: str) -> None:
+        """Drop a contestant that cannot win, and restore those that it had eliminated."""
         self._eliminate(contestant, status, reason)
         for each in self.contestants:
             if each.eliminated_by is contestant:
                 self._restore(each)
-        proof = self.standings.base
-        while proof.eliminated_by:
-            proof = proof.eliminated_by
-        if proof not in self.standings.live():
-            self._restore(self.standings.base)
+        self._restore_unprepared()
 
     def _passes(self, contestant: Contestant) -> bool:
         """Return whether it passes its verification, which runs once; disqualify it if not."""
@@ -273,9 +284,9 @@ class Race:
                 break
         for each in self.standings.live():
             if each not in (winner, self.second):
-                value = self.standings.compared(each, winner).value
+                ratio = self.standings.compared(each, winner)
                 why = "simpler" if each.candidate.cost > winner.candidate.cost else "faster so far"
-                reason = f"{pace(value)} than {winner.name}, which is {why}"
+                reason = f"{pace_text(*ratio)} than {winner.name}, which is {why}"
                 self._eliminate(each, "not faster", reason)
         return winner
 
@@ -298,8 +309,7 @@ class Race:
     def _win_reason(self, winner: Contestant) -> str:
         if winner is self.standings.base:
             return "no recipe was shown to be correct and faster"
-        ratio = self.standings.ratio(winner)
-        return f"{pace_text(ratio)} than the unprepared model"
+        return f"{pace_text(*self.standings.ratio(winner))} than the unprepared model"
 
     def _state(self) -> str:
         """Say which contestant is ahead and how much time is left."""
@@ -326,12 +336,12 @@ class StartOrder:
         reserved = self.compile_seconds if compiled else 0.0
         first = self._first_in_precision(eager)
         nothing_runs = len(self.standings.running()) == 2
-        if eager and (nothing_runs or self._has_time(left - reserved)):
+        if eager and (nothing_runs or self.has_time(left - reserved)):
             return first or eager[0]
-        if first and self._has_time(left):
+        if first and self.has_time(left):
             return first
         if compiled and (self.standings.is_clear() or left <= reserved):
-            fits = self._has_time(left - self.longest_compilation)
+            fits = self.has_time(left - self.longest_compilation)
             return min(compiled, key=self._compile_order) if fits else None
         return None
 
@@ -348,7 +358,7 @@ class StartOrder:
         }
         return next((each for each in eager if each.candidate.precision not in tried), None)
 
-    def _has_time(self, left: float) -> bool:
+    def has_time(self, left: float) -> bool:
         """Return whether enough rounds with one more contestant fit into `left` seconds."""
         return _WORTHWHILE_ROUNDS * (self.round_seconds() + self.standings.base.seconds) < left
 

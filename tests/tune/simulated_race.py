@@ -4,7 +4,7 @@ import math
 import random
 from collections import Counter
 
-from clocks import Clock, noisy
+from clocks import Clock, bursts, noisy
 from prepare.tune.candidates import Candidate
 from prepare.tune.compare_candidates import CandidateError, CheckResult
 from prepare.tune.race import Race
@@ -32,11 +32,12 @@ class SimulatedRace:
 
     def __init__(
         self, means, *, budget=100.0, spread=0.01, steps=None, checks=(), starts=(), breaks=(),
-        seed=0, capacity=1000, checking=0.0,
+        seed=0, capacity=1000, checking=0.0, disturbed=None,
     ):  # fmt: skip
         self.clock, self.checked, self.alive, self.most = Clock(), [], Counter(), 0
         self._means, self._spread, self._seed, self._checking = means, spread, seed, checking
         self._checks, self._starts, self._breaks = dict(checks), dict(starts), dict(breaks)
+        self._slower = bursts(self.clock, seed, **disturbed) if disturbed else lambda: 1.0
         made = {UNPREPARED: {}} | {name: {"some_step": {}} for name in list(means)[1:]}
         made |= steps or {}
         self.race = Race(
@@ -53,9 +54,9 @@ class SimulatedRace:
         live = [each.name for each in self.race.standings.live()]
         self.most = max(self.most, len({UNPREPARED, *live, candidate.name}))
         order = random.Random(f"{self._seed} {candidate.name}")
-        spent = noisy(self._means[candidate.name], self._spread, order.random())
+        alone = noisy(self._means[candidate.name], self._spread, order.random())
         return ScriptedRunner(
-            self.clock, spent, breaks_at=self._breaks.get(candidate.name, math.inf)
+            self.clock, lambda: alone() * self._slower(), breaks_at=self._breaks.get(candidate.name, math.inf)
         )
 
     def check(self, candidate, runner):

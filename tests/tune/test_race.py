@@ -14,7 +14,7 @@ from simulated_race import FAIL, UNSURE, ScriptedRunner, SimulatedRace
 def test_the_fastest_recipe_wins_and_every_loser_has_a_reason():
     simulated = SimulatedRace({UNPREPARED: 0.1, "quick": 0.08, "slow": 0.0825, "equal": 0.1}).run()
     assert simulated.winner.name == "quick"
-    assert simulated.winner.reason.startswith("1.2x faster (1.2")
+    assert simulated.winner.reason.startswith("1.25x faster (1.2")
     slow = simulated.by_name["slow"]
     assert (slow.status, slow.runner) == ("slower", None)
     assert re.fullmatch(r"1\.0\dx slower \(1\.0\dx to 1\.0\dx\) than quick", slow.reason)
