@@ -5,10 +5,10 @@ import random
 from collections import Counter
 
 from clocks import Clock, bursts, noisy
-from prepare.tune.candidates import Candidate
-from prepare.tune.compare_candidates import CandidateError, CheckResult
-from prepare.tune.race import Race
-from prepare.tune.records import UNPREPARED
+from prepare.stages.tune.candidates import Candidate
+from prepare.stages.tune.compare_candidates import CandidateError, CheckResult
+from prepare.stages.tune.race import Race
+from prepare.stages.tune.records import UNPREPARED
 
 
 class ScriptedRunner:
@@ -56,7 +56,9 @@ class SimulatedRace:
         order = random.Random(f"{self._seed} {candidate.name}")
         alone = noisy(self._means[candidate.name], self._spread, order.random())
         return ScriptedRunner(
-            self.clock, lambda: alone() * self._slower(), breaks_at=self._breaks.get(candidate.name, math.inf)
+            self.clock,
+            lambda: alone() * self._slower(),
+            breaks_at=self._breaks.get(candidate.name, math.inf),
         )
 
     def check(self, candidate, runner):
