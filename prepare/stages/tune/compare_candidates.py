@@ -28,6 +28,8 @@ _RIVAL_CONFIDENCE = 0.8
 _LOOKS = 6
 # From so many rounds on, an interval may rest on the scatter of all ratios; an exact one needs more.
 _FEW_ROUNDS, _EXACT_ROUNDS = 3, 20
+# A recipe that looked slower than this, as a factor, in few rounds is slower: other programs rarely do that.
+_DISTURBED = 2.0
 _UNKNOWN = Estimate(math.inf, None)
 
 
@@ -153,14 +155,20 @@ class Standings:
         return self._ratio(contestant, other, self.confidence if sure else _RIVAL_CONFIDENCE)
 
     def doubtful(self) -> list[Contestant]:
-        """Return those whose elimination may be noise, the most promising first; each comes back once."""
+        """Return those whose elimination may be noise, the most promising first; each comes back once.
+
+        An interval of few rounds does not know how long a disturbance lasts, so it is not trusted.
+        """
         best = min(self.live(), key=self.speed, default=self.base)
         lost = [each for each in self.contestants[1:] if each.status in ("slower", "not faster")]
         ratios = {each: self._surely(each, best) for each in lost if not each.returned}
         found = [
             each
             for each, ratio in ratios.items()
-            if not ratio.interval or (ratio.interval[0] < 1 and ratio.precision > PRECISION)
+            if ratio.value < _DISTURBED
+            and len(each.times) < _EXACT_ROUNDS
+            or not ratio.interval
+            or (ratio.interval[0] < 1 and ratio.precision > PRECISION)
         ]
         return sorted(found, key=lambda each: ratios[each].value)
 

@@ -33,6 +33,9 @@ _COMPILE_PART = 0.6
 _REFUND_PART = 0.5
 # The part of the remaining budget that a search for modules to keep in float32 may use.
 _CORRECT_PART = 0.5
+# Eliminated recipes come back, so many at a time, when the race is clear; or when this part of its budget is
+# left, if that is enough for so many rounds.
+_FINALS_PART, _FINALISTS, _FINAL_ROUNDS = 0.5, 2, 40
 # There has to be time for so many rounds before another contestant is started.
 _WORTHWHILE_ROUNDS = 3
 
@@ -87,6 +90,8 @@ class Race:
         while self._left() > 0:
             self._admit()
             if not self.standings.is_clear():
+                if self._left() < _FINALS_PART * self._budget:
+                    self._bring_back(_FINAL_ROUNDS)
                 self._run_block()
                 self._eliminate_slower()
             elif self._start_order.next(self._left()):
@@ -210,16 +215,19 @@ class Race:
         if standings.base.status and not any(map(standings.is_better, standings.live())):
             self._restore(standings.base)
 
-    def _bring_back(self) -> bool:
-        """Start those again whose elimination may be noise, while there is time; return whether one runs."""
+    def _bring_back(self, rounds: int = _WORTHWHILE_ROUNDS) -> bool:
+        """Start recipes again whose elimination may be noise, if there is time; return whether one runs."""
         order, came_back = self._start_order, False
-        for each in self.standings.doubtful():
+        returned = sum(each.returned for each in self.standings.live())
+        for each in self.standings.doubtful()[: max(_FINALISTS - returned, 0)]:
             left = self._left() - (order.longest_compilation if each.candidate.compiles else 0.0)
             full = len(self.standings.running()) - 1 >= self._capacity
-            if full or not order.has_time(left):
+            if full or not order.has_time(left, rounds):
                 break
             self._restore(each)
             each.returned = True
+            each.times.clear()  # its early rounds are what is in doubt
+            each.parts.clear()
             self._enter(each)
             came_back = came_back or not each.status
         return came_back
@@ -363,9 +371,9 @@ class StartOrder:
         }
         return next((each for each in eager if each.candidate.precision not in tried), None)
 
-    def has_time(self, left: float) -> bool:
-        """Return whether enough rounds with one more contestant fit into `left` seconds."""
-        return _WORTHWHILE_ROUNDS * (self.round_seconds() + self.standings.base.seconds) < left
+    def has_time(self, left: float, rounds: int = _WORTHWHILE_ROUNDS) -> bool:
+        """Return whether so many rounds with one more contestant fit into `left` seconds."""
+        return rounds * (self.round_seconds() + self.standings.base.seconds) < left
 
     def _compile_order(self, contestant: Contestant) -> tuple[float, int, float]:
         """Return a key by which contestants with a compiler are started, the lowest first.
