@@ -9,7 +9,7 @@ from torch import nn
 
 from prepare.core.utils import machine
 from prepare.core.utils.environment import environment
-from prepare.core.utils.machine import MachineWatch, disturbance
+from prepare.core.utils.machine import MachineWatch, disturbance, disturbed_part
 from prepare.pipeline import Pipeline
 
 
@@ -133,3 +133,13 @@ def test_no_plan_warns_of_threads_that_do_not_spin(reason, crowded, monkeypatch)
         name, text = ("_MAPS", "") if reason == "other OpenMP" else ("_LOADAVG", "0 0 0 1/9 1")
         (crowded / name).write_text(text)
     assert not warned()
+
+
+def test_the_part_of_a_machine_is_compared_as_a_number():
+    said = [
+        disturbance({"cores_available": cores, "others": others, "threads": cores})
+        for others, cores in ((9.0, 16), (12.0, 16), (1.9, 2))
+    ]
+    held = [disturbance({"cores_available": 2, "held_back": part}) for part in (0.09, 0.11)]
+    assert sorted([*said, *held], key=disturbed_part) == [*held, *said]
+    assert disturbed_part("") == 0

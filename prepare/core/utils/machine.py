@@ -92,6 +92,14 @@ def disturbance(conditions: Mapping[str, Any]) -> str:
     return ""
 
 
+def disturbed_part(text: str) -> float:
+    """Return the part of the machine that a text of `disturbance` names: 0.8 of `1.6 of 2 cores`."""
+    if cores := re.search(r"([\d.]+) (?:of|on) (\d+) cores", text):
+        return float(cores[1]) / float(cores[2])
+    percent = re.search(r"([\d.]+)\s?%", text)
+    return float(percent[1]) / 100 if percent else 0.0
+
+
 def disturbed_times(conditions: Mapping[str, Any], noise: float | None) -> str:
     """Return what disturbed times; empty if a model that was timed against itself hardly differed.
 

@@ -53,8 +53,8 @@ class Contestant:
 
     `parts` are those of each size of a workload. `seconds` is the shortest time of a turn so far. `status`
     is empty while it can still win; then `reason` says why it lost, and `eliminated_by` is the faster
-    contestant, if it lost to one. `returned` says that it was timed again because its elimination may have
-    been noise. `kept` are the modules that were found to need float32.
+    contestant, if it lost to one. Its times count from the round `since` on, the one in which it came back
+    because its elimination may have been noise. `kept` are the modules that were found to need float32.
     """
 
     candidate: Candidate
@@ -66,7 +66,7 @@ class Contestant:
     status: str = ""
     reason: str = ""
     eliminated_by: Contestant | None = None
-    returned: bool = False
+    since: int = 0
     peak: int | None = None
     first_seconds: float | None = None
     kept: tuple[KeptModule, ...] = ()
@@ -77,10 +77,10 @@ class Contestant:
         return self.candidate.name
 
     def timed(self, size: int | None) -> dict[int, float]:
-        """Return its time in each round: of one call of a size, or of the whole."""
+        """Return its time in each round that counts: of one call of a size, or of the whole."""
         if size is None:
-            return self.times
-        return {number: parts[size] for number, parts in self.parts.items()}
+            return {n: time for n, time in self.times.items() if n >= self.since}
+        return {n: parts[size] for n, parts in self.parts.items() if n >= self.since}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Standings:
         its own few early rounds may not be representative, but in these it was compared with others.
         """
         to_winner = self._ratio(contestant, winner, self.confidence)
-        early = contestant.times and len(contestant.times) < len(winner.times)
+        early = 0 < len(contestant.timed(None)) < len(winner.timed(None))
         if self.base in (winner, contestant) or not early or to_winner == _UNKNOWN:
             return self.ratio(contestant)
         value, interval = self.ratio(winner).value, to_winner.interval
@@ -151,7 +151,7 @@ class Standings:
 
         A contestant that came back is compared with that confidence too.
         """
-        sure = contestant is self.base or contestant.returned
+        sure = contestant is self.base or contestant.since > 0
         return self._ratio(contestant, other, self.confidence if sure else _RIVAL_CONFIDENCE)
 
     def doubtful(self) -> list[Contestant]:
@@ -161,7 +161,7 @@ class Standings:
         """
         best = min(self.live(), key=self.speed, default=self.base)
         lost = [each for each in self.contestants[1:] if each.status in ("slower", "not faster")]
-        ratios = {each: self._surely(each, best) for each in lost if not each.returned}
+        ratios = {each: self._surely(each, best) for each in lost if not each.since}
         found = [
             each
             for each, ratio in ratios.items()
@@ -270,7 +270,7 @@ class Standings:
 
     def summary(self) -> str:
         """Say which live contestant is ahead; empty before the first round."""
-        timed = [each for each in self.live() if each.times]
+        timed = [each for each in self.live() if each.timed(None)]
         if not timed:
             return ""
         return f"{self.best_text(min(timed, key=self.speed))}, "

@@ -144,7 +144,7 @@ class Race:
 
     def _extend_budget_for(self, contestant: Contestant) -> None:
         """Leave enough rounds to a contestant whose compilation or verification took long."""
-        needed = statistics.min_values(self.standings.confidence) + 1 - len(contestant.times)
+        needed = statistics.min_values(self.standings.confidence) + 1 - len(contestant.timed(None))
         seconds = needed * self._start_order.round_seconds()
         self._budget = max(self._budget, self._budget - self._left() + seconds)
 
@@ -218,16 +218,14 @@ class Race:
     def _bring_back(self, rounds: int = _WORTHWHILE_ROUNDS) -> bool:
         """Start recipes again whose elimination may be noise, if there is time; return whether one runs."""
         order, came_back = self._start_order, False
-        returned = sum(each.returned for each in self.standings.live())
+        returned = sum(each.since > 0 for each in self.standings.live())
         for each in self.standings.doubtful()[: max(_FINALISTS - returned, 0)]:
             left = self._left() - (order.longest_compilation if each.candidate.compiles else 0.0)
             full = len(self.standings.running()) - 1 >= self._capacity
             if full or not order.has_time(left, rounds):
                 break
             self._restore(each)
-            each.returned = True
-            each.times.clear()  # its early rounds are what is in doubt
-            each.parts.clear()
+            each.since = self.rounds  # its early rounds are what is in doubt
             self._enter(each)
             came_back = came_back or not each.status
         return came_back
@@ -305,6 +303,8 @@ class Race:
 
     def _conclude(self) -> Contestant:
         for each in self.standings.live():
+            if not each.timed(None):
+                each.since = 0  # it came back, and there was no time for it
             if each is not self.standings.base and not each.times:
                 self._eliminate(each, "not measured", "no time was left to time it")
         winner = self._settle()
@@ -393,7 +393,7 @@ class StartOrder:
             each
             for each in self.standings.contestants
             if each.candidate.eager == contestant.candidate.eager
-            and each.times
+            and each.timed(None)
             and not each.candidate.compiles
         )
         return next(map(self.standings.speed, eager_twins), 1.0)
