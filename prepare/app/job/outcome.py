@@ -24,8 +24,14 @@ from prepare.errors import (
     StepError,
 )
 from prepare.registry import ordered_stages
-from prepare.stages.stage import DONE, FAILED, INTERRUPTED, WRONG, Verdict
-from prepare.stages.stage import NOT_VERIFIED as NOT_VERIFIED  # for those who compare exit codes
+from prepare.stages.stage import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    NOT_VERIFIED,  # noqa: F401  the codes are compared with that of an outcome
+    WRONG,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from prepare.app.job.results import Results
