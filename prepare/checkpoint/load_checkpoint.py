@@ -18,9 +18,10 @@ from prepare.checkpoint.stored_tensor import problem, several
 from prepare.core.model.module_tree import Snapshot
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import words
-from prepare.errors import ConfigError, RefusedError
+from prepare.errors import ConfigError, RefusedError, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.known_issue_checks import KnownIssues, check_known_issues
+from prepare.pipeline.preconditions import fsdp_problems
 from prepare.step import ModuleStep, TensorStep
 
 _CHECKS = ("auto", "always", "never")
@@ -92,6 +93,7 @@ def load(
     if not isinstance(built, nn.Module):
         wrong = f"gave an object of type {type(built).__name__}, which is not a torch.nn.Module"
         raise RefusedError("model", wrong, "give a model, or a function that builds one")
+    raise_problems(RefusedError, fsdp_problems(built))
     missing, unexpected, undo = fill_model(built, opened, pipeline, strict=strict)
     try:
         pipeline.apply(built, known_issues=known_issues)
