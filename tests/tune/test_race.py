@@ -178,7 +178,7 @@ def disturbed_race(seed):
     )
 
 
-@quick_and_full((24, 22), (600, 564))
+@quick_and_full((24, 22), (600, 552))
 def test_no_disturbed_tuning_crowns_a_slower_recipe(races, least):
     right = 0
     for seed in range(races):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from prepare.core.document import USE_RECIPE, Shown
+from prepare.core.document import USE_RECIPE, ReportContext
 from prepare.errors import TuneError
 from prepare.stages.tune import CandidateResult, Tuning
 from prepare.stages.tune.document import tune_charts, tune_document, tune_sentence
@@ -77,7 +77,7 @@ def test_a_busy_machine_is_said_only_if_the_noise_is_large():
 
     def said(noise):
         found = record(environment=busy, noise=noise)
-        document = tune_document(Shown(found={"tune": found}))
+        document = tune_document(ReportContext(found={"tune": found}))
         rows = (*found.rows[1:], replace(found.rows[0], status="not faster"))
         unclear = record(rows=rows, winner=UNPREPARED, environment=busy, noise=noise)
         return document.answers[0].sentence + tune_sentence(unclear)
@@ -98,7 +98,7 @@ def test_a_busy_machine_is_said_only_if_the_noise_is_large():
 def test_only_a_faster_winner_is_ticked_and_advised(ratio, interval, kind, holds):
     rows = record().rows
     found = record(rows=(replace(rows[0], ratio=ratio, ratio_interval=interval), *rows[1:]))
-    document = tune_document(Shown(found={"tune": found}))
+    document = tune_document(ReportContext(found={"tune": found}))
     assert (found.holds, document.answers[0].kind) == (holds, kind)
     assert any(each.answer == USE_RECIPE.answer for each in document.advice) == holds
     (bar,) = [bar for bar in tune_charts(found)[0].rows if bar.label == "bfloat16"]
@@ -111,5 +111,5 @@ def test_the_first_screen_says_that_an_answer_is_cached(winner):
     said = "from the cache, measured on 2026-01-01 at 00:00"
     for cached in (True, False):
         found = record(from_cache=cached, winner=winner)
-        answer = tune_document(Shown(found={"tune": found})).answers[0]
+        answer = tune_document(ReportContext(found={"tune": found})).answers[0]
         assert (said in answer.line, said in answer.remark) == (cached, cached)

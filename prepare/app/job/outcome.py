@@ -23,7 +23,7 @@ from prepare.errors import (
     RefusedError,
     StepError,
 )
-from prepare.registry import ordered_stages
+from prepare.stages.registry import ordered_stages
 from prepare.stages.stage import (
     DONE,
     FAILED,

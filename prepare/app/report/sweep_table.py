@@ -13,7 +13,7 @@ from prepare.app.sweep.ranking import RankedGroup, Ranking, first_timing
 from prepare.core.utils.machine import disturbed_part
 from prepare.core.utils.numbers import doubt, interval_text, seconds, verdict_text
 from prepare.core.utils.text import size
-from prepare.registry import ordered_stages
+from prepare.stages.registry import ordered_stages
 from prepare.stages.stage import Column
 
 if TYPE_CHECKING:
