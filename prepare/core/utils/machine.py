@@ -15,7 +15,7 @@ _STAT = Path("/proc/stat")
 _LIMITS = (Path("/sys/fs/cgroup/cpu.stat"), Path("/sys/fs/cgroup/cpu/cpu.stat"))
 # Fractions from which on a disturbance is reported: cores of other programs for each of our threads,
 # processor time that the host took, time in which a limit stopped all threads.
-_BUSY, _STOLEN, _HELD = 0.1, 0.02, 0.01
+_BUSY, _STOLEN, _HELD = 0.2, 0.02, 0.01
 # The noise, as a factor, from which on a busy machine is worth a word: more than most recipes win.
 _LOUD = 1.05
 # The columns of /proc/stat in which a processor works, and the one in which the host works instead.
