@@ -146,6 +146,7 @@ def test_a_recipe_that_was_slow_in_early_rounds_comes_back(slow):
     times = {UNPREPARED: 1.0, "layout": 0.84, "repair": 0.68}
     simulated = SimulatedRace(times, spread=0.03, budget=900.0, slow_first={slow: (1.7, 8)}).run()
     assert simulated.winner.name == "repair"
+    assert simulated.by_name[UNPREPARED].reason.startswith("1.")
     assert (simulated.by_name["repair"].since > 0) == (slow == "repair")
 
 

@@ -108,7 +108,8 @@ def test_a_cached_winner_that_fails_is_measured_again(timed, tmp_path, monkeypat
     assert "the cached winner channels_last was not used: outputs: off" in again.notes
 
 
-def test_a_cached_winner_that_is_slower_is_not_used(timed, tmp_path):
+def test_a_cached_winner_that_is_slower_is_not_used(timed, tmp_path, monkeypatch):
+    monkeypatch.setattr(caching, "_MAX_NOISE", 100.0)  # on a busy machine there are few rounds
     how = {"cache": tmp_path}
     found_with(timed, {"channels_last": 0.05}, small().eval(), **how)
     (file,) = tmp_path.iterdir()

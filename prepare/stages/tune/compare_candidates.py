@@ -155,22 +155,22 @@ class Standings:
         return self._ratio(contestant, other, self.confidence if sure else _RIVAL_CONFIDENCE)
 
     def doubtful(self) -> list[Contestant]:
-        """Return those whose elimination may be noise, the most promising first; each comes back once.
-
-        An interval of few rounds does not know how long a disturbance lasts, so it is not trusted.
-        """
+        """Return those whose elimination may be noise, the most promising first; each comes back once."""
         best = min(self.live(), key=self.speed, default=self.base)
         lost = [each for each in self.contestants[1:] if each.status in ("slower", "not faster")]
         ratios = {each: self._surely(each, best) for each in lost if not each.since}
         found = [
             each
             for each, ratio in ratios.items()
-            if ratio.value < _DISTURBED
-            and len(each.times) < _EXACT_ROUNDS
+            if self._may_be_disturbed(each, ratio)
             or not ratio.interval
             or (ratio.interval[0] < 1 and ratio.precision > PRECISION)
         ]
         return sorted(found, key=lambda each: ratios[each].value)
+
+    def _may_be_disturbed(self, contestant: Contestant, ratio: Estimate) -> bool:
+        """Return whether an interval of few rounds is not trusted: a disturbance may last longer."""
+        return ratio.value < _DISTURBED and len(contestant.timed(None)) < _EXACT_ROUNDS
 
     def _surely(self, contestant: Contestant, best: Contestant) -> Estimate:
         """Compare with high confidence, through the unprepared model if both ran in too few rounds."""
@@ -195,6 +195,8 @@ class Standings:
         if contestant in (best, self.base):
             return False
         ratio = self.compared(contestant, best)
+        if contestant.since and self._may_be_disturbed(contestant, ratio):
+            return False
         simpler = best is not self.base and contestant.candidate.cost < best.candidate.cost
         slower = ratio.interval is not None and ratio.interval[0] > 1
         slower = slower and (ratio.value > 1 + PRECISION or not simpler)

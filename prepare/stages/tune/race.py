@@ -207,10 +207,7 @@ class Race:
         contestant.status, contestant.reason, contestant.eliminated_by = "", "", None
 
     def _restore_unprepared(self) -> None:
-        """Restore the unprepared model unless a live recipe is still significantly faster.
-
-        It runs in every round, so the early ones that eliminated it may be outvoted by later ones.
-        """
+        """Restore the unprepared model, which runs in every round, unless a live recipe is faster."""
         standings = self.standings
         if standings.base.status and not any(map(standings.is_better, standings.live())):
             self._restore(standings.base)
@@ -316,6 +313,9 @@ class Race:
             again = " again, after the recipe that had eliminated it was dropped"
             reason = f"no time was left to try it{again if each.times else ''}"
             self._eliminate(each, "not measured", reason)
+        if winner is not (base := self.standings.base):  # with all rounds, not the first ones alone
+            ratio = self.standings.compared(base, winner)
+            self._eliminate(base, "slower", f"{pace_text(*ratio)} than {winner.name}", winner)
         winner.status, winner.reason = "winner", self._win_reason(winner)
         return winner
 
