@@ -111,11 +111,12 @@ def compare(
         RefusedError: `amp` is unknown; two models share a tensor; `device` is not available, or a variant
             is on another one; or `within_budget` is set and the calls take too long.
     """
-    from prepare.bench.model_state import check_independent, preserved
+    from prepare.bench.model_state import check_independent, set_mode
     from prepare.bench.session import BenchOptions, BenchSession
     from prepare.bench.variant import Variant, make_pool
     from prepare.core.forward.autocast import check_amp
     from prepare.core.forward.torch_state import isolated
+    from prepare.core.forward.unchanged import unchanged
     from prepare.core.utils.signals import held_interrupts, interruptible
 
     names, formats = list(variants), format or {}
@@ -135,9 +136,10 @@ def compare(
     models = {id(model): model for variant in timed.values() for model in variant.modules}
     session = BenchSession(timed, str(baseline), options, progress, _clock)
     with held_interrupts(), ExitStack() as stack:
-        stack.enter_context(isolated())
+        stack.enter_context(isolated())  # of functions without a model, too
         for model in models.values():
-            stack.enter_context(preserved(model, train=train))
+            stack.enter_context(unchanged(model))
+            set_mode(model, train=train)
         return interruptible(session.run, make_pool(batch, seed=seed), device)
 
 

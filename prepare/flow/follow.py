@@ -22,9 +22,8 @@ from prepare.core.forward.stand_ins import (
     lazy_parameter,
     real_stand_in,
     stand_ins_for,
-    standing_in,
 )
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.issues_here import CallIssues, describe
 from prepare.core.model.module_kinds import class_before_repair, is_repaired
 from prepare.core.utils.signals import held_interrupts, interruptible
@@ -154,11 +153,11 @@ def _watching(
     hooks = _ModuleHooks(watcher, CallIssues(watcher.builder.device.partition(":")[0]))
     watcher.stack.on_enter, watcher.stack.on_exit = hooks.enter, hooks.exit
     with ExitStack() as contexts:
-        contexts.enter_context(isolated())
         contexts.enter_context(eager_if_compiled(model))
+        state = contexts.enter_context(unchanged(model, stand_in=stand_in))
         for tensor in (*model.parameters(), *model.buffers()):
             watcher.states.register(tensor, "weight", "a parameter")
-        for tensor in contexts.enter_context(standing_in(model, stand_in)).values():
+        for tensor in state.stand_ins.values():
             watcher.states.register(tensor, "weight", "a parameter")
         contexts.enter_context(watcher.stack)
         yield

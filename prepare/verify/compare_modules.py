@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from prepare.core.forward.float32_calls import same_casts
 from prepare.core.forward.nested import tensors_in
-from prepare.core.forward.stand_ins import copy_of, standing_in
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.stand_ins import copy_of
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.quantized import quantized_weight, quantizes_inputs
 from prepare.core.utils.process_state import PROCESS_STATE, ignored_warnings
 from prepare.core.utils.signals import held_interrupts, interruptible
@@ -373,8 +373,8 @@ def _consumed(calls: list[RecordedCall]) -> Iterator[RecordedCall]:
 @contextmanager
 def comparable(models: ModelPair, flags: Mapping[str, bool]) -> Iterator[None]:
     """Set the modes of both models and disable dropout; restore them, and random numbers, afterwards."""
-    with isolated(), single_run.numpy_state(), ExitStack() as stack:
+    with ExitStack() as stack:
         for model in (models.reference, models.prepared):
-            stack.enter_context(standing_in(model, lambda tensor: tensor))
+            stack.enter_context(unchanged(model))
             make_deterministic(model, flags)
         yield

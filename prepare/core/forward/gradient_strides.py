@@ -17,9 +17,8 @@ from prepare.core.forward.stand_ins import (
     lazy_parameter,
     real_stand_in,
     stand_ins_for,
-    standing_in,
 )
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.core.utils.wording import step
@@ -81,7 +80,8 @@ def gradient_strides(model: nn.Module, batch: Any, amp: str) -> list[GradientStr
 
 def _gradients(model: nn.Module, batch: Any, amp: str) -> Mapping[str, Tensor | None]:
     """Run one forward and backward on stand-ins; return the gradients by the names of the parameters."""
-    with held_interrupts(), isolated(), eager_if_compiled(model), standing_in(model, real_stand_in):
+    whole = unchanged(model, stand_in=real_stand_in)
+    with held_interrupts(), eager_if_compiled(model), whole:
         args, kwargs = stand_ins_for(arguments(batch), copy_of)
         try:
             with torch.inference_mode(mode=False), torch.enable_grad():

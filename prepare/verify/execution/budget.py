@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from prepare.core.forward.nested import tensors_in
-from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.stand_ins import copy_of, real_stand_in
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.text import size
@@ -176,8 +176,7 @@ def _count(
 ) -> Cost:
     with (
         held_interrupts(may_hang=True),
-        isolated(),
-        standing_in(model, stand_in),
+        unchanged(model, stand_in=stand_in),
         torch.inference_mode(mode=False),
         ignored_warnings(),  # the runs that follow give the same ones
     ):

@@ -6,7 +6,7 @@ import contextlib
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.nested import named_tensors_in
-from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.stand_ins import copy_of, real_stand_in
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.tensors import is_plain
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.signals import held_interrupts, interruptible
@@ -92,7 +92,7 @@ def run_model(
     of float16 outputs are multiplied by `scale`, as a GradScaler does, and all results divided by it.
     """
     result, detector = RunResult(), UnsafeBackwardDetector(model)
-    with held_interrupts(), isolated(), numpy_state(), standing_in(model, stand_in):
+    with held_interrupts(), unchanged(model, stand_in=stand_in):
         make_deterministic(model, flags)
         if repair:
             repair_convolutions(model)
@@ -229,15 +229,3 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
-
-
-@contextlib.contextmanager
-def numpy_state() -> Iterator[None]:
-    """Restore the state of NumPy's random numbers afterwards."""
-    numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy else None
-    try:
-        yield
-    finally:
-        if numpy:
-            numpy.random.set_state(state)
