@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from prepare.core.forward.calling import calling
     from prepare.core.forward.workload import Workload
     from prepare.pipeline import Pipeline
-    from prepare.shortcuts import prepare
+    from prepare.pipeline.shortcuts import prepare
 
 __all__ = ["Pipeline", "Workload", "calling", "prepare", "report"]
 
@@ -17,7 +17,7 @@ _LAZY = {
     "Pipeline": "prepare.pipeline",
     "Workload": "prepare.core.forward.workload",
     "calling": "prepare.core.forward.calling",
-    "prepare": "prepare.shortcuts",
+    "prepare": "prepare.pipeline.shortcuts",
 }
 
 # Without a handler of the application, Python would print warnings of this logger to stderr.
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name == "report":  # the package, which is also the function
-        return importlib.import_module("prepare.report")
+        return importlib.import_module("prepare.app.report")
     if name == "__version__":
         from importlib import metadata
 

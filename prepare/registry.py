@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, dataclass_transform
 
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, StepError, UnknownStepError
-from prepare.stage import Stage, Task
+from prepare.stages.stage import Stage, Task
 from prepare.step import InputStep, ModelStep, ModuleStep, Step, TensorStep
 
 ENTRY_POINTS = "prepare.steps"
@@ -189,8 +189,8 @@ STEPS: Registry[Step] = Registry(
 
 def _stage_modules() -> Iterator[str]:
     """Yield the module of each built-in stage: `stage.py` in a folder of its own."""
-    for path in sorted(Path(__file__).parent.glob("*/stage.py")):
-        yield f"prepare.{path.parent.name}.stage"
+    for path in sorted((Path(__file__).parent / "stages").glob("*/stage.py")):
+        yield f"prepare.stages.{path.parent.name}.stage"
 
 
 STAGES: Registry[Stage] = Registry(

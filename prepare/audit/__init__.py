@@ -15,7 +15,7 @@ from prepare.errors import AuditError
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.plan import Plan
+    from prepare.pipeline.plan import Plan
 
 _KIND = json_records.Kind("prepare.audit", 1, "an audit", "an audit.json", AuditError)
 _SUMMARY = {

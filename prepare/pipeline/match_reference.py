@@ -12,9 +12,9 @@ from prepare.core.model.quantized import is_quantized
 from prepare.core.model.tensors import NamedTensor, identity, named_tensors, stride_of
 from prepare.core.utils.signals import held_interrupts
 from prepare.errors import RefusedError, raise_problems
+from prepare.pipeline.plan import state
 from prepare.pipeline.preconditions import scripted_problems
 from prepare.pipeline.transfer import Move, Transfer
-from prepare.plan import state
 from prepare.steps.repairs import find_repair, repair_names
 
 _Model = TypeVar("_Model", bound=nn.Module)

@@ -17,20 +17,20 @@ from clocks import Clock
 from made_benches import ran
 from made_works import settings, work
 from page_reader import Reader
-from prepare.bench import compare
-from prepare.bench import time_prepared as levels
-from prepare.bench.document import case_sentence
-from prepare.bench.records import Bench
-from prepare.bench.time_prepared import INFERENCE, ONE_SAMPLE, TRAINING, Models, time_models
+from prepare.app.job import build_model, carry_out
+from prepare.app.report.pages.page import run_page
+from prepare.app.report.terminal.console import stage
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
-from prepare.job import build_model, carry_out
 from prepare.pipeline import Pipeline
 from prepare.registry import STAGES
-from prepare.report.pages.page import run_page
-from prepare.report.terminal.console import stage
+from prepare.stages.bench import compare
+from prepare.stages.bench import time_prepared as levels
+from prepare.stages.bench.document import case_sentence
+from prepare.stages.bench.records import Bench
+from prepare.stages.bench.time_prepared import INFERENCE, ONE_SAMPLE, TRAINING, Models, time_models
+from prepare.stages.verify.records import unknown
 from prepare.step import ModelStep
-from prepare.verify.records import unknown
 from small_nets import bits
 
 pytestmark = pytest.mark.usefixtures("quick")

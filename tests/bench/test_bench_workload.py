@@ -9,16 +9,16 @@ from torch import nn
 
 from made_benches import bench, comparison, ran, verified
 from prepare import Workload
-from prepare.bench import compare
-from prepare.bench.document import bench_document
-from prepare.bench.records import Bench, Case, Comparison
-from prepare.bench.stage import BenchStage
-from prepare.bench.time_prepared import Models, time_models
+from prepare.app.job.headline import headline
 from prepare.core.document import Shown, Table
 from prepare.core.forward.call import call_of
 from prepare.core.utils.sizes import Size
-from prepare.job.headline import headline
 from prepare.pipeline import Pipeline
+from prepare.stages.bench import compare
+from prepare.stages.bench.document import bench_document
+from prepare.stages.bench.records import Bench, Case, Comparison
+from prepare.stages.bench.stage import BenchStage
+from prepare.stages.bench.time_prepared import Models, time_models
 
 SMALL, LARGE = Size("batch 1", 10.0, 1), Size("batch 4", 1.0, 4)
 

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from commands import NET, SMALL
-from prepare.cli import main as cli
-from prepare.cli.commands import COMMANDS
-from prepare.job.settings import key_names
+from prepare.app.cli import main as cli
+from prepare.app.cli.commands import COMMANDS
+from prepare.app.job.settings import key_names
 from prepare.registry import STEPS, tasks
 
 GROUPS = ("model", "device", "precision", "memfmt", "input", "export")

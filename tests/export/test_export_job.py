@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from prepare.cli.main import run as command
+from prepare.app.cli.main import run as command
+from prepare.app.report.objects import html
 from prepare.core.document import Shown
-from prepare.export import Export, load_again
-from prepare.export.stage import ExportTask
-from prepare.report.objects import html
+from prepare.stages.export import Export, load_again
+from prepare.stages.export.stage import ExportTask
 
 WORDS = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "flow=none")
 

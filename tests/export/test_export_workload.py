@@ -5,8 +5,8 @@ import torch
 
 from prepare import Workload
 from prepare.core.document import Shown
-from prepare.export import Export, export
-from prepare.export.document import export_document
+from prepare.stages.export import Export, export
+from prepare.stages.export.document import export_document
 from test_export import network
 
 

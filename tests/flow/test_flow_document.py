@@ -13,16 +13,16 @@ from torch import nn
 from flow_checks import Net, cl
 from made_runs import blocks, copied, event, flow_of, hostile_flow, module
 from page_reader import READABLE, READABLE_PICTURE, TEMPLATES, contrast
+from prepare.app.report.charts import cut, width_of
+from prepare.app.report.pages.section import section_body
+from prepare.app.report.render import render
+from prepare.app.report.terminal.run import _outputs
 from prepare.core.document import Shown, Strip, Tree
 from prepare.core.forward.run_example import LayoutCount
 from prepare.errors import FlowError
-from prepare.flow import Flow, observe, predict
-from prepare.flow.document import flow_document, flow_sentence
-from prepare.flow.records import Copy, Remedy
-from prepare.report.charts import cut, width_of
-from prepare.report.pages.section import section_body
-from prepare.report.render import render
-from prepare.report.terminal.run import _outputs
+from prepare.stages.flow import Flow, observe, predict
+from prepare.stages.flow.document import flow_document, flow_sentence
+from prepare.stages.flow.records import Copy, Remedy
 from shown_records import show
 
 
@@ -57,7 +57,7 @@ def test_loading_and_showing_a_flow_needs_no_torch(tmp_path):
     path = tmp_path / "flow.json"
     predict(Net(lambda net, x: x.softmax(1)), cl(2, 4, 8, 8)).save(path)
     code = (
-        "import sys; from prepare.flow.records import Flow; "
+        "import sys; from prepare.stages.flow.records import Flow; "
         f"print(Flow.load({str(path)!r})); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
+from prepare.app.job import build_model, carry_out
 from prepare.core.model.deep_copy import CopyError
-from prepare.flow import Flow
-from prepare.job import build_model, carry_out
 from prepare.pipeline import Pipeline
+from prepare.stages.flow import Flow
 
 FORMAT = ("memfmt=channels_last_3d", "bench=none", "+steps.keep_layout={}")
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from torch import nn
 
-from prepare.job.settings import Settings
+from prepare.app.job.settings import Settings
 from prepare.pipeline import Pipeline
 from prepare.registry import ordered_stages
-from prepare.stage import Work
+from prepare.stages.stage import Work
 
 
 def settings(**given):

@@ -1,8 +1,8 @@
 """Show the record of a stage as the terminal does."""
 
+from prepare.app.report.terminal.document import show_document
 from prepare.core.document import Shown
 from prepare.registry import STAGES
-from prepare.report.terminal.document import show_document
 
 
 def show(stage, record, folder=""):

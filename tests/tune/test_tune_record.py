@@ -7,9 +7,9 @@ import pytest
 
 from prepare.core.document import Shown
 from prepare.errors import TuneError
-from prepare.tune import CandidateResult, Tuning
-from prepare.tune.document import tune_document, tune_sentence
-from prepare.tune.records import UNPREPARED
+from prepare.stages.tune import CandidateResult, Tuning
+from prepare.stages.tune.document import tune_document, tune_sentence
+from prepare.stages.tune.records import UNPREPARED
 from shown_records import show
 
 

@@ -11,13 +11,13 @@ from torch import nn
 from clocks import Clock, noisy
 from prepare import Workload
 from prepare.core.document import Shown, Text
-from prepare.tune import tune
-from prepare.tune.candidates import Candidate
-from prepare.tune.compare_candidates import CheckResult
-from prepare.tune.document import tune_document
-from prepare.tune.race import Race
-from prepare.tune.records import UNPREPARED, ForSizes, Tuning
-from prepare.tune.stage import TuneStage
+from prepare.stages.tune import tune
+from prepare.stages.tune.candidates import Candidate
+from prepare.stages.tune.compare_candidates import CheckResult
+from prepare.stages.tune.document import tune_document
+from prepare.stages.tune.race import Race
+from prepare.stages.tune.records import UNPREPARED, ForSizes, Tuning
+from prepare.stages.tune.stage import TuneStage
 
 
 class SizedRunner:
@@ -129,8 +129,8 @@ def test_every_recipe_is_timed_at_each_size(tuning, tmp_path):
 
 
 def test_a_cached_tuning_is_of_the_same_sizes_and_weights(monkeypatch, tmp_path):
-    monkeypatch.setattr("prepare.tune.cache._MAX_NOISE", 1e9)
-    monkeypatch.setattr("prepare.tune.session.finite", lambda value: 1.0)
+    monkeypatch.setattr("prepare.stages.tune.cache._MAX_NOISE", 1e9)
+    monkeypatch.setattr("prepare.stages.tune.session.finite", lambda value: 1.0)
     found = [
         tune(net(), workload, budget=0.2, cache=tmp_path).from_cache
         for workload in (WORKLOAD, WORKLOAD, Workload(WORKLOAD.examples), WORKLOAD.examples[0])

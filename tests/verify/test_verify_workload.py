@@ -7,10 +7,10 @@ from torch import nn
 
 from prepare import Workload
 from prepare.core.document import Shown
-from prepare.verify import verify
-from prepare.verify.document import verify_document
-from prepare.verify.records import Verification
-from prepare.verify.stage import VerifyStage
+from prepare.stages.verify import verify
+from prepare.stages.verify.document import verify_document
+from prepare.stages.verify.records import Verification
+from prepare.stages.verify.stage import VerifyStage
 
 
 class WrongFrom(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +15,10 @@ from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.compiled import contains_compiled
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import describe
+from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.model.memory_format import FORMATS, satisfied, takes
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
+from prepare.core.utils.signals import held_interrupts, interruptible
 
 if TYPE_CHECKING:
     from prepare.core.forward.example_input import Example
@@ -108,41 +110,37 @@ def _count(calls: list[ConvCall], name: str) -> LayoutCount:
 
 @dataclass(frozen=True)
 class Forward:
-    """The inputs and the output of one forward, in words, and the calls of its convolutions."""
+    """The inputs and the output of one forward, in words, and the calls of its convolutions.
+
+    `changed` holds the attributes and tensors that the forward gave other values, by the names of modules.
+    """
 
     inputs: str
     output: str
     calls: list[ConvCall]
+    changed: Mapping[str, list[str]]
 
 
 def run_example(model: nn.Module, example: Example, *, amp: str = "none") -> Forward:
-    """Run one forward without gradients, under autocast to `amp`, and record its convolutions.
+    """Run one forward under autocast to `amp`, record its convolutions, and restore the model and its input.
 
-    The values of buffers are kept.
+    It runs without gradients or, if it raises so, with them, as a forward that differentiates needs.
 
     Raises:
         ModelError: the forward raised; names the innermost module and the likely cause.
     """
     inputs = describe([*example.args, *example.kwargs.values()])
-    with watch(model) as calls, _keeping_buffers(model):
-        try:
-            with torch.no_grad(), autocast(amp, device_of([model])):
-                output = model(*example.args, **example.kwargs)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise explained(model, error) from error
-    return Forward(inputs, describe(output), calls)
 
+    def run() -> Forward:
+        with held_interrupts(), unchanged(model, example.args, example.kwargs) as state:
+            with watch(model) as calls, autocast(amp, device_of([model])):
+                output = interruptible(model, *example.args, **example.kwargs)
+            words = describe(output)
+        return Forward(inputs, words, calls, state.changed)
 
-@contextmanager
-def _keeping_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore the values of buffers: a forward in training mode updates the running statistics."""
-    training = any(module.training for module in model.modules())
-    before = [(b, b.detach().clone()) for b in model.buffers()] if training else []
     try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, values in before:
-                buffer.copy_(values)
+        return without_gradients(run)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise explained(model, error) from error

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from operator import is_
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from prepare.core.model.tensors import is_plain, stored_values
 from prepare.core.utils.signals import held_interrupts
 from prepare.errors import RefusedError
 
+_T = TypeVar("_T")
 # Containers and objects below an attribute of a module; what is deeper belongs to something else.
 _DEPTH = 7
 # The copies may take this part of the free main memory.
@@ -75,6 +76,23 @@ def unchanged(
         finally:
             with held_interrupts():
                 state.restore()
+
+
+def without_gradients(run: Callable[[], _T]) -> _T:
+    """Return `run()` in no_grad mode or, if it raises so, with gradients.
+
+    A forward that differentiates, as a force field does, raises in no_grad mode. If `run` raises with
+    gradients too, the first error is the model's.
+    """
+    try:
+        with torch.no_grad():
+            return run()
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception:
+        with suppress(Exception), torch.enable_grad():
+            return run()
+        raise
 
 
 class State:

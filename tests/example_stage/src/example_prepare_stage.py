@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from prepare.core.document import Answer, Bar, Bars, Charts, Document, Facts, Shown
-from prepare.stage import Column, Stage, Task, Verdict, Work, key
+from prepare.stages.stage import Column, Stage, Task, Verdict, Work, key
 
 
 @dataclass(frozen=True)
