@@ -9,11 +9,11 @@ from torch import nn
 
 from prepare import checkpoint
 from prepare.audit import audit
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.deep_copy import deep_copy
 from prepare.core.model.module_tree import structure
 from prepare.errors import CheckpointError, RefusedError
 from prepare.pipeline import Pipeline, like
-from prepare.core.forward.unchanged import unchanged
 from prepare.stages.verify import verify
 from random_models import FORMS
 

@@ -36,6 +36,7 @@ from prepare.errors import RefusedError
 _T = TypeVar("_T")
 # Containers and objects below an attribute of a module; what is deeper belongs to something else.
 _DEPTH = 7
+_HOOKS = frozenset(key for key in vars(nn.Module()) if key.endswith("_hooks"))
 # The copies may take this part of the free main memory.
 _PART = 0.5
 
@@ -106,6 +107,7 @@ class State:
         self.stand_ins: dict[int, Tensor] = {}
         self.changed: dict[str, list[str]] = {}
         self._seen: dict[int, Any] = {}
+        self._fixed: set[int] = set()  # tensors of scripted modules, which cannot be replaced
         self._holders: list[Holder] = []
         self._tensors: list[_Held] = []
         self._resets: list[tuple[Place, Callable[[], object]]] = []
@@ -127,8 +129,9 @@ class State:
             if held.gradient is not None:
                 held.tensor.grad = None
         if stand_in is not None:
-            for held in self._tensors[:tensors]:
-                self.stand_ins[id(held.tensor)] = stand_in(held.tensor)
+            for _, tensor, *_ in self._tensors[:tensors]:
+                if id(tensor) not in self._fixed:
+                    self.stand_ins[id(tensor)] = stand_in(tensor)
             for holder in self._holders[:holders]:
                 holder.replace(self._swapped)
         self._copy_memory(values)
@@ -198,12 +201,6 @@ class State:
             self._visit_all(value, place, depth)
         elif isinstance(value, CONTAINERS):
             self._hold(value, place, depth, CONTAINER)
-        elif isinstance(value, MethodType):
-            self._visit_all((value.__self__, value.__func__), place, depth)
-        elif isinstance(value, partial):
-            self._visit_all((value.func, value.args, value.keywords), place, depth)
-        elif isinstance(value, FunctionType):
-            self._visit_function(value, place, depth)
         elif (reset := reset_of(value)) is not None:
             self._resets.append((place, reset))
         elif is_entered(kind):
@@ -233,27 +230,43 @@ class State:
                 self._hold(value, place, None, CONTAINER)
                 for each, held in value.items():
                     self._visit(held, (name, inside or each), depth + 1)
+            elif key in _HOOKS and isinstance(value, dict):
+                self._hold(value, place, None, CONTAINER)
+                for hook in value.values():
+                    self._visit_hook(hook, place, depth)
             elif type(value) not in SIMPLE:
                 self._visit(value, (name, inside or key), depth + 1)
         if isinstance(module, torch.jit.ScriptModule):
-            for each, tensor in (*module.named_parameters(), *module.named_buffers()):
-                self._visit(tensor, (name, inside or each), depth)
-            for each, value, reset in scripted(module):
+            tensors = (*module.named_parameters(), *module.named_buffers())
+            own = ((each, tensor, None) for each, tensor in tensors)
+            for each, value, reset in (*own, *scripted(module)):
+                self._fixed.add(id(value))
                 self._visit(value, (name, inside or each), depth)
-                self._resets.append(((name, inside or each), reset))
+                if reset is not None:
+                    self._resets.append(((name, inside or each), reset))
         for cls in type(module).__mro__:
             if id(cls) not in self._seen and not is_foreign(cls.__module__):
                 self._seen[id(cls)] = cls
                 self._hold(cls, place, depth + 1, CLASS)
 
-    def _visit_function(self, function: FunctionType, place: Place, depth: int) -> None:
-        """Visit what a function of the user's keeps: defaults, closure, and the globals that it names."""
-        if is_foreign(function.__module__):
-            return
-        self._visit_all(function.__defaults__ or (), place, depth)
-        for cell in function.__closure__ or ():
-            self._hold(cell, place, depth, CELL)
-        self._hold(function, place, depth, GLOBALS)
+    def _visit_hook(self, hook: Any, place: Place, depth: int) -> None:
+        """Visit what a hook of the user's keeps: defaults, closure, and the globals that it names.
+
+        Not the functions of a model: what their closures hold is no part of it, and may be why it differs
+        from call to call.
+        """
+        if isinstance(hook, MethodType):
+            self._visit(hook.__self__, place, depth)
+        elif isinstance(hook, partial):
+            self._visit_all((hook.args, hook.keywords), place, depth)
+            self._visit_hook(hook.func, place, depth)
+        elif not isinstance(hook, FunctionType):
+            self._visit(hook, place, depth)
+        elif not is_foreign(hook.__module__):
+            self._visit_all(hook.__defaults__ or (), place, depth)
+            for cell in hook.__closure__ or ():
+                self._hold(cell, place, depth, CELL)
+            self._hold(hook, place, depth, GLOBALS)
 
     # -------------------------------------------------------------------------------------- values
 
