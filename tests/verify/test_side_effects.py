@@ -41,7 +41,7 @@ def test_a_model_that_is_wrong_in_every_second_call_does_not_pass(level, mode, f
     reference, model, pipeline = changed(forward)
     result = verify(reference, model, BATCH, pipeline=pipeline, level=level, mode=mode)
     assert result.status == "cannot tell"
-    assert "the prepared model differs from call to call" in result.reason
+    assert "the prepared model differs between its own calls" in result.reason
 
 
 def test_nan_in_every_second_call_is_named():

@@ -80,7 +80,7 @@ def gradient_strides(model: nn.Module, batch: Any, amp: str) -> list[GradientStr
 
 def _gradients(model: nn.Module, batch: Any, amp: str) -> Mapping[str, Tensor | None]:
     """Run one forward and backward on stand-ins; return the gradients by the names of the parameters."""
-    whole = unchanged(model, stand_in=real_stand_in)
+    whole = unchanged(model, arguments(batch), stand_in=real_stand_in)
     with held_interrupts(), eager_if_compiled(model), whole:
         args, kwargs = stand_ins_for(arguments(batch), copy_of)
         try:

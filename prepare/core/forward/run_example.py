@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.compiled import contains_compiled
@@ -18,7 +20,9 @@ from prepare.core.forward.nested import describe
 from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.model.memory_format import FORMATS, satisfied, takes
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
+from prepare.core.model.tensors import computed_names
 from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.core.utils.text import plural
 
 if TYPE_CHECKING:
     from prepare.core.forward.example_input import Example
@@ -48,6 +52,26 @@ class LayoutCount:
     gave: int
     of: int
     ambiguous: int
+
+
+def own_changes(model: nn.Module, forward: Forward) -> str:
+    """Return a sentence on the values that the model changes in its own calls; empty if there are none.
+
+    Left out are weights that are computed anew, and the running statistics of torch's norms in training.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        left_out = {*computed_names(module)}
+        if module.training and isinstance(module, _NormBase):
+            left_out |= {*module._buffers}
+        if names := [each for each in forward.changed.get(name, ()) if each not in left_out]:
+            found[name or type(module).__name__] = names
+    if not found:
+        return ""
+    first, names = next(iter(found.items()))
+    more = f", and {plural(len(found) - 1, 'more module')}" if len(found) > 1 else ""
+    what = f"{', '.join(names)} of {first}{more}"
+    return f"a call changes values that the model keeps: {what}; the calls of a run are undone"
 
 
 @contextmanager
@@ -119,6 +143,7 @@ class Forward:
     output: str
     calls: list[ConvCall]
     changed: Mapping[str, list[str]]
+    seconds: float
 
 
 def run_example(model: nn.Module, example: Example, *, amp: str = "none") -> Forward:
@@ -133,10 +158,11 @@ def run_example(model: nn.Module, example: Example, *, amp: str = "none") -> For
 
     def run() -> Forward:
         with held_interrupts(), unchanged(model, example.args, example.kwargs) as state:
+            begin = time.perf_counter()
             with watch(model) as calls, autocast(amp, device_of([model])):
                 output = interruptible(model, *example.args, **example.kwargs)
-            words = describe(output)
-        return Forward(inputs, words, calls, state.changed)
+            seconds, words = time.perf_counter() - begin, describe(output)
+        return Forward(inputs, words, calls, state.changed, seconds)
 
     try:
         return without_gradients(run)

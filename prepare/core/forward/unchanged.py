@@ -121,7 +121,9 @@ class State:
         self._visit(inputs, ("", "the input"), 0)
 
     def begin(
-        self, stand_in: Callable[[Tensor], Tensor] | None, values: Callable[[Tensor], bool]
+        self,
+        stand_in: Callable[[Tensor], Tensor] | None = None,
+        values: Callable[[Tensor], bool] = lambda _: True,
     ) -> None:
         """Set gradients aside, replace the tensors of the model, and copy the memory that may change."""
         holders, tensors = self._of_model
@@ -135,6 +137,14 @@ class State:
             for holder in self._holders[:holders]:
                 holder.replace(self._swapped)
         self._copy_memory(values)
+
+    def forget(self, *modules: nn.Module) -> None:
+        """Let these modules keep what they will hold themselves; the modules in them are restored."""
+        owners = {id(part) for module in modules for part in (module, *vars(module).values())}
+        tables = [t for m in modules for t in (*m._parameters.values(), *m._buffers.values())]
+        tensors = {id(tensor) for tensor in tables}
+        self._holders = [held for held in self._holders if id(held.owner) not in owners]
+        self._tensors = [held for held in self._tensors if id(held.tensor) not in tensors]
 
     def restore(self) -> None:
         """Write back what has changed.

@@ -113,6 +113,7 @@ def compare(
             is on another one; or `within_budget` is set and the calls take too long.
     """
     from prepare.core.forward.autocast import check_amp
+    from prepare.core.forward.nested import arguments
     from prepare.core.forward.torch_state import isolated
     from prepare.core.forward.unchanged import unchanged
     from prepare.core.utils.signals import held_interrupts, interruptible
@@ -138,8 +139,9 @@ def compare(
     session = BenchSession(timed, str(baseline), options, progress, _clock)
     with held_interrupts(), ExitStack() as stack:
         stack.enter_context(isolated())  # of functions without a model, too
+        given = () if callable(batch) else arguments(batch)
         for model in models.values():
-            stack.enter_context(unchanged(model))
+            stack.enter_context(unchanged(model, given))
             set_mode(model, train=train)
         return interruptible(session.run, make_pool(batch, seed=seed), device)
 

@@ -93,7 +93,7 @@ def run_model(
     it.
     """
     result, detector = RunResult(), UnsafeBackwardDetector(model)
-    with held_interrupts(), unchanged(model, stand_in=stand_in):
+    with held_interrupts(), unchanged(model, call.args, call.kwargs, stand_in=stand_in):
         make_deterministic(model, flags)
         if repair:
             repair_convolutions(model)
