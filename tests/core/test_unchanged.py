@@ -60,7 +60,7 @@ CALLS = {
     "metric": lambda m, r, p, x: verify(
         r, m, x, pipeline=p, metric=lambda net, given: float(net(given).mean()), max_drop=1.0
     ),
-    "gradient strides": lambda m, r, p, x: gradient_strides(m, p.format(x)),
+    "gradient strides": lambda m, r, p, x: gradient_strides(m, p.format(x), amp="none"),
     "look": look,
     "export": export,
 }
