@@ -42,14 +42,22 @@ class Holder(NamedTuple):
         if not all(map(is_, values, self.values)):
             self.write(self.owner, self.keys, values)
 
-    def restore(self) -> bool:
-        """Hold again what was held; return whether it was anything else."""
+    def restore(self) -> list[str] | None:
+        """Hold again what was held; return the names that held anything else, None if there is no change."""
         keys, values = self.read(self.owner)
         both = (keys, self.keys), (values, self.values)
         if all(len(now) == len(before) and all(map(is_, now, before)) for now, before in both):
-            return False
+            return None
         self.write(self.owner, self.keys, self.values)
-        return True
+        now, before = _by_name(keys, values), _by_name(self.keys, self.values)
+        return [
+            key for key in {**before, **now} if key not in before or now.get(key) is not before[key]
+        ]
+
+
+def _by_name(keys: list[Any], values: list[Any]) -> dict[str, Any]:
+    pairs = zip(keys, values, strict=False)  # those of a list have no keys
+    return {key: value for key, value in pairs if isinstance(key, str) and key != "__class__"}
 
 
 def _base(container: Any) -> Any:

@@ -17,7 +17,7 @@ from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.compiled import contains_compiled
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import describe
-from prepare.core.forward.unchanged import unchanged, without_gradients
+from prepare.core.forward.unchanged import OF_HOOKS, unchanged, without_gradients
 from prepare.core.model.memory_format import FORMATS, satisfied, takes
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import computed_names
@@ -61,7 +61,7 @@ def own_changes(model: nn.Module, forward: Forward) -> str:
     """
     found = {}
     for name, module in model.named_modules():
-        left_out = {*computed_names(module)}
+        left_out = {*computed_names(module), *vars(nn.Module()), OF_HOOKS}
         if module.training and isinstance(module, _NormBase):
             left_out |= {*module._buffers}
         if names := [each for each in forward.changed.get(name, ()) if each not in left_out]:

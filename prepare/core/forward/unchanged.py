@@ -36,6 +36,7 @@ from prepare.errors import RefusedError
 _T = TypeVar("_T")
 # Containers and objects below an attribute of a module; what is deeper belongs to something else.
 _DEPTH = 7
+OF_HOOKS = "its hooks"
 _HOOKS = frozenset(key for key in vars(nn.Module()) if key.endswith("_hooks"))
 # The copies may take this part of the free main memory.
 _PART = 0.5
@@ -153,8 +154,11 @@ class State:
             RefusedError: the call wrote into a parameter of which there is no copy.
         """
         for holder in self._holders:
-            if holder.restore():
-                self._note(holder.place)
+            if (names := holder.restore()) is not None:
+                name, inside = holder.place
+                # The tables of a module hold its own names, a container in an attribute others.
+                for each in [inside] if inside else names:
+                    self._note((name, each))
         for place, reset in self._resets:
             if reset():
                 self._note(place)
@@ -173,6 +177,9 @@ class State:
                 if not torch.equal(_bits_of(storage).cpu(), values):
                     _bits_of(storage).copy_(values)
                     self._note(place)
+        self._check_not_copied()
+
+    def _check_not_copied(self) -> None:
         lost = [place for place, tensor, before in self._not_copied if tensor._version != before]
         if lost:
             wrong = "is written by a forward, and the free memory does not hold a copy to restore"
@@ -181,7 +188,7 @@ class State:
 
     def _note(self, place: Place) -> None:
         names = self.changed.setdefault(place[0], [])
-        if place[1] and place[1] not in names:
+        if place[1] not in names:
             names.append(place[1])
 
     def _swapped(self, value: Any) -> Any:
@@ -243,7 +250,7 @@ class State:
             elif key in _HOOKS and isinstance(value, dict):
                 self._hold(value, place, None, CONTAINER)
                 for hook in value.values():
-                    self._visit_hook(hook, place, depth)
+                    self._visit_hook(hook, (name, OF_HOOKS), depth)
             elif type(value) not in SIMPLE:
                 self._visit(value, (name, inside or key), depth + 1)
         if isinstance(module, torch.jit.ScriptModule):
