@@ -15,7 +15,6 @@ from prepare import Workload
 from prepare.core.forward import unchanged as module
 from prepare.core.forward.call import Call
 from prepare.core.forward.example_input import Example
-from prepare.core.forward.gradient_strides import gradient_strides
 from prepare.core.forward.run_example import own_changes, run_example
 from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.errors import GuardError, ModelError, RefusedError
@@ -61,7 +60,6 @@ CALLS = {
     "metric": lambda m, r, p, x: verify(
         r, m, x, pipeline=p, metric=lambda net, given: float(net(given).mean()), max_drop=1.0
     ),
-    "gradient strides": lambda m, r, p, x: gradient_strides(m, p.format(x), amp="none"),
     "look": look,
     "export": export,
 }

@@ -87,7 +87,7 @@ def run_model(
     module; `dtype` is the default dtype of tensors that the model creates; `context` is entered around
     forward and backward. With `compiled` the model runs as it will be used: in no_grad mode if there is no
     backward, with its own random numbers and dropout. `repair` and `skip_unsafe_backward` concern
-    convolutions whose backward may overwrite memory, see `prepare.stages.verify.execution.memory_safety`:
+    convolutions whose backward may overwrite memory, see `prepare.stages.verify.execution.hooks`:
     repair them, or skip the backward. The forward runs under autocast to `amp`, or without autocast. The
     gradients of float16 outputs are multiplied by `scale`, as a GradScaler does, and all results divided by
     it.
