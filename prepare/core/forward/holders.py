@@ -112,7 +112,7 @@ def _dict_of(owner: Any) -> dict[str, Any]:
 
 
 @cache
-def _slots(kind: type) -> tuple[Any, ...]:
+def _slots(kind: Any) -> tuple[Any, ...]:
     heap = [cls for cls in kind.__mro__ if cls.__flags__ & _HEAP_TYPE]
     found = (value for cls in heap for value in vars(cls).values())
     return tuple(value for value in found if isinstance(value, MemberDescriptorType))
@@ -168,7 +168,7 @@ def is_foreign(module: str | None) -> bool:
 
 
 @cache
-def is_entered(kind: type) -> bool:
+def is_entered(kind: Any) -> bool:
     """Return whether objects of a class may be a part of a model: not those of torch and of Python."""
     if kind is SimpleNamespace:
         return True

@@ -330,8 +330,9 @@ def _storages(tensor: Tensor) -> Iterator[Any]:
         return
     # Some layouts have no storage; on the meta device it has no memory.
     with suppress(NotImplementedError, RuntimeError), torch._C.DisableTorchFunctionSubclass():
-        if not tensor.is_meta:
-            yield stored_values(tensor).untyped_storage()
+        storage = stored_values(tensor).untyped_storage()
+        if storage.device.type != "meta":
+            yield storage
 
 
 def _bits_of(storage: Any) -> Tensor:
