@@ -84,7 +84,7 @@ def _fill(container: Any, keys: list[Any], values: list[Any]) -> None:
 def _attributes(owner: Any) -> _Content:
     """Return the class of an object, its slots, and its attributes."""
     keys, values = ["__class__"], [type(owner)]
-    for slot in _slots(type(owner)):
+    for slot in _slots(type(owner)):  # type: ignore[arg-type]
         with suppress(AttributeError):  # it has no value
             values.append(slot.__get__(owner))
             keys.append(slot)

@@ -220,7 +220,7 @@ class State:
             self._hold(value, place, depth, CONTAINER)
         elif (reset := reset_of(value)) is not None:
             self._resets.append((place, reset))
-        elif is_entered(kind):
+        elif is_entered(kind):  # type: ignore[arg-type]
             self._hold(value, place, depth, OBJECT)
 
     def _visit_all(self, values: Iterable[Any], place: Place, depth: int) -> None:

@@ -79,12 +79,12 @@ def _repeat(
         return again
     allowed = {item.name: item.allowed for item in compared}
     last, end = again, runner.budget.spent() + _PART * runner.budget.seconds
-    for call in range(_MORE_CALLS):
+    for left in reversed(range(_MORE_CALLS + 1)):
         if moved := list(_moved(runner, results.prepared, last, allowed)):
             worst = max(moved, key=lambda item: item.excess)
             by = worst.note or f"by {worst.error:.2g} of its scale"
             raise CannotTellError(f"{_UNSTABLE}: {worst.name} {by}")
-        if call and runner.budget.spent() > end:
+        if not left or runner.budget.spent() > end:
             break
         last = runner.run_prepared(case.call, backward=False)
     return again
