@@ -199,9 +199,9 @@ def test_the_command_prints_the_findings_and_exits_with_1(tmp_path, capsys, monk
         (["--colour"], "doctor: '--colour' is not an option; doctor [--device DEVICE]"),
         (["seconds=20"], "'seconds=20' is not an option; write --seconds 20"),
         (["--seconds", "soon"], "doctor: argument --seconds: invalid float value: 'soon'"),
-        (["share"], "doctor: share was taken out; use what `doctor` prints"),
-        (["--folder=x"], "doctor: --folder=x was taken out; use what `doctor` prints"),
-        (["--dry-run"], "doctor: --dry-run was taken out; use --device cpu"),
+        (["share"], "doctor share: was taken out; use what `doctor` prints"),
+        (["--folder=x"], "doctor --folder: was taken out; use what `doctor` prints"),
+        (["--dry-run"], "doctor --dry-run: was taken out; use doctor --device cpu"),
     ],
 )
 def test_wrong_words_give_one_line_and_exit_code_2(words, message, capsys, monkeypatch):

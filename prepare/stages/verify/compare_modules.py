@@ -22,7 +22,6 @@ from prepare.core.forward.float32_calls import same_casts
 from prepare.core.forward.nested import tensors_in
 from prepare.core.forward.stand_ins import copy_of
 from prepare.core.forward.unchanged import unchanged
-from prepare.core.model.quantized import quantized_weight, quantizes_inputs
 from prepare.core.utils.process_state import PROCESS_STATE, ignored_warnings
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.core.utils.text import first_line
@@ -138,8 +137,6 @@ def _compare_all(
     runner: Runner, calls: list[RecordedCall], comparer: ModuleComparer, found: ModuleDifferences
 ) -> None:
     models = runner.models
-    weights = {n: quantized_weight(m) for n, m in models.prepared.named_modules()}
-    rounding = {name for name, w in weights.items() if w is not None and quantizes_inputs(w)}
     losing = {loss.tensor.rpartition(".")[0] for loss in cast_losses(models.pairs)}
     with comparable(models, runner.flags):
         for recorded in _consumed(calls):
@@ -151,8 +148,6 @@ def _compare_all(
                     raise TimeoutError("no time was left; raise verify.seconds")
                 if name in models.rewritten:
                     continue
-                if name in rounding:
-                    raise ValueError("it rounds its inputs to int8")
                 found.add(name, comparer.compare(recorded))
                 if name in losing and name not in found.by_loss:
                     found.by_loss[name] = comparer.error_by_loss(recorded)
@@ -265,13 +260,13 @@ class ModuleComparer:
 
         Also return the scales of its gradients.
         """
-        run = self._in_float64(call, self.models.alone_stand_in)
+        run = self._in_float64(call, self.models.baseline_stand_in)
         result = run.run(call, backward=self.backward)
         return result, run.scales(result)
 
     def error_by_loss(self, call: RecordedCall) -> float:
         """Return how far its outputs are off by the precision of its weights alone."""
-        kinds = (lambda tensor: tensor), self.models.alone_stand_in
+        kinds = (lambda tensor: tensor), self.models.baseline_stand_in
         right, rounded = (
             self._in_float64(call, kind).run(call, backward=False).outputs.values()
             for kind in kinds
@@ -298,7 +293,7 @@ class ModuleComparer:
         run = self._lone(
             models.reference,
             call,
-            models.alone_stand_in,
+            models.baseline_stand_in,
             single_run.contiguous,
             repair=models.dtype == torch.bfloat16,
             amp=models.amp,
