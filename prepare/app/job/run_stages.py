@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from prepare.audit import audit
 from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_examples
 from prepare.core.forward.nested import arguments
-from prepare.core.forward.run_example import Forward, count_layouts, run_example
+from prepare.core.forward.run_example import count_layouts, own_changes, run_example
 from prepare.core.forward.workload import Workload, head_of, naming
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.progress import stage_if
@@ -229,19 +228,18 @@ def _run_example(work: StageContext) -> tuple[ExampleRun | None, float | tuple[f
         with work.progress("compiling at the first call"):
             run_example(work.model, work.formatted, amp=work.amp)
 
-    def timed(formatted: Example) -> tuple[Forward, float]:
-        start = time.perf_counter()
-        forward = run_example(work.model, formatted, amp=work.amp)
-        return forward, time.perf_counter() - start
-
     took: float | tuple[float, ...]
     with work.progress("running the example input"):
-        forward, took = timed(work.formatted)
+        forward = run_example(work.model, work.formatted, amp=work.amp)
+        took = forward.seconds
         if isinstance(work.workload, Workload):
             took = ()
             for size, example in work.workload:
                 with naming(size):
-                    took += (timed(_formatted(example, work.pipeline))[1],)
+                    formatted = _formatted(example, work.pipeline)
+                    took += (run_example(work.model, formatted, amp=work.amp).seconds,)
+    if note := own_changes(work.model, forward):
+        work.notes.append(note)
     formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}
     convolutions = count_layouts(forward.calls, formats)
     return ExampleRun(forward.inputs, forward.output, convolutions), took

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.input_formatter import FormatHook
 from prepare.core.forward.nested import map_tensors, tensors_in
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.tensors import name_of
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.registry import STEPS
@@ -135,7 +136,7 @@ def with_format(
     wrapped = WithFormat(model, formatter, strides=strides)
     if formatter.dtype is not None or (strides and formatter.formats):
         return wrapped, True
-    with torch.no_grad():
+    with unchanged(model, call.args, call.kwargs), torch.no_grad():
         plain = is_plain_output(model(*call.args, **call.kwargs))
     return (model if plain else wrapped), False
 
@@ -149,7 +150,7 @@ def capture(model: nn.Module, call: Call, dynamic: Sequence[int]) -> torch.expor
         return dict.fromkeys(_changing(value, call, dynamic), torch.export.Dim.DYNAMIC) or None
 
     shapes = pytree.tree_map(marks, _bound(model, call)) if dynamic else None
-    with ignored_warnings(), torch.no_grad():
+    with unchanged(model, call.args, call.kwargs), ignored_warnings(), torch.no_grad():
         return torch.export.export(
             model, call.args, call.kwargs, dynamic_shapes=shapes, strict=False
         )

@@ -84,9 +84,9 @@ def tune(
     """Time recipes against each other on copies of `model`, and return the best; `model` is not changed.
 
     All candidates run in every round, in random order, and are compared by the ratios of their times
-    within rounds (see `prepare.bench`). A recipe that is probably slower than the best one is eliminated;
-    the unprepared model only if a recipe is significantly faster. The race ends when the ratios of the
-    remaining candidates are precise, or when the budget is spent.
+    within rounds (see `prepare.stages.bench`). A recipe that is probably slower than the best one is
+    eliminated; the unprepared model only if a recipe is significantly faster. The race ends when the
+    ratios of the remaining candidates are precise, or when the budget is spent.
 
     A recipe can only win if its results are correct. It is verified against the unprepared model (see
     `prepare.verify`) before it eliminates that model, and before it wins; if it fails, it is dropped, and

@@ -92,9 +92,15 @@ class CaseComparison:
         except CannotTellError as reason:
             return [self.check("outputs", "cannot tell", note=str(reason))]
         except PreparedModelError as error:
+            if self._forward_alone(f"the backward of the prepared model raises: {error}"):
+                return self.checks()
             self.raised = str(error)
             return [self.check("forward", "fail", note=self.raised)]
         except Exception as error:  # raised by the reference's own code
+            raise_if_out_of_memory(error)
+            explanation = explained(self.models.reference, error)
+            if self._forward_alone(f"the backward of the reference raises: {explanation}"):
+                return self.checks()
             return [self._reference_raised(error)]
         self.differences = {
             kind: self.models.compare(results, kind) for kind in self._kinds(results)
@@ -110,6 +116,13 @@ class CaseComparison:
         checks = without_outputs(self, without_proof(self, checks, alone), alone)
         failed = [self.check(kind, "fail", worst=name, note=note) for kind, name, note in found]
         return checks + alone + failed
+
+    def _forward_alone(self, reason: str) -> bool:
+        """In mode eval, compare without the backward, which may be what raised; False if that was done."""
+        if not self._has_backward or self.mode == "train":
+            return False
+        self._unaffordable = reason
+        return True
 
     def _judged(self, results: RunResults) -> list[Check]:
         return [self._judge(kind, results) for kind in self.differences if kind in RESULT_FIELDS]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from prepare.stages.verify.execution.budget import Budget, Cost
     from prepare.stages.verify.inputs import VerificationCase
 
-# Exact runs by case and training flags, each with its dtype.
-ExactRuns = dict[Any, tuple[torch.dtype, RunResult]]
+# Exact runs by case and training flags, each with its dtype, and whether one in float64 raised.
+ExactRuns = dict[Any, tuple[torch.dtype, bool, RunResult]]
 _Context = AbstractContextManager | None
 # The factor of gradients under autocast to float16: that of GradScaler, and smaller if they overflow.
 _FIRST_SCALE, _BACKOFF = 2.0**16, 2.0**8
@@ -265,8 +265,8 @@ class Runner:
         key = (case.mode, case.inputs, shapes, case.outputs_only, *self.flags.items())
         if key not in self.exact_runs:
             result = self.run_exact(call)
-            self.exact_runs[key] = self.exact_dtype, result
-        self.exact_dtype, result = self.exact_runs[key]
+            self.exact_runs[key] = self.exact_dtype, self.exact_raised, result
+        self.exact_dtype, self.exact_raised, result = self.exact_runs[key]
         return result
 
     def run_exact(self, call: Call) -> RunResult:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.nested import named_tensors_in
-from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.stand_ins import copy_of, real_stand_in
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.tensors import is_plain
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.signals import held_interrupts, interruptible
@@ -87,13 +87,13 @@ def run_model(
     module; `dtype` is the default dtype of tensors that the model creates; `context` is entered around
     forward and backward. With `compiled` the model runs as it will be used: in no_grad mode if there is no
     backward, with its own random numbers and dropout. `repair` and `skip_unsafe_backward` concern
-    convolutions whose backward may overwrite memory, see `prepare.stages.verify.execution.memory_safety`:
+    convolutions whose backward may overwrite memory, see `prepare.stages.verify.execution.hooks`:
     repair them, or skip the backward. The forward runs under autocast to `amp`, or without autocast. The
     gradients of float16 outputs are multiplied by `scale`, as a GradScaler does, and all results divided by
     it.
     """
     result, detector = RunResult(), UnsafeBackwardDetector(model)
-    with held_interrupts(), isolated(), numpy_state(), standing_in(model, stand_in):
+    with held_interrupts(), unchanged(model, call.args, call.kwargs, stand_in=stand_in):
         make_deterministic(model, flags)
         if repair:
             repair_convolutions(model)
@@ -230,15 +230,3 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
-
-
-@contextlib.contextmanager
-def numpy_state() -> Iterator[None]:
-    """Restore the state of NumPy's random numbers afterwards."""
-    numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy else None
-    try:
-        yield
-    finally:
-        if numpy:
-            numpy.random.set_state(state)
