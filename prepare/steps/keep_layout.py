@@ -28,8 +28,8 @@ class KeepLayout(ForChannelsLast):
     them into its recipe, as `Pipeline.apply(model, example=batch)` does; without an example, all calls of
     `pad`, `cat`, `stack`, `clone`, `repeat`, `repeat_interleave`, `interpolate`, `avg_pool3d`, `where`,
     `softmax` and `zeros_like`. A replaced call has the same values; it returns channels-last if its operands
-    are in it; for all else it is torch's own call. A call with other arguments than torch's usual ones (`out`,
-    `axis`) is left alone, and so is a method whose file has been changed since it was loaded.
+    are in it; for all else it is torch's own call. A call with rarer arguments (`out`, `axis`) is left alone,
+    and so is a method whose file has been changed since it was loaded.
     `.contiguous()`, `.view()`, `.reshape()`, `.flatten()`, `sum`, `einops.rearrange`, `+` and `*` are taken
     only if they are named. The module's class becomes a subclass of the same name with rewritten methods; the
     module keeps its identity, hooks and state_dict, and can be copied, pickled, compiled and trained.
@@ -82,7 +82,9 @@ class KeepLayout(ForChannelsLast):
                 where = name or type(module).__name__
                 if not call.operator and call.obstacle not in changed:
                     changed.add(call.obstacle)
-                    yield Problem(where, f"keep_layout replaces no call in {call.method}", call.obstacle)
+                    yield Problem(
+                        where, f"keep_layout replaces no call in {call.method}", call.obstacle
+                    )
             foreign = {
                 call.method: foreign_method(module, call.method)
                 for call in find_calls(type(module))
@@ -90,7 +92,9 @@ class KeepLayout(ForChannelsLast):
             }
             for method, runs in foreign.items():
                 if runs is not None:
-                    wrong = f"keep_layout replaces no call in {method}: another one lies on the object"
+                    wrong = (
+                        f"keep_layout replaces no call in {method}: another one lies on the object"
+                    )
                     remedy = "prepare the model first, then add hooks to it"
                     yield Problem(where, wrong, remedy)
 

@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from keeping_nets import (
-    Attending,
     CausalConv,
     Chunked,
     Decorated,

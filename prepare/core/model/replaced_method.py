@@ -18,7 +18,7 @@ class ReplacedMethod:
     `step` is the step that has put it there.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         module: Any,
         name: str,

@@ -96,9 +96,7 @@ def _owners(cls: type) -> Iterator[type]:
 
 
 @lru_cache(maxsize=8192)
-def _calls_in(
-    owner: type, method: str, defined: FunctionType, _: CodeType
-) -> tuple[CodeCall, ...]:
+def _calls_in(owner: type, method: str, defined: FunctionType, _: CodeType) -> tuple[CodeCall, ...]:
     source = method_source(owner, method)
     if source is None:
         return ()
@@ -143,10 +141,10 @@ def operator_of(node: ast.AST, source: MethodSource) -> str | None:
         operator = FUNCTIONS.get(found) if isinstance(found, Hashable) else None
     elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
         operator = node.func.attr
-    return operator if operator and _is_served(operator, node, found is None) else None
+    return operator if operator and _is_served(operator, node, is_method=found is None) else None
 
 
-def _is_served(operator: str, node: ast.Call, is_method: bool) -> bool:
+def _is_served(operator: str, node: ast.Call, *, is_method: bool) -> bool:
     """Return whether the operator has the arguments of a call, as it is written."""
     if any(keyword.arg is None for keyword in node.keywords):
         return False
