@@ -3,6 +3,7 @@
 import abc
 import copy
 import pickle
+from typing import ClassVar
 
 import pytest
 import torch
@@ -251,3 +252,24 @@ def test_parametrized_subclasses_get_their_weight_repaired_only():
     assert not CONV3D.fits(model[0])
     assert not CONV3D.cannot_reach(model[0])
     assert find_repair("computed_weight").fits(model[0])
+
+
+class Counted(nn.Conv3d):
+    """Counts its subclasses."""
+
+    seen: ClassVar[list[str]] = []
+
+    def __init_subclass__(cls):
+        cls.seen.append(cls.__name__)
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+def test_a_registry_of_classes_does_not_see_a_repair():
+    model = nn.Sequential(Counted(4, 8, 3))
+    Pipeline.from_config(STEPS).apply(model, known_issues="ignore")
+    assert CONV3D.is_repaired(model[0])
+    assert isinstance(model[0], Counted)
+    assert Counted.seen == []
+    assert type(model[0]).__bases__[0] is Counted
