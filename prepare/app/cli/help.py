@@ -13,14 +13,15 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from prepare.app.cli.commands import USAGES
+from prepare.app.cli.flags import USAGES
 from prepare.app.job.record import shown_files
 from prepare.app.job.settings import ADDED_GROUP, group_names, key_names, level_names
 from prepare.core.utils.folders import conf_dir
 from prepare.core.utils.options import describe, plain
 from prepare.core.utils.suggest import listed, nearest
 from prepare.errors import ConfigError, PrepareError
-from prepare.registry import STEPS, ordered_stages, tasks
+from prepare.registry import STEPS
+from prepare.stages.registry import ordered_stages, tasks
 
 if TYPE_CHECKING:
     from prepare.step import Step
