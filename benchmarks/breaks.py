@@ -9,7 +9,7 @@ Where calls are replaced, outputs and gradients are verified. Writes `results/br
 
 With `--real`: the video networks in the configurations of their library, at batch 1, not verified. Writes
 `results/breaks_real.json`. With `--only`: the networks with this in their name, not verified, printed alone;
-and as they would be if repaired norms copied samples of fewer elements than `--norm-elements` (12,288 as it is).
+and as they would be if repaired norms copied samples of fewer than `--norm-elements`, in place of 12,288.
 """
 
 import argparse

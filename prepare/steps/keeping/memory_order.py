@@ -1,4 +1,4 @@
-"""What the operators of keep_layout share: which tensors they serve, and how these lie in memory."""
+"""Recognise the tensors that the operators of keep_layout serve, and how these lie in memory."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class _File(NamedTuple):
 def _parsed(text: str) -> _File:
     functions: dict[tuple[int, str], ast.FunctionDef] = {}
     imported: set[str] = set()
-    pending: list[tuple[ast.AST, bool]] = [(ast.parse(text), True)]
+    pending: list[tuple[Any, bool]] = [(ast.parse(text), True)]
     for node, is_outside in pending:
         if isinstance(node, ast.FunctionDef):
             first = min(each.lineno for each in (node, *node.decorator_list))
