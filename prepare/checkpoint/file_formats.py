@@ -167,7 +167,9 @@ def _is_state(content: Any) -> bool:
         and all(isinstance(name, str) for name in content)
         and (
             any(isinstance(value, Tensor) for value in content.values())
-            or (not content and hasattr(content, "_metadata"))  # the state of a model without tensors
+            or (
+                not content and hasattr(content, "_metadata")
+            )  # the state of a model without tensors
         )
     )
 

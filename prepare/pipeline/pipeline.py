@@ -160,7 +160,8 @@ class Pipeline:
         with held_interrupts(may_hang=True), paused_collector(), remembering():
             work = survey(model, self._phases, known_issues, amp)
             errors = [*work.table.errors, *_known_errors(work.issues)]
-            remarks = [note for step in self.steps.values() for note in step.remarks(work.model)]
+            bound = [step.bind(self.steps.values()) for step in self.steps.values()]
+            remarks = [note for step in bound for note in step.remarks(work.model)]
             warned = [
                 match.problem()
                 for match in work.issues

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from prepare.core.model.replaced_method import replaced_methods
 from prepare.core.model.tensors import is_strided, named_modules, named_tensors
 
 # A subclass may not allow changes or copies (diffusers' configurations are frozen dictionaries).
@@ -35,6 +36,8 @@ def copy_tree(
     tables: tuple[dict[str, Any], ...] = (clone._parameters, clone._buffers)
     for table in tables:
         table.update((name, tensor(held)) for name, held in table.items() if held is not None)
+    for name, method in replaced_methods(clone):
+        vars(clone)[name] = method.bound_to(clone)
     for name, child in module._modules.items():
         if child is not None:
             clone._modules[name] = copy_tree(child, tensor, _copied=copied)
