@@ -1,6 +1,6 @@
 """Prepare a model from the command line: `python run.py --help`."""
 
-from prepare.cli.main import main
+from prepare.app.cli.main import main
 
 # The shell completion of Hydra completes only files that hold the word @hydra.main.
 

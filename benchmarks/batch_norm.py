@@ -17,9 +17,9 @@ import busy  # first: it sets how torch's threads wait
 import torch
 from torch import Tensor, nn
 
-from prepare.bench import compare
 from prepare.core.utils.environment import environment
 from prepare.pipeline import Pipeline
+from prepare.stages.bench import compare
 
 SHAPES = [
     (2, 64, 128, 128),

@@ -25,10 +25,10 @@ from zoo_networks import NETWORKS, Network
 
 from prepare.core.utils.environment import environment
 from prepare.core.utils.text import first_line
-from prepare.flow import Flow, predict
 from prepare.pipeline import Pipeline
+from prepare.stages.flow import Flow, predict
+from prepare.stages.verify import verify
 from prepare.steps.keeping.choose_calls import choose_calls
-from prepare.verify import verify
 
 RESULTS = Path(__file__).parent / "results"
 

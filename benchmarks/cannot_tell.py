@@ -27,7 +27,7 @@ from zoo_networks import NETWORKS
 
 from prepare.core.model.deep_copy import deep_copy
 from prepare.pipeline import Pipeline
-from prepare.verify import verify
+from prepare.stages.verify import verify
 
 FILE = Path(__file__).parent / "results" / "cannot_tell.jsonl"
 KEYS = ("label", "busy", "mode", "precision", "network")

@@ -43,8 +43,8 @@ from prepare.audit import audit
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.utils.environment import environment
 from prepare.core.utils.text import first_line
-from prepare.flow import Flow, observe, predict
 from prepare.pipeline import Pipeline
+from prepare.stages.flow import Flow, observe, predict
 from prepare.steps.keeping.choose_calls import choose_calls
 
 RESULTS = Path(__file__).parent / "results"

@@ -3,8 +3,8 @@
     python benchmarks/decode_copies.py --before TREE [--out FILE]
 
 `TREE` is a checkout of an earlier commit. There the decoder is a module around the autoencoder, here it is
-the method: `model=diffusers_decode_wan`. Both take the same steps, and `prepare.flow.predict` counts the
-bytes, so that a busy machine does not matter.
+the method: `model=diffusers_decode_wan`. Both take the same steps, and `prepare.stages.flow.predict` counts
+the bytes, so that a busy machine does not matter.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def decoder(name: str, changes: dict[str, Any]) -> Any:
 
 def measure(name: str, batch: int, *, is_method: bool) -> dict[str, Any]:
     """Return the summary of the layout flow of a decoder that the `prepare` of this process prepares."""
-    from prepare.cli.main import run
+    from prepare.app.cli.main import run
 
     latents, changes = _NETWORKS[name]
     network = name.partition(",")[0]

@@ -20,8 +20,8 @@ from zoo_networks import NETWORKS, Network
 from prepare.core.utils.environment import environment
 from prepare.core.utils.json_records import write_json
 from prepare.core.utils.machine import disturbance
-from prepare.export import export
 from prepare.pipeline import Pipeline
+from prepare.stages.export import export
 
 FILE = Path(__file__).parent / "results" / "export.json"
 EXPORTERS = ("torch_export", "onnx", "openvino", "aoti", "executorch")

@@ -32,7 +32,7 @@ from zoo_networks import IMAGE, NETWORKS, Network
 from zoo_tables import line_of, tables
 
 from prepare.core.utils.environment import environment
-from prepare.doctor.cases import OperationCase, loses_layout
+from prepare.stages.doctor.cases import OperationCase, loses_layout
 
 FILE = Path(__file__).parent / "results" / "gpu.json"
 LIMIT = 600.0

@@ -109,7 +109,7 @@ def is_of_sentence(node: ast.AST) -> bool:
 
 
 def imports_internals(path: Path) -> bool:
-    """Return whether a file imports a module in a package, such as `prepare.verify.metric`."""
+    """Return whether a file imports a module in a package, such as `prepare.stages.verify.metric`."""
     modules = (node.module or "" for node in nodes([path]) if isinstance(node, ast.ImportFrom))
     return any(re.match(r"prepare\.\w+\.", module) for module in modules)
 

@@ -29,11 +29,11 @@ import torch
 from torch import Tensor, nn
 from video_networks import VIDEO_NETWORKS
 
-from prepare.bench.statistics import ratio
 from prepare.core.utils.environment import environment
-from prepare.flow import predict
 from prepare.pipeline import Pipeline
-from prepare.verify import verify
+from prepare.stages.bench.statistics import ratio
+from prepare.stages.flow import predict
+from prepare.stages.verify import verify
 
 FILE = Path(__file__).parent / "results" / "keep_choice.json"
 NAMES = ("diffusers mochi", "diffusers cosmos", "diffusers ltx video")

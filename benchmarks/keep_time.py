@@ -4,8 +4,8 @@
 
 Decodes the latents of a clip of five frames: unprepared (contiguous), in channels-last with repair_layout,
 and with keep_layout too. The variants run in every round, in random order, and are compared by the ratios of
-their times within rounds (`prepare.bench.compare`); the unprepared one runs twice (A/A). Every variant is
-verified first, outputs and gradients. With `--busy N`, N processes keep cores busy beside it.
+their times within rounds (`prepare.stages.bench.compare`); the unprepared one runs twice (A/A). Every variant
+is verified first, outputs and gradients. With `--busy N`, N processes keep cores busy beside it.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from video_networks import VIDEO_NETWORKS
 from zoo_networks import Network
 
-from prepare.bench import Comparison, compare
 from prepare.core.utils.environment import environment
 from prepare.pipeline import Pipeline
+from prepare.stages.bench import Comparison, compare
+from prepare.stages.verify import verify
 from prepare.steps.keeping.choose_calls import choose_calls
-from prepare.verify import verify
 
 # Of 32 channels, where the other benchmark has 8: enough that time is not that of the calls alone.
 _WIDTHS: dict[str, dict[str, Any]] = {

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from prepare.audit import audit
-from prepare.bench import compare
 from prepare.pipeline import Pipeline
+from prepare.stages.bench import compare
 
 INT8, DYNAMIC = {"quantize": {}}, {"quantize": {"scheme": "int8_dynamic"}}
 BFLOAT16 = {"half": {"dtype": "bfloat16"}, "input_format": {"attach": True}}

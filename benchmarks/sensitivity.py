@@ -23,7 +23,7 @@ from zoo_networks import NETWORKS, Network
 from prepare.core.model.deep_copy import deep_copy
 from prepare.core.utils.environment import environment
 from prepare.pipeline import Pipeline
-from prepare.verify import Verification, verify
+from prepare.stages.verify import Verification, verify
 
 FRACTIONS = {"float32": (0.003, 0.01), "bfloat16": (0.03, 0.1)}
 # Networks that cannot take half of their input.

@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from prepare import Pipeline, Workload
-from prepare.bench import compare
 from prepare.core.utils.environment import environment
 from prepare.models.resnet import ResNet2d
 from prepare.models.unet import UNet2d, UNet3d
-from prepare.tune import Tuning, tune
+from prepare.stages.bench import compare
+from prepare.stages.tune import Tuning, tune
 
 Shape = tuple[int, ...]
 FLAT = {"conv2d_memory_format": {}, "input_format": {}}

@@ -55,15 +55,15 @@ from zoo_tables import (
     tables,
 )
 
-from prepare import bench
 from prepare.core.forward.nested import tensors_in
 from prepare.core.utils.environment import environment
 from prepare.core.utils.json_records import write_json
 from prepare.core.utils.text import first_line
 from prepare.pipeline import Pipeline
+from prepare.stages import bench
+from prepare.stages.tune import tune
+from prepare.stages.tune.candidates import candidates
 from prepare.steps.compile import isolation
-from prepare.tune import tune
-from prepare.tune.candidates import candidates
 
 FILE = Path(__file__).parent / "results" / "zoo.json"
 LIBRARIES = (

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from draw_layouts import picture, rectangle, text, write_drawings
 
-from prepare.flow.pictures import layout_strip
-from prepare.flow.records import Flow
+from prepare.stages.flow.pictures import layout_strip
+from prepare.stages.flow.records import Flow
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"

@@ -1,6 +1,6 @@
 """Run the command line as `python -m prepare`."""
 
-from prepare.cli.main import main
+from prepare.app.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -85,7 +85,7 @@ class Step:
     name: ClassVar[str] = ""
     phase: ClassVar[str] = ""
     recipe_part: ClassVar[str] = ""
-    """The part of a recipe that a tuning makes with `offers`: see `prepare.tune.candidates`."""
+    """The part of a recipe that a tuning makes with `offers`: see `prepare.stages.tune.candidates`."""
     added_by: ClassVar[str] = ""
     """The shorter word of the command line that adds it: `precision=half`."""
     only_layouts: ClassVar[bool] = False

@@ -14,8 +14,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 from prepare.core.utils.packages import switch_off_telemetry
-from prepare.export.exporter import EXPORTERS
 from prepare.registry import STEPS, register
+from prepare.stages.export.exporter import EXPORTERS
 from yaml_cache import use_yaml_cache
 
 # One thread, so that parallel test processes do not fight over cores.

@@ -11,10 +11,10 @@ import torch
 
 import ranks as on_ranks
 from paths import CONF, PYTHONPATH
-from prepare.cli import main as cli
-from prepare.distributed import explain, rank, same_on_all_ranks
+from prepare.app.cli import main as cli
 from prepare.errors import ModelError, RefusedError
 from prepare.pipeline import Pipeline
+from prepare.pipeline.distributed import explain, rank, same_on_all_ranks
 from small_nets import small_2d
 
 ROOT = CONF.parent

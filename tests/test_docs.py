@@ -17,9 +17,9 @@ from hydra.core.config_store import ConfigStore
 from doc_pages import PAGES
 from paths import ROOT, TESTS
 from prepare import recipe
-from prepare.bench import time_prepared
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 from prepare.pipeline import Pipeline
+from prepare.stages.bench import time_prepared
 from prepare.steps.device import Device
 from small_nets import OPTIONAL
 

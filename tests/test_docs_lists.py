@@ -9,26 +9,27 @@ import yaml
 from doc_pages import PAGES
 from imports import modules_imported_by
 from paths import CONF, ROOT
+from prepare.app.job.record import STATUSES as JOB_STATUSES
+from prepare.app.job.record import shown_files
+from prepare.app.job.settings import group_names
+from prepare.app.report.sweep_table import SHARED
+from prepare.app.sweep.summary import UNENDED
 from prepare.audit import STATUSES as AUDIT_STATUSES
-from prepare.bench.records import VERDICTS
-from prepare.contract.records import KINDS as CONTRACT_KINDS
-from prepare.doctor.records import VERDICTS as DOCTOR_VERDICTS
-from prepare.export.records import STATUSES as EXPORT_STATUSES
-from prepare.flow.torch_operators import CAUSES
-from prepare.job.record import STATUSES as JOB_STATUSES
-from prepare.job.record import shown_files
-from prepare.job.settings import group_names
-from prepare.registry import STEPS, tasks
-from prepare.report.sweep_table import SHARED
-from prepare.sweep.summary import UNENDED
-from prepare.tune.records import STATUSES as TUNE_STATUSES
-from prepare.verify.compare_modules import MODULE_FIELDS
-from prepare.verify.execution.single_run import RESULT_FIELDS
-from prepare.verify.records import STATUSES as VERIFY_STATUSES
+from prepare.registry import STEPS
+from prepare.stages.bench.records import VERDICTS
+from prepare.stages.contract.records import KINDS as CONTRACT_KINDS
+from prepare.stages.doctor.records import VERDICTS as DOCTOR_VERDICTS
+from prepare.stages.export.records import STATUSES as EXPORT_STATUSES
+from prepare.stages.flow.torch_operators import CAUSES
+from prepare.stages.registry import tasks
+from prepare.stages.tune.records import STATUSES as TUNE_STATUSES
+from prepare.stages.verify.compare_modules import MODULE_FIELDS
+from prepare.stages.verify.execution.single_run import RESULT_FIELDS
+from prepare.stages.verify.records import STATUSES as VERIFY_STATUSES
 
 # What looks up, and why: a stage is given a pipeline and its plan (names for type checkers), and the step
 # keep_layout asks the predicted flow of an example which calls to replace. A pipeline returns a guard.
-LOOKS_UP = {"stage.py": {"pipeline", "plan"}, "steps/": {"flow"}, "pipeline/": {"guard"}}
+LOOKS_UP = {"steps/": {"stages"}, "pipeline/": {"guard", "app"}, "registry.py": {"stages"}}
 
 
 def layers() -> list[set[str]]:
@@ -80,13 +81,13 @@ def test_every_status_and_verdict_is_explained_on_its_page():
 
 
 def test_every_check_of_a_verification_is_explained_on_its_page():
-    checks = {*RESULT_FIELDS, *MODULE_FIELDS, *constants("prepare/verify", "what")}
+    checks = {*RESULT_FIELDS, *MODULE_FIELDS, *constants("prepare/stages/verify", "what")}
     assert len(checks) > 8
     assert sorted(checks - listed("output.md")) == []
 
 
 def test_every_answer_of_an_artefact_is_explained_on_its_page():
-    answers = constants("prepare/export", "answer") | {"right", "wrong"}
+    answers = constants("prepare/stages/export", "answer") | {"right", "wrong"}
     assert len(answers) > 4
     text = (ROOT / "docs" / "output.md").read_text()
     assert [answer for answer in sorted(answers) if f"`{answer}`" not in text] == []
@@ -98,7 +99,7 @@ def test_every_cause_of_a_break_is_in_the_glossary():
 
 
 def test_every_part_of_a_contract_is_explained_on_its_page():
-    code = (ROOT / "prepare" / "contract" / "compare.py").read_text()
+    code = (ROOT / "prepare" / "stages" / "contract" / "compare.py").read_text()
     parts = set(re.findall(r'(?:_broken\(|ContractChange\(\w+, )"([a-z ]+)"', code))
     rows = re.findall(
         r"^\| ([a-z ]+) \|", (ROOT / "docs" / "contract.md").read_text(), re.MULTILINE

@@ -17,20 +17,21 @@ ROOT = Path(prepare.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 HYDRA = {"hydra", "omegaconf"}
 # What a step is and how it is applied: the audit judges a model without it.
-DECLARATION = {f"prepare.{name}" for name in ("step", "steps", "stage", "registry", "pipeline")}
-STAGES = sorted(path.parent.name for path in ROOT.glob("*/stage.py"))
+DECLARATION = {f"prepare.{name}" for name in ("step", "steps", "stages", "registry", "pipeline")}
+STAGES = sorted(path.parent.name for path in ROOT.glob("stages/*/stage.py"))
 # For some parts of the package: the modules that no file of it may import, beside those of the layers above it,
 # which `test_docs_lists.py::test_imports_point_down_in_the_layer_table` forbids to all.
 FORBIDDEN = {
     "audit": DECLARATION,
-    "report": {"torch"},
-    "report/pages": {"prepare.report.terminal"},
-    "report/charts.py": {"prepare.report.pages", "prepare.report.terminal"},
-    "report/terminal": {"prepare.report.pages", "prepare.report.charts"},
+    "app/report": {"torch"},
+    "app/report/pages": {"prepare.app.report.terminal"},
+    "app/report/charts.py": {"prepare.app.report.pages", "prepare.app.report.terminal"},
+    "app/report/terminal": {"prepare.app.report.pages", "prepare.app.report.charts"},
 }
 PUBLIC = (
-    "audit", "bench", "checkpoint", "reduce", "contract", "distributed", "doctor", "errors", "export", "flow",
-    "guard", "hydra", "patterns", "recipe", "registry", "stage", "step", "tune", "verify",
+    "audit", "checkpoint", "errors", "frameworks/hydra", "guard", "patterns", "pipeline", "pipeline/distributed",
+    "recipe", "registry", "stages/bench", "stages/contract", "stages/doctor", "stages/export", "stages/flow",
+    "stages/reduce", "stages/stage", "stages/tune", "stages/verify", "step",
 )  # fmt: skip
 
 
@@ -108,7 +109,7 @@ def test_the_errors_and_the_package_itself_import_nothing_of_ours():
 
 
 def test_only_the_command_line_imports_hydra():
-    allowed = {ROOT / "hydra.py", *files_of("cli")}
+    allowed = {ROOT / "frameworks" / "hydra.py", *files_of("app/cli")}
     for path in set(FILES) - allowed:
         assert not {m for m in modules_imported_by(path) if is_within(m, HYDRA)}, path
 
@@ -123,12 +124,12 @@ def test_importing_a_public_module_loads_no_torch():
 
 
 def test_importing_the_report_loads_no_torch():
-    assert loads_torch(files_of("report")) == "False"
+    assert loads_torch(files_of("app/report")) == "False"
 
 
 @pytest.mark.parametrize("name", ["stage.py", "document.py", "records.py"])
 def test_importing_what_a_stage_declares_loads_no_torch(name):
-    paths = sorted(ROOT.glob(f"*/{name}"))
+    paths = sorted(ROOT.glob(f"stages/*/{name}"))
     assert len(paths) >= len(STAGES)
     assert loads_torch(paths) == "False"
 
@@ -162,11 +163,11 @@ def test_a_part_imports_only_what_lies_below_it(part):
     assert imports_in(part, FORBIDDEN[part]) == set()
 
 
-@pytest.mark.parametrize("part", ["cli", "sweep", "job", "report", "core"])
+@pytest.mark.parametrize("part", ["app", "core"])
 def test_no_part_names_or_imports_a_stage(part):
     assert set(STAGES) > UNNAMED
     assert words_in(part, UNNAMED) == set()
-    assert imports_in(part, {f"prepare.{name}" for name in STAGES}) == set()
+    assert imports_in(part, {f"prepare.stages.{name}" for name in STAGES}) == set()
 
 
 # Other things have these names too: groups of the configuration, an option of one, and a figure. The check of
@@ -174,7 +175,7 @@ def test_no_part_names_or_imports_a_stage(part):
 SHARED = {"device", "compile", "half", "flow"}
 
 
-@pytest.mark.parametrize("part", ["sweep", "job"])
+@pytest.mark.parametrize("part", ["app/sweep", "app/job"])
 def test_what_runs_stages_and_steps_knows_none_of_them(part):
     assert words_in(part, {*STAGES, *STEPS} - SHARED) == set()
     assert imports_in(part, {"prepare.steps"}) == set()
@@ -183,13 +184,13 @@ def test_what_runs_stages_and_steps_knows_none_of_them(part):
 # Words that are also names of steps: a method of tensors, other words for float16, an extra, the group
 # `compile`, an operation, and the words of `tune.allow`. `device` is left out: it is a word of every part.
 NOT_STEPS = {
-    "cli/override_errors.py": {"half"},
+    "app/cli/override_errors.py": {"half"},
     "core/model/own_code.py": {"half"},
     "core/utils/packages.py": {"quantize"},
     "core/utils/suggest.py": {"half"},
-    "flow/operator_watcher.py": {"compile"},
-    "job/settings.py": {"compile"},
-    "tune/stage.py": {"half", "compile", "quantize"},
+    "stages/flow/operator_watcher.py": {"compile"},
+    "app/job/settings.py": {"compile"},
+    "stages/tune/stage.py": {"half", "compile", "quantize"},
 }
 
 
@@ -246,9 +247,11 @@ def test_steps_are_listed_and_checked_without_torch():
 
 def test_only_one_file_looks_the_report_up_by_name():
     # A record is shown by the report, which imports the record: the only look-up against the layers.
-    upper = ("cli", "report", "shortcuts.py", "sweep", "job", "__init__.py")
+    upper = ("app", "__init__.py")
     lower = set(FILES) - {path for part in upper for path in files_of(part)}
     naming = {
-        path.relative_to(ROOT).as_posix() for path in lower if '"prepare.report' in path.read_text()
+        path.relative_to(ROOT).as_posix()
+        for path in lower
+        if '"prepare.app.report' in path.read_text()
     }
     assert naming == {"core/utils/json_records.py"}

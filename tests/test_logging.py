@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 import prepare
-from prepare.cli.main import run
+from prepare.app.cli.main import run
 from prepare.core.utils.log_file import LogFile
 from prepare.pipeline import Pipeline
 
@@ -42,8 +42,8 @@ def logged(folder, *words):
 
 def test_a_run_logs_its_stages_and_its_end(tmp_path):
     lines = logged(tmp_path)
-    assert "prepare.job.execute][INFO] - planning" in lines
-    assert lines[-1].startswith("prepare.job.execute][INFO] - ok after ")
+    assert "prepare.app.job.execute][INFO] - planning" in lines
+    assert lines[-1].startswith("prepare.app.job.execute][INFO] - ok after ")
     assert lines[-1].endswith(f", in {tmp_path}")
     assert not [line for line in lines if "DEBUG" in line]
 
@@ -105,6 +105,6 @@ def test_the_log_does_not_follow_a_link(tmp_path):
 
 
 def test_without_a_handler_nothing_is_printed():
-    code = "import logging, prepare; logging.getLogger('prepare.job').error('text')"
+    code = "import logging, prepare; logging.getLogger('prepare.app.job').error('text')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")

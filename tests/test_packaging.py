@@ -19,9 +19,9 @@ from packaging.requirements import Requirement
 
 from other_application import THEIRS
 from paths import CONF
-from prepare.cli import main as cli
-from prepare.cli.compose_config import BASE
-from prepare.job import record
+from prepare.app.cli import main as cli
+from prepare.app.cli.compose_config import BASE
+from prepare.app.job import record
 
 ROOT = CONF.parent
 CLI = ("hydra", "omegaconf", "rich")
@@ -76,7 +76,7 @@ def test_the_wheel_holds_the_package_and_all_configurations_only(wheel):
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "prepare").rglob("*.py")}
     assert len(configs) > 40
     package = ROOT / "prepare"
-    data = [*(package / "report" / "templates").rglob("*.*"), package / "py.typed",
+    data = [*(package / "app" / "report" / "templates").rglob("*.*"), package / "py.typed",
             package / "core" / "model" / "known_issues.yaml"]  # fmt: skip
     assert names == configs | modules | {path.relative_to(ROOT).as_posix() for path in data}
 
@@ -165,10 +165,10 @@ def test_the_console_script_runs_from_an_empty_folder(installed, tmp_path):
 
 
 def test_what_is_installed_is_what_runs(installed, tmp_path):
-    code = "import prepare.cli.hydra_app as ours; print(ours.__file__); print(ours.conf_dir())"
+    code = "import prepare.app.cli.hydra_app as ours; print(ours.__file__); print(ours.conf_dir())"
     file, conf = checked(installed / "python", "-c", code, cwd=tmp_path).splitlines()
     assert Path(file).is_relative_to(installed.parent)
-    assert Path(conf) == Path(file).parents[1] / "conf"
+    assert Path(conf) == Path(file).parents[2] / "conf"
     said = checked(installed / "prepare", "--version", cwd=tmp_path)
     assert f"torch-prepare {metadata_version()}" in said.splitlines()
 
@@ -203,7 +203,10 @@ def test_another_application_uses_groups_of_an_editable_install(tmp_path):
     about = json.loads(metadata.distribution("torch-prepare").read_text("direct_url.json") or "{}")
     if about.get("url") != ROOT.as_uri() or not about["dir_info"].get("editable"):
         pytest.skip("this checkout is not installed in editable mode")
-    assert in_another_application(sys.executable, tmp_path) == ROOT / "prepare" / "hydra.py"
+    assert (
+        in_another_application(sys.executable, tmp_path)
+        == ROOT / "prepare" / "frameworks" / "hydra.py"
+    )
 
 
 # ------------------------------------------------------------------------------- without the extras
@@ -228,7 +231,7 @@ def test_training_code_works_without_the_command_lines_packages(tmp_path):
         import torch
         from prepare.audit import Audit, audit
         from prepare.pipeline import Pipeline
-        from prepare.job.record import Record
+        from prepare.app.job.record import Record
         steps = {"conv2d_memory_format": {"memory_format": "channels_last"}, "input_format": {}}
         model, pipeline = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)), Pipeline.from_config(steps)
         plan = pipeline.plan(model)
@@ -258,7 +261,12 @@ def test_only_command_line_modules_need_its_packages(tmp_path):
     """
     done = without(CLI, code, tmp_path)
     assert done.stderr == ""
-    needs = ("prepare.hydra", "prepare.cli.", "prepare.report.terminal.", "prepare.report.pages.")
+    needs = (
+        "prepare.frameworks.hydra",
+        "prepare.app.cli.",
+        "prepare.app.report.terminal.",
+        "prepare.app.report.pages.",
+    )
     assert [name for name in done.stdout.split() if not name.startswith(needs)] == []
 
 
@@ -268,7 +276,7 @@ def test_only_command_line_modules_need_its_packages(tmp_path):
      ("rich", ["summary", "."])],
 )  # fmt: skip
 def test_the_command_line_says_in_one_line_which_extra_it_needs(tmp_path, absent, words):
-    done = without((absent,), f"from prepare.cli.main import main; main({words})", tmp_path)
+    done = without((absent,), f"from prepare.app.cli.main import main; main({words})", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"the command line needs {absent}; install the extra: pip install 'torch-prepare[cli]'\n"
@@ -290,6 +298,6 @@ def test_a_hydra_that_does_not_start_on_this_python_is_named(tmp_path, monkeypat
 def test_commands_that_need_no_extra_work_without_its_packages(tmp_path):
     every = {"steps": "conv3d_memory_format", "--version": "torch ", "--help": "channels_last_3d"}
     for word, told in every.items():
-        done = without(CLI, f"from prepare.cli.main import main; main([{word!r}])", tmp_path)
+        done = without(CLI, f"from prepare.app.cli.main import main; main([{word!r}])", tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert told in done.stdout

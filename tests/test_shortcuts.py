@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import prepare
+from prepare.app.report.objects import documents_of
 from prepare.errors import ConfigError, RefusedError
-from prepare.report.objects import documents_of
 
 
 def net():
@@ -148,7 +148,7 @@ def test_report_times_the_model_against_the_reference():
 
 def test_the_names_of_the_package_are_lazy_and_listed():
     code = (
-        "import sys, prepare; assert 'torch' not in sys.modules; import prepare.report.sentences; "
+        "import sys, prepare; assert 'torch' not in sys.modules; import prepare.app.report.sentences; "
         "print(callable(prepare.report), prepare.Pipeline.__name__, prepare.prepare.__name__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ from paths import PYTHONPATH
 
 EXPORTED = """
 import time, torch
-from prepare.export import export
+from prepare.stages.export import export
 model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3)).eval()
 assert export(model, torch.randn(1, 1, 8, 8), to="openvino", folder="out").status == "pass"
 time.sleep(1)  # a report is sent from a thread
@@ -48,7 +48,7 @@ def test_openvino_reports_where_nobody_switches_it_off(tmp_path):
 
 @pytest.mark.parametrize("name", ["RAY_USAGE_STATS_ENABLED", "HF_HUB_DISABLE_TELEMETRY"])
 def test_the_command_line_switches_the_others_off(monkeypatch, capsys, name):
-    from prepare.cli.main import run
+    from prepare.app.cli.main import run
 
     monkeypatch.delenv(name, raising=False)
     assert run(["--version"]) == 0

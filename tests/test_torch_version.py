@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 from prepare.core.utils import torch_version
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -18,7 +18,7 @@ def run(code, folder):
 
 
 def test_the_command_line_says_one_line_and_returns_2(tmp_path):
-    done = run("from prepare.cli.main import main; main(['model=unet2d'])", tmp_path)
+    done = run("from prepare.app.cli.main import main; main(['model=unet2d'])", tmp_path)
     assert (done.returncode, done.stderr) == (2, f"{SAID}\n")
 
 

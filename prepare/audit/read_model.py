@@ -27,7 +27,7 @@ from prepare.core.model.tensors import (
 )
 
 if TYPE_CHECKING:
-    from prepare.plan import Plan, TensorPlan
+    from prepare.pipeline.plan import Plan, TensorPlan
 
 
 def read_model(model: nn.Module, plan: Plan | None) -> tuple[list[AuditRow], dict[str, Any]]:

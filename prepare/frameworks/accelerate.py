@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
-from prepare.distributed import same_on_all_ranks
 from prepare.errors import RefusedError
 from prepare.frameworks._recipe import NetworkRecipe, Recipe
+from prepare.pipeline.distributed import same_on_all_ranks
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -13,12 +13,12 @@ from prepare.core.forward.autocast import device_of
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.utils.text import size
-from prepare.verify.compare_modules import ModuleComparer, OtherTensorsError, comparable
-from prepare.verify.execution.module_calls import CallInterceptor, RecordedCall
-from prepare.verify.execution.runner import ModelPair
+from prepare.stages.verify.compare_modules import ModuleComparer, OtherTensorsError, comparable
+from prepare.stages.verify.execution.module_calls import CallInterceptor, RecordedCall
+from prepare.stages.verify.execution.runner import ModelPair
 
 if TYPE_CHECKING:
-    from prepare.verify.execution.single_run import RunResult
+    from prepare.stages.verify.execution.single_run import RunResult
 
 # Inputs, outputs, their gradients and two results, in float64, in multiples of the largest tensor.
 _TENSORS = 8

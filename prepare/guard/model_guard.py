@@ -32,7 +32,7 @@ from prepare.guard.respond import OnDifference, Response
 from prepare.guard.turns import Turns
 from prepare.pipeline.drift import Drift, Guard, optimizer_drift, plan_drift, raise_drift
 from prepare.pipeline.optimizer_state import unwrap_optimizer
-from prepare.verify.execution.module_calls import CallInterceptor, RecordedCall
+from prepare.stages.verify.execution.module_calls import CallInterceptor, RecordedCall
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -23,7 +23,7 @@ from prepare.pipeline.preconditions import fsdp_problems
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
-    from prepare.plan import Plan
+    from prepare.pipeline.plan import Plan
 
 _TABLES = ("_parameters", "_buffers")
 _ASKED = ("dtype", "memory_format")

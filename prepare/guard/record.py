@@ -15,10 +15,10 @@ from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.nested import tensors_in
 from prepare.core.model.memory_format import satisfied
 from prepare.core.utils.signals import interruptible
-from prepare.verify.execution.module_calls import CallRecorder, RecordedCall
+from prepare.stages.verify.execution.module_calls import CallRecorder, RecordedCall
 
 if TYPE_CHECKING:
-    from prepare.verify.execution.module_calls import CallInterceptor
+    from prepare.stages.verify.execution.module_calls import CallInterceptor
 
 # Gets a recorded call, the module and its output; returns the output to use.
 Look = Callable[[RecordedCall, nn.Module, Any], Any]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from prepare.guard.compare import WrongModule
     from prepare.guard.originals import Originals
     from prepare.pipeline import Pipeline
-    from prepare.verify.execution.module_calls import RecordedCall
+    from prepare.stages.verify.execution.module_calls import RecordedCall
 
 OnDifference = Literal["raise", "warn", "fallback"]
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Response:
 
 def _script(folder: Path, found: WrongModule, call: RecordedCall, module: nn.Module) -> str:
     """Return the path of a script that shows the fault with torch alone; empty if none does."""
-    from prepare.reduce import reduce
+    from prepare.stages.reduce import reduce
 
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,10 +1,15 @@
 """Declare how a model is prepared, plan it and apply it: the import for training code."""
 
-from prepare.pipeline.match_reference import like
-from prepare.pipeline.optimizer_state import relayout
-from prepare.pipeline.pipeline import Pipeline
-from prepare.plan import Plan
+from typing import TYPE_CHECKING
+
+from prepare.core.utils.lazy_names import lazy_names
 from prepare.step import InputStep, ModelStep, ModuleStep, Step, TensorStep
+
+if TYPE_CHECKING:
+    from prepare.pipeline.match_reference import like
+    from prepare.pipeline.optimizer_state import relayout
+    from prepare.pipeline.pipeline import Pipeline
+    from prepare.pipeline.plan import Plan
 
 __all__ = [
     "InputStep",
@@ -17,3 +22,11 @@ __all__ = [
     "like",
     "relayout",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    match_reference=("like",),
+    optimizer_state=("relayout",),
+    pipeline=("Pipeline",),
+    plan=("Plan",),
+)

@@ -23,9 +23,9 @@ from prepare.pipeline.known_issue_checks import (
     find_known_issues,
 )
 from prepare.pipeline.optimizer_state import mismatched_state, unsupported_training
+from prepare.pipeline.plan import Action
 from prepare.pipeline.preconditions import scripted_problems
 from prepare.pipeline.transfer import AnyMove, Transfer
-from prepare.plan import Action
 from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, Storage, TensorStep
 
 if TYPE_CHECKING:

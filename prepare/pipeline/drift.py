@@ -13,7 +13,7 @@ from prepare.pipeline.optimizer_state import (
     same_element_order,
     unrelated_optimizer,
 )
-from prepare.plan import Plan, State, state
+from prepare.pipeline.plan import Plan, State, state
 
 _REMEDY = "apply the pipeline again, with optimizer= if one holds state; load checkpoints without assign=True"
 

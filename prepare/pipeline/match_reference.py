@@ -6,15 +6,15 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from prepare.core.forward.float32_calls import call_as_it_is, call_in_float32, casts_of
+from prepare.core.forward.float32_calls import call_in_float32, casts_of, remove_casts
 from prepare.core.model.module_tree import Snapshot
 from prepare.core.model.quantized import is_quantized
 from prepare.core.model.tensors import NamedTensor, identity, named_tensors, stride_of
 from prepare.core.utils.signals import held_interrupts
 from prepare.errors import RefusedError, raise_problems
+from prepare.pipeline.plan import state
 from prepare.pipeline.preconditions import scripted_problems
 from prepare.pipeline.transfer import Move, Transfer
-from prepare.plan import state
 from prepare.steps.repairs import find_repair, repair_names
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -72,7 +72,7 @@ def _repair_like(module: nn.Module, reference: nn.Module) -> None:
         if repair.is_repaired(reference) and repair.fits(module):
             repair.repair(module, {4: "channels_last", 5: "channels_last_3d"})
     if casts_of(module) != (casts := casts_of(reference)):
-        call_as_it_is(module)
+        remove_casts(module)
         if casts:
             call_in_float32(module, casts)
 

@@ -41,9 +41,9 @@ from prepare.pipeline.optimizer_state import (
     unrelated_optimizer,
     unwrap_optimizer,
 )
+from prepare.pipeline.plan import Plan
 from prepare.pipeline.preconditions import fsdp_problems, lazy_problems, precondition_problems
 from prepare.pipeline.tensor_table import tensor_plans
-from prepare.plan import Plan
 from prepare.registry import STEPS
 from prepare.step import PHASES, Step
 from prepare.steps.input_format import InputFormat

@@ -13,8 +13,8 @@ from prepare.core.model.own_code import computed_tensors
 from prepare.core.model.quantized import stored_bytes
 from prepare.core.model.tensors import NamedTensor, is_expanded, is_strided, name_of
 from prepare.errors import ConfigError
+from prepare.pipeline.plan import State, TensorPlan, state, steps_of
 from prepare.pipeline.transfer import AnyMove, Move, StorageMove
-from prepare.plan import State, TensorPlan, state, steps_of
 from prepare.step import Storage
 
 

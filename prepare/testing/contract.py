@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from prepare.core.model.tensors import named_tensors
 from prepare.errors import RecipeWarning, StepError
 from prepare.pipeline import Pipeline
-from prepare.plan import state
+from prepare.pipeline.plan import state
 from prepare.registry import STEPS
 from prepare.step import InputStep, Step, TensorStep
 from prepare.testing.networks import facts, mixed, tensors

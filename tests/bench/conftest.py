@@ -2,9 +2,9 @@
 
 import pytest
 
-from prepare.bench import session
-from prepare.bench import time_prepared as levels
-from prepare.bench.samples import SampleSet
+from prepare.stages.bench import session
+from prepare.stages.bench import time_prepared as levels
+from prepare.stages.bench.samples import SampleSet
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from clocks import Clock
-from prepare.bench import compare
-from prepare.bench.model_state import modules_in
-from prepare.bench.variant import batch_size, make_pool
 from prepare.core.forward.example_input import Example
 from prepare.core.forward.nested import arguments
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
+from prepare.stages.bench import compare
+from prepare.stages.bench.model_state import modules_in
+from prepare.stages.bench.variant import batch_size, make_pool
 from small_nets import bits
 
 BATCH = torch.ones(4, 3)

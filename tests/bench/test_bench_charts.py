@@ -9,8 +9,7 @@ import pytest
 
 from made_benches import SVG, bench, comparison, verified
 from page_reader import HOSTILE, TEMPLATES, contrast
-from prepare.bench.document import bench_charts
-from prepare.report.charts import (
+from prepare.app.report.charts import (
     MARKS,
     WIDTH,
     Axis,
@@ -24,6 +23,7 @@ from prepare.report.charts import (
     scale_over,
     write_charts,
 )
+from prepare.stages.bench.document import bench_charts
 
 
 def bars(*values, **more):

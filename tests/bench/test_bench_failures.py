@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from clocks import Clock, noisy
-from prepare.bench import VariantResult, compare
-from prepare.bench.samples import Series
-from prepare.bench.session import _check_place
-from prepare.bench.variant import Variant
 from prepare.errors import ConfigError, RefusedError
 from prepare.pipeline import Pipeline
+from prepare.stages.bench import VariantResult, compare
+from prepare.stages.bench.samples import Series
+from prepare.stages.bench.session import _check_place
+from prepare.stages.bench.variant import Variant
 
 BATCH = torch.ones(4, 3)
 

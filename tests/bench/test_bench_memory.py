@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.bench import compare, peak_memory
-from prepare.bench.variant import Variant
+from prepare.stages.bench import compare, peak_memory
+from prepare.stages.bench.variant import Variant
 
 BATCH = torch.ones(4, 3)
 
@@ -45,7 +45,7 @@ def test_the_cost_of_a_page_fault_is_measured():
 def test_documented_malloc_settings_keep_memory_in_the_process():
     code = """if True:
         import torch
-        from prepare.bench.peak_memory import page_faults
+        from prepare.stages.bench.peak_memory import page_faults
         def work(times):
             for _ in range(times):
                 torch.ones(10**7)

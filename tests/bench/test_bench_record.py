@@ -14,13 +14,13 @@ import torch
 from clocks import Clock, noisy
 from made_benches import SVG, bench, comparison, ran, verified
 from page_reader import HOSTILE, Reader
-from prepare.bench import Comparison, compare
-from prepare.bench.document import _control, busy_sentence, case_sentence
-from prepare.bench.records import Bench, Case
-from prepare.bench.time_prepared import INFERENCE, TRAINING
+from prepare.app.report.pages.page import run_page
 from prepare.core.utils.numbers import seconds
 from prepare.errors import BenchError
-from prepare.report.pages.page import run_page
+from prepare.stages.bench import Comparison, compare
+from prepare.stages.bench.document import _control, busy_sentence, case_sentence
+from prepare.stages.bench.records import Bench, Case
+from prepare.stages.bench.time_prepared import INFERENCE, TRAINING
 
 BATCH = torch.ones(4, 3)
 
@@ -208,7 +208,7 @@ def test_a_run_writes_the_charts_of_its_timing(tmp_path, monkeypatch, capsys):
 def test_a_page_with_a_bench_is_written_without_torch(tmp_path):
     bench().save(tmp_path / "bench.json")
     code = (
-        "import sys; from prepare.report.pages.page import write_page; "
+        "import sys; from prepare.app.report.pages.page import write_page; "
         f"write_page({str(tmp_path)!r}); print('torch' in sys.modules)"
     )
     root = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clocks import Clock, noisy
-from prepare.bench import Control, compare
+from prepare.stages.bench import Control, compare
 
 BATCH = torch.ones(4, 3)
 

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from prepare.bench import session, statistics
-from prepare.bench.samples import SampleSet, Series
-from prepare.bench.statistics import Estimate, estimate, ratio, verdict
+from prepare.stages.bench import session, statistics
+from prepare.stages.bench.samples import SampleSet, Series
+from prepare.stages.bench.statistics import Estimate, estimate, ratio, verdict
 
 
 def machine(order, rounds, factors):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from checkpoint_nets import small
+from prepare.app.cli import main as cli
 from prepare.checkpoint import load, save
-from prepare.cli import main as cli
 from prepare.errors import CheckpointError
 
 RUN = ["model=unet2d", "device=cpu", "bench=none", "flow=none", "memfmt=channels_last"]

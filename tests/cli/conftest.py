@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 
 
 class Ran(NamedTuple):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 
 NET = ("model._target_=sample_nets.Net", "input.shape=[2,3,16,16]", "bench=none")
 

@@ -6,10 +6,11 @@ import sys
 import pytest
 
 from commands import NET, SMALL
-from prepare.cli import main as cli
-from prepare.cli.commands import COMMANDS
-from prepare.job.settings import key_names
-from prepare.registry import STEPS, tasks
+from prepare.app.cli import main as cli
+from prepare.app.cli.commands import COMMANDS
+from prepare.app.job.settings import key_names
+from prepare.registry import STEPS
+from prepare.stages.registry import tasks
 
 GROUPS = ("model", "device", "precision", "memfmt", "input", "export")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from paths import CONF
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 from prepare.pipeline import Pipeline
 
 NAMES = sorted(path.stem for path in CONF.glob("experiment/*.yaml"))

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import sweep_folders as made
-from prepare.cli import main as cli
-from prepare.registry import STAGES
+from prepare.app.cli import main as cli
+from prepare.stages.registry import STAGES
 
 NET = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu")
 

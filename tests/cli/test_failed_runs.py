@@ -8,8 +8,8 @@ import torch
 
 import sample_nets
 from commands import NET, SMALL
-from prepare.cli import main as cli
-from prepare.job.outcome import failure
+from prepare.app.cli import main as cli
+from prepare.app.job.outcome import failure
 
 
 def at(function, part):
@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(go, tmp_path):
 def test_no_stage_is_shown_for_an_analysis_that_is_off(tmp_path, monkeypatch):
     from contextlib import contextmanager
 
-    from prepare.cli import hydra_app
+    from prepare.app.cli import hydra_app
 
     shown = []
 

@@ -15,9 +15,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-import prepare.hydra
+import prepare.frameworks.hydra
 from paths import CONF
-from prepare.cli.compose_config import composing
+from prepare.app.cli.compose_config import composing
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
 from small_nets import small_2d
@@ -34,7 +34,7 @@ def compose():
     """Composes the project's configuration, with our groups registered; nothing is left behind."""
     before = ConfigStore.instance().repo
     ConfigStore.instance().repo = dict(before)
-    prepare.hydra.register()
+    prepare.frameworks.hydra.register()
 
     def composed(*overrides: str, name: str = "train") -> DictConfig:
         with hydra.initialize_config_dir(str(PROJECT / "configs"), **BASE):
@@ -111,7 +111,7 @@ def test_registering_again_does_nothing_and_leaves_what_is_theirs(compose):
     before = dict(store), dict(store["memfmt"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        prepare.hydra.register()
+        prepare.frameworks.hydra.register()
     assert (dict(store), dict(store["memfmt"])) == before
     assert compose("+prepare=mine").prepare == mine
 
@@ -128,7 +128,7 @@ def test_an_option_file_of_theirs_stands_beside_ours(compose, tmp_path):
 def test_it_may_be_composed_where_hydra_is_initialized_already(compose):
     with hydra.initialize_config_dir(str(PROJECT / "configs"), **BASE):
         assert GlobalHydra.instance().is_initialized()
-        prepare.hydra.register()
+        prepare.frameworks.hydra.register()
         found = hydra.compose("train", ["+prepare=default", "prepare/memfmt=channels_last"])
         pipeline = Pipeline.from_config(found.prepare.steps)
         assert "conv2d_memory_format" in pipeline.to_config()
@@ -137,8 +137,8 @@ def test_it_may_be_composed_where_hydra_is_initialized_already(compose):
 
 def test_registering_loads_no_torch_and_nothing_of_the_command_line():
     code = (
-        "import sys, prepare.hydra; prepare.hydra.register(); "
-        "print([m for m in ('torch', 'rich', 'prepare.cli', 'prepare.cli.hydra_app', 'prepare.job') if m in sys.modules])"
+        "import sys, prepare.frameworks.hydra; prepare.frameworks.hydra.register(); "
+        "print([m for m in ('torch', 'rich', 'prepare.app.cli', 'prepare.app.cli.hydra_app', 'prepare.job') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from paths import RUN
-from prepare.cli import hydra_app
-from prepare.cli import main as cli
+from prepare.app.cli import hydra_app
+from prepare.app.cli import main as cli
+from prepare.app.sweep.locks import hold_folder
 from prepare.core.utils import files
 from prepare.errors import FileError
 from prepare.registry import STEPS
-from prepare.sweep.locks import hold_folder
 
 FAST = ("verify=none", "bench=none", "flow=none", "device=cpu")
 NET = "model._target_=sample_nets.Net"

@@ -24,7 +24,7 @@ def test_a_folder_of_options_that_is_not_there_is_one_line(go, tmp_path):
 def test_what_the_configuration_shows_is_found_without_torch(tmp_path):
     code = """
 import sys
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 for argv in (
     ["--help"], ["steps"], ["--version"], ["model=unet3dd"], ["memfmt=x", "+typo=1"],
     ["model=unet3d", "precision=half", "steps.half.dtype=x"], ["--cfg", "job"], ["diff", "a", "b"],

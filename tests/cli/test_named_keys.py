@@ -14,8 +14,8 @@ import torch
 import prepare
 from paths import CONF
 from prepare import bench, checkpoint, tune, verify
-from prepare.cli.compose_config import composing
-from prepare.job.settings import ADDED_GROUP, group_names
+from prepare.app.cli.compose_config import composing
+from prepare.app.job.settings import ADDED_GROUP, group_names
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 

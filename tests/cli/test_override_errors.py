@@ -15,14 +15,15 @@ import pytest
 import yaml
 
 from paths import CONF, PYTHONPATH
-from prepare.cli import main as cli
-from prepare.cli.compose_config import composing
+from prepare.app.cli import main as cli
+from prepare.app.cli.compose_config import composing
+from prepare.app.job.model_target import check_targets
+from prepare.app.job.settings import Settings, group_names, key_names, unknown_key
 from prepare.core.forward.example_input import DTYPES
 from prepare.core.utils.suggest import nearest
 from prepare.errors import ConfigError
-from prepare.job.model_target import check_targets
-from prepare.job.settings import Settings, group_names, key_names, unknown_key
-from prepare.registry import STAGES, STEPS
+from prepare.registry import STEPS
+from prepare.stages.registry import STAGES
 
 HERE = Path(__file__).resolve().parent
 OPTIONS = {
@@ -132,7 +133,7 @@ def test_there_are_enough_of_them_and_none_twice():
 def test_what_the_configuration_shows_is_told_without_torch(tmp_path):
     code = """
 import sys
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 from test_override_errors import SHOWN
 codes = {cli.run(mistake.argv) for mistake in SHOWN}
 assert codes == {2}, codes

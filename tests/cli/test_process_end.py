@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from prepare.cli import main as cli
-from prepare.job.record import Job, Record, Result
+from prepare.app.cli import main as cli
+from prepare.app.job.record import Job, Record, Result
 
 END = """
 import atexit, gc, os, signal
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 cli.run = lambda argv: {code}
 atexit.register(lambda: print(gc.get_freeze_count() > 1000, signal.getsignal(signal.SIGINT).name))
 atexit.register(os.write, 2, b"leaked 64 types")

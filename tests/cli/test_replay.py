@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from commands import UNET3D
-from prepare.cli import main as cli
-from prepare.cli.replay import judged
+from prepare.app.cli import main as cli
+from prepare.app.cli.replay import judged
+from prepare.app.job.headline import headline
+from prepare.app.job.outcome import DONE, NOT_VERIFIED, Outcome
+from prepare.app.job.record import Result
 from prepare.core.utils.folders import conf_dir
-from prepare.job.headline import headline
-from prepare.job.outcome import DONE, NOT_VERIFIED, Outcome
-from prepare.job.record import Result
 
 OFF = ("verify=none", "bench=none")
 FASTER = {"timed": "inference", "verdict": "faster", "time_ratio": 0.5}

@@ -2,10 +2,10 @@
 
 import pytest
 
-from prepare.cli.main import run
-from prepare.contract import Contract
+from prepare.app.cli.main import run
+from prepare.app.job.settings import read_settings
 from prepare.errors import ConfigError
-from prepare.job.settings import read_settings
+from prepare.stages.contract import Contract
 
 NET = ("model=unet2d", "model.width=4", "model.depth=2", "device=cpu", "input.shape=[1,1,16,16]")
 

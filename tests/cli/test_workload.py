@@ -2,7 +2,7 @@
 
 import pytest
 
-from prepare.job.results import read_results
+from prepare.app.job.results import read_results
 
 NET = (
     "model=unet2d",

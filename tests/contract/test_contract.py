@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from layout_regressions import BATCH, FLAT, OF_NETWORK, OF_PREPARED, OF_RECIPE, net
-from prepare.contract import Contract, ContractCheck, check, record
-from prepare.contract.compare import compare
-from prepare.contract.records import Place, TimeRatio, Tolerance
-from prepare.contract.summary import check_lines, markdown, page
 from prepare.errors import ConfigError, ContractError, FileError, RefusedError
 from prepare.models.resnet import ResNet2d
 from prepare.models.unet import UNet2d, UNet3d
 from prepare.pipeline import Pipeline
+from prepare.stages.contract import Contract, ContractCheck, check, record
+from prepare.stages.contract.compare import compare
+from prepare.stages.contract.records import Place, TimeRatio, Tolerance
+from prepare.stages.contract.summary import check_lines, markdown, page
 
 
 @pytest.fixture(scope="module")
@@ -249,11 +249,11 @@ def test_wrong_arguments_of_a_contract_are_named():
 
 
 def test_the_time_is_measured_if_it_is_asked_for(monkeypatch, tmp_path):
-    monkeypatch.setattr("prepare.contract.observe._SECONDS", 0.05)
+    monkeypatch.setattr("prepare.stages.contract.observe._SECONDS", 0.05)
     Pipeline.from_config(FLAT).save(tmp_path / "recipe.yaml")
     known = record(net(), BATCH, tmp_path / "recipe.yaml", time=True)
     assert known.time is None or 0 < known.time.low <= known.time.ratio <= known.time.high
-    monkeypatch.setattr("prepare.contract.observe._time", lambda *_, **__: TIME["time"])
+    monkeypatch.setattr("prepare.stages.contract.observe._time", lambda *_, **__: TIME["time"])
     known = record(net(), BATCH, FLAT, time=True)
     assert check(net(), BATCH, known).today.time == TIME["time"]
 

@@ -6,9 +6,9 @@ import torch
 
 from layout_regressions import BATCH, FLAT, net
 from prepare import Workload
-from prepare.contract import Contract, check, record
-from prepare.contract.compare import compare
-from prepare.contract.records import TimeRatio
+from prepare.stages.contract import Contract, check, record
+from prepare.stages.contract.compare import compare
+from prepare.stages.contract.records import TimeRatio
 
 WORKLOAD = Workload([BATCH, torch.cat([BATCH] * 2)])
 

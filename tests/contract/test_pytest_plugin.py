@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import prepare
-from prepare.contract import Contract, record
+from prepare.stages.contract import Contract, record
 
 pytest_plugins = ["pytester"]
 ROOT = Path(prepare.__file__).parents[1]
@@ -45,7 +45,7 @@ def run(everything_is_imported, pytester):
         (pytester.path / "test_net.py").write_text(SUITE.format(forward=forward))
         options = (
             "-p",
-            "prepare.pytest_plugin",
+            "prepare.testing.pytest_plugin",
             "-p",
             "no:xdist",
             "-p",
@@ -117,14 +117,22 @@ def test_a_file_may_be_named_and_a_test_may_have_two(run):
     last = suite.splitlines()[-1]
     more = [last, last, f'{last[:-1]}, file="here/c.yaml")']
     (run.path / "test_net.py").write_text(suite.replace(last, "\n".join(more)))
-    options = ("-p", "prepare.pytest_plugin", "-p", "no:xdist", "--prepare-update")
+    options = ("-p", "prepare.testing.pytest_plugin", "-p", "no:xdist", "--prepare-update")
     pytest.main([str(run.path), f"--rootdir={run.path}", "-q", *options, "-p", "no:cacheprovider"])
     found = {path.name for path in run.path.rglob("*.yaml")}
     assert found >= {"test_net-test_layout-a-b.yaml", "test_net-test_layout-a-b-2.yaml"}
 
 
 def outside(folder, *options):
-    command = [sys.executable, "-m", "pytest", "-p", "prepare.pytest_plugin", "-q", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "prepare.testing.pytest_plugin",
+        "-q",
+        *options,
+    ]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
@@ -132,7 +140,7 @@ def test_nothing_is_imported_unless_the_fixture_is_used(tmp_path):
     (tmp_path / "test_other.py").write_text(
         "import sys\ndef test_other():\n"
         "    ours = {name for name in sys.modules if name.startswith('prepare')}\n"
-        "    assert ours <= {'prepare', 'prepare.pytest_plugin'}, ours\n"
+        "    assert ours <= {'prepare', 'prepare.testing.pytest_plugin'}, ours\n"
         "    assert 'torch' not in sys.modules\n"
     )
     done = outside(tmp_path, "-p", "no:xdist", "-p", "no:anyio", "-p", "no:typeguard")

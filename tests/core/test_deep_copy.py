@@ -10,8 +10,8 @@ from torch import nn
 
 from prepare.core.model.deep_copy import CopyError, deep_copy
 from prepare.core.model.training_mode import may_read_mode
-from prepare.verify import verify
-from prepare.verify.static_checks import check_flags
+from prepare.stages.verify import verify
+from prepare.stages.verify.static_checks import check_flags
 from small_nets import same
 
 

@@ -8,9 +8,9 @@ from prepare.core.model import issues_here
 from prepare.core.model.issue_sizes import SIZES
 from prepare.core.model.issues_here import CallIssues
 from prepare.core.model.known_issues import issues
-from prepare.flow import observe, predict
 from prepare.pipeline import Pipeline
-from prepare.verify.verdict import _issues_of, advise, causes_of
+from prepare.stages.flow import observe, predict
+from prepare.stages.verify.verdict import _issues_of, advise, causes_of
 
 NAME = "conv3d_bfloat16_small_cpu"
 SMALL, LARGE = (2, 8, 2, 2, 2), (2, 8, 4, 4, 4)

@@ -20,8 +20,8 @@ from torch.nn.modules import module as torch_module
 
 from prepare import bench, flow
 from prepare.pipeline import Pipeline
-from prepare.tune import tune
-from prepare.verify import verify
+from prepare.stages.tune import tune
+from prepare.stages.verify import verify
 
 STEPS = {
     "half": {"dtype": "bfloat16"},

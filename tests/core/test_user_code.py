@@ -7,12 +7,12 @@ import pytest
 import yaml
 from torch import nn
 
+from prepare.app.job.build_model import import_plugins
+from prepare.app.job.model_target import locate_named
 from prepare.core.forward.explain_error import explained
 from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.user_code import described, place_of
 from prepare.errors import ConfigError
-from prepare.job.build_model import import_plugins
-from prepare.job.model_target import locate_named
 
 NETS = """
 from torch import nn

@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 import planted_faults
-from prepare.cli.main import run
+from prepare.app.cli.main import run
+from prepare.app.report.pages.page import doctor_page
 from prepare.core.model import issues_here
 from prepare.core.model.issues_here import answers_file, standing_here
 from prepare.core.model.known_issues import issues
 from prepare.core.utils.child_process import ForkedRunner
-from prepare.doctor import Diagnosis, Finding, examine
-from prepare.doctor.document import diagnosis_lines
-from prepare.doctor.examination import _ask, answer, run_probe
-from prepare.doctor.probes import GENERAL, KNOWN, PROBES
-from prepare.doctor.records import VERDICTS
 from prepare.errors import ConfigError, DoctorError, RefusedError
 from prepare.pipeline import Pipeline
-from prepare.report.pages.page import doctor_page
+from prepare.stages.doctor import Diagnosis, Finding, examine
+from prepare.stages.doctor.document import diagnosis_lines
+from prepare.stages.doctor.examination import _ask, answer, run_probe
+from prepare.stages.doctor.probes import GENERAL, KNOWN, PROBES
+from prepare.stages.doctor.records import VERDICTS
 
 ON_CPU = [issue for issue in issues() if "cpu" in issue.backend and issue.probe]
 DECIDED = [
@@ -199,7 +199,9 @@ def test_each_remedy_is_said_once():
 
 def test_the_command_writes_its_files_and_exits_with_1(tmp_path, capsys, monkeypatch):
     found = diagnosis(finding("a", "wrong here"))
-    monkeypatch.setattr("prepare.doctor.examine", lambda *_, **given: asked.update(given) or found)
+    monkeypatch.setattr(
+        "prepare.stages.doctor.examine", lambda *_, **given: asked.update(given) or found
+    )
     asked = {}
     folder = tmp_path / "made"
     assert run(["doctor", "--seconds", "9", "--dry-run", "--folder", str(folder)]) == 1
@@ -221,7 +223,7 @@ def test_the_command_writes_its_files_and_exits_with_1(tmp_path, capsys, monkeyp
     ],
 )
 def test_wrong_words_give_one_line_and_exit_code_2(words, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("prepare.doctor.examine", lambda *_, **__: diagnosis())
+    monkeypatch.setattr("prepare.stages.doctor.examine", lambda *_, **__: diagnosis())
     (tmp_path / "file").write_text("")
     words = [word.replace("{file}", str(tmp_path / "file")) for word in words]
     assert run(["doctor", *words]) == 2

@@ -5,8 +5,8 @@ import warnings
 import pytest
 
 from planted_faults import SLOW, WRONG
-from prepare.doctor.examination import run_probe
-from prepare.doctor.probes import GENERAL
+from prepare.stages.doctor.examination import run_probe
+from prepare.stages.doctor.probes import GENERAL
 
 _QUICK = [WRONG[1], WRONG[2], WRONG[8], WRONG[11], WRONG[12], SLOW[9]]
 

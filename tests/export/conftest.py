@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from export_nets import batch, needs, network
-from prepare.export import EXPORTERS, export, load_again
+from prepare.stages.export import EXPORTERS, export, load_again
 from stub_exporters import STUBS
 
 

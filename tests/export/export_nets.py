@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from prepare.export import EXPORTERS
+from prepare.stages.export import EXPORTERS
 
 
 def needs(to):

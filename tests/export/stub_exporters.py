@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from prepare.export import Exporter
+from prepare.stages.export import Exporter
 
 
 class Stub(Exporter):

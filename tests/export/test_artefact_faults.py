@@ -7,8 +7,8 @@ import torch
 
 from export_nets import batch, network
 from prepare.errors import FileError
-from prepare.export import check, export
 from prepare.pipeline import Pipeline
+from prepare.stages.export import check, export
 
 
 def changed_weight(model):

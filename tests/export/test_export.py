@@ -10,8 +10,8 @@ from torch import nn
 from keeping_nets import chunked, video
 from prepare.core.utils.child_process import ForkedRunner
 from prepare.errors import ConfigError, ExportError, FileError, RefusedError
-from prepare.export import EXPORTERS, Export, export, load_again
 from prepare.pipeline import Pipeline
+from prepare.stages.export import EXPORTERS, Export, export, load_again
 
 CONTIGUOUS = {"layout": "contiguous", "batch": 3}
 

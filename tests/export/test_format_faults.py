@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from export_nets import batch, network
-from prepare.export import check
+from prepare.stages.export import check
 
 slow = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from torch import nn
 from export_nets import Decoder, batch, needs, network
 from keeping_nets import chunked, video
 from prepare.core.forward.example_input import Example
-from prepare.export import check, export
 from prepare.pipeline import Pipeline
+from prepare.stages.export import check, export
 
 slow = pytest.mark.slow
 

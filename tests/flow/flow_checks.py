@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from flow_nets import channels_last, converted
-from prepare.flow import Flow, observe, predict
+from prepare.stages.flow import Flow, observe, predict
 
 BOTH = pytest.mark.parametrize("flow_of", [predict, observe])
 

@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from keeping_nets import Purposeful, chunked, video
-from prepare.flow import predict
-from prepare.flow.find_remedy import find_remedy
 from prepare.pipeline import Pipeline
+from prepare.stages.flow import predict
+from prepare.stages.flow.find_remedy import find_remedy
 from small_nets import facts
 
 

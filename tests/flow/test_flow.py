@@ -13,7 +13,7 @@ from flow_checks import BOTH, Net, breaks, cl
 from flow_nets import converted
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
-from prepare.flow import observe, predict
+from prepare.stages.flow import observe, predict
 from small_nets import bits
 
 # ------------------------------------------------------------------------------ breaks

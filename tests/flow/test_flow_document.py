@@ -13,16 +13,16 @@ from torch import nn
 from flow_checks import Net, cl
 from made_runs import blocks, copied, event, flow_of, hostile_flow, module
 from page_reader import READABLE, READABLE_PICTURE, TEMPLATES, contrast
-from prepare.core.document import Shown, Strip, Tree
+from prepare.app.report.charts import cut, width_of
+from prepare.app.report.pages.section import section_body
+from prepare.app.report.render import render
+from prepare.app.report.terminal.run import _outputs
+from prepare.core.document import ReportContext, Strip, Tree
 from prepare.core.forward.run_example import LayoutCount
 from prepare.errors import FlowError
-from prepare.flow import Flow, observe, predict
-from prepare.flow.document import flow_document, flow_sentence
-from prepare.flow.records import Copy, Remedy
-from prepare.report.charts import cut, width_of
-from prepare.report.pages.section import section_body
-from prepare.report.render import render
-from prepare.report.terminal.run import _outputs
+from prepare.stages.flow import Flow, observe, predict
+from prepare.stages.flow.document import flow_document, flow_sentence
+from prepare.stages.flow.records import Copy, Remedy
 from shown_records import show
 
 
@@ -57,7 +57,7 @@ def test_loading_and_showing_a_flow_needs_no_torch(tmp_path):
     path = tmp_path / "flow.json"
     predict(Net(lambda net, x: x.softmax(1)), cl(2, 4, 8, 8)).save(path)
     code = (
-        "import sys; from prepare.flow.records import Flow; "
+        "import sys; from prepare.stages.flow.records import Flow; "
         f"print(Flow.load({str(path)!r})); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -87,7 +87,7 @@ def test_a_contiguous_model_is_told_that_nothing_was_asked_for(tmp_path, capsys)
     assert flow_sentence(flow) == f"{text}, 0 bytes copied per forward"
     show("flow", flow)
     assert capsys.readouterr().out.count(text) == 1
-    assert section_body(flow_document(Shown(found={"flow": flow}))).lower().count(text) == 2
+    assert section_body(flow_document(ReportContext(found={"flow": flow}))).lower().count(text) == 2
     flow.save(tmp_path / "flow.json")
     assert flow_sentence(Flow.load(tmp_path / "flow.json")) == flow_sentence(flow)
     asked = predict(net, cl(2, 3, 8, 8), wanted={4: "channels_last"})
@@ -120,7 +120,7 @@ def test_the_table_names_call_sites_lines_and_the_file(capsys, monkeypatch):
 
 
 def part(flow: Flow, kind: type):
-    document = flow_document(Shown(found={"flow": flow}))
+    document = flow_document(ReportContext(found={"flow": flow}))
     return next(part for part in document.parts() if isinstance(part, kind))
 
 
@@ -179,7 +179,7 @@ def test_every_flow_is_drawn(flow):
         "path",
     }
     assert re.findall("https?://[^\"' ]+", svg(flow)) == ["http://www.w3.org/2000/svg"]
-    body = section_body(flow_document(Shown(found={"flow": flow})))
+    body = section_body(flow_document(ReportContext(found={"flow": flow})))
     assert "<script>alert" not in body
     assert body.count("<details") == body.count("</details>")
 

@@ -15,9 +15,9 @@ from flow_nets import channels_last, converted
 from keeping_nets import CallsKernel, first_rows, folding, image
 from prepare.core.model.memory_format import FORMATS, canonical_stride
 from prepare.errors import ConfigError
-from prepare.flow import predict
-from prepare.flow.layouts import choose_target_layouts, has_odd_strides, layout_of
-from prepare.flow.torch_operators import backend_of, hidden_copies
+from prepare.stages.flow import predict
+from prepare.stages.flow.layouts import choose_target_layouts, has_odd_strides, layout_of
+from prepare.stages.flow.torch_operators import backend_of, hidden_copies
 
 # The profiler of torch 2.10 says so at its first use.
 pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")

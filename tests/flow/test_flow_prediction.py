@@ -11,8 +11,8 @@ from torch import nn
 from flow_checks import cl
 from flow_nets import KNOWN_DIFFERENCES, NETS, example_of, network
 from prepare.errors import ConfigError, RefusedError
-from prepare.flow import Flow, observe, predict
 from prepare.pipeline import Pipeline
+from prepare.stages.flow import Flow, observe, predict
 
 
 def differences(name: str, *, backward: bool = False) -> list[str]:

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from flow_checks import BOTH, Net, cl
 from flow_nets import converted
 from prepare.errors import ModelError, RefusedError
-from prepare.flow import observe, predict
-from prepare.flow.document import flow_sentence
+from prepare.stages.flow import observe, predict
+from prepare.stages.flow.document import flow_sentence
 from small_nets import bits, facts
 
 
@@ -132,7 +132,7 @@ def test_a_forward_that_raises_names_the_module():
 
 
 def test_an_error_of_the_watcher_is_not_reported_as_the_models(monkeypatch):
-    monkeypatch.setattr("prepare.flow.operator_watcher.is_convolution", lambda name: 1 / 0)
+    monkeypatch.setattr("prepare.stages.flow.operator_watcher.is_convolution", lambda name: 1 / 0)
     for flow_of in (predict, observe):
         with pytest.raises(ZeroDivisionError):
             flow_of(Net(lambda net, x: x), cl(2, 4, 8, 8))

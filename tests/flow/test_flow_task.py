@@ -2,8 +2,8 @@
 
 import pytest
 
-from prepare.cli import main as cli
-from prepare.flow import Flow
+from prepare.app.cli import main as cli
+from prepare.stages.flow import Flow
 
 MODEL = (
     "model=unet2d",

@@ -143,7 +143,8 @@ def test_a_weight_in_training_is_put_back_only_with_its_optimizer():
 def test_a_script_and_a_log_are_written_into_the_folder(tmp_path, monkeypatch):
     pipeline, model = prepared({"conv2d_memory_format": {}})
     monkeypatch.setattr(
-        "prepare.reduce.reduce", lambda *_args, **_options: type("R", (), {"script": "print(1)\n"})
+        "prepare.stages.reduce.reduce",
+        lambda *_args, **_options: type("R", (), {"script": "print(1)\n"}),
     )
     guard = pipeline.guard(model, on_difference="warn", folder=tmp_path / "guard")
     add(model[6])

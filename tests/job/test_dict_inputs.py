@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 from prepare.core.forward.example_input import build_example
 
 

@@ -7,10 +7,10 @@ from contextlib import nullcontext
 import pytest
 
 from page_reader import Reader
-from prepare.cli import main as cli
-from prepare.job.execute import _Course, _logged
-from prepare.job.record import Record
-from prepare.report.pages import page
+from prepare.app.cli import main as cli
+from prepare.app.job.execute import _Course, _logged
+from prepare.app.job.record import Record
+from prepare.app.report.pages import page
 
 RAISES = ("model._target_=sample_nets.raises", "input.shape=[1,3,8,8]")
 

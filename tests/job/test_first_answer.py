@@ -8,13 +8,13 @@ from torch import nn
 import sample_nets
 import sweep_folders as made
 from paths import RUN
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
+from prepare.app.job.results import read_results
+from prepare.app.job.run_stages import _memfmt_note
+from prepare.app.report.documents import shown_of, stage_documents, verdict
 from prepare.core.document import Answer, Document
-from prepare.job.carry_out import _memfmt_note
-from prepare.job.results import read_results
 from prepare.pipeline import Pipeline
-from prepare.registry import STAGES
-from prepare.report.documents import shown_of, stage_documents, verdict
+from prepare.stages.registry import STAGES
 
 CONF = RUN.parent / "conf"
 ANSWERS = ["layout", "right", "faster", "next", "details"]
@@ -153,7 +153,7 @@ def test_what_to_do_joins_its_parts_without_a_colon(go, monkeypatch, verdict, ad
 
 
 def test_an_answer_waits_for_those_before_it():
-    from prepare.report.terminal.run import _answer_rows
+    from prepare.app.report.terminal.run import _answer_rows
 
     def rows(*questions, ended=False):
         answers = [Answer(question=each, kind="good", answer="Yes") for each in questions]
@@ -180,7 +180,7 @@ def test_an_input_step_that_changes_the_example_is_verified(go):
 
 
 def test_an_advice_that_warnings_share_is_printed_once(capsys):
-    from prepare.report.terminal.run import _show_warnings
+    from prepare.app.report.terminal.run import _show_warnings
 
     _show_warnings(["one is lost; add it", "two is lost; add it", "alone"])
     assert capsys.readouterr().err.splitlines() == [

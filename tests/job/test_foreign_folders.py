@@ -9,13 +9,13 @@ from torch import nn
 import sweep_folders
 from made_benches import NET
 from prepare import checkpoint
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
+from prepare.app.job.record import Record, files_in
+from prepare.app.report.compare_runs import read_differences
+from prepare.app.report.pages.page import diff_page, doctor_page, write_page
 from prepare.core.utils.files import write_text
-from prepare.doctor.records import Diagnosis
-from prepare.job.record import Record, files_in
-from prepare.report.compare_runs import read_differences
-from prepare.report.pages.page import diff_page, doctor_page, write_page
-from prepare.tune.cache import Cache
+from prepare.stages.doctor.records import Diagnosis
+from prepare.stages.tune.cache import Cache
 from run_faults import posix, told
 from whole_records import contract, tuning, write_run
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from prepare.app.cli import main as cli
+from prepare.app.job import record
 from prepare.audit import audit
-from prepare.cli import main as cli
 from prepare.core.utils import files
 from prepare.errors import FileError
-from prepare.job import record
 from prepare.pipeline import Pipeline
 from run_faults import SMALL, WRITTEN, all_whole, status, told
 from small_nets import same, small_2d

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 from run_faults import NETS, SMALL, WRITTEN, all_whole, drive, finish, posix, start, status, told
 
 KILLED = """

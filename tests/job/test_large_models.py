@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from prepare.app.cli import main as cli
 from prepare.audit import Audit
-from prepare.cli import main as cli
 from run_faults import CHOSEN, ROOT, all_whole, posix, told
 
 MEASURED = """

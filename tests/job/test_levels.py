@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from made_works import work
+from prepare.app.job.settings import read_settings
 from prepare.core.forward.example_input import Example
 from prepare.errors import ConfigError
-from prepare.job.settings import read_settings
-from prepare.registry import STAGES
-from prepare.verify import check_model as checks
-from prepare.verify import verify
+from prepare.stages.registry import STAGES
+from prepare.stages.verify import check_model as checks
+from prepare.stages.verify import verify
 
 MODEL = {"_target_": "prepare.models.unet.UNet3d"}
 
@@ -29,7 +29,7 @@ def test_a_memory_limit_has_a_unit_or_is_in_bytes(memory, count, monkeypatch):
     config = {"model": MODEL, "verify": {"memory": memory, "seconds": 5}}
     stage = read_settings(config, choices={}).stages["verify"]
     seen = []
-    monkeypatch.setattr("prepare.verify.verify", lambda *_, **limits: seen.append(limits))
+    monkeypatch.setattr("prepare.stages.verify.verify", lambda *_, **limits: seen.append(limits))
     stage.run(work(reference=nn.Conv2d(3, 4, 3), example=Example((torch.ones(1, 3, 8, 8),))))
     assert (seen[0]["memory"], seen[0]["seconds"]) == (count, 5.0)
 

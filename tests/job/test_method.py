@@ -9,14 +9,14 @@ import torch
 
 import prepare
 from coder_nets import Coder
-from prepare import flow
+from prepare.app.cli.main import run as command
 from prepare.audit import Audit
-from prepare.cli.main import run as command
-from prepare.contract import Contract
 from prepare.core.model.deep_copy import deep_copy
 from prepare.core.model.module_tree import copy_tree, structure
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
+from prepare.stages import flow
+from prepare.stages.contract import Contract
 
 CODER = ("model._target_=coder_nets.Coder", "input.shape=[2,8,3,6,7]", "memfmt=channels_last_3d")
 STEPS = ("+steps.repair_layout={}", "+steps.keep_layout={}")

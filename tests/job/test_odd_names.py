@@ -9,8 +9,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from prepare.app.cli import main as cli
 from prepare.audit import Audit
-from prepare.cli import main as cli
 from prepare.pipeline import Pipeline
 from prepare.recipe import load
 from run_faults import (

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from made_benches import bench, comparison
+from prepare.app.job.record import STATUSES, Job, Record, Result, files_in
+from prepare.app.job.results import Analyses
 from prepare.audit import Audit, audit
 from prepare.errors import FileError
-from prepare.export.records import Export
-from prepare.job.record import STATUSES, Job, Record, Result, files_in
-from prepare.job.results import Analyses
 from prepare.pipeline import Pipeline
+from prepare.stages.export.records import Export
 from whole_records import write_run
 
 ALL_OF_IT = Result("failed", "model", "a line\nand another", "Traceback ...", 1.25)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from prepare.app.cli import main as cli
 from prepare.audit import Audit
-from prepare.cli import main as cli
 from run_faults import SMALL, WRITTEN, all_whole, drive, posix, status, told
 
 IMPOSSIBLE = ["file/x", "file", "/proc/x", "n" * 300]

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.bench import records as bench_records
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
-from prepare.tune import tune
-from prepare.verify import verify
-from prepare.verify.records import Verification
+from prepare.stages.bench import records as bench_records
+from prepare.stages.tune import tune
+from prepare.stages.verify import verify
+from prepare.stages.verify.records import Verification
 from sample_nets import RefersToItself
 
 RECIPE = {"conv2d_memory_format": {}}

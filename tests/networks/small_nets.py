@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from paths import CONF
+from prepare.app.job.model_target import without_method
 from prepare.core.forward.calling import calling
-from prepare.job.model_target import without_method
 from prepare.testing.networks import Tied, bits, facts, mixed, small_2d, small_3d, tensors
 
 __all__ = [

@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from prepare.flow import observe
-from prepare.patch.make_patch import make_patch, patched_source, write_diff
-from prepare.patch.records import Patch
+from prepare.stages.flow import observe
+from prepare.stages.patch.make_patch import make_patch, patched_source, write_diff
+from prepare.stages.patch.records import Patch
 from prepare.steps.keeping.choose_calls import ChosenCalls, choose_calls
 from prepare.steps.keeping.find_calls import find_calls
 

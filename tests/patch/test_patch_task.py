@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from prepare.cli import main as cli
-from prepare.patch.document import patch_sentence
-from prepare.patch.records import Patch, PatchedCall, UnpatchedBreak
+from prepare.app.cli import main as cli
+from prepare.stages.patch.document import patch_sentence
+from prepare.stages.patch.records import Patch, PatchedCall, UnpatchedBreak
 from shown_records import show
 
 NETWORK = ("model._target_=keeping_nets.chunked", "input.shape=[2,3,2,6,7]", "task=patch")
@@ -24,7 +24,7 @@ def test_the_task_writes_a_verified_and_timed_patch(tmp_path, capsys):
     assert job(tmp_path, "memfmt=channels_last_3d", "verify=short", *limits) == 0
     patch = Patch.load(tmp_path / "patch.json")
     assert (tmp_path / "patch.diff").read_text() == patch.diff
-    root = Path(cli.__file__).parents[2]
+    root = Path(cli.__file__).parents[3]
     done = subprocess.run(
         ["git", "apply", "--check", tmp_path / "patch.diff"],
         cwd=root,

@@ -12,9 +12,9 @@ import torch
 from omegaconf import OmegaConf
 
 from paths import CONF
-from prepare.flow import observe
-from prepare.patch.make_patch import write_diff
 from prepare.pipeline import Pipeline
+from prepare.stages.flow import observe
+from prepare.stages.patch.make_patch import write_diff
 from prepare.steps.keeping.choose_calls import choose_calls
 
 pytestmark = pytest.mark.slow

@@ -9,12 +9,12 @@ from torch import nn
 
 from prepare import checkpoint
 from prepare.audit import audit
-from prepare.bench.model_state import preserved
 from prepare.core.model.deep_copy import deep_copy
 from prepare.core.model.module_tree import structure
 from prepare.errors import CheckpointError, RefusedError
 from prepare.pipeline import Pipeline, like
-from prepare.verify import verify
+from prepare.stages.bench.model_state import preserved
+from prepare.stages.verify import verify
 from random_models import FORMS
 
 BF16 = {"half": {"dtype": "bfloat16"}}

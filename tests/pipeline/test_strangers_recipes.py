@@ -19,11 +19,11 @@ from prepare.errors import ConfigError, PrepareError, RecipeWarning
 from prepare.patterns import Patterns, are_quick, matches
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
+from prepare.stages.tune import Tuning, tune
+from prepare.stages.tune.cache import Cache
 from prepare.step import ForRecipes, ModelStep, TensorStep
 from prepare.steps.compile import _LIMITS, _SWITCHES
 from prepare.testing.networks import mixed
-from prepare.tune import Tuning, tune
-from prepare.tune.cache import Cache
 
 WATCH = Watch()
 REFUSED = "a recipe may set only what is known to be harmless, and this is not"
@@ -370,7 +370,7 @@ def test_a_step_that_needs_a_text_is_left_out_as_a_whole(monkeypatch):
 
 
 def test_a_run_with_such_an_option_leaves_a_recipe_and_says_so(tmp_path, monkeypatch, capsys):
-    from prepare.cli import main as cli
+    from prepare.app.cli import main as cli
 
     monkeypatch.chdir(tmp_path)
     small = [

@@ -10,10 +10,10 @@ from torch import nn
 from failing_operations import SOURCES, FailAt, first_middle_and_last, interrupt_at
 from prepare.audit import audit
 from prepare.errors import PartialError
-from prepare.flow import observe, predict
 from prepare.models.unet import UNet2d
 from prepare.pipeline import Pipeline
 from prepare.pipeline.optimizer_state import RestrideLoadedState
+from prepare.stages.flow import observe, predict
 from prepare.step import ModelStep, ModuleStep
 from small_nets import Tied, facts, mixed, small_2d, small_3d
 

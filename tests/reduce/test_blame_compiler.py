@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.cli.main import run
+from prepare.app.cli.main import run
 from prepare.core.forward.compiled import compile_cache
 from prepare.pipeline import Pipeline
-from prepare.reduce.blame_compiler import blame_compiler
-from prepare.verify import verify
+from prepare.stages.reduce.blame_compiler import blame_compiler
+from prepare.stages.verify import verify
 
 bisector = pytest.importorskip("torch._inductor.compiler_bisector", reason="torch 2.6 and newer")
 DECOMPOSED = "aot_eager_decomp_partition"

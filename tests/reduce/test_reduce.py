@@ -11,11 +11,11 @@ import planted_faults
 from prepare.core.utils.child_process import ForkedRunner
 from prepare.errors import ModelError
 from prepare.pipeline import Pipeline
-from prepare.reduce import reduce, search
-from prepare.reduce.calls import call_of_module
-from prepare.reduce.records import CRASHES, HANGS, RAISES, SLOW, WRONG, ModuleCall
-from prepare.reduce.script import answer, run_script, script_of
-from prepare.reduce.search import WorkerTrials, trial_here, variants
+from prepare.stages.reduce import reduce, search
+from prepare.stages.reduce.calls import call_of_module
+from prepare.stages.reduce.records import CRASHES, HANGS, RAISES, SLOW, WRONG, ModuleCall
+from prepare.stages.reduce.script import answer, run_script, script_of
+from prepare.stages.reduce.search import WorkerTrials, trial_here, variants
 from single_module_faults import FAULTS, MODULES, SLOW_FAULTS, Net, batch_of, bfloat16
 
 NORM = next(

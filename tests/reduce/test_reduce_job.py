@@ -2,13 +2,13 @@
 
 import pytest
 
-from prepare.cli.main import run
-from prepare.core.document import Code, Shown
-from prepare.job.record import Job
-from prepare.reduce import ModuleCall, Reduction
-from prepare.report.pages.page import run_page
-from prepare.verify.records import Verification
-from prepare.verify.stage import VerifyStage
+from prepare.app.cli.main import run
+from prepare.app.job.record import Job
+from prepare.app.report.pages.page import run_page
+from prepare.core.document import Code, ReportContext
+from prepare.stages.reduce import ModuleCall, Reduction
+from prepare.stages.verify.records import Verification
+from prepare.stages.verify.stage import VerifyStage
 
 NET = ("model=unet2d", "model.width=4", "model.depth=2", "device=cpu", "input.shape=[1,1,16,16]")
 CALL = ModuleCall(name="stem", kind="SiLU", arguments=(), options=(), shape=(1, 2))
@@ -20,7 +20,9 @@ FOUND = Reduction(fault="wrong", module="stem", call=CALL, script="x = 1\n", tex
 )
 def test_task_reduce_writes_the_script_and_says_where(found, tmp_path, capsys, monkeypatch):
     asked = {}
-    monkeypatch.setattr("prepare.reduce.reduce", lambda *_, **given: asked.update(given) or found)
+    monkeypatch.setattr(
+        "prepare.stages.reduce.reduce", lambda *_, **given: asked.update(given) or found
+    )
     words = (*NET, "memfmt=channels_last", "task=reduce", f"hydra.run.dir={tmp_path}", "mode=train")
     assert run([*words, "verify.seconds=20"]) == 0
     assert (asked["training"], asked["seconds"]) == (True, 20.0)
@@ -49,10 +51,12 @@ FAILED = Verification(status="fail", reason="outputs: 1 is off", level="short", 
 
 def test_the_page_of_a_failed_verification_has_the_command():
     job = Job(None, None, ["model=unet2d", "task=prepare", "hydra.run.dir=x"], {})
-    document = VerifyStage.document(Shown(found={"verify": FAILED}, overrides=tuple(job.overrides)))
+    document = VerifyStage.document(
+        ReportContext(found={"verify": FAILED}, overrides=tuple(job.overrides))
+    )
     commands = [part.text for part in document.parts() if isinstance(part, Code)]
     assert commands == ["python run.py model=unet2d task=reduce"]
-    without = VerifyStage.document(Shown(found={"verify": FAILED})).parts()
+    without = VerifyStage.document(ReportContext(found={"verify": FAILED})).parts()
     assert not any(isinstance(part, Code) for part in without)
 
 

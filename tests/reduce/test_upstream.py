@@ -8,7 +8,7 @@ import torch
 import prepare
 from prepare.core.model.known_issues import issues
 from prepare.core.utils.child_process import ForkedRunner
-from prepare.reduce.script import answer
+from prepare.stages.reduce.script import answer
 
 FOLDER = Path(prepare.__file__).parents[1] / "docs" / "upstream"
 SCRIPTS = sorted(FOLDER.glob("*.py"))

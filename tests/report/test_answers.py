@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 
 import sweep_folders as made
+from prepare.app.job.record import Job, Result
+from prepare.app.job.results import SavedResults
+from prepare.app.report.charts import laid_out
+from prepare.app.report.documents import answers, shown_of, stage_documents
+from prepare.app.report.documents import verdict as verdict_of
+from prepare.app.report.render import breakable
 from prepare.audit import Audit
 from prepare.core.document import Axis, Bar, Bars, Plane, Point
 from prepare.core.utils.wording import command_line_words
-from prepare.flow.causes import layout_causes, named, source_name
-from prepare.flow.records import Convolution, Copy, Event, Remedy
-from prepare.job.record import Job, Result
-from prepare.job.results import SavedResults
-from prepare.report.charts import laid_out
-from prepare.report.documents import answers, shown_of, stage_documents
-from prepare.report.documents import verdict as verdict_of
-from prepare.report.render import breakable
-from prepare.verify.document import share_text
+from prepare.stages.flow.causes import layout_causes, named, source_name
+from prepare.stages.flow.records import Convolution, Copy, Event, Remedy
+from prepare.stages.verify.document import share_text
 
 RUN = SavedResults(name="run", audit=Audit([], {"convolutions": {}}))
 

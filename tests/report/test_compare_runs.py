@@ -12,10 +12,10 @@ import sweep_folders as made
 from browser import browser, opened
 from page_reader import HOSTILE, Reader
 from prepare import recipe
-from prepare.cli import main as cli
-from prepare.job.record import Job, Record, Result
-from prepare.report.compare_runs import read_differences
-from prepare.report.pages.page import diff_page
+from prepare.app.cli import main as cli
+from prepare.app.job.record import Job, Record, Result
+from prepare.app.report.compare_runs import read_differences
+from prepare.app.report.pages.page import diff_page
 
 PLACE = {"format": "prepare.environment", "version": 1, "date": "2025-01-02", "python": "3.11.7", "torch": "2.13.0",
          "packages": {"numpy": "2.0", "hydra-core": None}, "platform": "Linux", "cpu": "a processor", "cores": 2,

@@ -12,25 +12,25 @@ import pytest
 import sweep_folders
 from mutations import Mutation, mutations
 from prepare import recipe
+from prepare.app.cli.commands import show_sweep
+from prepare.app.job.headline import headline
+from prepare.app.job.record import used_folder
+from prepare.app.job.results import read_results
+from prepare.app.report.compare_runs import read_differences
+from prepare.app.report.pages.page import diff_page, doctor_page, run_page
+from prepare.app.sweep.manifest import read_sweep_manifest
+from prepare.app.sweep.summary import read_summary
 from prepare.audit import Audit
-from prepare.bench.records import Bench
-from prepare.cli.commands import show_sweep
-from prepare.contract.records import Contract, ContractCheck
 from prepare.core.utils.text import output_to
-from prepare.doctor.records import Diagnosis
 from prepare.errors import PrepareError
-from prepare.export.records import Export
-from prepare.flow.records import Flow
-from prepare.job.headline import headline
-from prepare.job.record import used_folder
-from prepare.job.results import read_results
-from prepare.patch.records import Patch
-from prepare.report.compare_runs import read_differences
-from prepare.report.pages.page import diff_page, doctor_page, run_page
-from prepare.sweep.manifest import read_sweep_manifest
-from prepare.sweep.summary import read_summary
-from prepare.tune.records import Tuning
-from prepare.verify.records import Verification
+from prepare.stages.bench.records import Bench
+from prepare.stages.contract.records import Contract, ContractCheck
+from prepare.stages.doctor.records import Diagnosis
+from prepare.stages.export.records import Export
+from prepare.stages.flow.records import Flow
+from prepare.stages.patch.records import Patch
+from prepare.stages.tune.records import Tuning
+from prepare.stages.verify.records import Verification
 from whole_records import write_run
 
 LOADERS = {
@@ -91,7 +91,7 @@ def show(record, sound: Path) -> None:
     if isinstance(record, Bench):
         assert record.headline
     if isinstance(record, Contract):
-        from prepare.contract.compare import compare as compare_contracts
+        from prepare.stages.contract.compare import compare as compare_contracts
 
         list(compare_contracts(record, Contract.load(sound)).changes)
 

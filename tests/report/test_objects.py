@@ -12,10 +12,10 @@ from torch import nn
 from made_benches import bench, comparison
 from paths import PYTHONPATH
 from prepare.audit import audit
-from prepare.bench.records import Comparison, VariantResult
-from prepare.flow import observe
 from prepare.pipeline import Pipeline
-from prepare.verify import verify
+from prepare.stages.bench.records import Comparison, VariantResult
+from prepare.stages.flow import observe
+from prepare.stages.verify import verify
 from whole_records import tuning
 
 
@@ -70,7 +70,7 @@ def test_a_long_sentence_is_cut_in_the_one_line():
 def test_without_the_extra_text_is_one_line_and_no_html(records, monkeypatch):
     for name in ("rich", "rich.table", "rich.console", "jinja2", "markupsafe"):
         monkeypatch.setitem(sys.modules, name, None)
-    for name in [name for name in sys.modules if name.startswith("prepare.report")]:
+    for name in [name for name in sys.modules if name.startswith("prepare.app.report")]:
         monkeypatch.delitem(sys.modules, name)
     flow = records["Flow"]
     assert str(flow).splitlines()[0] == repr(flow)

@@ -7,10 +7,10 @@ import pytest
 from browser import acted, browser, opened
 from made_runs import blocks, hostile_flow, write_record
 from page_reader import HOSTILE
+from prepare.app.report.pages.page import run_page
+from prepare.app.report.pages.section import LIMIT as ROWS_SHOWN
+from prepare.app.report.render import short
 from prepare.audit import Audit
-from prepare.report.pages.page import run_page
-from prepare.report.pages.section import LIMIT as ROWS_SHOWN
-from prepare.report.render import short
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """Weights in 8 bits in the terminal and on the page: how many there are, and why others stay in float."""
 
+from prepare.app.cli import main as cli
+from prepare.app.report.sentences import quantized_text
 from prepare.audit import audit
-from prepare.cli import main as cli
 from prepare.pipeline import Pipeline
-from prepare.report.sentences import quantized_text
 from quantize_checks import NEEDS_TORCHAO
 from small_nets import perceptron
 

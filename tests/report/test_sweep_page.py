@@ -13,17 +13,17 @@ import pytest
 import sweep_folders as made
 from browser import acted, browser, opened
 from page_reader import HOSTILE, READABLE, TEMPLATES, Reader, contrast
+from prepare.app.job.record import Job, Record, Result
+from prepare.app.report.pages.page import write_page
+from prepare.app.report.pages.section import LIMIT
+from prepare.app.report.pages.sweep_matrix import matrices_of, matrix_of
+from prepare.app.report.pages.sweep_page import sweep_page, write_sweep_page
+from prepare.app.report.sweep_table import conclusions, right_text
+from prepare.app.sweep.locks import Claim
+from prepare.app.sweep.manifest import SweepManifest, job_claim, write_sweep_manifest
+from prepare.app.sweep.ranking import rank
+from prepare.app.sweep.summary import read_summary
 from prepare.core.utils.numbers import verdict_text
-from prepare.job.record import Job, Record, Result
-from prepare.report.pages.page import write_page
-from prepare.report.pages.section import LIMIT
-from prepare.report.pages.sweep_matrix import matrices_of, matrix_of
-from prepare.report.pages.sweep_page import sweep_page, write_sweep_page
-from prepare.report.sweep_table import conclusions, right_text
-from prepare.sweep.locks import Claim
-from prepare.sweep.manifest import SweepManifest, job_claim, write_sweep_manifest
-from prepare.sweep.ranking import rank
-from prepare.sweep.summary import read_summary
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from prepare.cli import main as cli
-from prepare.report.training_code import recipe_call, training_code
+from prepare.app.cli import main as cli
+from prepare.app.report.training_code import recipe_call, training_code
 from sample_nets import wrong_in_training
 
 WRONG = ("model._target_=sample_nets.wrong_in_training", "memfmt=channels_last")

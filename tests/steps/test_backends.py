@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 from prepare.core.forward.torch_state import MIXED, isolated, read_switch, saved_switches
 from prepare.errors import ConfigError, RefusedError, StepError
 from prepare.pipeline import Pipeline
+from prepare.stages.tune.candidates import candidates
 from prepare.steps import backends
 from prepare.steps.compile import Compile
-from prepare.tune.candidates import candidates
 
 EVERY = {
     "cudnn_benchmark": True,

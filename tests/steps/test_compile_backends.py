@@ -11,7 +11,7 @@ from prepare.pipeline import Pipeline
 
 
 def test_a_job_compiles_and_verifies_the_model(tmp_path, monkeypatch, capsys):
-    from prepare.cli import main as cli
+    from prepare.app.cli import main as cli
 
     monkeypatch.chdir(tmp_path)
     small = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paths import ROOT
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 from prepare.errors import FileError
 from prepare.steps import compile as compiling
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from compile_checks import Net, pipeline
+from prepare.app.job.settings import read_settings
 from prepare.errors import ConfigError, RefusedError
-from prepare.job.settings import read_settings
 from prepare.pipeline import Pipeline
 from prepare.recipe import load
 from prepare.steps import compile as compiling

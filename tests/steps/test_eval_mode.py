@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from prepare.app.job.settings import read_settings
 from prepare.errors import ConfigError
-from prepare.job.settings import read_settings
 from prepare.models.resnet import ResNet2d
 from prepare.pipeline import Pipeline
-from prepare.verify import verify
+from prepare.stages.verify import verify
 
 FROZEN = Pipeline.from_config({"eval_mode": {"include": ["norms"]}})
 

@@ -12,8 +12,8 @@ from prepare.audit import audit
 from prepare.errors import ConfigError, PatternError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.recipe import load
+from prepare.stages.verify import verify
 from prepare.steps.repairs.conv3d import KeepingConv3d
-from prepare.verify import verify
 from small_nets import facts
 
 PAIRS = {
@@ -162,7 +162,7 @@ def test_a_recipe_with_fusion_gives_the_same_model(tmp_path):
 
 
 def test_fusion_is_an_error_in_training():
-    from prepare.job.settings import read_settings
+    from prepare.app.job.settings import read_settings
 
     config = {
         "model": {"_target_": "torch.nn.Identity"},

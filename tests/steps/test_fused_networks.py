@@ -10,8 +10,8 @@ from torch import nn
 from fuse_checks import FUSE, fused, lively
 from paths import CONF
 from prepare.core.forward.example_input import build_example
+from prepare.stages.verify import verify
 from prepare.steps.fusion.conv_bn import find_pairs
-from prepare.verify import verify
 from small_nets import build
 
 NETWORKS = {

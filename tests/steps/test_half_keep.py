@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from prepare.core.forward.float32_calls import casts_of
 from prepare.errors import PatternError
 from prepare.pipeline import Pipeline, like
+from prepare.stages.verify import verify
 from prepare.steps import half
-from prepare.verify import verify
 
 LOW, X = torch.bfloat16, torch.linspace(-1, 1, 12).view(3, 4).bfloat16()
 
@@ -100,7 +100,7 @@ def test_a_kept_module_is_kept_with_all_in_it_and_cast_once():
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_a_model_with_kept_modules_is_verified_in_both_modes(mode, monkeypatch):
     # The baseline runs in 16 bits too: it gets the same casts, not rounded outputs.
-    monkeypatch.setattr("prepare.verify.execution.runner.rounded", None)
+    monkeypatch.setattr("prepare.stages.verify.execution.runner.rounded", None)
     model = net().train(mode == "train")
     reference = copy.deepcopy(model)
     prepared_model, pipeline = prepared(model, "blocks", "head", input_format={})

@@ -22,8 +22,8 @@ from keeping_nets import (
 )
 from prepare.core.model.module_tree import copy_tree
 from prepare.errors import ConfigError
-from prepare.flow import observe, predict
 from prepare.pipeline import Pipeline
+from prepare.stages.flow import observe, predict
 from prepare.steps import keep_layout
 from prepare.steps.keeping.find_calls import find_calls
 from prepare.steps.keeping.rewrite_class import original_class, rewritten, rewritten_calls

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from prepare import contract
-from prepare.bench import compare
 from prepare.checkpoint import load, save
 from prepare.errors import CheckpointError, RefusedError, StepError
-from prepare.export import export
-from prepare.flow import observe, predict
 from prepare.pipeline import Pipeline
+from prepare.stages import contract
+from prepare.stages.bench import compare
+from prepare.stages.export import export
+from prepare.stages.flow import observe, predict
 from prepare.steps import quantize
 from quantize_checks import IMAGE, NEEDS_TORCHAO, prepared, quantized, relative_error
 from small_nets import Perceptron, perceptron

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from prepare.audit import audit
-from prepare.flow import observe, predict
 from prepare.pipeline import Pipeline
+from prepare.stages.flow import observe, predict
+from prepare.stages.verify import verify
 from prepare.steps import keep_layout, repair_layout
 from prepare.steps.keeping.rewrite_class import rewritten_calls
 from prepare.steps.repairs import find_repair
-from prepare.verify import verify
 from repair_errors import errors, laid_out, limits, results
 from repaired_modules import NAMES, is_canonical
 

@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 
 from paths import SHARED
-from prepare.sweep import locks
+from prepare.app.sweep import locks
 from sweeps import QUICK
 from warm_process import WarmProcess
 

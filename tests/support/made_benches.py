@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from prepare.bench.records import Bench, Case, Comparison, Control, VariantResult
-from prepare.bench.time_prepared import INFERENCE
-from prepare.cli import main as cli
-from prepare.verify.records import Check, unknown
+from prepare.app.cli import main as cli
+from prepare.stages.bench.records import Bench, Case, Comparison, Control, VariantResult
+from prepare.stages.bench.time_prepared import INFERENCE
+from prepare.stages.verify.records import Check, unknown
 
 NET = ("model._target_=sample_nets.Net", "input.shape=[2,3,16,16]", "memfmt=channels_last", "device=cpu", "verify=none")  # fmt: skip
 SVG = "{http://www.w3.org/2000/svg}"

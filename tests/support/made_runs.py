@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from page_reader import HOSTILE
+from prepare.app.job.record import Job, Record, Result
 from prepare.audit import audit
-from prepare.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
-from prepare.job.record import Job, Record, Result
 from prepare.pipeline import Pipeline
+from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
 from small_nets import small_3d
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 THEIRS = """
 import hydra, prepare.hydra
 from prepare.pipeline import Pipeline
-prepare.hydra.register()
-prepare.hydra.register()
+prepare.frameworks.hydra.register()
+prepare.frameworks.hydra.register()
 with hydra.initialize_config_dir({folder!r}, **{base!r}):
     cfg = hydra.compose("config", ["+prepare=default", "prepare/memfmt=channels_last_3d", "prepare/device=cpu"])
-print(prepare.hydra.__file__)
+print(prepare.frameworks.hydra.__file__)
 print(*Pipeline.from_config(cfg.prepare.steps).steps, cfg.seed)
 """

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from prepare.report import render
+from prepare.app.report import render
 
 TEMPLATES = Path(render.__file__).parent / "templates"
 

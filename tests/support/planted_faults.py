@@ -190,7 +190,7 @@ def _sleeping(device):
 def hang():
     from dataclasses import replace
 
-    from prepare.doctor.probes import PROBES
+    from prepare.stages.doctor.probes import PROBES
 
     name = "silu"
     PROBES[name] = replace(PROBES[name], run=_sleeping)
@@ -199,7 +199,7 @@ def hang():
 def ask_for_memory():
     from dataclasses import replace
 
-    from prepare.doctor.probes import PROBES
+    from prepare.stages.doctor.probes import PROBES
 
     PROBES["silu"] = replace(PROBES["silu"], run=lambda device: iter([torch.ones(1 << 34)]))
 

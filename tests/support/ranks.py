@@ -8,8 +8,8 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from prepare.distributed import same_on_all_ranks
 from prepare.pipeline import Pipeline
+from prepare.pipeline.distributed import same_on_all_ranks
 
 FLAT = Pipeline.from_config({"conv2d_memory_format": {}})
 PREPARED = Pipeline.from_config(
@@ -175,7 +175,7 @@ ALL_RANKS = {
 
 def ddp_every_kind(steps, dimensions, view):
     """The warnings of torch in two steps of DDP, for inputs in channels-last, and what `explain` finds."""
-    from prepare.distributed import explain
+    from prepare.pipeline.distributed import explain
 
     model = every_kind(dimensions)
     Pipeline.from_config(steps).apply(model, strict=False)

@@ -135,7 +135,7 @@ DRIVER = """
     import contextlib, os, random, signal, sys, time
     from pathlib import Path
     import torch
-    from prepare.cli import main as cli
+    from prepare.app.cli import main as cli
     torch.set_num_threads(1)
     count, together, *words = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from prepare import recipe
+from prepare.app.job.record import Job, Record, Result
+from prepare.app.job.results import Analyses, read_results
+from prepare.app.sweep.manifest import SweepManifest, write_sweep_manifest
 from prepare.audit import Audit, AuditRow
-from prepare.bench.records import Bench, Case, Comparison, Control, VariantResult
-from prepare.flow.records import Copy, Event, Flow
-from prepare.job.record import Job, Record, Result
-from prepare.job.results import Analyses, read_results
-from prepare.sweep.manifest import SweepManifest, write_sweep_manifest
-from prepare.verify.records import Check, Verification
+from prepare.stages.bench.records import Bench, Case, Comparison, Control, VariantResult
+from prepare.stages.flow.records import Copy, Event, Flow
+from prepare.stages.verify.records import Check, Verification
 
 SWEEP = "one"
 OK = Result("ok", seconds=2.0)

@@ -16,12 +16,16 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 
 from paths import RUN
-from prepare.cli.main import main
-from prepare.sweep import fork_server, worker
+from prepare.app.cli.main import main
+from prepare.app.sweep import fork_server, worker
 
 COLD = "PREPARE_TESTS_COLD"
 _CONTEXT = multiprocessing.get_context("forkserver") if os.name == "posix" else None
-_PRELOADED = [*fork_server._PRELOADED, "prepare.cli.hydra_app", "prepare.report.pages.write_pages"]
+_PRELOADED = [
+    *fork_server._PRELOADED,
+    "prepare.app.cli.hydra_app",
+    "prepare.app.report.pages.write_pages",
+]
 
 
 def start(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import made_benches
 from made_runs import write_record
-from prepare.contract.records import (
+from prepare.stages.contract.records import (
     Contract,
     ContractChange,
     ContractCheck,
@@ -12,8 +12,8 @@ from prepare.contract.records import (
     TimeRatio,
     Tolerance,
 )
-from prepare.doctor.records import Diagnosis, Finding
-from prepare.export.records import (
+from prepare.stages.doctor.records import Diagnosis, Finding
+from prepare.stages.export.records import (
     ArtefactContract,
     Export,
     ExportStage,
@@ -21,10 +21,10 @@ from prepare.export.records import (
     LayoutCheck,
     TakenOut,
 )
-from prepare.flow.records import Flow
-from prepare.patch.records import Patch, PatchedCall, UnpatchedBreak
-from prepare.tune.records import CandidateResult, KeptModule, Tuning
-from prepare.verify.records import Check, Lost, Verification
+from prepare.stages.flow.records import Flow
+from prepare.stages.patch.records import Patch, PatchedCall, UnpatchedBreak
+from prepare.stages.tune.records import CandidateResult, KeptModule, Tuning
+from prepare.stages.verify.records import Check, Lost, Verification
 
 MACHINE = {"torch": "2.13.0", "cpu": "Some", "devices": ["a"], "accelerator": {"backend": "cpu"}, "packages": {"numpy": "2"}}  # fmt: skip
 

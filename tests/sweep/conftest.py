@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import sweep_folders as made
-from prepare.sweep.summary import read_summary
+from prepare.app.sweep.summary import read_summary
 
 
 @pytest.fixture(scope="module")

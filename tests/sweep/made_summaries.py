@@ -2,7 +2,7 @@
 
 import pytest
 
-from prepare.report.terminal.sweep import show_summary
+from prepare.app.report.terminal.sweep import show_summary
 
 
 def row(*overrides, **found):

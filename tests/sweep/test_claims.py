@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import machines
-from prepare.job.record import Record
-from prepare.sweep import locks
-from prepare.sweep.locks import Claim, is_held
-from prepare.sweep.manifest import job_claim, read_sweep_manifest
-from prepare.sweep.summary import read_summary
+from prepare.app.job.record import Record
+from prepare.app.sweep import locks
+from prepare.app.sweep.locks import Claim, is_held
+from prepare.app.sweep.manifest import job_claim, read_sweep_manifest
+from prepare.app.sweep.summary import read_summary
 from sweeps import NET, finish, processes_in, start, wait_for
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and si
 NOTES = """
 import os
 from pathlib import Path
-from prepare.job.record import Record
+from prepare.app.job.record import Record
 
 write = Record.write_result
 
@@ -123,7 +123,7 @@ def test_a_claim_of_a_dead_machine_is_taken_over_after_watching(tmp_path, fast, 
 KILLED_AT = """
 import os, sys
 from pathlib import Path
-from prepare.sweep.locks import Claim
+from prepare.app.sweep.locks import Claim
 
 path, last = Path(sys.argv[1]), int(sys.argv[2])
 count = 0

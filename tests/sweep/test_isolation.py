@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from prepare.cli import main as cli
-from prepare.sweep import locks, worker
+from prepare.app.cli import main as cli
+from prepare.app.sweep import locks, worker
 from sweeps import MIXED, NET, Ended, assert_only_failing_jobs_fail, processes_in, start, wait_for
 
 QUICK = ("bench=none", "verify=none", "flow=none")

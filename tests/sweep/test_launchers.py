@@ -9,11 +9,11 @@ import sys
 import pytest
 from hydra.core.plugins import Plugins
 
-from prepare.cli import main as cli
-from prepare.cli.launcher_checks import launcher_problems
-from prepare.job.record import Record
-from prepare.report.terminal.sweep_progress import _time
-from prepare.sweep.worker import shares_cores
+from prepare.app.cli import main as cli
+from prepare.app.cli.launcher_checks import launcher_problems
+from prepare.app.job.record import Record
+from prepare.app.report.terminal.sweep_progress import _time
+from prepare.app.sweep.worker import shares_cores
 from sweeps import (
     MIXED,
     NET,
@@ -110,7 +110,7 @@ def test_a_launcher_without_its_package_is_a_one_line_error(
     tmp_path, monkeypatch, capsys, launcher
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("prepare.cli.launcher_checks._is_installed", lambda module: False)
+    monkeypatch.setattr("prepare.app.cli.launcher_checks._is_installed", lambda module: False)
     code = cli.run(["--multirun", "model=unet3d", "seed=0,1", f"hydra/launcher={launcher}"])
     extra = launcher.partition("_")[0]
     said = (

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import sweep_folders as made
 from made_summaries import out_of, row
-from prepare.job.record import Result
-from prepare.report.sweep_table import conclusions
-from prepare.sweep.ranking import rank
-from prepare.sweep.summary import read_summary
+from prepare.app.job.record import Result
+from prepare.app.report.sweep_table import conclusions
+from prepare.app.sweep.ranking import rank
+from prepare.app.sweep.summary import read_summary
 
 
 def timed(value, ratio, **found):

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from paths import ROOT
-from prepare.cli import main as cli
-from prepare.job.record import KEPT, Record
-from prepare.sweep.manifest import identity_of, number_duplicates
-from prepare.sweep.summary import read_summary
+from prepare.app.cli import main as cli
+from prepare.app.job.record import KEPT, Record
+from prepare.app.sweep.manifest import identity_of, number_duplicates
+from prepare.app.sweep.summary import read_summary
 from sweeps import NET, QUICK, Ended, finish, processes_in, start, wait_for
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
@@ -155,7 +155,7 @@ def test_a_job_runs_again_if_its_identity_has_changed(sweep, folder, monkeypatch
     if change == "plugin":
         (folder / "own_plugin.py").write_text("# another\n")
     if change == "version":
-        monkeypatch.setattr("prepare.sweep.manifest.version_of", lambda package: "another")
+        monkeypatch.setattr("prepare.app.sweep.manifest.version_of", lambda package: "another")
     built(folder)
     sweep("a", *words, "resume=true")
     assert built(folder) == ["a"]
@@ -190,7 +190,7 @@ def test_an_identity_covers_packages_in_the_current_folder(folder, monkeypatch):
     assert identity_of(config, {"precision": "half"}) != before
     with monkeypatch.context() as patched:
         other = {"cudnn": "9.10.2"}
-        patched.setattr("prepare.sweep.manifest.installed_accelerator", lambda: other)
+        patched.setattr("prepare.app.sweep.manifest.installed_accelerator", lambda: other)
         assert identity_of(config, {}) != before
     (package / "blocks.py").write_text("# another\n")
     assert identity_of(config, {}) != before

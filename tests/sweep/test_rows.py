@@ -1,4 +1,4 @@
-"""`prepare.sweep.read`: the rows of a sweep as records, and as a table of pandas."""
+"""`prepare.app.sweep.read`: the rows of a sweep as records, and as a table of pandas."""
 
 import subprocess
 import sys
@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from paths import RUN
+from prepare.app.sweep import read
 from prepare.errors import ConfigError, FileError
-from prepare.sweep import read
 
 
 def test_each_row_is_a_record_with_every_override_and_figure(swept):
@@ -34,7 +34,9 @@ def test_a_folder_that_is_no_sweep_is_refused(tmp_path):
 
 
 def test_it_loads_no_torch(swept):
-    code = f"import sys; from prepare.sweep import read; read({str(swept)!r}); print(*sys.modules)"
+    code = (
+        f"import sys; from prepare.app.sweep import read; read({str(swept)!r}); print(*sys.modules)"
+    )
     ran = subprocess.run([sys.executable, "-c", code], cwd=RUN.parent, capture_output=True, text=True, check=True)  # fmt: skip
     assert not {"torch", "pandas"} & set(ran.stdout.split())
 

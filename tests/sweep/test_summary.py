@@ -11,11 +11,11 @@ import pytest
 import sweep_folders as made
 from made_summaries import out_of, row
 from paths import RUN
-from prepare.cli import main as cli
-from prepare.job.headline import FlowFigures
-from prepare.report.terminal.sweep import write_summary
-from prepare.sweep.ranking import rank
-from prepare.sweep.summary import read_summary
+from prepare.app.cli import main as cli
+from prepare.app.job.headline import FlowFigures
+from prepare.app.report.terminal.sweep import write_summary
+from prepare.app.sweep.ranking import rank
+from prepare.app.sweep.summary import read_summary
 
 
 def test_a_copied_folder_gives_the_same_summary(swept, tmp_path):

@@ -8,14 +8,14 @@ import pytest
 
 import sweep_folders as made
 from made_summaries import out_of, row
-from prepare.job.headline import VerifyFigures, headline
-from prepare.job.record import Result
-from prepare.job.results import Analyses
-from prepare.report.sentences import memory_text, verified_text
-from prepare.report.sweep_table import columns
-from prepare.report.terminal.sweep import show_summary, write_summary
-from prepare.sweep.ranking import command, rank
-from prepare.sweep.summary import read_summary
+from prepare.app.job.headline import VerifyFigures, headline
+from prepare.app.job.record import Result
+from prepare.app.job.results import Analyses
+from prepare.app.report.sentences import memory_text, verified_text
+from prepare.app.report.sweep_table import columns
+from prepare.app.report.terminal.sweep import show_summary, write_summary
+from prepare.app.sweep.ranking import command, rank
+from prepare.app.sweep.summary import read_summary
 
 HOSTILE = ["=1+1", "<script>alert(1)</script>", "[red]x[/red]", "a|b\nc", "\udc80", '"quoted", and', "x" * 5000]  # fmt: skip
 

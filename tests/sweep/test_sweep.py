@@ -13,10 +13,10 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from paths import RUN
-from prepare.cli import main as cli
-from prepare.cli.compose_config import slug, unique
-from prepare.job.record import Record
-from prepare.sweep.summary import Summary, SweepRow, read_summary
+from prepare.app.cli import main as cli
+from prepare.app.cli.compose_config import slug, unique
+from prepare.app.job.record import Record
+from prepare.app.sweep.summary import Summary, SweepRow, read_summary
 from sweeps import Ended
 
 UNET3D = ("model=unet3d", "model.width=2", "model.depth=2", "input.shape=[2,1,8,8,8]")

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from prepare.tune import session
-from prepare.tune.candidate_run import PreparedCandidate
+from prepare.stages.tune import session
+from prepare.stages.tune.candidate_run import PreparedCandidate
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import random
 from collections import Counter
 
 from clocks import Clock, noisy
-from prepare.tune.candidates import Candidate
-from prepare.tune.compare_candidates import CandidateError, CheckResult
-from prepare.tune.race import Race
-from prepare.tune.records import UNPREPARED
+from prepare.stages.tune.candidates import Candidate
+from prepare.stages.tune.compare_candidates import CandidateError, CheckResult
+from prepare.stages.tune.race import Race
+from prepare.stages.tune.records import UNPREPARED
 
 
 class ScriptedRunner:

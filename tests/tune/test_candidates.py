@@ -10,8 +10,8 @@ from torch import nn
 from keeping_nets import chunked, video
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
-from prepare.tune.candidates import AS_DECLARED, calls_to_keep, candidates
-from prepare.tune.records import UNPREPARED
+from prepare.stages.tune.candidates import AS_DECLARED, calls_to_keep, candidates
+from prepare.stages.tune.records import UNPREPARED
 from sample_nets import model_state, small, wrong_in_training
 from small_nets import perceptron
 

@@ -9,16 +9,16 @@ from torch import nn
 
 from prepare.errors import ModelError
 from prepare.pipeline import Pipeline
-from prepare.tune.candidates import Candidate
-from prepare.tune.compare_candidates import CandidateError, CheckResult
-from prepare.tune.keep_modules import (
+from prepare.stages.tune.candidates import Candidate
+from prepare.stages.tune.compare_candidates import CandidateError, CheckResult
+from prepare.stages.tune.keep_modules import (
     KeepInFloat32,
     ModuleError,
     keeping,
     measure_modules,
     worth_keeping,
 )
-from prepare.tune.records import KeptModule
+from prepare.stages.tune.records import KeptModule
 from simulated_race import FAIL, UNPREPARED, SimulatedRace
 from tune_checks import LOUD, Attempts, Energy, Net, Offset, seeded
 

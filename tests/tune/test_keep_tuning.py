@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from prepare import recipe
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 from prepare.errors import ModelError, PrepareError
-from prepare.tune import Tuning, keep_in_float32, session, tune
-from prepare.tune.candidate_run import PreparedCandidate
-from prepare.tune.document import kept_rows
-from prepare.tune.records import KeptModule
+from prepare.stages.tune import Tuning, keep_in_float32, session, tune
+from prepare.stages.tune.candidate_run import PreparedCandidate
+from prepare.stages.tune.document import kept_rows
+from prepare.stages.tune.records import KeptModule
 from shown_records import show
 from test_tune_record import record
 from tune_checks import LOUD, Energy, Net, Offset, seeded

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from prepare.tune.compare_candidates import CandidateError
-from prepare.tune.records import UNPREPARED
+from prepare.stages.tune.compare_candidates import CandidateError
+from prepare.stages.tune.records import UNPREPARED
 from simulated_race import FAIL, UNSURE, ScriptedRunner, SimulatedRace
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from prepare import recipe
-from prepare.bench.samples import Series
 from prepare.errors import ConfigError, ModelError, RefusedError
+from prepare.stages.bench.samples import Series
+from prepare.stages.tune import candidate_run, session, tune
+from prepare.stages.tune.candidate_run import PreparedCandidate
+from prepare.stages.tune.candidates import AS_DECLARED, Candidate, candidates
+from prepare.stages.tune.records import UNPREPARED
+from prepare.stages.tune.stage import TuneStage
 from prepare.step import ModuleStep
-from prepare.tune import candidate_run, session, tune
-from prepare.tune.candidate_run import PreparedCandidate
-from prepare.tune.candidates import AS_DECLARED, Candidate, candidates
-from prepare.tune.records import UNPREPARED
-from prepare.tune.stage import TuneStage
 from sample_nets import model_state, small, wrong_in_training
 from tune_checks import BATCH, found_with
 

@@ -8,11 +8,11 @@ from torch import nn
 
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.folders import cache_folder
-from prepare.tune import cache as caching
-from prepare.tune import session
-from prepare.tune.candidates import candidates
-from prepare.tune.compare_candidates import CheckResult
-from prepare.tune.records import UNPREPARED
+from prepare.stages.tune import cache as caching
+from prepare.stages.tune import session
+from prepare.stages.tune.candidates import candidates
+from prepare.stages.tune.compare_candidates import CheckResult
+from prepare.stages.tune.records import UNPREPARED
 from sample_nets import small
 from tune_checks import BATCH, found_with
 

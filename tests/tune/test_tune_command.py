@@ -10,11 +10,11 @@ import pytest
 
 from paths import PYTHONPATH
 from prepare import recipe
-from prepare.cli import main as cli
+from prepare.app.cli import main as cli
 from prepare.pipeline import Pipeline
-from prepare.tune import Tuning
-from prepare.tune.candidates import AS_DECLARED
-from prepare.tune.race import Race
+from prepare.stages.tune import Tuning
+from prepare.stages.tune.candidates import AS_DECLARED
+from prepare.stages.tune.race import Race
 from sample_nets import small
 
 TUNE = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu")
@@ -113,9 +113,9 @@ RANK = """
 import sys
 import torch
 import torch.distributed as dist
-from prepare import tune as module
+from prepare.stages import tune as module
 from prepare.errors import RefusedError
-from prepare.tune.session import TuningSession
+from prepare.stages.tune.session import TuningSession
 from sample_nets import small
 
 rank, file, wrong = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "wrong"

@@ -10,14 +10,14 @@ from torch import nn
 
 from clocks import Clock, noisy
 from prepare import Workload
-from prepare.core.document import Shown, Text
-from prepare.tune import tune
-from prepare.tune.candidates import Candidate
-from prepare.tune.compare_candidates import CheckResult
-from prepare.tune.document import tune_document
-from prepare.tune.race import Race
-from prepare.tune.records import UNPREPARED, ForSizes, Tuning
-from prepare.tune.stage import TuneStage
+from prepare.core.document import ReportContext, Text
+from prepare.stages.tune import tune
+from prepare.stages.tune.candidates import Candidate
+from prepare.stages.tune.compare_candidates import CheckResult
+from prepare.stages.tune.document import tune_document
+from prepare.stages.tune.race import Race
+from prepare.stages.tune.records import UNPREPARED, ForSizes, Tuning
+from prepare.stages.tune.stage import TuneStage
 
 
 class SizedRunner:
@@ -124,13 +124,13 @@ def test_every_recipe_is_timed_at_each_size(tuning, tmp_path):
     assert base.seconds is not None
     tuning.save(tmp_path / "tune.json")
     assert Tuning.load(tmp_path / "tune.json") == tuning
-    document = tune_document(Shown(found={"tune": tuning}))
+    document = tune_document(ReportContext(found={"tune": tuning}))
     assert "batch 1, weight 3" in str(list(document.shown("page")))
 
 
 def test_a_cached_tuning_is_of_the_same_sizes_and_weights(monkeypatch, tmp_path):
-    monkeypatch.setattr("prepare.tune.cache._MAX_NOISE", 1e9)
-    monkeypatch.setattr("prepare.tune.session.finite", lambda value: 1.0)
+    monkeypatch.setattr("prepare.stages.tune.cache._MAX_NOISE", 1e9)
+    monkeypatch.setattr("prepare.stages.tune.session.finite", lambda value: 1.0)
     found = [
         tune(net(), workload, budget=0.2, cache=tmp_path).from_cache
         for workload in (WORKLOAD, WORKLOAD, Workload(WORKLOAD.examples), WORKLOAD.examples[0])
@@ -143,7 +143,7 @@ def test_two_recipes_are_told_with_the_sizes_that_each_is_for(tuning):
     pair = (ForSizes(tuning.winner, ("batch 2",)), ForSizes(other, ("batch 1",)))
     found = replace(tuning, better=pair)
     text = f"{tuning.winner} at batch 2; {other} at batch 1"
-    document = tune_document(Shown(found={"tune": found}))
+    document = tune_document(ReportContext(found={"tune": found}))
     assert document.answers[0].answer == f"Two recipes are better: {text}"
     shown = [part.text for part in document.shown("terminal") if isinstance(part, Text)]
     assert f"two recipes are better: {text}" in shown

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from prepare.tune import tune
-from prepare.tune.compare_candidates import CheckResult
-from prepare.tune.keep_modules import search_fewest
+from prepare.stages.tune import tune
+from prepare.stages.tune.compare_candidates import CheckResult
+from prepare.stages.tune.keep_modules import search_fewest
 
 BATCH = torch.ones(2, 3, 12, 12)
 

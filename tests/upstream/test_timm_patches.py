@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from prepare.flow import predict
+from prepare.stages.flow import predict
 
 PAGE = (Path(__file__).parents[2] / "docs" / "upstream" / "timm.md").read_text()
 CASES = {

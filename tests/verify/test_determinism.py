@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from prepare.verify import verify
-from prepare.verify.execution.determinism import DeterministicMode, Float64Default
+from prepare.stages.verify import verify
+from prepare.stages.verify.execution.determinism import DeterministicMode, Float64Default
 from verify_checks import FIXED, FLAT, PIPELINES, Draws, check, prepared
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
-from prepare.verify import verify
+from prepare.stages.verify import verify
 from verify_checks import FLAT, checks_by_kind, prepared
 
 HALF = {"half": {"dtype": "bfloat16", "keep": []}, "input_format": {}}
@@ -40,7 +40,7 @@ def test_a_metric_fails_beyond_its_limit_where_tensors_pass():
     assert "on the unprepared model" in failed.reason
     assert "and 0.0001 is allowed" in failed.reason
     assert "allow a larger max_drop" in failed.advice
-    assert "keep the modules that prepare.tune.keep_in_float32 finds" in failed.advice
+    assert "keep the modules that prepare.stages.tune.keep_in_float32 finds" in failed.advice
 
 
 def test_a_metric_is_called_under_the_autocast_of_the_prepared_model():

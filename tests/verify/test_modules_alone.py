@@ -8,15 +8,15 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from prepare.verify import verify
-from prepare.verify.compare_case import without_proof
-from prepare.verify.compare_modules import GradientSums, ModuleDifferences
-from prepare.verify.document import verify_sentence
-from prepare.verify.execution.budget import Budget
-from prepare.verify.execution.module_calls import CallInterceptor
-from prepare.verify.execution.runner import Runner
-from prepare.verify.records import Check
-from prepare.verify.tolerance import Deviation
+from prepare.stages.verify import verify
+from prepare.stages.verify.compare_case import without_proof
+from prepare.stages.verify.compare_modules import GradientSums, ModuleDifferences
+from prepare.stages.verify.document import verify_sentence
+from prepare.stages.verify.execution.budget import Budget
+from prepare.stages.verify.execution.module_calls import CallInterceptor
+from prepare.stages.verify.execution.runner import Runner
+from prepare.stages.verify.records import Check
+from prepare.stages.verify.tolerance import Deviation
 from verify_checks import FLAT, PIPELINES, check, checks_by_kind, prepared
 
 

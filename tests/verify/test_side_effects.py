@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.verify import verify
+from prepare.stages.verify import verify
 from verify_checks import FLAT, check, prepared
 
 BATCH = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))

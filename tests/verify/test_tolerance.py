@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from prepare.pipeline import Pipeline
-from prepare.verify import verify
-from prepare.verify.tolerance import (
+from prepare.stages.verify import verify
+from prepare.stages.verify.tolerance import (
     Deviation,
     compare,
     is_too_noisy,

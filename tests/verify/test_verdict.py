@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prepare.pipeline import Pipeline
-from prepare.verify import verify
-from prepare.verify.document import error_text, verify_sentence
+from prepare.stages.verify import verify
+from prepare.stages.verify.document import error_text, verify_sentence
 from verify_checks import FLAT, PIPELINES, check, checks_by_kind, prepared
 from verify_faults import Net
 

@@ -13,9 +13,9 @@ from paths import CONF
 from prepare.core.forward.call import call_of
 from prepare.core.forward.example_input import Example, build_example
 from prepare.errors import RefusedError
-from prepare.verify import verify
-from prepare.verify.execution import single_run
-from prepare.verify.inputs import resized
+from prepare.stages.verify import verify
+from prepare.stages.verify.execution import single_run
+from prepare.stages.verify.inputs import resized
 from small_nets import build, facts
 from verify_checks import FLAT, PIPELINES, check, checks_by_kind, flat_norm, prepared
 from verify_faults import FAULTS, Net

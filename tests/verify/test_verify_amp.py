@@ -9,8 +9,8 @@ from torch import nn
 from prepare.core.forward.autocast import autocast
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
-from prepare.verify import verify
-from prepare.verify.execution import runner
+from prepare.stages.verify import verify
+from prepare.stages.verify.execution import runner
 from verify_checks import FLAT, check, checks_by_kind, prepared
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ from prepare.core.forward.call import call_of
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
-from prepare.verify import verify
-from prepare.verify.inputs import resized, shifted
+from prepare.stages.verify import verify
+from prepare.stages.verify.inputs import resized, shifted
 from verify_checks import FLAT, PIPELINES, check
 from verify_faults import Net
 

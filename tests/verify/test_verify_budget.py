@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from prepare.core.forward.call import call_of
-from prepare.verify import check_model, verify
-from prepare.verify.document import verify_document, verify_sentence
-from prepare.verify.execution.budget import Budget, Cost, estimate
-from prepare.verify.execution.determinism import training_flags
-from prepare.verify.execution.runner import CannotTellError, Runner
+from prepare.stages.verify import check_model, verify
+from prepare.stages.verify.document import verify_document, verify_sentence
+from prepare.stages.verify.execution.budget import Budget, Cost, estimate
+from prepare.stages.verify.execution.determinism import training_flags
+from prepare.stages.verify.execution.runner import CannotTellError, Runner
 from verify_checks import FLAT, Draws, check, flat_norm, prepared
 from verify_faults import FAULTS, Net
 
@@ -50,7 +50,7 @@ def second_look_fails(monkeypatch):
         raise CannotTellError("no time is left")
 
     monkeypatch.setattr(Runner, "run_perturbed", refuse)
-    monkeypatch.setattr("prepare.verify.compare_case.compare_modules", refuse)
+    monkeypatch.setattr("prepare.stages.verify.compare_case.compare_modules", refuse)
     reference, batch = flat_norm(nn.SiLU())
     return reference, batch, {"conv2d_memory_format": {}}
 
@@ -67,7 +67,7 @@ def test_without_a_second_look_nothing_is_said_to_be_off(monkeypatch, mode, stat
 
 @pytest.mark.parametrize("fault", [None, "mixed samples", "a doubled gradient"])
 def test_a_slow_batch_compares_gradients_of_one_sample(monkeypatch, fault):
-    monkeypatch.setattr("prepare.verify.check_model._LONG", 0.0)
+    monkeypatch.setattr("prepare.stages.verify.check_model._LONG", 0.0)
     reference = Net().eval()
     pipeline, model = prepared(reference, FLAT)
     if fault:
@@ -137,7 +137,7 @@ def test_modules_that_are_left_when_the_time_is_over_are_counted(monkeypatch):
     model, batch = deep(2)
     memory = estimated(model, batch).bytes(torch.float64, backward=True) - 1
     monkeypatch.setattr(Budget, "refuses_modules", lambda *_, **__: "")
-    monkeypatch.setattr("prepare.verify.compare_modules._time_is_over", lambda _: True)
+    monkeypatch.setattr("prepare.stages.verify.compare_modules._time_is_over", lambda _: True)
     checks = {item.what: item for item in check(model, FLAT, batch, memory=memory).checks}
     assert checks["module outputs"].note == (
         "5 modules not compared alone, first 0: no time was left; raise verify.seconds"
@@ -194,7 +194,7 @@ def test_a_budget_says_why_a_run_does_not_fit():
 )
 def test_the_time_of_a_run_scales_the_next_estimate(monkeypatch, took, left, ending):
     now = [0.0]
-    monkeypatch.setattr("prepare.verify.execution.budget.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("prepare.stages.verify.execution.budget.time.monotonic", lambda: now[0])
     budget, cost = Budget(took + left, 2**30), Cost(operations=6 * 10**9)  # by the estimate 2 s
     with budget.timing(cost, torch.float64, backward=False):
         now[0] += took
@@ -211,7 +211,7 @@ def test_the_time_of_other_programs_does_not_count(monkeypatch, clock, own, left
     now = {"monotonic": 0.0, "process_time": 0.0}
     for name in now:
         monkeypatch.setattr(
-            f"prepare.verify.execution.budget.time.{name}", lambda name=name: now[name]
+            f"prepare.stages.verify.execution.budget.time.{name}", lambda name=name: now[name]
         )
     budget, given = Budget(30.0, 2**30, longest=300.0), Budget(30.0, 2**30)
     now |= {"monotonic": clock, "process_time": own}

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.verify import verify
-from prepare.verify.execution.single_run import RESULT_FIELDS
+from prepare.stages.verify import verify
+from prepare.stages.verify.execution.single_run import RESULT_FIELDS
 from verify_checks import FIXED, FLAT, Draws, prepared
 from verify_faults import Net
 

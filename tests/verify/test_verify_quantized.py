@@ -7,7 +7,7 @@ from torch import nn
 from prepare.core.model.quantized import rounded_inputs, rounded_like
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
-from prepare.verify import verify
+from prepare.stages.verify import verify
 from quantize_checks import NEEDS_TORCHAO
 from small_nets import perceptron
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from prepare.errors import VerificationError
-from prepare.verify import Check, Lost, Verification
-from prepare.verify.document import error_text, verify_document, verify_sentence
+from prepare.stages.verify import Check, Lost, Verification
+from prepare.stages.verify.document import error_text, verify_document, verify_sentence
 from shown_records import show
 from verify_checks import FLAT, PIPELINES, check, flat_norm
 

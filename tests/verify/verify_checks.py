@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from prepare.pipeline import Pipeline
-from prepare.verify import verify
+from prepare.stages.verify import verify
 
 FLAT = {"conv2d_memory_format": {}, "input_format": {}}
 LAST = {

@@ -24,7 +24,7 @@ _Parser = Callable[[Any], Any]
 # More than the record of a model of a hundred thousand tensors needs.
 LIMIT = 1 << 28
 # The report reads records, so no record imports it: it is looked up when one is shown.
-_REPORT = "prepare.report.objects"
+_REPORT = "prepare.app.report.objects"
 _LARGEST = 1 << 63
 _NAMES = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
 

@@ -8,9 +8,9 @@ from operator import gt
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.module_tree import copy_tree
-from prepare.flow import predict
-from prepare.flow.call_sites import short_path
-from prepare.flow.operator_watcher import KERNEL_NOTE
+from prepare.stages.flow import predict
+from prepare.stages.flow.call_sites import short_path
+from prepare.stages.flow.operator_watcher import KERNEL_NOTE
 from prepare.steps import keep_layout
 from prepare.steps.keep_layout import KeepLayout
 from prepare.steps.keeping.find_calls import CodeCall, find_calls, method_source
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from prepare.core.forward.autocast import Amp
-    from prepare.flow.records import Copy, Event, Flow
+    from prepare.stages.flow.records import Copy, Event, Flow
 
 # Mended lines may show breaks that others hid. Networks of the benchmarks need two or three rounds.
 _ROUNDS = 8

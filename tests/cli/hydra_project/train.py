@@ -8,12 +8,12 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-import prepare.hydra
+import prepare.frameworks.hydra
 from prepare.pipeline import Pipeline
 
 BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 
-prepare.hydra.register()
+prepare.frameworks.hydra.register()
 
 
 @hydra.main(config_path="configs", config_name="train", **BASE)

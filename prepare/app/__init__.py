@@ -1,0 +1,1 @@
+"""The program: command line, jobs, sweeps and reports."""

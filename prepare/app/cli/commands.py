@@ -1,0 +1,250 @@
+"""Answer the commands and flags beside those of a run: steps, diff, summary, replay, --help, --version."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import sys
+from argparse import ArgumentError, ArgumentParser
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from prepare.app.cli.answer import tell
+from prepare.app.job.outcome import DONE
+from prepare.core.utils.files import printable_path, write_text
+from prepare.core.utils.suggest import choose
+from prepare.core.utils.text import line, plural, printable
+from prepare.errors import ConfigError, FileError, PrepareError
+
+_WIDEST = 110
+_DOCTOR = "doctor [--device DEVICE] [--seconds N] [--folder FOLDER] [--dry-run]"
+
+_Read = TypeVar("_Read")
+
+
+def require_packages(*packages: str) -> None:
+    """Raise ConfigError if a package of the command line is missing, or too old for this Python."""
+    for package in packages:
+        try:
+            module = importlib.import_module(package)
+        except ImportError as error:
+            remedy = "install the extra: pip install 'torch-prepare[cli]'"
+            raise ConfigError("", f"the command line needs {error.name}", remedy) from error
+        if package == "hydra" and sys.version_info >= (3, 14) and module.__version__ < "1.4":
+            wrong = f"Hydra {module.__version__} does not start on Python 3.14"
+            remedy = "pip install --pre 'hydra-core>=1.4.0rc3', or use an older Python"
+            raise ConfigError("", wrong, remedy)
+
+
+def _steps(argv: list[str]) -> int:
+    from prepare.app.cli.help import steps_text
+    from prepare.registry import STEPS
+
+    if unknown := [name for name in argv if name not in STEPS]:
+        raise ConfigError(unknown[0], "no such step", choose(unknown[0], STEPS, noun="steps"))
+    line(steps_text(_width(), argv))
+    tell(steps=argv or list(STEPS))
+    return DONE
+
+
+def _diff(argv: list[str]) -> int:
+    parser = _parser()
+    parser.add_argument("--page", nargs="?", const="")
+    parser.add_argument("--all", action="store_true")
+    flags, paths = parser.parse_known_args(argv)
+    _check_count(
+        paths, 2, "diff A B [--all] [--page FILE.html]", "two runs' folders, audits or recipes"
+    )
+    if flags.page == "":
+        raise ConfigError("diff", "--page names no file", "give one: --page FILE.html")
+    from prepare.app.report.compare_runs import read_differences
+
+    differences = _read_named(lambda first: read_differences(first, Path(paths[1])), Path(paths[0]))
+    for text in differences.lines(all_changes=flags.all):
+        line(printable(text))
+    parts = {part.title: list(map(str, part.changes)) for part in differences.parts}
+    tell(differences=parts)
+    if flags.page is not None:
+        from prepare.app.report.pages.page import diff_page
+
+        write_text(Path(flags.page), diff_page(differences))
+        line(f"the page is in {printable(flags.page)}")
+    return DONE
+
+
+def _summary(argv: list[str]) -> int:
+    _check_count(argv, 1, "summary FOLDER", "the folder of a sweep")
+    require_packages("rich")
+    try:
+        show_sweep(Path(argv[0]))
+    except FileError as error:
+        # The table has been printed, and that is what was asked for.
+        line(f"not written: {error}")
+    return DONE
+
+
+def _replay(argv: list[str]) -> int:
+    require_packages("hydra", "rich")
+    from prepare.app.cli.replay import replay
+
+    return replay(argv)
+
+
+def _doctor(argv: list[str]) -> int:
+    """Examine this machine and write its files; return 1 if something is wrong on it, else 0."""
+    if argv and argv[0] == "share":
+        return _share(argv[1:])
+    parser = _parser()
+    parser.add_argument("--device")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--folder", default="doctor")
+    parser.add_argument("--dry-run", action="store_true")
+    try:
+        flags, rest = parser.parse_known_args(argv)
+    except ArgumentError as error:
+        raise ConfigError("doctor", str(error), _DOCTOR) from error
+    if rest:
+        key, equals, value = rest[0].partition("=")
+        known = equals and key in ("device", "seconds", "folder")
+        remedy = f"write --{key} {value}" if known else _DOCTOR
+        raise ConfigError("doctor", f"{rest[0]!r} is not an option", remedy)
+    require_packages("rich")
+    from prepare.app.report.pages.page import doctor_page
+    from prepare.app.report.terminal.console import stage
+    from prepare.app.report.terminal.document import show_document
+    from prepare.stages.doctor import examine
+
+    with stage(f"examining this machine, about {flags.seconds:.0f} s at most") as show:
+        diagnosis = examine(
+            flags.device,
+            seconds=flags.seconds,
+            dry_run=flags.dry_run,
+            progress=lambda where, done, count: show(f"probed {done} of {count}: {where}"),
+        )
+    show_document(diagnosis.document())
+    folder = Path(flags.folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        wrong = f"{printable_path(folder)}: {error.strerror or type(error).__name__}"
+        raise ConfigError("--folder", wrong, "give another") from error
+    diagnosis.save(folder / "doctor.json")
+    write_text(folder / "doctor.html", doctor_page(diagnosis))
+    written = printable_path(folder / "doctor.json")
+    line(f"written: {written}, doctor.html; to share them in an issue: doctor share {written}")
+    return diagnosis.exit_code
+
+
+def _share(argv: list[str]) -> int:
+    from prepare.stages.doctor.records import Diagnosis
+
+    if len(argv) > 1:
+        usage = "doctor share [FOLDER/doctor.json]"
+        raise ConfigError("doctor share", f"takes one file, got {len(argv)}", usage)
+    path = Path(argv[0] if argv else "doctor/doctor.json")
+    diagnosis = _read_named(Diagnosis.load, path)
+    shared = path.with_name("doctor-share.json")
+    diagnosis.shared().save(shared)
+    line(f"attach {printable_path(shared)}: it has no paths, names of hosts or commits")
+    return DONE
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "steps": _steps,
+    "doctor": _doctor,
+    "diff": _diff,
+    "summary": _summary,
+    "replay": _replay,
+}
+
+
+USAGES = {
+    "steps": "steps [NAME]\n  Show the installed steps, or one, with their options.",
+    "doctor": "doctor [share FILE] [--device DEVICE] [--seconds N] [--folder FOLDER] [--dry-run]\n"
+    "  Examine what torch computes wrongly or slowly on this machine.",
+    "diff": "diff A B [--all] [--page FILE.html]\n  Compare two runs' folders, audits or recipes.",
+    "summary": "summary FOLDER\n  Print and write the table of the sweep in this folder.",
+    "replay": "replay FOLDER [model._target_=NAME] [weights=FILE] [verify=LEVEL] [bench=LEVEL]"
+    " [hydra.run.dir=FOLDER]\n"
+    "  Verify and time on this machine what a run has prepared elsewhere.",
+}
+
+
+def show_usage(command: str) -> int:
+    """Print what follows a command, and what it does."""
+    from prepare.app.cli.help import as_called
+
+    line(as_called(f"usage: python run.py {USAGES[command]}"))
+    return DONE
+
+
+def _parser() -> ArgumentParser:
+    return ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+
+
+def _check_count(argv: list[str], count: int, usage: str, what: str) -> None:
+    if len(argv) != count:
+        wrong = f"takes {plural(count, 'argument')}, got {len(argv)}"
+        raise ConfigError(usage.partition(" ")[0], wrong, f"{usage}: {what}")
+
+
+def _read_named(read: Callable[[Path], _Read], path: Path) -> _Read:
+    """Read a file named on the command line; one that cannot be read is an error of the configuration."""
+    try:
+        return read(path)
+    except PrepareError as error:
+        raise ConfigError.of(error.problems) from error
+
+
+def show_versions() -> int:
+    """Print the versions of prepare and the packages it builds on."""
+    import platform
+    from importlib import metadata
+
+    for package in ("torch-prepare", "torch", "hydra-core", "omegaconf"):
+        try:
+            line(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            line(f"{package} (not installed as a package)")
+    line(f"python {platform.python_version()}")
+    return DONE
+
+
+def show_help(argv: list[str]) -> int:
+    """Print the page of --help, or of one topic: `--help model`."""
+    from prepare.app.cli.help import first_page, topic_page
+
+    parser = _parser()
+    parser.add_argument("--config-dir", "-cd", nargs="?")
+    flags, words = parser.parse_known_args(argv)
+    topics = [word for word in words if not word.startswith("-") and "=" not in word]
+    texts = [topic_page(topic, _width(), flags.config_dir) for topic in topics]
+    texts = texts or [first_page(_width(), flags.config_dir)]
+    for text in texts:
+        line(text)
+    tell(help="\n".join(texts))
+    return DONE
+
+
+def show_sweep(folder: Path) -> int:
+    """Print and write the table of the sweep in `folder`; return the exit code of the sweep."""
+    from prepare.app.sweep.summary import read_summary
+
+    summary = _read_named(read_summary, folder)
+    from prepare.app.report.pages.sweep_page import write_sweep_page
+    from prepare.app.report.terminal.sweep import show_summary, show_where, write_summary
+
+    # Printed before it is written: the table of a read-only folder shall be shown too.
+    show_summary(summary)
+    write_summary(summary, folder)
+    write_sweep_page(summary, folder)
+    show_where(summary, folder)
+    written = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    tell(folder=str(folder), rows=written["rows"])
+    return summary.exit_code()
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)

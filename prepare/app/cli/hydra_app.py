@@ -1,0 +1,276 @@
+"""Define the Hydra application: the task, and the checks before it."""
+
+from __future__ import annotations
+
+import os
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+
+from prepare.app.cli.answer import is_quiet, is_verbose, no_stage, print_problems, tell
+from prepare.app.cli.compose_config import BASE, CONFIG_NAME, Composer, store_defaults
+from prepare.app.cli.launcher_checks import group_problems, launcher_problems
+from prepare.app.cli.resolve_config import (
+    as_composed,
+    as_mapping,
+    choices_in,
+    folder_problems,
+    log_configuration,
+    overrides_in,
+    resolved,
+    resume_problems,
+    run_folder,
+    shared_folder,
+    shared_save,
+)
+from prepare.app.job.execute import JobSpec, run_job
+from prepare.app.job.outcome import FAILED, INTERRUPTED, WRONG, Outcome
+from prepare.app.job.record import Job, leads_out, used_folder
+from prepare.app.report.pages.write_pages import write_pages
+from prepare.app.report.terminal.console import stage
+from prepare.app.report.terminal.run import RunOutput, shown_folder
+from prepare.app.report.terminal.sweep_progress import SweepProgress
+from prepare.app.sweep.coordinator import Coordinator
+from prepare.app.sweep.locks import hold_folder
+from prepare.app.sweep.manifest import (
+    SweepManifest,
+    identity_of,
+    number_duplicates,
+    read_sweep_manifest,
+)
+from prepare.app.sweep.worker import OUTLIVE_COMMAND, run_in_sweep, shares_cores, stop_check
+from prepare.core.utils.folders import conf_dir
+from prepare.core.utils.signals import Stopped
+from prepare.core.utils.text import line, plural
+from prepare.core.utils.torch_version import check_torch
+from prepare.errors import ConfigError, PrepareError, Problem
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+@dataclass
+class CommandState:
+    """The state of one command line: whether a task began, the folder it holds, the sweep it leads."""
+
+    began: bool = False
+    held: ExitStack | None = None
+    coordinator: Coordinator | None = None
+    progress: SweepProgress | None = None
+
+
+STATE: ContextVar[CommandState | None] = ContextVar("STATE", default=None)
+
+
+def launch() -> None:
+    """Run the task under Hydra, with the arguments in `sys.argv`."""
+    store_defaults()
+    with _hydra_13_rules():
+        hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, **BASE)(task)()
+
+
+def task(config: DictConfig) -> None:
+    """Execute one job; a single job exits with its code, a job of a sweep raises nothing but Ctrl-C."""
+    if (state := STATE.get()) is not None:
+        state.began = True
+    about = cast("DictConfig", HydraConfig.get())
+    if about.mode == RunMode.RUN:
+        _run_single(config, about)
+    else:
+        _run_sweep_job(config, about)
+
+
+def _run_single(config: DictConfig, about: DictConfig) -> None:
+    spec = _spec(config, about, Job(None, None, overrides_in(about), choices_in(about)))
+    state = STATE.get()
+    overwrite = config.get("overwrite") is True
+    held = state is not None and state.held is not None
+    with nullcontext() if held else _claimed(spec.folder, overwrite=overwrite, begun=True):
+        output = RunOutput(spec.folder, verbose=is_verbose())
+        outcome = run_job(spec, stage=no_stage if is_quiet() else stage, show=output.show)
+        output.end(outcome)
+        tell(**_told(outcome, spec.folder))
+    raise SystemExit(outcome.code)
+
+
+def _told(outcome: Outcome, folder: Path) -> dict[str, Any]:
+    """Return what `--json` says of a single job."""
+    result = asdict(outcome.result)
+    result.pop("traceback")
+    paths = sorted(path for path in folder.glob("*") if path.is_file())
+    return result | {"folder": str(folder), "files": {path.name: str(path) for path in paths}}
+
+
+@contextmanager
+def _claimed(folder: Path, *, overwrite: bool, begun: bool = False) -> Iterator[None]:
+    """Claim the folder of a run within the block; exit if it is in use, or holds another record.
+
+    `begun` says that Hydra has written its files there.
+    """
+    with hold_folder(folder) as held:
+        if not held:
+            remedy = "wait for it, or choose another folder"
+            wrong = f"another run is writing to {shown_folder(folder)}"
+            _exit_if_any([Problem("hydra.run.dir", wrong, remedy)])
+        _exit_if_any(leads_out(folder, "hydra.run.dir"))
+        _exit_if_any([] if overwrite else used_folder(folder, begun=begun))
+        yield
+
+
+def _run_sweep_job(config: DictConfig, about: DictConfig) -> None:
+    folder = Path(about.runtime.cwd, about.sweep.dir).resolve()
+    manifest = read_sweep_manifest(folder) or SweepManifest("", None, host="")
+    launcher = about.runtime.choices.get("hydra/launcher")
+    job = Job(
+        number=about.job.num,
+        sweep=manifest.sweep,
+        overrides=overrides_in(about),
+        choices=choices_in(about),
+        identity=manifest.identity(about.job.num),
+        launcher=launcher,
+        shared=shares_cores(launcher, as_mapping(about, "launcher")),
+    )
+    try:
+        check = stop_check(folder, manifest, outlives_command=launcher in OUTLIVE_COMMAND)
+        check()
+        spec = _spec(config, about, job)
+        resume = config.get("resume") is True
+        outcome = run_in_sweep(spec, folder=folder, resume=resume, check=check)
+        if outcome is not None and outcome.code == INTERRUPTED:
+            check()
+            raise KeyboardInterrupt
+    except Stopped:
+        if STATE.get() is not None:
+            raise
+        # In a worker: the process that would receive an exception has ended.
+        os._exit(INTERRUPTED)
+
+
+class Checks(Callback):
+    """Check a configuration, and every row of a sweep, before Hydra makes a folder for it."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Exit with code 2 if the configuration is wrong."""
+        with _exit_on_errors():
+            groups = group_problems(**_launching(config))
+            problems = [*groups, *folder_problems(config), *Composer().problems(config)]
+            _exit_if_any([*problems, *resume_problems(config, sweep=False)])
+            # Hydra writes its own files before the task begins.
+            if (folder := run_folder(config)) is not None:
+                claimed = ExitStack()
+                claimed.enter_context(_claimed(folder, overwrite=config.get("overwrite") is True))
+                if (state := STATE.get()) is not None:
+                    state.held = claimed  # until the command ends
+                else:
+                    claimed.close()
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""
+        with _exit_on_errors():
+            check_torch()  # the processes of the rows import it
+            composer = Composer(kwargs.get("config_name"))
+            choices = config.hydra.runtime.choices
+            _exit_if_any([*launcher_problems(choices, **_launching(config))])
+            rows, empty = composer.rows(config)
+            folders = [
+                *folder_problems(config),
+                *shared_folder(config, rows),
+                *shared_save(rows),
+            ]
+            _exit_if_any([*folders, *empty, *composer.examine(rows)])
+            _exit_if_any(resume_problems(config, sweep=True))
+            identities = number_duplicates(_identity(composer.compose(row)) for row in rows)
+            folder = Path(config.hydra.sweep.dir).resolve()
+            _exit_if_any(leads_out(folder, "hydra.sweep.dir", sweep=True))
+            resume = config.get("resume") is True
+            coordinator = Coordinator(
+                folder,
+                rows=rows,
+                identities=identities,
+                resume=resume,
+                overwrite=config.get("overwrite") is True,
+            )
+            if not is_quiet():
+                line(f"{plural(len(rows), 'run')} in {shown_folder(folder)}", errors=True)
+            if (state := STATE.get()) is not None:
+                state.coordinator = coordinator
+                if not is_quiet():
+                    state.progress = SweepProgress(
+                        folder, coordinator.manifest, verbose=is_verbose()
+                    )
+                    state.progress.start()
+
+
+def _launching(config: DictConfig) -> dict[str, Any]:
+    """Return the unresolved configurations of the launcher and the sweeper."""
+    words = {"launching": "launcher", "sweeping": "sweeper"}
+    return {word: as_composed(config.hydra, key) for word, key in words.items()}
+
+
+def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
+    plain, problems = resolved(config)
+    return JobSpec(
+        config=plain,
+        unresolved=tuple(problems),
+        job=job,
+        folder=Path(about.runtime.output_dir),
+        build=instantiated,
+        pages=write_pages,
+        logging=log_configuration(about),
+        # Not that of this process: the workers of a launcher may start in any folder.
+        current=os.getcwd() if about.job.chdir else about.runtime.cwd,  # noqa: PTH109
+    )
+
+
+def _identity(config: DictConfig) -> str | None:
+    """Return what determines the result of a row; None if that is known only in the job."""
+    values, problems = resolved(config)
+    return None if problems else identity_of(values, choices_in(config.hydra))
+
+
+def instantiated(model: Mapping[str, Any]) -> Any:
+    """Return the model of a configuration, as Hydra instantiates it."""
+    with _hydra_13_rules():
+        return hydra.utils.instantiate(dict(model), _convert_="all")
+
+
+@contextmanager
+def _hydra_13_rules() -> Iterator[None]:
+    """Allow what Hydra 1.3 instantiates; Hydra 1.4 warns unless it has a list of what is allowed.
+
+    The user's own words name the model: a list of them would allow even what Hydra refuses now.
+    """
+    with warnings.catch_warnings():
+        # Hydra 1.4 warns of every logging configuration but its own; ours names two classes of Python.
+        warnings.filterwarnings("ignore", "Hydra configured Python logging without an execution")
+        warnings.filterwarnings("ignore", r"hydra\.utils\.instantiate\(\) resolved _target_=")
+        yield
+
+
+@contextmanager
+def _exit_on_errors() -> Iterator[None]:
+    """Exit on an error: Hydra turns an exception of a callback into a warning and continues."""
+    try:
+        yield
+    except PrepareError as error:
+        print_problems(error.problems)
+        raise SystemExit(WRONG if isinstance(error, ConfigError) else FAILED) from None
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(FAILED) from None
+
+
+def _exit_if_any(problems: list[Problem]) -> None:
+    if problems:
+        print_problems(problems)
+        raise SystemExit(WRONG)

@@ -1,0 +1,190 @@
+"""Build the model of a job, with its plugins and weights, if possible straight into the prepared layout."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from prepare import checkpoint
+from prepare.app.job.model_target import absent, check_targets, locate_named, without_method
+from prepare.checkpoint.init_empty import build_empty
+from prepare.checkpoint.load_checkpoint import fill_model
+from prepare.checkpoint.open_weights import open_weights
+from prepare.checkpoint.paths import beside
+from prepare.core.forward.calling import class_calling
+from prepare.core.model.tensors import name_of, named_tensors
+from prepare.core.utils.packages import install_remedy, missing_module
+from prepare.core.utils.text import first_line, size
+from prepare.core.utils.user_code import described, is_out_of_memory
+from prepare.errors import ConfigError, ModelError
+from prepare.pipeline import Pipeline
+from prepare.stages.registry import tasks
+from prepare.stages.stage import Stage
+
+if TYPE_CHECKING:
+    from prepare.app.job.settings import Settings
+    from prepare.core.utils.progress import Stage as Progress
+    from prepare.pipeline.plan import Plan, State
+
+Build = Callable[[Mapping[str, Any]], Any]
+# A larger model, in bytes, is not copied for a stage that does not insist.
+LARGEST = 1 << 30
+
+
+def import_plugins(names: Iterable[str]) -> None:
+    """Import the modules that may register steps.
+
+    Raises:
+        ConfigError: a module does not exist.
+    """
+    for index, name in enumerate(names):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise absent(error.name or name, f"plugins[{index}]", error, named=name) from error
+
+
+def build_model(settings: Settings, build: Build) -> nn.Module:
+    """Build the model from its configuration with `build`, and set its mode.
+
+    Raises:
+        ConfigError: the target, a keyword or the precision is wrong, or the result is not a Module.
+        ModelError: the model's own code raised.
+    """
+    config, method = without_method(settings.model)
+    check_targets(config)
+    target = config["_target_"]
+    torch.manual_seed(settings.seed)
+    try:
+        model = build(config)
+    except Exception as error:
+        cause = error.__cause__ or error
+        if is_out_of_memory(cause):
+            raise cause from None
+        key, _, wrong = first_line(cause).partition(": ")
+        # Those of a built-in network name the wrong keyword.
+        built_in = target.startswith("prepare.models.")
+        if built_in and isinstance(cause, ValueError) and key in config:
+            raise ConfigError(f"model.{key}", wrong) from error
+        missing = missing_module(str(cause))
+        remedy = install_remedy(missing, imported=True) if missing else ""
+        raise ModelError("model", f"building {target}: {described(cause)}", remedy) from error
+    if not isinstance(model, nn.Module):
+        wrong = f"{target} returned an object of type {type(model).__name__}, not a torch.nn.Module"
+        raise ConfigError("model._target_", wrong, "name a class or function that returns a model")
+    if method is not None:
+        model.__class__ = class_calling(type(model), method)
+    if settings.choices.get("precision") == "float32" and settings.steps.get("half") is None:
+        _require_float32(model)
+    return model.train(settings.mode == "train")
+
+
+def call_named(name: str, where: str, seed: int) -> Any:
+    """Return what the function with this dotted name returns, which the key `where` gives.
+
+    Raises:
+        ConfigError: there is no such function.
+        ModelError: it raised.
+    """
+    function = locate_named(name, where)
+    torch.manual_seed(seed)
+    try:
+        return function()
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ModelError(where, f"calling {name}: {described(error)}") from error
+
+
+def _require_float32(model: nn.Module) -> None:
+    """Raise ConfigError for 16-bit tensors: precision=float32 adds no step that would cast them."""
+    low = {
+        id(place.tensor): f"{place.path} ({name_of(place.tensor.dtype)})"
+        for place in named_tensors(model)
+        if place.tensor.dtype in (torch.float16, torch.bfloat16)
+    }
+    if low:
+        first = ", ".join(list(low.values())[:3]) + (", ..." if len(low) > 3 else "")
+        raise ConfigError(
+            "precision",
+            f"float32 adds no step, and the model holds {len(low)} tensors that are not: {first}",
+            "build it in float32, or choose precision=bfloat16 or half; ~precision drops this check",
+        )
+
+
+def model_of(settings: Settings, build: Build, stages: list[Stage]) -> nn.Module:
+    """Build the model of a job and load the file that `weights` names.
+
+    If nothing needs the unprepared values, the parameters stay on meta until `read_into`.
+    """
+    if settings.weights is None:
+        return build_model(settings, build)
+    model = build_empty(lambda: build_model(settings, build))
+    if not _is_left_empty(settings, model, stages):
+        _read(settings, model, Pipeline([]))
+    return model
+
+
+def read_into(
+    settings: Settings, model: nn.Module, pipeline: Pipeline, stages: list[Stage]
+) -> None:
+    """Load the weights that `model_of` has not loaded, each tensor as `pipeline` wants it."""
+    if settings.weights is not None and _is_left_empty(settings, model, stages):
+        _read(settings, model, pipeline)
+
+
+def plan_of(settings: Settings, model: nn.Module, pipeline: Pipeline) -> Plan:
+    """Plan for a model whose weights may not be loaded yet, as if they were on the CPU."""
+    plan = pipeline.plan(model, known_issues=settings.known_issues, amp=settings.amp)
+    if settings.weights is None:
+        return plan
+    tensors = [t._replace(old=_on_cpu(t.old), new=_on_cpu(t.new)) for t in plan.tensors]
+    return replace(plan, tensors=tensors)
+
+
+def save(settings: Settings, model: nn.Module, pipeline: Pipeline, stage: Progress) -> list[str]:
+    """Save the prepared model if `save` names a file; return notes on the weights read and written."""
+    notes = [f"weights: those of {settings.weights}"] if settings.weights else []
+    if settings.save:
+        with stage("saving the weights"):
+            # Of what the file beside it can hold: the notes say what is left out.
+            recorded = Pipeline.from_config(pipeline.to_recipe())
+            checkpoint.save(model, settings.save, pipeline=recorded)
+        notes.append(
+            f"weights: written to {settings.save}, with {beside(Path(settings.save)).name}"
+        )
+    return notes
+
+
+def is_copied(model: nn.Module, stages: list[Stage]) -> bool:
+    """Return whether the stages compare the prepared model with a copy of the unprepared one."""
+    wanted = {stage.needs_reference() for stage in stages}
+    return "always" in wanted or ("small" in wanted and not too_large(model))
+
+
+def too_large(model: nn.Module) -> str:
+    """Return the reason why a model is not copied by default: its size; nothing if it is small enough."""
+    held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return f"the model holds {size(held)}, too much to copy it" if held > LARGEST else ""
+
+
+def _is_left_empty(settings: Settings, model: nn.Module, stages: list[Stage]) -> bool:
+    """Return whether nothing needs the unprepared values, and the target device is known."""
+    chooses = any(type(stage).choose is not Stage.choose for stage in stages)
+    named = settings.steps.get("device") is not None
+    prepares = tasks()[settings.task].prepares
+    return named and prepares and not chooses and not is_copied(model, stages)
+
+
+def _read(settings: Settings, model: nn.Module, pipeline: Pipeline) -> None:
+    fill_model(model, open_weights(Path(settings.weights or "")), pipeline)
+
+
+def _on_cpu(state: State) -> State:
+    return state._replace(device="cpu") if state.device == "meta" else state

@@ -1,0 +1,116 @@
+"""The outcome of a job: its result, its exit code, and what an exception means for both."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from prepare.app.job.record import NOTHING_CHANGED, Record, Result
+from prepare.core.utils.text import printable, size
+from prepare.core.utils.user_code import described, is_out_of_memory, raised_at
+from prepare.errors import (
+    CheckpointError,
+    ConfigError,
+    FileError,
+    KnownIssueError,
+    ModelError,
+    NothingMatchesError,
+    PrepareError,
+    RefusedError,
+    StepError,
+)
+from prepare.stages.registry import ordered_stages
+
+if TYPE_CHECKING:
+    from prepare.app.job.results import Results
+
+DONE, FAILED, WRONG, NOT_VERIFIED, INTERRUPTED = 0, 1, 2, 3, 130
+# The reason and the exit code of each of our errors, and whether its traceback is kept; the first that fits.
+_REASONS: tuple[tuple[type[PrepareError], str, int, bool], ...] = (
+    (KnownIssueError, "known issue", WRONG, False),
+    (ConfigError, "configuration", WRONG, False),
+    (RefusedError, "refused", WRONG, False),
+    (FileError, "file", FAILED, False),
+    (CheckpointError, "weights", FAILED, False),
+    (ModelError, "model", FAILED, True),
+    (StepError, "step", FAILED, True),
+    (PrepareError, "error", FAILED, True),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a job: its result, the exit code of a single job, and its results.
+
+    There are no results if the job failed, unless it failed to write them.
+    """
+
+    result: Result
+    code: int
+    results: Results | None = None
+
+
+def finished(results: Results) -> Outcome:
+    """Return the outcome of a job that came to its end, or prepared the model before it was stopped."""
+    about: dict[str, Any] = {"figures": results.figures(), "amp": results.amp}
+    if results.stopped:
+        stopped = Result("interrupted", "interrupted", results.stopped, **about)
+        return Outcome(stopped, INTERRUPTED, results)
+    for cls in ordered_stages():
+        if verdict := cls.verdict(results.found):
+            found = Result(verdict.status, verdict.reason, verdict.error, **about)
+            return Outcome(found, verdict.code, results)
+    for cls in ordered_stages():
+        for word in {*results.fail_on} & {*cls.fails}:
+            if wrong := cls.failure(word, results.found):
+                found = Result("verification_failed", f"fail_on={word}", wrong, **about)
+                return Outcome(found, NOT_VERIFIED, results)
+    same = NOTHING_CHANGED if results.unchanged else None
+    return Outcome(Result("ok", same, **about), DONE, results)
+
+
+def failure(error: BaseException) -> Outcome:
+    """Return the outcome of a job that raised `error`."""
+    trace = "".join(traceback.format_exception(error))
+    message = _message(error)
+    if isinstance(error, KeyboardInterrupt):
+        stopped = Result("interrupted", "interrupted", message or "stopped by Ctrl-C")
+        return Outcome(stopped, INTERRUPTED)
+    if isinstance(error, NothingMatchesError):
+        return Outcome(Result("no_effect", "no effect", message), WRONG)
+    for kind, reason, code, traced in _REASONS:
+        if isinstance(error, kind):
+            return Outcome(Result("failed", reason, message, trace if traced else None), code)
+    reason, text = "error", described(error, message)
+    if isinstance(error, SystemExit):
+        reason = "exit"
+        text = f"{raised_at(error)}the run called sys.exit({error.code!r})"
+    elif is_out_of_memory(error):
+        sizes = re.sub(r"\b(\d{7,}) bytes", lambda found: size(int(found[1])), text)
+        reason, text = "oom", f"out of memory: {sizes}"
+    return Outcome(Result("failed", reason, text, trace), FAILED)
+
+
+def write_result(outcome: Outcome, record: Record) -> Outcome:
+    """Write the result of a job, the last file of its record; if that fails, so does the job."""
+    try:
+        record.write_result(outcome.result)
+    except FileError as error:
+        if outcome.code != DONE:
+            # The traceback is lost with the file; the first error is still reported.
+            return replace(outcome, result=replace(outcome.result, traceback=None))
+        failed = replace(failure(error).result, seconds=outcome.result.seconds)
+        with suppress(FileError):
+            record.write_result(failed)
+        return replace(outcome, result=failed, code=FAILED)
+    return outcome
+
+
+def _message(error: BaseException) -> str:
+    """Return one line for each problem of a PrepareError; other messages are unchanged."""
+    if isinstance(error, PrepareError):
+        return "\n".join(map(printable, error.problems))
+    return str(error).strip()

@@ -1,0 +1,247 @@
+"""The record of a run: the folder that it writes, and its files about the job and its result."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prepare.app.job.headline import check_figures
+from prepare.core.utils import files, json_records
+from prepare.errors import FileError, Problem
+from prepare.stages.registry import ordered_stages
+
+if TYPE_CHECKING:
+    from prepare.audit import Audit
+    from prepare.pipeline import Pipeline
+    from prepare.pipeline.plan import Plan
+
+STATUSES = (
+    *("ok", "no_effect", "skipped", "interrupted"),
+    *("verification_failed", "failed", "crashed"),
+)
+# The `reason` of a job that ended well, and changed neither its model nor its example.
+NOTHING_CHANGED = "nothing changed"
+# A resumed sweep does not repeat jobs of these statuses: the result would be the same.
+KEPT = ("ok", "no_effect", "verification_failed")
+# The files of a record beside those of its stages.
+_FIRST = ("recipe.yaml", "plan.json", "audit.json", "audit.csv")
+_LAST = (
+    *("report.html", "environment.json", "job.json", "log.txt", "traceback.txt", "result.json"),
+)
+# What Hydra leaves beside a record.
+_HYDRA = ".hydra"
+# In the folder of a sweep. Its files are locked, and never read.
+LOCKS = ".locks"
+_OF_HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "prepare.log")
+_KILLED = "holds no result: its run was killed or is still running"
+_RESULT = json_records.Kind(
+    "prepare.result", 1, "the result of a job", "the result.json of a run", FileError
+)
+_JOB = json_records.Kind("prepare.job", 1, "a job", "the job.json of a run", FileError)
+# Of fields that the files of earlier versions do not have.
+_LATE = {"late": True}
+# More than any of these files needs; a summary also reads folders that others have written.
+_LIMIT = 1 << 24
+
+
+@dataclass(frozen=True)
+class Result:
+    """The end of a job.
+
+    `reason` is a word or two (`oom`, `nothing changed`), `error` says in a line what happened. `figures` are
+    those of `prepare.app.job.results`; None if the job did not come to its end.
+    If it failed, `done` are the stages that it completed, and `during` the stage in which it failed. `amp` is
+    the autocast of every forward.
+    """
+
+    status: str
+    reason: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+    seconds: float = 0.0
+    figures: dict[str, Any] | None = field(default=None, metadata=_LATE)
+    done: list[str] = field(default_factory=list, metadata=_LATE)
+    during: str = field(default="", metadata=_LATE)
+    amp: str = field(default="none", metadata=_LATE)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as its record describes it: number in a sweep, overrides, option chosen in each group.
+
+    `sweep` distinguishes a sweep from an older one in the same folder, and `identity` one of its jobs
+    from another. `shared`: its launcher runs several jobs at a time on one machine. `seen` describes
+    the forward of the example input, if it ran.
+    """
+
+    number: int | None
+    sweep: str | None
+    overrides: list[str]
+    choices: dict[str, Any]
+    identity: str | None = None
+    launcher: str | None = None
+    shared: bool = False
+    seen: dict[str, Any] | None = None
+
+
+def files_in(folder: Path) -> tuple[str, ...]:
+    """Return the names of all files that a job may have left in `folder`, the result last."""
+    found = (name for cls in ordered_stages() for name in cls.files_in(folder))
+    return (*_FIRST, *dict.fromkeys(found), *_LAST)
+
+
+def shown_files() -> tuple[str, ...]:
+    """Return the names of the files that a user may look for, in the order in which they are written."""
+    records = (name for cls in ordered_stages() for name in (*cls.records(), *cls.files))
+    return (*_FIRST, *records, "report.html", "environment.json", "job.json", "result.json")
+
+
+class Record:
+    """The folder of one job."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def clear(self) -> None:
+        """Make the folder, and remove the files of an earlier job in it. Raises FileError."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # The result first: a record that has one is complete.
+            for name in reversed(files_in(self.folder)):
+                (self.folder / name).unlink(missing_ok=True)
+            for left_by_a_kill in self.folder.glob(f".*{files.TEMPORARY}"):
+                left_by_a_kill.unlink(missing_ok=True)
+        except OSError as error:
+            raise unusable(self.folder, error) from error
+
+    def begin(self, job: Job) -> None:
+        """Clear the folder for a job; `job.json` identifies a job of a sweep. Raises FileError."""
+        self.clear()
+        if job.sweep is not None:
+            self.write_job(job)
+
+    def write_job(self, job: Job) -> None:
+        """Write `job.json`."""
+        self._write("job.json", _JOB.head | asdict(job))
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Write `environment.json`: packages and devices."""
+        self._write("environment.json", environment)
+
+    def write_plan(self, plan: Plan) -> None:
+        """Write `plan.json`."""
+        json_records.write_json(self.folder / "plan.json", plan.to_dict(), lines=True)
+
+    def write_prepared(self, pipeline: Pipeline, audit: Audit) -> None:
+        """Write the recipe and the audit; the same bytes for the same model and recipe."""
+        # Not `save`, which warns of what is left out: the notes of a run say it.
+        from prepare import recipe
+
+        recipe.save(self.folder / "recipe.yaml", pipeline.to_recipe())
+        audit.save(self.folder / "audit.json")
+        audit.save(self.folder / "audit.csv")
+
+    def write_result(self, result: Result) -> None:
+        """Write `result.json`, the last file of a record, and before it the traceback of an error."""
+        if result.status == "failed" and result.traceback:
+            files.write_text(self.folder / "traceback.txt", result.traceback)
+        self._write("result.json", _RESULT.head | asdict(result))
+
+    def result(self) -> Result | None:
+        """Read the result; None if the job has not ended. Raises FileError."""
+        path = self.folder / "result.json"
+        if not path.is_file():
+            return None
+        return json_records.load(Result, path, _RESULT, check=_check_status, limit=_LIMIT)
+
+    def job(self) -> Job | None:
+        """Read the job; None if nothing was written. Raises FileError."""
+        path = self.folder / "job.json"
+        return json_records.load(Job, path, _JOB, limit=_LIMIT) if path.is_file() else None
+
+    def is_of(self, job: Job) -> bool:
+        """Return whether the record is that of `job`. Raises FileError."""
+        own = self.job()
+        return own is not None and (own.sweep, own.identity) == (job.sweep, job.identity)
+
+    def remove(self) -> None:
+        """Remove the files of the job, and the folder if it is then empty."""
+        self.clear()
+        with contextlib.suppress(OSError):
+            for name in _OF_HYDRA:
+                (self.folder / name).unlink(missing_ok=True)
+            (self.folder / _HYDRA).rmdir()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def _write(self, name: str, data: Any) -> None:
+        json_records.write_json(self.folder / name, data)
+
+
+def _check_status(result: Result) -> None:
+    if result.status not in STATUSES:
+        raise ValueError(f"{result.status!r} is not a status")
+    check_figures(result.figures)
+
+
+def used_folder(folder: Path, *, begun: bool = False) -> list[Problem]:
+    """Return the problem of a folder that holds files which a run would replace.
+
+    `begun` says that Hydra has written the files of this run already.
+    """
+    # Not `Path.exists`, which raises if the name is too long.
+    names = files_in(folder) if begun else (*files_in(folder), _HYDRA)
+    found = [name for name in names if os.path.lexists(folder / name)]
+    if not found:
+        return []
+    wrong = f"the folder holds {found[0]} without the result of a run"
+    if not begun and without_result(folder):
+        wrong = f"the folder {_KILLED}"
+    with contextlib.suppress(FileError):
+        if Record(folder).result() is not None:
+            wrong = "the folder holds the record of another run"
+    return [Problem("hydra.run.dir", wrong, "choose another folder, or add overwrite=true")]
+
+
+def leads_out(folder: Path, key: str, *, sweep: bool = False) -> list[Problem]:
+    """Return the problem of a folder in which Hydra would write through a link, or wait for a pipe.
+
+    Our own files replace a link. In a sweep a row's folder may be one. `key` is the option that names
+    another folder.
+    """
+    found = [folder / name for name in (_HYDRA, *_OF_HYDRA, "multirun.yaml")]
+    if sweep:
+        for parent, folders, names in os.walk(folder):
+            path = Path(parent)
+            if path.name in (_HYDRA, LOCKS):
+                found += map(path.joinpath, names)
+            found += map(path.joinpath, folders)
+    for path in filter(os.path.lexists, found):
+        # Links within the folder do no harm.
+        out = not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+        if out or not (path.is_file() or path.is_dir()):
+            name = files.printable_path(path.relative_to(folder))
+            what = "a link out of it" if path.is_symlink() else "what is not a regular file"
+            return [
+                Problem(key, f"the folder holds {what}: {name}", "remove it, or choose another")
+            ]
+    return []
+
+
+def without_result(folder: Path) -> FileError | None:
+    """Return the error of the folder of a single run that wrote no result; None for other folders."""
+    other = (folder / name for name in ("result.json", "sweep.json"))
+    if not files.is_folder(folder / _HYDRA) or any(map(os.path.lexists, other)):
+        return None
+    remedy = "wait for it, or run it again; on Linux, dmesg says if memory ran out"
+    return FileError(files.printable_path(folder), _KILLED, remedy)
+
+
+def unusable(folder: str | Path, error: OSError, key: str = "hydra.run.dir") -> FileError:
+    """Return the error of a folder that cannot be made; `key` is the option that names another."""
+    remedy = files.REMEDIES.get(error.errno or 0, f"choose another with {key}=FOLDER")
+    return FileError(files.printable_path(folder), f"cannot be used: {error.strerror}", remedy)

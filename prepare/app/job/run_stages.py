@@ -1,0 +1,288 @@
+"""Carry out a job: build the model, let its stages choose, prepare, look at it and do their work."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from prepare.app.job.build_model import (
+    Build,
+    call_named,
+    is_copied,
+    model_of,
+    plan_of,
+    read_into,
+    too_large,
+)
+from prepare.app.job.model_target import locate_named, without_method
+from prepare.app.job.results import ExampleRun, Results
+from prepare.audit import audit
+from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_compiled
+from prepare.core.forward.example_input import Example, build_examples
+from prepare.core.forward.nested import arguments
+from prepare.core.forward.run_example import Forward, count_layouts, run_example
+from prepare.core.forward.workload import Workload, head_of, naming
+from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.core.utils.progress import stage_if
+from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
+from prepare.pipeline import Pipeline
+from prepare.stages.registry import stages_of, tasks
+from prepare.stages.stage import Stage, StageContext
+
+if TYPE_CHECKING:
+    from prepare.app.job.results import Show
+    from prepare.app.job.settings import Settings
+    from prepare.core.utils.progress import Stage as Progress
+
+
+def run_stages(
+    settings: Settings, build: Build, *, folder: Path, progress: Progress, show: Show
+) -> tuple[Results, nn.Module]:
+    """Return the results of a job and its model, which is prepared unless the task only looks at it.
+
+    `show` is called with what is known so far, again and again.
+
+    Raises:
+        PrepareError: the model cannot be built, or not be prepared.
+    """
+    stages = [settings.stages[name] for name in stages_of(settings.task)]
+    for stage in stages:
+        stage.check_early(settings, locate_named)
+    with progress(f"building {settings.model['_target_']}"):
+        model = model_of(settings, build, stages)
+    work = _begun(settings, model, build, stages, folder=folder, progress=progress)
+    saved = settings.compile.save
+    cache: AbstractContextManager[CacheCounts | None] = nullcontext()
+    with cache if saved is None else compile_cache(saved) as counts:
+        results = _worked(work, stages, _prepared(settings, work, stages, show), show)
+    if counts is not None and any(s.phase == "runtime" for s in work.pipeline.steps.values()):
+        note = f"compiled code in {saved}: {counts}"
+        results = replace(results, notes=[*results.notes, note])
+    return results, model
+
+
+def _begun(
+    settings: Settings,
+    model: nn.Module,
+    build: Build,
+    stages: list[Stage],
+    *,
+    folder: Path,
+    progress: Progress,
+) -> StageContext:
+    """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
+    steps = settings.steps
+    for stage in stages:
+        steps = dict(stage.steps(settings, steps))
+    applies = tasks()[settings.task].prepares or not stages
+    declared = Pipeline.from_config(steps) if applies else Pipeline([])
+    with stage_if(applies, progress, "planning"):
+        plan = plan_of(settings, model, declared)
+    # Without `strict` only the errors that are known to give wrong numbers.
+    if errors := [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]:
+        raise combined(errors)
+    workload = _workload(settings)
+    work = StageContext(
+        model=model,
+        settings=settings,
+        stages=settings.stages,
+        example=(example := head_of(workload)),
+        workload=workload,
+        pipeline=declared,
+        plan=plan,
+        folder=folder,
+        build=lambda: model_of(settings, build, stages),
+        locate=locate_named,
+        progress=progress,
+    )
+    # A plan may be for another machine, and needs no batch there.
+    formats = tasks()[settings.task].prepares or bool(stages)
+    if example and formats:
+        _require_devices(work)
+    chosen = _for_example(work)
+    for stage in stages:
+        work.pipeline = chosen
+        chosen = stage.choose(work) or chosen
+    if chosen is not declared:
+        work.pipeline, work.plan = chosen, plan_of(settings, model, chosen)
+    work.formatted = formatted = (
+        _formatted(example, work.pipeline) if example and formats else example
+    )
+    same = not (example and formatted) or (
+        formatted.args is example.args and formatted.kwargs is example.kwargs
+    )
+    work.unchanged = applies and not work.plan and same
+    return work
+
+
+def _workload(settings: Settings) -> Example | Workload | None:
+    """Return the example input, or all sizes if several are declared; None if there is none."""
+    entries, weights = zip(*build_examples(settings.input, settings.seed), strict=True)
+    examples = [_made(entry, settings.seed) for entry in entries]
+    return Workload(examples, weights=weights) if len(examples) > 1 else examples[0] or None
+
+
+def _made(example: Example, seed: int) -> Example:
+    """Return the example itself, or what the function that it names returns."""
+    if example.factory is None:
+        return example
+    return Example(*arguments(call_named(example.factory, "input.factory", seed)))
+
+
+def _require_devices(work: StageContext) -> None:
+    """Raise RefusedError for what stands in the way of the steps, if the example cannot be formatted."""
+    try:
+        _formatted(work.needed_example(), work.pipeline)
+    except Exception:
+        # Torch's own words for a missing device name neither the key nor the devices that there are.
+        steps = work.pipeline.steps.values()
+        raise_problems(RefusedError, (p for step in steps for p in step.obstacles(work.model)))
+        raise
+
+
+def _for_example(work: StageContext) -> Pipeline:
+    """Return the pipeline with the options that its steps find with the example."""
+    steps, config = work.pipeline.steps.values(), work.pipeline.to_config()
+    asking = [step for step in steps if step.without_example()]
+    if not asking or not work.example:
+        return work.pipeline
+    with work.progress("choosing the calls to replace"):
+        for step in asking:
+            try:
+                if reason := too_large(work.model):
+                    raise CopyError(reason)
+                copied = copy_or_build(work.model, work.build)
+            except CopyError as error:
+                work.notes.append(f"steps.{step.name}.{step.without_example()}: {error}")
+                continue
+            others = Pipeline(s for s in steps if s is not step and s.phase != "runtime")
+            others.apply(copied, strict=False, known_issues="ignore")
+            example = _formatted(work.example, others)
+            found, notes = step.for_example(copied, example, backward=work.training, amp=work.amp)
+            config[step.name] = found.to_options()
+            work.notes += notes
+    if config == work.pipeline.to_config():
+        return work.pipeline
+    return Pipeline.from_config(config)
+
+
+def _prepared(settings: Settings, work: StageContext, stages: list[Stage], show: Show) -> Results:
+    """Prepare the model, call it with its example, and audit it; or only plan."""
+    plan = work.plan
+    _, method = without_method(settings.model)
+    problems = [str(problem) for error in plan.errors for problem in error.problems]
+    work.notes[:0] = [*problems, *map(str, work.pipeline.left_out())]
+    results = Results(
+        model=f"{type(work.model).__name__}.{method}" if method else type(work.model).__name__,
+        pipeline=work.pipeline,
+        plan=plan,
+        task=settings.task,
+        found=work.found,
+        notes=work.notes,
+        warnings=[str(warning) for warning in plan.warnings],
+        amp=settings.amp,
+        fail_on=settings.fail_on,
+    )
+    if not tasks()[settings.task].prepares:
+        return results
+    work.reference = None if work.unchanged else _reference(work, stages)
+    with work.progress("preparing"):
+        read_into(settings, work.model, work.pipeline, stages)
+        # The plan has reported its known issues.
+        work.pipeline.apply(work.model, strict=settings.strict, known_issues="ignore")
+    example, work.took = _run_example(work)
+    with work.progress("auditing"):
+        audited = audit(work.model, plan=plan)
+    work.notes += _memfmt_note(work.model, work.pipeline)
+    results = replace(results, example=example, audit=audited, unchanged=work.unchanged)
+    # The first answer: the rest loads more of torch than everything until here.
+    show(results)
+    return results
+
+
+def _worked(work: StageContext, stages: list[Stage], results: Results, show: Show) -> Results:
+    """Let each stage do its work; Ctrl-C ends the rest, and what was done is kept."""
+    for index, stage in enumerate(stages):
+        try:
+            work.found |= stage.run(work)
+        except KeyboardInterrupt as stop:
+            if results.audit is None:
+                raise
+            missing = " and ".join(each.noun for each in stages[index:])
+            stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: {missing}"
+            return replace(results, stopped=stopped)
+        if results.audit is not None:
+            show(results)
+    return results
+
+
+def _run_example(work: StageContext) -> tuple[ExampleRun | None, float | tuple[float, ...]]:
+    """Call the prepared model with its example; return what that shows, and its seconds, of each size."""
+    if not work.formatted:
+        return None, 0.0
+    if contains_compiled(work.model):
+        with work.progress("compiling at the first call"):
+            run_example(work.model, work.formatted, amp=work.amp)
+
+    def timed(formatted: Example) -> tuple[Forward, float]:
+        start = time.perf_counter()
+        forward = run_example(work.model, formatted, amp=work.amp)
+        return forward, time.perf_counter() - start
+
+    took: float | tuple[float, ...]
+    with work.progress("running the example input"):
+        forward, took = timed(work.formatted)
+        if isinstance(work.workload, Workload):
+            took = ()
+            for size, example in work.workload:
+                with naming(size):
+                    took += (timed(_formatted(example, work.pipeline))[1],)
+    formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}
+    convolutions = count_layouts(forward.calls, formats)
+    return ExampleRun(forward.inputs, forward.output, convolutions), took
+
+
+def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | None:
+    """Copy the unprepared model, or build it again if it cannot be copied.
+
+    Return the reason if there is no second model, None if no stage compares with one.
+    """
+    if all(stage.needs_reference() == "no" for stage in stages):
+        return None
+    if not is_copied(work.model, stages):
+        defaults = [type(stage)() for stage in stages if stage.has_level()]
+        words = " or ".join(
+            f"{each.name}=full" for each in defaults if each.needs_reference() == "small"
+        )
+        return f"{too_large(work.model)} by default; {words} copies it"
+    if any(tensor.is_meta for tensor in work.model.parameters()):
+        return "a model on the meta device holds no data"
+    try:
+        return copy_or_build(work.model, work.build)
+    except CopyError as error:
+        remedy = "let its code draw all numbers from torch's generator, which seed= sets"
+        return f"the model cannot be copied, and {error}; {remedy}"
+
+
+def _formatted(example: Example, pipeline: Pipeline) -> Example:
+    """Format the example for the pipeline, which need not have an input step."""
+    change = pipeline.input_format().format
+    return replace(example, args=change(example.args), kwargs=change(example.kwargs))
+
+
+def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:
+    """Return a note if nothing was asked of the model's convolutions."""
+    if any(name.endswith("_memory_format") for name in pipeline.steps):
+        return []
+    flat, deep = (
+        any(isinstance(m, kind) for m in model.modules()) for kind in (nn.Conv2d, nn.Conv3d)
+    )
+    if not (flat or deep):
+        return []
+    word = "by_rank" if flat and deep else "channels_last" if flat else "channels_last_3d"
+    return [f"no memfmt chosen: nothing was asked of convolutions; choose memfmt={word}"]

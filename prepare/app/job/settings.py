@@ -1,0 +1,260 @@
+"""The settings of a job: a configuration as plain data, checked as a whole, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal, get_type_hints
+
+from prepare.app.job.model_target import hydra_key_problems
+from prepare.checkpoint.paths import check_readable, check_writable
+from prepare.core.forward.example_input import read_example
+from prepare.core.utils.options import as_written, convert, no_options, read_options
+from prepare.core.utils.suggest import choose, choose_option, nearest
+from prepare.core.utils.wording import command_line_words
+from prepare.errors import ConfigError, PrepareError, Problem
+from prepare.registry import STEPS
+from prepare.stages.registry import STAGES, ordered_stages, tasks
+from prepare.stages.stage import Stage  # noqa: TC001  read at run time
+
+# The keys that hold one value each.
+_CONVERTED = (
+    *("mode", "amp", "strict", "known_issues", "fail_on", "plugins", "seed"),
+    *("isolate", "resume", "overwrite", "weights", "save", "recipe"),
+)
+RECIPE = "recipe"
+NO_MODEL = "no model is chosen"
+# The groups that a configuration is composed of, beside those of stages.
+GROUPS = ("model", "device", "precision", "memfmt", "input")
+# The group whose option is added to the others and chooses among them: +experiment=NAME.
+ADDED_GROUP = "experiment"
+# Those whose options add steps.
+STEP_GROUPS = ("device", "precision", "memfmt")
+
+
+def group_names() -> tuple[str, ...]:
+    """Return the groups of a configuration, without those whose option is a level."""
+    stages = (cls.name for cls in ordered_stages() if cls.groups and not cls.has_level())
+    return (*GROUPS, *stages, ADDED_GROUP)
+
+
+def level_names() -> tuple[str, ...]:
+    """Return the groups whose option is a level, and which may set limits as well."""
+    return tuple(cls.name for cls in ordered_stages() if cls.groups and cls.has_level())
+
+
+def key_names() -> tuple[str, ...]:
+    """Return every key at the top of a configuration."""
+    plain = ("steps", "task", "mode", "amp", "strict", "known_issues", "compile", *_CONVERTED[4:])
+    return tuple(dict.fromkeys((*GROUPS, *STAGES, *plain, "hydra")))
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"{seed} is out of range", "give one from 0 to 9223372036854775807")
+
+
+def _check_plugins(plugins: tuple[str, ...]) -> None:
+    for name in plugins:
+        if not _is_dotted(name):
+            remedy = "give the dotted name of a module, as in my_package.steps"
+            raise ValueError(f"{name!r} is not a dotted name", remedy)
+
+
+def _check_fail_on(given: tuple[str, ...]) -> None:
+    words = [word for cls in ordered_stages() for word in cls.fails]
+    for name in given:
+        if name not in words:
+            raise ValueError(f"{name!r} is not allowed", choose(name, words))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOptions:
+    """The group `compile` of the command line: where the results of torch's compiler are kept."""
+
+    save: Annotated[str, "the path of a folder"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a job; `choices` maps each group to the chosen option, or None.
+
+    `stages` are all installed stages by name, with their options.
+    """
+
+    model: dict[str, Any]
+    steps: dict[str, Any]
+    input: dict[str, Any]
+    task: str = "prepare"
+    mode: Literal["eval", "train"] = "eval"
+    amp: Literal["none", "bfloat16", "float16"] = "none"
+    strict: bool = True
+    known_issues: Literal["error", "warn", "ignore"] = "error"
+    fail_on: Annotated[tuple[str, ...], "a list of words", _check_fail_on] = ()
+    stages: dict[str, Stage] = field(default_factory=dict)
+    plugins: Annotated[tuple[str, ...], "a list of modules", _check_plugins] = ()
+    seed: Annotated[int, _check_seed] = 0
+    compile: CompileOptions = field(default_factory=CompileOptions)
+    isolate: bool = True
+    resume: bool = False
+    overwrite: bool = False
+    weights: Annotated[str, "the path of a file", check_readable] | None = None
+    save: Annotated[str, "the path of a file", check_writable] | None = None
+    recipe: Annotated[str, "the path of a file"] | None = None
+    choices: dict[str, Any]
+
+
+@command_line_words()
+def read_settings(
+    config: Mapping[str, Any], *, choices: Mapping[str, Any], models: Iterable[str] = ()
+) -> Settings:
+    """Check a resolved configuration and return its settings.
+
+    `models` are the options of the group `model`, for the message if no model is chosen.
+
+    Raises:
+        ConfigError: with one problem for every error in it.
+    """
+    read: dict[str, Any] = {"choices": dict(choices), "stages": {}}
+    hints = get_type_hints(Settings, include_extras=True)
+    problems = [*_unknown_keys(config)]
+    task = read["task"] = config.get("task", "prepare")
+    if task not in tasks():
+        remedy = choose(str(task), tasks())
+        problems.append(Problem("task", f"{as_written(task)} is not allowed", remedy))
+    for key in _CONVERTED:
+        if key in config:
+            try:
+                read[key] = convert(config[key], hints[key])
+            except ValueError as error:
+                problems.append(Problem(key, *error.args))
+    for cls in ordered_stages():
+        with _collected(problems):
+            read["stages"][cls.name] = cls.from_options(config.get(cls.name, {}), config)
+    problems += _check_choices(choices)
+    checks: dict[str, Callable[[dict[str, Any]], Iterable[Problem]]] = {
+        "model": lambda model: _check_model(model, list(models)),
+        "input": _check_input,
+        "steps": lambda steps: _check_steps(steps, plugins=bool(config.get("plugins"))),
+    }
+    for key, check in checks.items():
+        read[key] = {} if key == "steps" and config.get(key) is None else config.get(key, {})
+        if isinstance(read[key], dict):
+            problems += check(read[key])
+        else:
+            problems.append(_not_a_mapping(key, read[key]))
+    with _collected(problems):
+        read["compile"] = _read_compile(config.get("compile", {}))
+    if not problems and read.get("save") and not tasks()[task].prepares:
+        wrong = f"task={task} does not prepare weights to save"
+        problems.append(Problem("save", wrong, "drop save, or choose task=prepare"))
+    if not problems and read.get("mode") == "train":
+        problems += _check_training(read["steps"])
+    if problems:
+        raise ConfigError.of(problems)
+    return Settings(**read)
+
+
+@contextmanager
+def _collected(problems: list[Problem]) -> Iterator[None]:
+    """Add the problems of a ConfigError in the block to `problems`, and go on."""
+    try:
+        yield
+    except ConfigError as error:
+        problems += error.problems
+
+
+def _unknown_keys(config: Mapping[str, Any]) -> Iterable[Problem]:
+    known = {*(field.name for field in fields(Settings)), *STAGES} - {"choices", "stages"}
+    for key in config:
+        if key not in known:
+            yield unknown_key(str(key), config[key])
+
+
+def unknown_key(key: str, value: Any = "") -> Problem:
+    """Return the problem of a key at the top that does not exist; the name of a step says how to add it."""
+    if key in STEPS:
+        return Problem(key, "is a step, not a key", step_remedy(key, value))
+    remedy = choose(key, key_names(), noun="keys and groups")
+    if (near := nearest(key, [*key_names(), *STEPS])[:1]) and near[0] in STEPS:
+        remedy = f"did you mean +steps.{near[0]}={{}}? {remedy}"
+    return Problem(key, "no such key", remedy)
+
+
+def step_remedy(name: str, value: Any = "") -> str:
+    """Return how the command line adds a step that was written as a key with `value`, or drops it."""
+    if value is None or value is False:
+        return f"write steps.{name}=null to drop it"
+    options = "" if value in ("", True, {}) else f"; --help {name} shows its options"
+    return f"write +steps.{name}={{}}{options}"
+
+
+def _check_choices(choices: Mapping[str, Any]) -> Iterable[Problem]:
+    """Refuse a path: Hydra accepts the path of a file as an option, which other code does not expect."""
+    for group, choice in choices.items():
+        path = str(choice).split("/")
+        if ".." in path or path[-1].endswith((".yaml", ".yml")):
+            name = path[-1].partition(".")[0]
+            yield Problem(group, f"{choice!r} is a path, not an option", f"write {group}={name}")
+
+
+def no_model(models: Iterable[str]) -> Problem:
+    """Return the problem of a configuration without a model, with the list of models."""
+    names = list(models)
+    remedy = "choose model=NAME, or give your own as model._target_=package.module.name"
+    listed = f"; {choose_option('', 'model', names, noun='models')}" if names else ""
+    return Problem("model", NO_MODEL, remedy + listed)
+
+
+def _not_a_mapping(key: str, value: Any, first: str = "choose an option of the group") -> Problem:
+    wrong = f"{as_written(value)} is not a mapping"
+    return Problem(key, wrong, f"{first}, or set its keys as {key}.KEY=value")
+
+
+def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
+    target = model.get("_target_")
+    if target is None:
+        yield no_model(models)
+    elif not isinstance(target, str) or not _is_dotted(target):
+        remedy = "give the dotted name of a class or function, as in my_package.nets.build"
+        yield Problem("model._target_", f"{as_written(target)} is not a dotted name", remedy)
+    yield from hydra_key_problems(model)
+
+
+def _read_compile(options: Any) -> CompileOptions:
+    if not isinstance(options, dict):
+        raise ConfigError.of([_not_a_mapping("compile", options, step_remedy("compile", options))])
+    return CompileOptions(**read_options(CompileOptions, options, where="compile"))
+
+
+def _is_dotted(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _check_training(steps: dict[str, Any]) -> Iterable[Problem]:
+    for name, options in steps.items():
+        if options is not None and name in STEPS:  # a step of a plugin is registered later
+            with suppress(PrepareError):  # of a plugin that cannot be imported
+                yield from STEPS[name].from_options(options).in_training()
+
+
+def _check_input(config: dict[str, Any]) -> list[Problem]:
+    problems: list[Problem] = []
+    with _collected(problems):
+        read_example(config)
+    return problems
+
+
+def _check_steps(steps: dict[str, Any], *, plugins: bool) -> list[Problem]:
+    problems: list[Problem] = []
+    for name, options in steps.items():
+        if options is None or (plugins and isinstance(options, dict) and name not in STEPS):
+            continue  # A plugin may register it; plugins are imported only in the job.
+        if not isinstance(options, dict):
+            problems.append(no_options(name, options))
+            continue
+        # An installed plugin that cannot be imported fails the job, with its traceback.
+        with suppress(PrepareError), _collected(problems):
+            STEPS[name].from_options(options)
+    return problems

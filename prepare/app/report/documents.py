@@ -1,0 +1,219 @@
+"""The documents of a run: those of its stages, and those of what every run has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from prepare.app.report.sentences import by_remedy
+from prepare.core.document import (
+    NEXT,
+    UNDECIDED,
+    USE_RECIPE,
+    Advice,
+    Answer,
+    Document,
+    ReportContext,
+)
+from prepare.core.utils.text import capitalized, first_line, plural
+from prepare.stages.registry import ordered_stages, stages_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from prepare.app.job.record import Result
+    from prepare.app.job.results import Results, SavedResults
+
+# What applies if no stage says otherwise.
+_DEFAULTS = {
+    "problems": Advice(rank=40, kind="warn", answer="Read the warnings", section="issues"),
+    "ineffective": Advice(
+        rank=50,
+        kind="warn",
+        answer="Read the warnings",
+        remark="some weights have another layout",
+        section="result",
+    ),
+    "unprepared": Advice(rank=92, kind="plain", answer="Leave out task=flow to prepare it"),
+    "unchanged": Advice(
+        rank=93,
+        kind="plain",
+        answer="Choose a change",
+        remark="as in memfmt=channels_last or precision=bfloat16",
+    ),
+    "example": Advice(
+        rank=94, kind="warn", answer="Give an example input", remark="as in input.shape=[2,3,64,64]"
+    ),
+    "use": USE_RECIPE,
+}
+
+_MEASURE = Advice(rank=100, kind="warn", answer="Measure it before you use it")
+
+# The line of the user's code in front of an error: `my_nets.py:8, in forward: ValueError: ...`.
+_PLACE = re.compile(r"(?:^|.*?: )(?P<file>\S+:\d+)(?:, in (?P<function>[^\s:]+))?: (?P<rest>.*)")
+_WORDS = {
+    "model": "The model raised",
+    "step": "A step raised",
+    "error": "An exception",
+    "oom": "Out of memory",
+    "exit": "sys.exit was called",
+    "file": "A file",
+    "weights": "The weights",
+    "configuration": "The configuration",
+    "known issue": "A known issue",
+}
+_SECTION = "failure"
+
+
+def task_of(found: Mapping[str, Any]) -> str:
+    """Return the word of `task=` that leaves these records; `prepare` if only a plain run does."""
+    for cls in reversed(ordered_stages()):
+        names = {file.rpartition(".")[0] for file in cls.records()}
+        if not cls.default and names & found.keys():
+            return next(iter(cls.tasks), "prepare")
+    return "prepare"
+
+
+def shown_of(run: Results | SavedResults, folder: str = "") -> ReportContext:
+    """Return what the documents of a run are made from."""
+    task = run.task or task_of(run.found)
+    return ReportContext(
+        found=run.found,
+        ran=tuple(stages_of(task)),
+        audit=run.audit,
+        unchanged=run.unchanged,
+        stopped=run.is_stopped,
+        has_example=run.has_example,
+        overrides=run.overrides,
+        folder=folder,
+    )
+
+
+def stage_documents(shown: ReportContext) -> list[Document]:
+    """Return the documents of the stages in the order of a run."""
+    found = (cls.document(shown) for cls in ordered_stages())
+    return [document for document in found if document is not None]
+
+
+def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
+    """Return the answers that the record of a run gives, what to do last."""
+    if run.result is not None and run.result.error and run.audit is None:
+        return _failure_answers(run.result)
+    found = _by_question(documents)
+    return [*found.values(), _card(advice(run, documents))] if found else []
+
+
+def cards_of(documents: Iterable[Document]) -> list[Answer]:
+    """Return the answers of documents without a run, and what to do if they say so."""
+    documents = list(documents)
+    found = [each for document in documents for each in document.advice]
+    return [*_by_question(documents).values(), *map(_card, _best(found, documents))]
+
+
+def _card(advised: Advice) -> Answer:
+    return Answer(
+        question=NEXT,
+        kind=advised.kind,
+        answer=advised.answer,
+        remark=advised.remark,
+        section=advised.section,
+    )
+
+
+def _by_question(documents: Iterable[Document]) -> dict[str, Answer]:
+    """Return one answer to each question, that of the document with the lowest place."""
+    found: dict[str, Answer] = {}
+    for document in sorted(documents, key=lambda each: each.place):
+        for answer in document.answers:
+            found.setdefault(answer.question, answer)
+    return found
+
+
+def verdict(run: SavedResults, documents: Iterable[Document]) -> str:
+    """Return the answers as sentences: `Right. 1.3x faster. Layout lost 24 times: add ...`."""
+    result = run.result
+    if result is not None and result.error and run.audit is None:
+        return f"{result.status.replace('_', ' ').capitalize()}: {first_line(result.error)}"
+    stopped = ""
+    if run.is_stopped and result is not None and result.error:
+        stopped = f"Interrupted: {first_line(result.error)}. "
+    found = [answer for answer in answers(run, documents) if answer.question != NEXT]
+    if not found and run.plan is not None and run.audit is None:
+        summary = run.plan["summary"]
+        return f"Planned only: {summary['to_change']:,} of {summary['tensors']:,} tensors would change."
+    return stopped + " ".join(f"{answer.sentence or answer.answer}." for answer in found)
+
+
+def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice:
+    """Return what to do: of all advice the one with the lowest rank.
+
+    A recipe is not advised as long as an answer is open.
+    """
+    documents = list(documents)
+    found = [each for document in documents for each in document.advice]
+    holds = {
+        "problems": run.has_problems,
+        "ineffective": run.audit and run.audit.summary["convolutions"].get("ineffective"),
+        "unprepared": run.audit is None and run.found,
+        "unchanged": run.unchanged,
+        "example": not run.has_example,
+        "use": True,
+    }
+    found += [each for key, each in _DEFAULTS.items() if holds[key]]
+    if remedy := next(filter(None, by_remedy(run.troubles)), ""):
+        read = _DEFAULTS["problems"].answer
+        found = [replace(a, answer=capitalized(remedy)) if a.answer == read else a for a in found]
+    return _best(found, documents)[0]
+
+
+def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:
+    """Return the advice with the lowest rank; measuring in place of using the recipe if an answer is open."""
+    if open_ := [each for each in _by_question(documents).values() if each.answer in UNDECIDED]:
+        remark = open_[0].remark
+        remark = f"without {remark}" if remark.endswith("=none") else remark
+        use = replace(_MEASURE, remark=remark, section=open_[0].section or _MEASURE.section)
+        found = [use if each.section == USE_RECIPE.section else each for each in found]
+    return sorted(found, key=lambda each: each.rank)[:1]
+
+
+def _failure_answers(result: Result) -> list[Answer]:
+    """Return what went wrong; and where, when, and what to do, as far as they are known."""
+    line = first_line(result.error or "")
+    place = _PLACE.match(line)
+    wrong, separator, remedy = line.rpartition("; ")
+    # Errors of this package end with a remedy; those of other code may have a semicolon anywhere.
+    ours = bool(separator) and not place
+    if result.status == "interrupted":
+        advice = "Run the command again"
+    elif ours:
+        advice = capitalized(remedy) if remedy else ""
+    elif result.reason == "oom":
+        advice = "Use a smaller input or model"
+    else:
+        advice = "Correct that line" if place else "Read the traceback"
+    text = place["rest"] if place else wrong if ours else line
+    answers = [("What went wrong?", "bad", failure_word(result), text)]
+    if place:
+        answers.append(("Where?", "plain", place["file"], _in(place["function"])))
+    if result.during:
+        done = f"after {plural(len(result.done), 'completed stage')}" if result.done else ""
+        answers.append(("When?", "plain", f"While {result.during}", done))
+    if advice:
+        answers.append((NEXT, "warn", advice, ""))
+    return [
+        Answer(question=question, kind=kind, answer=answer, remark=remark, section=_SECTION)
+        for question, kind, answer, remark in answers
+    ]
+
+
+def failure_word(result: Result) -> str:
+    """Return the kind of failure in a few words: `The model raised`."""
+    reason = (result.reason or result.status).replace("_", " ")
+    return _WORDS.get(reason, capitalized(reason))
+
+
+def _in(function: str | None) -> str:
+    return f"in {function}" if function else ""

@@ -1,0 +1,125 @@
+"""Report on a model in one call: `prepare.report`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+from prepare.app.job.results import Analyses
+from prepare.core.forward.workload import Workload, head_of
+from prepare.core.utils import files
+from prepare.core.utils.json_records import Readable
+from prepare.errors import ConfigError
+from prepare.pipeline import Pipeline
+from prepare.pipeline.shortcut import PLANS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from prepare.stages.bench.records import Bench
+    from prepare.stages.flow.records import Flow
+    from prepare.stages.verify.records import Verification
+
+Level = Literal["short", "full"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Report(Readable, Analyses):
+    """The audit and the layout flow of a model; with a reference also verification and timing."""
+
+    @property
+    def flow(self) -> Flow:
+        """The layout flow."""
+        return self.found["flow"]
+
+    @property
+    def verification(self) -> Verification | None:
+        """The verification against the reference; None if it was not asked for."""
+        return self.found.get("verify")
+
+    @property
+    def bench(self) -> Bench | None:
+        """The timing against the reference; None if it was not asked for."""
+        return self.found.get("bench")
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures as one flat mapping, for `wandb.log` and the like."""
+        return self.figures()
+
+    def save(self, path: str | Path) -> None:
+        """Write one page if the name ends in `.html`, else a folder with the page and its data."""
+        path = Path(path)
+        if path.suffix == ".html":
+            with TemporaryDirectory() as folder:
+                page = self._write(Path(folder))
+            files.write_text(path, page)
+            return
+        path.mkdir(parents=True, exist_ok=True)
+        files.write_text(path / "report.html", self._write(path))
+
+    def _write(self, folder: Path) -> str:
+        from prepare.app.report.pages.page import run_page
+
+        if self.audit is not None:
+            self.audit.save(folder / "audit.json")
+        for name, record in self.found.items():
+            record.save(folder / f"{name}.json")
+        return run_page(folder)
+
+
+def report(
+    model: nn.Module,
+    batch: Any,
+    *,
+    reference: nn.Module | None = None,
+    pipeline: Pipeline | None = None,
+    flow: Literal["predict", "observe"] = "predict",
+    verify: Level | None = None,
+    bench: Level | None = None,
+    mode: Literal["eval", "train"] = "eval",
+) -> Report:
+    """Report on `model`: where it stands, where it loses the layout, and against `reference` what changed.
+
+    Args:
+        model: prepared or not; it is not changed. Of one that `prepare` has prepared, the audit says what
+            that changed.
+        batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example; or a Workload,
+            to verify and time every size of it.
+        reference: the unprepared model, e.g. `copy.deepcopy(model)` before it was prepared.
+        pipeline: the pipeline that prepared the model; it formats the batch.
+        flow: predict the layout flow without computing, or observe a forward.
+        verify: `short` or `full`: compare outputs and gradients with `reference`.
+        bench: `short` or `full`: time `model` against `reference`, for 10 s (slow calls: 120 s) or a minute.
+        mode: the use of the model.
+
+    Raises:
+        ConfigError: `verify` or `bench` is asked for without a reference.
+    """
+    from prepare.audit import audit
+    from prepare.stages import flow as flows
+
+    if (verify or bench) and reference is None:
+        remedy = "give copy.deepcopy(model), taken before it was prepared"
+        raise ConfigError("reference", "is needed for verify and bench", remedy)
+    follow = flows.observe if flow == "observe" else flows.predict
+    head = head_of(batch)
+    formatted = head if pipeline is None else pipeline.format(head)
+    found: dict[str, Any] = {"flow": follow(model, formatted, backward=mode == "train")}
+    if verify and reference is not None:
+        from prepare.stages.verify import verify as compare
+
+        options: Any = {"level": verify, "pipeline": pipeline, "mode": mode}
+        found["verify"] = compare(reference, model, batch, **options)
+    if bench and reference is not None:
+        from prepare.core.forward.call import call_of
+        from prepare.stages.bench.time_prepared import Models, time_models
+
+        # The other steps would change the reference.
+        steps = pipeline.steps.values() if pipeline else ()
+        formats = Pipeline(step for step in steps if step.phase == "inputs")
+        given = Models(unprepared=reference, prepared=model, pipeline=formats)
+        calls = batch.each(call_of) if isinstance(batch, Workload) else call_of(batch)
+        found["bench"] = time_models(given, calls, level=bench, mode=mode)
+    return Report(audit=audit(model, plan=PLANS.get(model)), found=found)

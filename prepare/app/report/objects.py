@@ -1,0 +1,174 @@
+"""Show single records in Python: one line, the text of the terminal, and HTML for a notebook."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from prepare.core.document import Document, Items, ReportContext, Table
+from prepare.core.utils.text import line, output_to, plural, printable
+from prepare.stages.registry import ordered_stages
+
+if TYPE_CHECKING:
+    from prepare.core.document import Part
+
+_LONGEST = 160
+# What only the script of a page can show.
+_DATA = re.compile(r"<script type=\"application/json\".*?</script>", re.DOTALL)
+
+
+def one_line(record: Any) -> str:
+    """Return the class of a record and its sentence, 160 letters at most."""
+    if hasattr(record, "found"):  # a report
+        parts = [part for part in (record.audit, *record.found.values()) if part is not None]
+        found = ", ".join(map(one_line, parts))
+    else:
+        found = ", ".join(printable(document.line) for document in documents_of(record))
+    text = f"{type(record).__name__}({found})"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]}...)"
+
+
+def text(record: Any) -> str:
+    """Return the text of the terminal; one line if the package rich is not installed."""
+    stream = io.StringIO()
+    with output_to(stream):
+        try:
+            from prepare.app.report.terminal.document import show_document
+
+            for number, document in enumerate(documents_of(record)):
+                if number:
+                    line("")
+                show_document(document)
+        except ModuleNotFoundError:
+            return f"{one_line(record)}\nthe whole table needs the extra: pip install 'torch-prepare[cli]'"
+    return stream.getvalue().rstrip("\n")
+
+
+def html(record: Any) -> str | None:
+    """Return the sections of a page with its style, scoped to themselves; None without jinja2."""
+    try:
+        from prepare.app.report.render import render
+    except ModuleNotFoundError:
+        return None
+    from prepare.app.report.documents import cards_of
+    from prepare.app.report.pages.section import sections
+
+    documents = documents_of(record)
+    # A page shows the lead on its first screen, which a notebook has not.
+    whole = [replace(each, parts=partial(_with_lead, each)) for each in documents]
+    parts = [(part.title, part.body) for part in sections(whole, [])]
+    cards = cards_of(documents) if hasattr(record, "found") else []
+    title = "" if cards else one_line(record)
+    page = render(
+        "fragment.html", title=title, cards=cards, anchors=(), parts=parts, style=_style()
+    )
+    return _DATA.sub("", page)
+
+
+def _with_lead(document: Document) -> Iterable[Part]:
+    return (*document.lead, *document.parts())
+
+
+def documents_of(record: Any) -> list[Document]:
+    """Return the documents of a record: one, or those of its parts."""
+    if hasattr(record, "document"):
+        return [record.document()]
+    if hasattr(record, "found"):  # a report
+        own = [_audit_document(record.audit)] if record.audit is not None else []
+        shown = ReportContext(found=record.found)
+        found = (cls.document(shown) for cls in ordered_stages())
+        return [*own, *(document for document in found if document is not None)]
+    for cls in ordered_stages():
+        for file, kind in cls.records().items():
+            if isinstance(record, kind):
+                name = file.rpartition(".")[0]
+                document = cls.document(ReportContext(found={name: record}))
+                return [document] if document else []
+    # Importing the class of a plan would load torch.
+    return [_audit_document(record) if hasattr(record, "rows") else _plan_document(record)]
+
+
+def _audit_document(audit: Any) -> Document:
+    from prepare.app.report.run_documents import audit_parts
+    from prepare.app.report.sentences import audited_text, is_judged, missed_notes
+
+    found = f"convolutions: {audited_text(audit)}" if is_judged(audit) else audited_text(audit)
+    return Document(
+        name="result",
+        title="Tensors",
+        place=80,
+        line=f"{plural(audit.summary['tensors'], 'tensor')}; {found}",
+        head="audit",
+        parts=lambda: (
+            *audit_parts(audit),
+            Items(
+                texts=tuple(f"note: {note}" for note in missed_notes(audit.rows)), where="terminal"
+            ),
+        ),
+    )
+
+
+def _plan_document(plan: Any) -> Document:
+    from prepare.app.report.run_documents import issues, plan_parts
+
+    summary = plan.summary()
+    parts = [f"{summary['to_change']} of {plural(summary['tensors'], 'tensor')} to change"]
+    parts += [f"{action.step}: {plural(len(action.modules), 'module')}" for action in plan.actions]
+    counted = (("error", plan.errors), ("warning", plan.warnings))
+    parts += [plural(len(found), word) for word, found in counted if found]
+    return Document(
+        name="result",
+        title="Tensors",
+        place=80,
+        line=", ".join(parts),
+        head=f"plan: {', '.join(plan.steps) or 'no step'}",
+        parts=lambda: (*plan_parts(summary), *issues(plan.to_dict()), changes_table(plan.tensors)),
+    )
+
+
+def changes_table(tensors: Iterable[Any]) -> Table:
+    """Return the tensors that a plan would change, and how."""
+    rows = [
+        (
+            f"{plan.module}.{plan.tensor}" if plan.module else plan.tensor,
+            str(list(plan.shape)),
+            list(_changes(plan)),
+            list(plan.changing),
+        )
+        for plan in tensors
+        if plan.changes
+    ]
+    columns = (("tensor", "name"), ("shape", "text"), ("change", "text"), ("wanted by", "text"))
+    return Table(label="Changes", columns=columns, rows=rows, noun="tensor", file="plan.json")
+
+
+def _changes(plan: Any) -> Iterable[str]:
+    """Yield each change of a tensor; memory formats are named instead of strides if these differ."""
+    from prepare.core.model.memory_format import satisfied
+
+    for side, old, new in zip(plan.old._fields, plan.old, plan.new, strict=True):
+        texts = [_value(old), _value(new)]
+        if side == "stride" and old is not None and new is not None:
+            names = [" or ".join(satisfied(plan.shape, s)) or "no format" for s in (old, new)]
+            texts = names if names[0] != names[1] else [f"strides {texts[0]}", texts[1]]
+        if old != new:
+            yield " -> ".join(texts)
+
+
+def _value(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+@cache
+def _style() -> Any:
+    """Return the style of the pages for the inside of one element."""
+    from markupsafe import Markup
+
+    from prepare.app.report.render import render
+
+    style = re.sub(r"(?m)^(\s*)(:root|html|body)(?= \{)", r"\1:scope", render("report.css"))
+    return Markup(style)  # noqa: S704  a file of this package

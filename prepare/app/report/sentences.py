@@ -1,0 +1,244 @@
+"""Sentences and figures that the terminal and the pages share, made from audits and headlines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from prepare.app.job.headline import CONVOLUTIONS
+from prepare.audit import STATUSES
+from prepare.core.utils.numbers import doubt, speed_text
+from prepare.core.utils.text import counts, plural, size
+
+if TYPE_CHECKING:
+    from prepare.app.job.headline import BenchFigures, Headline, VerifyFigures
+    from prepare.audit import Audit, AuditRow
+
+# A sentence names at most so many reasons.
+_NAMED = 3
+# The statuses of a tensor that nothing has changed.
+_AS_IT_WAS = ("already", "untouched")
+# The dtype of a weight in 8 bits, as an audit names it: `int8 per row`.
+_QUANTIZED = "int8 per "
+
+
+def convolutions_text(numbers: Mapping[str, int], steps: Mapping[str, Any]) -> str:
+    """Return the convolutions by status; in other words if no step requested anything but a device."""
+    if steps.keys() <= {"device"} and not numbers.get("converted") and numbers.get("already"):
+        return f"{numbers['already']:,} as they were: no memfmt and no precision was chosen"
+    return counts(numbers, CONVOLUTIONS)
+
+
+def title_text(
+    model: str, steps: Mapping[str, Mapping[str, Any] | None], audit: Audit, amp: str
+) -> str:
+    """Return `UNet3d on cpu, channels_last_3d + repair_layout: 18 of 18 convolutions converted`."""
+    return f"{declared_text(model, steps, audit.summary['devices'], amp)}: {converted_text(steps, audit)}"
+
+
+def declared_text(
+    model: str, steps: Mapping[str, Mapping[str, Any] | None], devices: Iterable[str], amp: str
+) -> str:
+    """Return `UNet3d on cpu, channels_last_3d + repair_layout`: its device and what the steps make of it."""
+    formats = dict.fromkeys(_first(options) for name, options in steps.items() if _formats(name))
+    others = (
+        _first(options) if name == "half" else name
+        for name, options in steps.items()
+        if name not in ("device", "input_format") and not _formats(name)
+    )
+    on = f"{model} on {' and '.join(devices)}" if devices else model
+    return ", ".join(filter(None, (on, " + ".join([*formats, *others]), autocast_text(amp))))
+
+
+def converted_text(steps: Mapping[str, Any], audit: Audit) -> str:
+    """Return `17 of 18 convolutions converted, 1 excluded: head`, and those that nobody asked for."""
+    if quantized := quantized_text(audit.rows):
+        return quantized.partition(";")[0]
+    counted = audit.summary["convolutions"]
+    total, converted = sum(counted.values()), counted.get("converted", 0)
+    if not total:
+        found = audit.summary["status"].get("converted", 0)
+        return f"{found:,} of {plural(audit.summary['tensors'], 'tensor')} converted"
+    asked = any(map(_formats, steps))
+    if not asked and not converted:
+        return f"{plural(total, 'convolution')} as before"
+    weights = [row for row in audit.rows if _is_convolution(row)]
+    others = Counter(
+        r.type for r in weights if asked and not _is_asked(r) and r.status in _AS_IT_WAS
+    )
+    skipped = [row.module for row in weights if row.status == "skipped"]
+    missed = counted.get("skipped", 0)
+    names = f"{skipped[0]}{f' and {missed - 1} more' if missed > 1 else ''}" if skipped else ""
+    already = counted.get("already", 0) - sum(
+        r.status == "already" for r in weights if asked and not _is_asked(r)
+    )
+    parts = [f"{converted:,} of {plural(max(total - others.total(), 0), 'convolution')} converted"]
+    parts += [f"{already:,} already were so"] * (already > 0)
+    parts += [f"{missed:,} excluded: {names}" if names else f"{missed:,} excluded"] * bool(missed)
+    parts += [f"{n:,} INEFFECTIVE" for n in [counted.get("ineffective", 0)] if n]
+    text = ", ".join(parts)
+    if others:
+        named = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common(2))
+        text += f"; {named} not asked for (memfmt=by_rank converts both)"
+    return text
+
+
+def is_judged(audit: Audit) -> bool:
+    """Return whether an audit was made with a plan; one without says only what is."""
+    return any(row.before is not None for row in audit.rows)
+
+
+def audited_text(audit: Audit) -> str:
+    """Return the convolutions by status; by the layouts of their weights if there was no plan."""
+    if is_judged(audit):
+        return counts(audit.summary["convolutions"], STATUSES)
+    return layouts_text(audit.rows)
+
+
+def layouts_text(rows: Iterable[AuditRow]) -> str:
+    """Return the layouts of convolutions as they are: `3 convolutions: 2 channels_last, ...`."""
+    found = [row.layouts for row in rows if _is_convolution(row)]
+    words = Counter(
+        "both (1x1 or one channel)" if len(names) > 1 else next(iter(names), "neither")
+        for names in found
+    )
+    names = ("channels_last", "channels_last_3d", "contiguous", *words)
+    shown = dict.fromkeys(name for name in names if words[name] or name == "contiguous")
+    text = ", ".join(f"{words[name]:,} {name}" for name in shown)
+    return f"{plural(len(found), 'convolution')}: {text}" if found else "no convolution"
+
+
+def _is_convolution(row: AuditRow) -> bool:
+    """Return whether a row is the weight of a convolution that its forward uses."""
+    return row.tensor == "weight" and row.shape is not None and len(row.shape) in (4, 5)
+
+
+def _formats(step: str) -> bool:
+    return step.endswith("_memory_format")
+
+
+def _is_asked(row: AuditRow) -> bool:
+    return any(map(_formats, row.steps))
+
+
+def steps_text(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """Return each step with the value of its first option: `device cpu, half bfloat16`."""
+    texts = (f"{name} {_first(options)}".strip() for name, options in steps.items())
+    return ", ".join(texts) or "no step"
+
+
+def _first(options: Mapping[str, Any] | None) -> str:
+    value = next(iter((options or {}).values()), "")
+    return value if isinstance(value, str) else ""
+
+
+def quantized_text(rows: Iterable[AuditRow]) -> str:
+    """Return `3 weights int8 per row; left in float: 1 Conv2d: ...`; empty if no step stores weights so."""
+    once = [row for row in rows if all(row.path <= other for other in row.shared_with)]
+    stored = Counter(row.dtype for row in once if row.dtype.startswith(_QUANTIZED))
+    left: dict[str, Counter[str]] = {}
+    for row in once:
+        for part in (row.reason or "").split("; "):
+            step, _, reason = part.partition(": ")
+            if step == "quantize":
+                left.setdefault(reason, Counter())[row.type] += 1
+    parts = [f"{plural(count, 'weight')} {dtype}" for dtype, count in stored.items()]
+    reasons = [
+        f"{', '.join(f'{count:,} {kind}' for kind, count in sorted(kinds.items(), key=_most))} ({reason})"
+        for reason, kinds in sorted(left.items(), key=lambda item: -item[1].total())
+    ]
+    if reasons:
+        more = f", and {plural(len(reasons) - _NAMED, 'more reason')}" if reasons[_NAMED:] else ""
+        parts.append(f"left in float: {', '.join(reasons[:_NAMED])}{more}")
+    return "; ".join(parts)
+
+
+def _most(item: tuple[str, int]) -> tuple[int, str]:
+    """Return a key that sorts counted names, the most frequent first."""
+    return -item[1], item[0]
+
+
+def by_remedy(texts: Iterable[str]) -> dict[str, list[str]]:
+    """Return the texts by their remedy, which is what follows the last semicolon; empty for none."""
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        wrong, _, remedy = text.rpartition("; ")
+        groups.setdefault(remedy if wrong else "", []).append(wrong or text)
+    return groups
+
+
+def missed_notes(rows: Iterable[AuditRow]) -> list[str]:
+    """Return one line for each reason of unconverted tensors, `ineffective` first."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    missed = [row for row in rows if row.status in ("ineffective", "skipped")]
+    for row in sorted(missed, key=lambda row: row.status):
+        path = f"{row.module}.{row.tensor}" if row.module else row.tensor
+        by_reason.setdefault((row.status, row.reason or ""), []).append(path)
+    lines = [
+        f"{status}: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {reason}"
+        for (status, reason), names in by_reason.items()
+    ]
+    hidden = len(lines) - 4
+    return [
+        *lines[:4],
+        *([f"{plural(hidden, 'more reason')}; see audit.csv"] if hidden > 0 else []),
+    ]
+
+
+def autocast_text(amp: str) -> str:
+    """Return the clause on the autocast of every forward; empty without autocast."""
+    return "" if amp == "none" else f"under autocast to {amp}"
+
+
+def outputs_sentence(*, format: str, gave: int, of: int, ambiguous: int) -> str:  # noqa: A002
+    """Return one sentence on the outputs of convolutions: `8 of 8 convolutions returned channels_last`."""
+    text = f"{gave} of {plural(of, 'convolution')} returned {format}"
+    return (
+        f"{text} ({ambiguous} of these also satisfy another memory format)" if ambiguous else text
+    )
+
+
+def memory_text(figures: Headline) -> str:
+    """Return `5.4 MiB`, or `5.4 -> 2.7 MiB` if it changed; empty if it is not known."""
+    before, after = figures.bytes_before, figures.bytes_after
+    if before is None or after is None:
+        return ""
+    if before == after:
+        return size(after)
+    figure, _, unit = size(before).partition(" ")
+    after_figure, _, after_unit = size(after).partition(" ")
+    same = unit == after_unit
+    return f"{figure}{'' if same else f' {unit}'} -> {after_figure} {after_unit}"
+
+
+def verified_text(verified: VerifyFigures | None, *, short: bool = False) -> str:
+    """Return `pass 3.1e-05 (17 % of the limit)`: the status, the error of the outputs, and its share.
+
+    The `short` text is `pass 3e-05 17%`, for a column.
+    """
+    if verified is None:
+        return ""
+    judged = verified.error is not None and verified.status != "cannot tell"
+    digits = ".1g" if short else ".2g"
+    error = (
+        f" {verified.error:{digits}}{_of_the_limit(verified.share, short=short)}" if judged else ""
+    )
+    # Wrong gradients do not count in a job for inference.
+    return doubt(verified.status) + error + (", wrong in training" if verified.wrong else "")
+
+
+def _of_the_limit(share: float | None, *, short: bool) -> str:
+    if share is None or share > 10:
+        return ""
+    percent = _percent(share)
+    return f" {percent.replace(' ', '')}" if short else f" ({percent} of the limit)"
+
+
+def _percent(share: float) -> str:
+    return "<1 %" if share < 0.01 else f"{100 * share:.0f} %"
+
+
+def timing_text(timed: BenchFigures) -> str:
+    """Return verdict, times and interval: `1.3x faster, 163 instead of 214 ms (95 % interval: ...)`."""
+    return speed_text(timed.verdict, timed.ratio, timed.interval, time=timed.seconds)

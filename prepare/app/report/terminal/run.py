@@ -1,0 +1,321 @@
+"""Terminal output of a single job: its answers, with `--verbose` all of it, or one line for each error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prepare.app.report.documents import advice, shown_of, stage_documents
+from prepare.app.report.objects import changes_table
+from prepare.app.report.sentences import (
+    by_remedy,
+    convolutions_text,
+    declared_text,
+    missed_notes,
+    outputs_sentence,
+    quantized_text,
+    title_text,
+)
+from prepare.app.report.terminal.console import console, has_width
+from prepare.app.report.terminal.document import part_lines, show_document
+from prepare.app.report.training_code import recipe_call
+from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT
+from prepare.core.utils.text import line, output, plural, printable, size
+from prepare.core.utils.wording import step
+from prepare.stages.registry import ordered_stages
+from prepare.stages.stage import Stage
+
+if TYPE_CHECKING:
+    from prepare.app.job.outcome import Outcome
+    from prepare.app.job.results import Results
+    from prepare.audit import Audit
+    from prepare.core.document import Answer, Document, Row
+    from prepare.core.forward.run_example import LayoutCount
+
+# The width of the longest label: of the answers, and with `--verbose`.
+_LABEL, _LABELS = 8, 12
+_ORDER = (LAYOUT, RIGHT, FASTER)
+# A remark that begins so goes on with the sentence of an advice.
+_JOINED = ("or", "and", "as", "in", "with", "without", "best")
+
+
+class RunOutput:
+    """The output of a single run: each line as soon as it is known.
+
+    A result has a title and a line for each answer; with `verbose` also all that the answers rest on.
+    """
+
+    def __init__(self, folder: Path, *, verbose: bool = False) -> None:
+        self._folder, self._verbose = shown_folder(folder), verbose
+        self._shown: list[Row] = []
+
+    def show(self, results: Results) -> None:
+        """Print what these results add to those that were shown."""
+        if results.audit is not None:
+            self._show_answers(results, results.audit, self._documents(results))
+
+    def end(self, outcome: Outcome) -> None:
+        """Print the rest, or the errors of the run."""
+        results = outcome.results
+        if results is not None:
+            (self._show_all if self._verbose else self._show_rest)(results)
+        if (asked := outcome.result.reason or "").startswith("fail_on="):
+            line(printable(f"{asked}: {outcome.result.error}"), errors=True)
+        elif results is None or outcome.result.status in ("failed", "interrupted"):
+            for problem in (outcome.result.error or "").splitlines():
+                line(printable(problem), errors=True)
+            if outcome.result.traceback:
+                line(f"the traceback is in {self._path('traceback.txt')}", errors=True)
+
+    def _documents(self, results: Results) -> list[Document]:
+        return stage_documents(shown_of(results, self._folder))
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, name)  # noqa: PTH118  for reading, not for use
+
+    def _show_answers(
+        self, results: Results, audit: Audit, documents: Sequence[Document], *, ended: bool = False
+    ) -> None:
+        steps = results.pipeline.to_config()
+        rows = _answer_rows(documents, ended=ended)
+        if self._verbose:
+            counted = convolutions_text(audit.summary["convolutions"], steps)
+            rows = [("convolutions", counted), *(row for each in documents for row in each.rows)]
+        if not self._shown:
+            for document in documents:
+                if self._verbose and document.is_whole:  # ran before the model was prepared
+                    show_document(document)
+            line(printable(title_text(results.model, steps, audit, results.amp)))
+        # A stage that ends later may stand before one that was shown.
+        _show_rows([row for row in rows if row not in self._shown], width=self._width)
+        self._shown = rows or [("", "")]
+        sys.stdout.flush()
+
+    @property
+    def _width(self) -> int:
+        return _LABELS if self._verbose else _LABEL
+
+    def _show_rest(self, results: Results) -> None:
+        """Print the answers that are missing, what to do, the first warning or note, and the folder."""
+        documents, audit = self._documents(results), results.audit
+        notes = [*results.notes, *(note for each in documents for note in each.notes)]
+        rows = (
+            [] if results.stopped else [(NEXT.lower(), t) for t in self._advice(results, documents)]
+        )
+        if audit is not None:
+            self._show_answers(results, audit, documents, ended=True)
+            notes = [*missed_notes(r for r in audit.rows if r.status == "ineffective"), *notes]
+        elif results.found:
+            line(printable(f"{_declared(results)} is not prepared"))
+            rows = [*_answer_rows(documents, ended=True), *rows]
+        else:
+            plan = results.plan.summary()
+            changes = f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')} would change"
+            line(printable(f"{_declared(results)}: {changes}, and nothing was changed"))
+            rows = [
+                ("memory", _memory(plan, "now")),
+                (NEXT.lower(), "leave out task=plan to prepare it"),
+            ]
+        _show_rows(rows, width=_LABEL)
+        _show_first([f"warning: {text}" for text in results.warnings], notes)
+        _show_last("details", self._path("report.html"), width=_LABEL)
+
+    def _show_all(self, results: Results) -> None:
+        """Print all that is known."""
+        documents, audit = self._documents(results), results.audit
+        if audit is not None:
+            self._show_answers(results, audit, documents)
+            advised = [] if results.stopped else self._advice(results, documents)
+            _show_rows(_detail_rows(results, audit, documents, advised), width=_LABELS)
+            _show_last("details", self._folder, width=_LABELS)
+        elif results.found:
+            line(printable(f"{_declared(results)} is not prepared"))
+            for problem in results.notes:
+                line(printable(problem))
+            for document in documents:
+                show_document(document)
+            line(f"  details are in {printable(self._folder)}")
+        else:
+            _show_plan(results, self._folder)
+        _show_warnings(results.warnings)
+        before = {cls.name for cls in ordered_stages() if cls.choose is not Stage.choose}
+        for document in documents:
+            if document.is_whole and document.name not in before and audit is not None:
+                show_document(document)
+
+    def _advice(self, results: Results, documents: Iterable[Document]) -> list[str]:
+        """Return what to do as one sentence; for a recipe to use, the call and the words that apply it."""
+        plan, found = results.plan, advice(results, documents)
+        text = f"{found.answer[0].lower()}{found.answer[1:]}"
+        if found.section == "reproduce":
+            path = self._path("recipe.yaml")
+            call = recipe_call(path, repairs=plan.training_steps, errors=bool(plan.training_errors))
+            added = [step(name, **options) for name, options in (plan.training_steps or {}).items()]
+            command = f"by command {' '.join([f'recipe={path}', *added])}"
+            note = (
+                "; training needs what is added to the recipe, which was not timed" if added else ""
+            )
+            return [f"{call}, or {command}{note}"]
+        said = [text for each in documents for _, text in each.rows]
+        said += [each.remark for document in documents for each in document.answers]
+        if not found.remark or any(
+            found.answer[1:] in each or found.remark in each for each in said
+        ):
+            return [text]
+        joint = ", " if found.remark.partition(" ")[0].strip(",") in _JOINED else "; "
+        return [f"{text}{joint}{found.remark}"]
+
+
+def _answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
+    """Return a row for each answer, and those of documents without, in the order of all outputs.
+
+    Until the run has `ended`, an answer waits for those that stand before it.
+    """
+    found: dict[str, list[Row]] = {}
+    for document in sorted(documents, key=lambda each: each.place):
+        if document.title or ended:
+            for answer in document.answers:
+                found.setdefault(answer.question, [(answer.question.lower(), _line(answer))])
+            if not document.answers:
+                found[document.name] = list(document.rows)
+    ranked = [*_ORDER, *(word for word in found if word not in _ORDER)]
+    known = ranked if ended else takewhile(found.__contains__, ranked)
+    return [row for word in known for row in found.get(word, ())]
+
+
+def _line(answer: Answer) -> str:
+    """Return the line of an answer; that of `Kept` and a remark is `kept: all 18 convolutions ...`."""
+    if answer.line:
+        return answer.line
+    text = f"{answer.answer[0].lower()}{answer.answer[1:]}"
+    return f"{text}: {answer.remark}" if answer.remark else text
+
+
+def _show_first(warnings: list[str], notes: list[str]) -> None:
+    """Print the first warning with its remedy, or the first note, and how many more there are."""
+    more = len(warnings) + len(notes) - 1
+    rest = (
+        f"and {plural(more, 'more warning' if not notes else 'more note')}, with --verbose"
+        if more
+        else ""
+    )
+    for text in warnings[:1]:
+        line(printable(text), errors=True)
+        if rest:
+            line(f"  {rest}", errors=True)
+    if notes and not warnings:
+        _show_rows([("note", text) for text in filter(None, (notes[0], rest))], width=_LABEL)
+
+
+def _show_warnings(warnings: Iterable[str]) -> None:
+    """Print the warnings, and each advice once, after the warnings that share it."""
+    for remedy, texts in by_remedy(warnings).items():
+        for text in texts:
+            line(printable(f"warning: {text}"), errors=True)
+        if remedy:
+            line(printable(f"  {remedy}"), errors=True)
+
+
+def shown_folder(folder: Path) -> str:
+    """Return a path that can be copied; relative if it is below the current folder."""
+    relative = os.path.relpath(folder)
+    # A run with hydra.job.chdir=true is in its folder, and the user is not.
+    outside = relative == os.curdir or relative.startswith(os.pardir)
+    return printable(folder.absolute() if outside else relative)
+
+
+def _show_plan(results: Results, folder: str) -> None:
+    """Print the plan of a pipeline and the first tensors that it would change."""
+    plan = results.plan.summary()
+    rows = [("to change", f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')}")]
+    rows += [("wanted by", f"{name}: {count}") for name, count in plan["by_step"].items()]
+    rows.append(("memory", _memory(plan, "now")))
+    rows.append(("written", size(plan["bytes_written"])))
+    rows += [("note", problem) for problem in results.notes]
+    line(printable(f"{_declared(results)}: would be prepared, and nothing was changed"))
+    width = max(len(label) for label, _ in rows)
+    _show_rows(rows, width=width)
+    _show_last("details", folder, width=width)
+    table = changes_table(results.plan.tensors)
+    if table.rows:
+        line("")
+        for text in part_lines(table):
+            line(text)
+        if len(table.rows) > table.most:
+            line("plan.json has them all")
+
+
+def _detail_rows(
+    results: Results, audit: Audit, documents: Sequence[Document], advised: Iterable[str]
+) -> list[Row]:
+    """Return what follows the answers: what to do, what was prepared, and the notes."""
+    summary = audit.summary
+    rows = [(NEXT.lower(), text) for text in advised]
+    rows.append(("tensors", _tensors(summary)))
+    if text := quantized_text(audit.rows):
+        rows.append(("quantized", text))
+    rows.append(("memory", _memory(summary, "before")))
+    if results.example is None:
+        rows.append(("example", "not run; give one with input.shape=[...]"))
+    else:
+        rows.append(("example", f"{results.example.inputs} -> {results.example.outputs}"))
+        ineffective = summary["convolutions"].get("ineffective", 0)
+        rows += [
+            ("outputs", _outputs(count, ineffective)) for count in results.example.convolutions
+        ]
+    rows += [row for document in documents for row in document.details]
+    said = [note for document in documents for note in document.notes]
+    notes = [*said, *results.notes, *missed_notes(audit.rows)]
+    return [*rows, *(("note", text) for text in notes)]
+
+
+def _declared(results: Results) -> str:
+    """Return the model, the device and what the steps make of it, for a model that is not prepared."""
+    steps = results.pipeline.to_config()
+    device = (steps.get("device") or {}).get("device")
+    return declared_text(results.model, steps, [device] if device else [], results.amp)
+
+
+def _memory(summary: Mapping[str, Any], first: str) -> str:
+    return f"{size(summary['bytes_before'])} {first}, {size(summary['bytes_after'])} after"
+
+
+def _tensors(audit: Mapping[str, Any]) -> str:
+    dtypes = ", ".join(f"{count} {name}" for name, count in audit["dtypes"].items())
+    return f"{audit['tensors']:,} parameters and buffers: {dtypes}"
+
+
+def _outputs(count: LayoutCount, ineffective: int) -> str:
+    text = outputs_sentence(
+        format=count.format, gave=count.gave, of=count.of, ambiguous=count.ambiguous
+    )
+    if ineffective and count.gave == count.of:
+        # Both lines are true: torch takes the layout of the input, and converts the weight in each call.
+        text += f"; their inputs decide that, also for the {ineffective} ineffective"
+    return text
+
+
+def _show_rows(rows: list[Row], *, width: int) -> None:
+    """Print rows of label and text; in a pipe a line ends at a space only, as calls are copied."""
+    width = max([width, *(len(label) for label, _ in rows)])
+    room = max(console().width - width - 4, 20)
+    last = ""
+    for label, text in rows:
+        begin = "" if label == last else label
+        parts = textwrap.wrap(
+            printable(text), room, break_long_words=has_width(output()), break_on_hyphens=False
+        )
+        for part in parts or [""]:
+            line(f"  {begin.ljust(width)}  {part}".rstrip())
+            begin = ""
+        last = label
+
+
+def _show_last(label: str, text: str, *, width: int) -> None:
+    # Users copy the folder, so do not wrap it.
+    line(f"  {label.ljust(width)}  {printable(text)}")

@@ -1,0 +1,1 @@
+"""Stages: what a run does with a model, one folder each."""

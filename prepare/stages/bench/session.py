@@ -1,0 +1,293 @@
+"""One bench: warm up, run rounds until the ratios are precise or the budget is spent, and summarise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from prepare.core.utils.environment import environment
+from prepare.core.utils.machine import MachineWatch, busy_sentence, disturbance
+from prepare.core.utils.numbers import finite
+from prepare.core.utils.text import plural
+from prepare.errors import RefusedError
+from prepare.stages.bench import statistics
+from prepare.stages.bench.peak_memory import seconds_per_page_fault
+from prepare.stages.bench.records import Comparison, Control, Progress
+from prepare.stages.bench.samples import SampleSet, Series
+from prepare.stages.bench.variant import batch_size
+
+if TYPE_CHECKING:
+    from prepare.stages.bench.variant import Clock, Variant
+
+_MAX_ROUNDS = 1000
+# Stopping at the first narrow interval would favour intervals that are narrow by chance. So precision
+# is not tested before this many rounds, and then only every few rounds.
+_MIN_ROUNDS, _TEST_EVERY = 20, 5
+# The rounds after which a bench may stop because its verdict is settled. To test again and again finds a
+# difference by chance sooner or later; so there are few looks, and their error probabilities add up to that
+# of the whole bench. Eight ratios are the fewest that have an interval at the confidence of one look.
+LOOKS = (8, 16, 32, 64)
+# The looks above, and the one at the end of the budget.
+_LOOK_COUNT = len(LOOKS) + 1
+# Seconds of timing before the first look: a stall of the machine is shorter.
+_MIN_SECONDS = 1.0
+# With fewer rounds than these a ratio says too little to be worth its time.
+_USEFUL_ROUNDS = 3
+# Report fresh memory from this fraction of the baseline's time on; ignore fewer page faults per call.
+_NOTABLE_PART, _NOTABLE_FAULTS = 0.1, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """Options of `bench.compare`: mode, seconds, when it stops, seed, autocast."""
+
+    train: bool
+    budget: float
+    within_budget: bool
+    longest: float | None
+    settle: bool
+    precision: float
+    confidence: float
+    seed: int
+    amp: str
+
+
+class Looks:
+    """The looks of one bench; each spends a fifth of the error, and the end spends what is left."""
+
+    def __init__(self) -> None:
+        self._taken, self.is_settled = 0, False
+
+    def look(self, samples: SampleSet, rounds: int, seconds: float) -> SampleSet | None:
+        """Return the samples at the confidence of a look if every verdict is settled; else None."""
+        if rounds not in LOOKS or seconds < _MIN_SECONDS:
+            return None
+        self._taken += 1
+        at_look = _spending(samples, 1 / _LOOK_COUNT)
+        self.is_settled = at_look.is_settled()
+        return at_look if self.is_settled else None
+
+    def end(self, samples: SampleSet) -> SampleSet:
+        """Return the samples at the confidence that the looks have left for the end of the budget."""
+        return _spending(samples, 1 - self._taken / _LOOK_COUNT)
+
+
+class BenchSession:
+    """One bench; call `run` once."""
+
+    def __init__(
+        self,
+        variants: Mapping[str, Variant],
+        baseline: str,
+        options: BenchOptions,
+        progress: Callable[[Progress], object] | None,
+        clock: Clock,
+    ) -> None:
+        series = {name: Series(variant) for name, variant in variants.items()}
+        confidence = statistics.bonferroni(options.confidence, len(series) - 1)
+        control = Series(variants[baseline])
+        self._samples = SampleSet(list(series.values()), series[baseline], control, confidence)
+        self._options, self._progress, self._clock = options, progress, clock
+        self._start, self._rounds, self._warm = clock(), 0, False
+        self._expected = options.budget
+        self._looks = Looks() if options.settle else None
+
+    def run(self, pool: list[Any], device: str | torch.device | None) -> Comparison:
+        """Time all variants on the inputs of `pool` in turn, and compare them."""
+        where, watch, clock = environment(), MachineWatch(), self._clock
+        for series in self._samples.series:
+            self._report(f"warming up {series.variant.name}")
+            self._guarded(series, partial(self._first_call, series, pool[0], device))
+            self._check_time(series, rounds=0)
+            self._guarded(series, partial(series.warm_up, pool[0], clock))
+            self._check_time(series, rounds=_USEFUL_ROUNDS)
+        base, control = self._samples.baseline, self._samples.control
+        control.device, control.call_seconds = base.device, base.call_seconds
+        for series in (*self._samples.series, control):
+            # The same for all: a mean of several calls includes a part of every stall of the machine,
+            # a single call usually none.
+            series.like(base)
+        self._run_rounds(pool)
+        items, control_result = batch_size(pool[0]), self._samples.control_result()
+        conditions = watch.conditions()
+        conditions |= {"threads": torch.get_num_threads()}
+        conditions |= {"interop_threads": torch.get_num_interop_threads()}
+        settings = asdict(self._options) | {
+            "confidence_of_each": self._samples.confidence,
+            "batch_size": items,
+            "untimed_call_first": self._warm,
+            "timer": base.variant.timer(base.device),
+            "memory": next((each.measure for each in self._samples.series if each.measure), None),
+            "fresh_memory": self._fresh_memory(),
+        }
+        return Comparison(
+            rows=tuple(self._samples.rows(items, self._unclear(control_result, conditions))),
+            baseline=base.variant.name,
+            aa=control_result,
+            repeats=self._rounds,
+            seconds=self._elapsed(),
+            settings=settings | conditions,
+            environment=where,
+            notes=tuple(self._notes(control_result, settings | conditions)),
+        )
+
+    def _first_call(self, series: Series, batch: Any, device: str | torch.device | None) -> None:
+        series.device = series.variant.device(batch)
+        _check_place(series, device)
+        series.first_call(batch, self._clock)
+
+    def _check_time(self, series: Series, *, rounds: int) -> None:
+        """Raise RefusedError if the budget must be kept and does not hold that many rounds.
+
+        Variants that have not run yet are assumed to be as slow as this one.
+        """
+        options = self._options
+        round_seconds = sum(
+            each.call_seconds or series.call_seconds for each in self._samples.active()
+        )
+        needed = self._elapsed() + 2 * series.call_seconds + rounds * round_seconds
+        if options.within_budget and not series.reason and needed > self._limit():
+            known = [each for each in self._samples.series if each.call_seconds]
+            calls = " and ".join(f"{e.call_seconds:.2g} s ({e.variant.name})" for e in known)
+            measured = f"{'calls take' if rounds else 'first calls took'} about {calls}"
+            too_long = f"{_USEFUL_ROUNDS} rounds do not fit into {self._limit():.0f} s"
+            raise RefusedError("budget", f"{measured}, and {too_long}", "give more time")
+
+    def _run_rounds(self, pool: list[Any]) -> None:
+        order = random.Random(self._options.seed)  # noqa: S311
+        needed = sum(each.call_seconds * (each.calls + 1) for each in self._samples.active())
+        fewest = LOOKS[0] if self._looks else _MIN_ROUNDS
+        begin, last_round = self._elapsed(), 0.0
+        self._warm = begin + fewest * needed <= self._options.budget
+        self._expected = min(self._limit(), max(self._options.budget, begin + fewest * needed))
+        for series in self._samples.active():
+            series.warm = self._warm
+        while self._rounds < _MAX_ROUNDS and not self._is_done(begin):
+            start = self._elapsed()
+            if self._rounds and start + last_round > self._limit():
+                break
+            active = self._samples.active()
+            batch = pool[self._rounds % len(pool)]
+            for series in order.sample(active, len(active)):
+                self._guarded(series, partial(self._sample, series, batch))
+            self._rounds += 1
+            last_round = self._elapsed() - start
+            self._report("timing")
+        if self._looks and not self._looks.is_settled:
+            self._samples = self._looks.end(self._samples)
+
+    def _limit(self) -> float:
+        """Return the seconds within which a round must end: more until the first look, if that is allowed."""
+        budget, longest = self._options.budget, self._options.longest or 0.0
+        return max(budget, longest) if self._looks and self._rounds < LOOKS[0] else budget
+
+    def _sample(self, series: Series, batch: Any) -> None:
+        series.samples.append(series.sample(batch, self._clock))
+        series.page_faults.append(series.variant.page_faults)
+
+    def _guarded(self, series: Series, work: Callable[[], None]) -> None:
+        """Run `work` unless the variant has failed; if `work` raises, only this variant fails."""
+        if series.reason:  # the baseline may have failed a moment ago, in its other series
+            return
+        try:
+            work()
+        except Exception as error:
+            self._samples.drop(series.variant, series.variant.explain(error))
+        # Here the error is released, and with its traceback the tensors that it referred to.
+        if series.reason and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def _is_done(self, begin: float) -> bool:
+        """Return whether the verdicts are settled, or the ratios precise; `begin` is when rounds began."""
+        if not self._samples.active():
+            return True
+        if self._looks:
+            settled = self._looks.look(self._samples, self._rounds, self._elapsed() - begin)
+            self._samples = settled or self._samples
+            return settled is not None
+        if self._rounds < _MIN_ROUNDS or self._rounds % _TEST_EVERY:
+            return False
+        return self._samples.precision() <= self._options.precision
+
+    def _fresh_memory(self) -> float | None:
+        """Estimate the fraction of the baseline's time that page faults take; None if unknown."""
+        base = self._samples.baseline
+        if not base.samples or base.device.type != "cpu":
+            return None
+        faults, seconds = median(base.page_faults), median(base.samples)
+        if faults < _NOTABLE_FAULTS or not seconds:
+            return 0.0
+        return round(min(1.0, faults * seconds_per_page_fault() / seconds), 3)
+
+    def _elapsed(self) -> float:
+        return self._clock() - self._start
+
+    def _report(self, doing: str) -> None:
+        if self._progress is None:
+            return
+        precision = finite(self._samples.precision()) if self._rounds else None
+        self._progress(Progress(doing, self._rounds, self._elapsed(), self._expected, precision))
+
+    def _notes(self, control: Control | None, settings: Mapping[str, Any]) -> Iterator[str]:
+        """Yield what limits the result."""
+        if not self._samples.active():
+            return
+        precision = self._samples.precision()
+        needed = statistics.min_values(self._samples.confidence)
+        if self._rounds < needed:
+            yield (
+                f"too few rounds to conclude anything: {plural(self._rounds, 'round')}, and an interval "
+                f"needs {needed}; give it more time"
+            )
+        elif precision > self._options.precision and not (self._looks and self._looks.is_settled):
+            yield (
+                f"the ratios are known to ±{precision:.1%}, not to ±{self._options.precision:.1%}: "
+                "give it more time, or a quieter machine"
+            )
+        if control and control.interval and not control.interval[0] <= 1 <= control.interval[1]:
+            yield "the baseline differs significantly from itself (A/A): the machine was not steady"
+        if not self._warm:
+            yield "no untimed call before each timed one: the budget is too short for it"
+        if (fresh := settings["fresh_memory"]) and fresh >= _NOTABLE_PART:
+            yield (
+                f"about {fresh:.0%} of the baseline's time is spent on memory that each call returns to the "
+                "system and requests again, which may differ between processes: see docs/timing.md"
+            )
+        if busy := busy_sentence(settings, control.noise if control else None):
+            yield busy
+
+    def _unclear(self, control: Control | None, conditions: Mapping[str, Any]) -> str:
+        """Return why a verdict is unclear, if it is."""
+        needed = statistics.min_values(self._samples.confidence)
+        disturbed = disturbance(conditions)
+        if self._rounds < needed:
+            few = f"too few rounds, {self._rounds} of at least {needed}"
+            return f"{few}; {disturbed}" if disturbed else few
+        if disturbed:
+            return disturbed
+        if control and control.noise and control.noise > 1 + self._options.precision:
+            return (
+                f"{self._samples.baseline.variant.name} differed from itself in these "
+                f"{plural(self._rounds, 'round')}: the machine was not steady"
+            )
+        return f"the ratios of {plural(self._rounds, 'round')} scatter too much"
+
+
+def _check_place(series: Series, required: str | torch.device | None) -> None:
+    """Raise RefusedError if a variant is on meta, or not on the required device."""
+    actual, expected = series.device, None if required is None else torch.device(required)
+    if actual.type == "meta":
+        raise RefusedError("its device", "meta computes nothing", "give the tensors values")
+    if expected and (actual.type != expected.type or expected.index not in (None, actual.index)):
+        raise RefusedError("its device", f"it is on {actual}, not on {expected}", "move it there")
+
+
+def _spending(samples: SampleSet, part: float) -> SampleSet:
+    """Return the samples with intervals that spend this part of the error probability."""
+    return replace(samples, confidence=1 - (1 - samples.confidence) * part)

@@ -1,0 +1,62 @@
+"""The document of the check of a layout contract: whether it is kept, and what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prepare.core.document import Advice, Answer, Document, Items, ReportContext, Text
+from prepare.core.utils.text import capitalized, plural
+from prepare.stages.contract.summary import change_lines, check_lines
+
+if TYPE_CHECKING:
+    from prepare.core.document import Part
+    from prepare.stages.contract.records import ContractCheck
+
+_SECTION, _UPDATE = "contract", "contract.update=true"
+_ADVICE = {
+    "broken": ("bad", "Undo what broke it", f"or, if intended, {_UPDATE}"),
+    "better": ("warn", "Tighten the contract", _UPDATE),
+    "kept": ("good", "Nothing to do", "all is as recorded"),
+}
+
+
+def contract_document(shown: ReportContext) -> Document | None:
+    """Return what is shown of the check of a run; None if it had none."""
+    check = shown.found.get("contract")
+    if check is None:
+        return None
+    kind, advised, remark = _ADVICE[check.status]
+    answer = Answer(
+        question="Contract",
+        kind=kind,
+        answer=capitalized(check.status),
+        remark=f"{plural(len(check.changes), 'change')}, see below" if check.changes else "",
+        section=_SECTION,
+        sentence=f"Contract {check.status}",
+        line="; ".join((*change_lines(check, most=1), check.file))
+        if check.changes
+        else f"{check.status}: {check.file}",
+    )
+    return Document(
+        name=_SECTION,
+        title="Contract",
+        place=30,
+        line=f"{check.status}: {check.file}",
+        head="contract",
+        answers=(answer,),
+        advice=(Advice(rank=0, kind=kind, answer=advised, remark=remark, section=_SECTION),),
+        rows=(("contract", f"{check.status}: {check.file}"),),
+        parts=lambda: _parts(check),
+        is_whole=True,
+    )
+
+
+def _parts(check: ContractCheck) -> Iterator[Part]:
+    lines = check_lines(check, file=check.file, update=f"add {_UPDATE}")
+    yield Items(texts=tuple(lines), where="terminal")
+    yield Text(text=f"The layout contract {check.file} is {check.status}.", where="page")
+    yield Items(texts=tuple(change_lines(check)), where="page")
+    if check.status != "kept":
+        text = f"to record the model of today, add {_UPDATE} to the command"
+        yield Text(text=text, kind="remedy", where="page")

@@ -1,0 +1,24 @@
+"""Find out by probes what torch computes wrongly or slowly on this very machine.
+
+Examples:
+    >>> from prepare.stages.doctor import examine
+    >>> diagnosis = examine("cpu", probes=["softmax_layout"])
+    >>> [(found.name, found.verdict) for found in diagnosis.findings]
+    [('softmax_layout', 'slow here')]
+"""
+
+from typing import TYPE_CHECKING
+
+from prepare.core.utils.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from prepare.stages.doctor.examination import examine
+    from prepare.stages.doctor.records import Diagnosis, Finding
+
+__all__ = ["Diagnosis", "Finding", "examine"]
+
+__getattr__ = lazy_names(
+    __name__,
+    records=("Diagnosis", "Finding"),
+    examination=("examine",),
+)

@@ -1,0 +1,219 @@
+"""Choose the probes that concern a machine, run each in a child process, and name what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prepare.core.model.issues_here import answers_file
+from prepare.core.model.known_issues import (
+    FINE,
+    INEXACT,
+    NOT_PROBED,
+    REPAIR_STEP,
+    SLOW,
+    WRONG,
+    Issue,
+    issues,
+)
+from prepare.core.utils.accelerator import accelerator
+from prepare.core.utils.child_process import Worker
+from prepare.core.utils.environment import environment
+from prepare.core.utils.suggest import choose
+from prepare.core.utils.text import first_line, size
+from prepare.core.utils.wording import step
+from prepare.errors import ConfigError, FileError, Problem, RefusedError
+from prepare.stages.doctor.cases import CaseOutcome
+from prepare.stages.doctor.probes import GENERAL, KNOWN, PROBES
+from prepare.stages.doctor.records import Diagnosis, Finding
+
+# Bytes of one probe.
+_MEMORY, _GPU_MEMORY = 4 << 30, 24 << 30
+_NO_PROBE = {
+    "over_2_31": "its sizes need more than 8 GiB of memory",
+    "crowded_machine": "it depends on other programs",
+}
+_CURES = {"format": "use the format {}", "flag": "set {}", "version": "install {}"}
+_NO_TIME = CaseOutcome(NOT_PROBED, "no time was left")
+_REPORT = "use another format or dtype for these modules, and report it: doctor share"
+
+
+def examine(
+    device: str | None = None,
+    *,
+    seconds: float = 120.0,
+    probes: Sequence[str] | None = None,
+    dry_run: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Diagnosis:
+    """Run the probe of every known issue that could concern a device, and general probes of operations.
+
+    Each probe runs in a process of its own with a limit of time and memory: forward and backward, judged by
+    float64 on the CPU, and paired rounds for what may be slow. A probe that crashes, hangs or runs out of
+    memory is a finding. A plan on this machine asks these answers before the table of known issues, for 30
+    days or until torch, the processor or a library of the accelerator changes.
+
+    Args:
+        device: by default the accelerator, if there is one, else the CPU.
+        seconds: no probe begins after this time.
+        probes: names of known issues and general probes; all by default. A plan asks only answers to all.
+        dry_run: run all probes of all backends on the CPU, to see that they run; plans do not ask these.
+        progress: called with the operation, the number of finished probes and of all, after each probe.
+
+    Raises:
+        ConfigError: a probe does not exist, or `seconds` is not positive.
+        RefusedError: the device is not available.
+    """
+    problems = [
+        Problem("probes", f"{name!r} is not a probe", choose(name, PROBES, noun="probes"))
+        for name in probes or ()
+        if name not in PROBES
+    ]
+    if not seconds > 0:
+        remedy = "give seconds, as in 120"
+        problems.append(Problem("seconds", f"{seconds!r} is not positive", remedy))
+    if problems:
+        raise ConfigError.of(problems)
+    began, machine = time.perf_counter(), accelerator()
+    best = "cuda" if machine["backend"] == "rocm" else str(machine["backend"])
+    device = "cpu" if dry_run else _usable(device or best)
+    backend = "rocm" if machine["hip"] and device.startswith("cuda") else device.partition(":")[0]
+    table = [issue for issue in issues() if dry_run or backend in issue.backend]
+    names = [issue.probe for issue in table if issue.probe in KNOWN] + list(GENERAL)
+    names = [name for name in names if probes is None or name in probes]
+    memory = _GPU_MEMORY if device.startswith("cuda") else _MEMORY
+    answers: dict[str, CaseOutcome] = {}
+    with Worker(f"{answer.__module__}:{answer.__name__}") as worker:
+        for name in names:
+            if answers and time.perf_counter() - began > seconds:
+                break
+            answers[name] = _ask(worker, {"probe": name, "device": device, "memory": memory})
+            if progress is not None:
+                progress(PROBES[name].where, len(answers), len(names))
+    findings = [
+        _of_issue(issue, answers) for issue in table if probes is None or issue.name in probes
+    ]
+    findings += [
+        _finding(name, PROBES[name].where, _REPORT, answers.get(name, _NO_TIME), known=False)
+        for name in GENERAL
+        if name in names
+    ]
+    diagnosis = Diagnosis(
+        device=device,
+        findings=tuple(findings),
+        environment=environment(),
+        seconds=round(time.perf_counter() - began, 3),
+    )
+    if not dry_run and probes is None:
+        _remember(diagnosis)
+    return diagnosis
+
+
+def _usable(device: str) -> str:
+    """Return the device; raise RefusedError if torch cannot use it here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        wrong = f"{device} cannot be used here: {first_line(error)}"
+        raise RefusedError("device", wrong, "leave it out, or give cpu") from error
+    return device
+
+
+def _ask(worker: Worker, request: dict[str, Any]) -> CaseOutcome:
+    """Return the outcome of a probe that runs in a child process, with its seconds."""
+    began = time.perf_counter()
+    found, death = worker.ask(request, seconds=PROBES[request["probe"]].seconds)
+    outcome = CaseOutcome(**found) if found else CaseOutcome("wrong here", f"its process {death}")
+    return replace(outcome, seconds=round(time.perf_counter() - began, 3))
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the probe of a request, on its device and within its memory; return the outcome as plain data."""
+    _limit_memory(request)
+    warnings.simplefilter("ignore")
+    try:
+        return asdict(run_probe(request["probe"], request["device"]))
+    except Exception as error:  # a finding too; the other probes continue
+        # torch raises RuntimeError from its allocators, on a CPU and on a GPU.
+        allocator = isinstance(error, RuntimeError) and "memory" in str(error).lower()
+        text = f"it raises {type(error).__name__}: {first_line(error)}"
+        if allocator or isinstance(error, MemoryError):
+            text = f"it needs more memory than {size(request['memory'])}"
+        return asdict(CaseOutcome("wrong here", text))
+
+
+def run_probe(name: str, device: str) -> CaseOutcome:
+    """Run one probe in this process; return the worst outcome of its cases."""
+    outcomes = []
+    for outcome in PROBES[name].run(device):
+        outcomes.append(outcome)
+        if outcome.bad == "wrong here":
+            return outcome
+    order = ("", "unclear", "slow here", "inexact here")
+    return max(outcomes, key=lambda each: (order.index(each.bad), each.error or 0.0))
+
+
+def _limit_memory(request: dict[str, Any]) -> None:
+    """Limit what this process may allocate from now on; on a GPU, the share of its memory."""
+    if request["device"] != "cpu":
+        if request["device"].startswith("cuda"):
+            total = torch.cuda.get_device_properties(request["device"]).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, request["memory"] / total))
+        return
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        limit = used + request["memory"]
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _of_issue(issue: Issue, answers: dict[str, CaseOutcome]) -> Finding:
+    cures = ", or ".join(_cure(*each, issue.effect) for each in issue.cure)
+    remedy = cures or "exclude these modules, or use another format"
+    where = PROBES[issue.probe].where if issue.probe in PROBES else ", ".join(issue.operations)
+    outcome = answers.get(issue.probe, _NO_TIME)
+    if issue.probe not in KNOWN:
+        why = _NO_PROBE.get(issue.sizes, "no probe exists: it takes several processes")
+        outcome = CaseOutcome(NOT_PROBED, why)
+    return _finding(issue.name, where, remedy, outcome, known=True)
+
+
+def _cure(kind: str, cure: str, effect: str) -> str:
+    if kind == "repair":
+        return f"add {step(REPAIR_STEP, **({'exact': True} if effect == 'inexact' else {}))}"
+    return _CURES[kind].format(cure)
+
+
+def _finding(name: str, where: str, remedy: str, outcome: CaseOutcome, *, known: bool) -> Finding:
+    verdict = outcome.bad or FINE
+    if verdict == "unclear" or (verdict == FINE and outcome.text.startswith("not run")):
+        verdict = NOT_PROBED
+    return Finding(
+        name=name,
+        known=known,
+        verdict=verdict,
+        where=where,
+        reason=outcome.text,
+        remedy=remedy if verdict in (WRONG, INEXACT, SLOW) else "",
+        error=outcome.error,
+        allowed=outcome.allowed,
+        ratio=outcome.ratio,
+        ratio_interval=outcome.interval and (outcome.interval[0], outcome.interval[1]),
+        seconds=outcome.seconds,
+    )
+
+
+def _remember(diagnosis: Diagnosis) -> None:
+    """Store the answers for plans; a cache that cannot be written does not fail the run."""
+    path = answers_file(diagnosis.device)
+    with contextlib.suppress(OSError, FileError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        diagnosis.save(path)

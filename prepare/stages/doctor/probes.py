@@ -1,0 +1,363 @@
+"""The table of probes: one for each known issue that can be shown, and general ones for what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import nn
+
+from prepare.core.model.known_issues import REPAIR_STEP
+from prepare.core.utils.text import first_line, size
+from prepare.stages.doctor.cases import CaseOutcome, OperationCase, judge, loses_layout, pace
+
+Run = Callable[[str], Iterator[CaseOutcome]]
+_BFLOAT16 = "bfloat16"
+# The factor from which on a general probe calls channels-last slow: many kernels differ by less.
+_GENERAL_FACTOR = 5.0
+# The reported size of a Conv3d that is wrong in 16 bits, and a small one.
+_CHANNELS, _KERNEL = 16, (1, 3, 3)
+_LARGE, _SMALL = (1, _CHANNELS, 124, 1282, 722), (1, _CHANNELS, 12, 66, 66)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A question that a child process answers. `where` names the operation, `seconds` limits its time."""
+
+    where: str
+    run: Run
+    seconds: float = 30.0
+
+
+def _judged(*cases: OperationCase) -> Run:
+    return lambda device: (judge(case, device) for case in cases)
+
+
+def _inexact(*cases: OperationCase) -> Run:
+    found = _judged(*cases)
+    return lambda device: (
+        replace(
+            each,
+            bad=each.bad.replace("wrong", "inexact"),
+            text=each.text.replace("wrong", "inexact"),
+        )
+        for each in found(device)
+    )
+
+
+def _kept(*cases: OperationCase) -> Run:
+    return lambda device: (loses_layout(case, device) for case in cases)
+
+
+def _timed(
+    factor: float,
+    than: str,
+    case: OperationCase,
+    *,
+    change: Callable[[nn.Module], None] | None = None,
+    **other: Any,
+) -> Run:
+    """Time a case against the same with `other` fields, whose module `change` changes."""
+    control = replace(case, **other)
+    return lambda device: iter(
+        [pace(case, control, device, factor=factor, than=than, change=change)]
+    )
+
+
+def _repair(module: nn.Module) -> None:
+    from prepare.pipeline import Pipeline
+
+    Pipeline.from_config({REPAIR_STEP: {"force": True}}).apply(module, known_issues="ignore")
+
+
+def _computed_weight(device: str) -> Iterator[CaseOutcome]:
+    """Compute a weight by weight_norm from channels-last tensors, and look at its strides."""
+    module = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 3)).to(device)
+    original = module.parametrizations.weight.original1
+    original.data = original.data.to(memory_format=torch.channels_last)
+    kept = module.weight.is_contiguous(memory_format=torch.channels_last)
+    text = f"weight_norm {'keeps' if kept else 'loses'} channels_last"
+    yield CaseOutcome("" if kept else "slow here", text)
+
+
+def _large_conv3d(device: str) -> Iterator[CaseOutcome]:
+    """Run the reported size, and judge its first, middle and last slices; a small one on a CPU."""
+    shape = _SMALL if device == "cpu" else _LARGE
+    for format_ in (torch.contiguous_format, torch.channels_last_3d):
+        torch.manual_seed(0)
+        conv = nn.Conv3d(_CHANNELS, _CHANNELS, _KERNEL, bias=False).bfloat16()
+        given = torch.randn(shape, device=device, dtype=torch.bfloat16)
+        exact_conv = nn.Conv3d(_CHANNELS, _CHANNELS, _KERNEL, bias=False).double()
+        exact_conv.weight.data = conv.weight.data.double()
+        with torch.no_grad():
+            out = conv.to(device)(given.to(memory_format=format_))
+            worst = 0.0
+            for index in (0, shape[2] // 2, shape[2] - 1):
+                exact = exact_conv(given[:, :, index : index + 1].double().cpu())
+                found = out[:, :, index : index + 1].double().cpu()
+                worst = max(worst, ((found - exact).abs().max() / exact.abs().max()).item())
+        name = "contiguous" if format_ is torch.contiguous_format else "channels_last_3d"
+        bad = "wrong here" if not worst < 0.06 else ""
+        text = f"error {min(worst, 1e18):.1e} ({size(given.nbytes)}, {name})"
+        yield CaseOutcome(bad, text, min(worst, 1e18), 0.06)
+
+
+def _tf32_conv3d(device: str) -> Iterator[CaseOutcome]:
+    """Judge Conv3d with TF32 allowed, at several numbers of channels and kernels."""
+    torch.backends.cudnn.allow_tf32 = True
+    for channels, kernel in ((8, 3), (32, 3), (64, 1), (32, 5)):
+        build = partial(nn.Conv3d, channels, channels, kernel, padding=kernel // 2)
+        for format_ in ("contiguous", "channels_last_3d"):
+            yield judge(
+                OperationCase(build, (2, channels, 8, 8, 8), format_, repeats=1, allowed=0.02),
+                device,
+            )
+
+
+def _repeated_forward(device: str) -> Iterator[CaseOutcome]:
+    """Run equal forwards of convolutions; their outputs must be equal bit by bit."""
+    for groups, kernel in ((1, 1), (1, 3), (96, 3)):
+        build = partial(nn.Conv2d, 96, 96, kernel, padding=kernel // 2, groups=groups)
+        module, given = OperationCase(build, (8, 96, 28, 28)).placed(device)
+        with torch.no_grad():
+            outputs = [module(given) for _ in range(10)]
+        differ = sum(not torch.equal(each, outputs[0]) for each in outputs[1:])
+        text = f"{differ} of 9 repeated forwards differ (kernel {kernel}, {groups} groups)"
+        yield CaseOutcome("wrong here" if differ else "", text)
+
+
+def _compiled_transposed(device: str) -> Iterator[CaseOutcome]:
+    """Compile two ConvTranspose2d, and run forward and backward in channels-last."""
+    layers = (nn.ConvTranspose2d(32, 16, 5, stride=2), nn.ReLU(), nn.ConvTranspose2d(16, 8, 5))
+    module = nn.Sequential(*layers).to(device)
+    for layer in (layers[0], layers[2]):
+        layer.weight.data = layer.weight.data.to(memory_format=torch.channels_last)
+    given = torch.randn(2, 32, 5, 5, device=device).to(memory_format=torch.channels_last)
+    try:
+        torch.compile(module)(given.requires_grad_()).sum().backward()
+    except AssertionError as error:
+        yield CaseOutcome("wrong here", f"the backward fails: {first_line(error)}")
+    except Exception as error:  # a compiler that cannot run here says nothing about the issue
+        yield CaseOutcome("", f"not run: {type(error).__name__}: {first_line(error)}")
+    else:
+        yield CaseOutcome("", "forward and backward run")
+
+
+def _overflow(device: str) -> Iterator[CaseOutcome]:
+    """Give an infinite activation to a batch norm in training, as a float16 overflow does."""
+    norm = nn.BatchNorm2d(4).to(device)
+    given = torch.ones(1, 4, 8, 8, device=device)
+    given[0, 1, 3, 3] = torch.inf
+    norm(given)
+    kept = bool(torch.isfinite(norm.running_var).all())  # type: ignore[arg-type]
+    text = f"the running variance is {'finite' if kept else 'NaN'} after an infinite activation"
+    yield CaseOutcome("" if kept else "wrong here", text)
+
+
+_conv3d = partial(nn.Conv3d, 32, 32, 3, padding=1)
+_FLAT, _FLAT_3D = "channels_last", "channels_last_3d"
+_VOLUME = (2, 32, 16, 32, 32)
+
+KNOWN: dict[str, Probe] = {
+    "instance_norm_gradients_cpu": Probe(
+        "InstanceNorm at batch 1",
+        _judged(
+            OperationCase(partial(nn.InstanceNorm2d, 8), (1, 8, 10, 10), _FLAT),
+            OperationCase(partial(nn.InstanceNorm3d, 8), (1, 8, 6, 6, 6), _FLAT_3D),
+        ),
+    ),
+    "group_norm_large_mean_cpu": Probe(
+        "GroupNorm of a large mean",
+        _judged(
+            OperationCase(partial(nn.GroupNorm, 4, 8), (1, 8, 32, 32), _FLAT, mean=1000.0,
+                 against_contiguous=True)
+        ),
+    ),
+    "batch_norm_sums_cpu": Probe(
+        "BatchNorm in training, of a large batch",
+        _inexact(
+            OperationCase(partial(nn.BatchNorm2d, 16), (4, 16, 128, 128), _FLAT, mean=10.0,
+                 against_contiguous=True, allowed=1e-6)
+        ),
+    ),
+    "instance_norm_copies": Probe(
+        "InstanceNorm", _kept(OperationCase(partial(nn.InstanceNorm3d, 8), (2, 8, 6, 6, 6), _FLAT_3D))
+    ),
+    "conv3d_reference_cpu": Probe(
+        "a small Conv3d at batch 1",
+        _kept(OperationCase(partial(nn.Conv3d, 16, 16, 3, padding=1), (1, 16, 8, 8, 8), _FLAT_3D)),
+    ),
+    "conv2d_few_pixels_cpu": Probe(
+        "Conv2d with few output pixels",
+        _timed(
+            1.25, "its repair",
+            OperationCase(lambda: nn.Sequential(nn.Conv2d(2048, 512, 1)), (1, 2048, 7, 7), _FLAT),
+            change=_repair,
+        ),
+    ),
+    "pooling_3d_layout": Probe(
+        "AvgPool3d and adaptive pooling",
+        _kept(
+            OperationCase(partial(nn.AvgPool3d, 2), (2, 8, 6, 6, 6), _FLAT_3D),
+            OperationCase(partial(nn.AdaptiveAvgPool3d, 2), (2, 8, 6, 6, 6), _FLAT_3D),
+        ),
+    ),
+    "softmax_layout": Probe(
+        "Softmax", _kept(OperationCase(partial(nn.Softmax, dim=1), (2, 8, 6, 6), _FLAT))
+    ),
+    "circular_pad_layout": Probe(
+        "CircularPad", _kept(OperationCase(partial(nn.CircularPad2d, 1), (2, 8, 6, 6), _FLAT))
+    ),
+    "layer_norm_layout": Probe(
+        "LayerNorm over (C, H, W)",
+        _kept(OperationCase(partial(nn.LayerNorm, (8, 6, 6)), (2, 8, 6, 6), _FLAT)),
+    ),
+    "computed_weight_layout": Probe("a computed weight", _computed_weight),
+    "conv3d_bfloat16_small_cpu": Probe(
+        "Conv3d with an input smaller than its kernel",
+        _judged(
+            OperationCase(partial(nn.Conv3d, 64, 64, 3, padding=1), (2, 64, 2, 2, 2), _FLAT_3D, _BFLOAT16,
+                 repeats=20, allowed=0.5)
+        ),
+    ),
+    "depthwise_transposed_conv3d_cpu": Probe(
+        "depthwise ConvTranspose3d",
+        _judged(
+            OperationCase(partial(nn.ConvTranspose3d, 64, 64, 7, stride=2, padding=3, groups=64),
+                 (2, 64, 4, 4, 4), _FLAT_3D, repeats=20)
+        ),
+    ),
+    "conv3d_float16_cpu": Probe(
+        "Conv2d in float16",
+        _timed(
+            2.0, "float32",
+            OperationCase(partial(nn.Conv2d, 32, 32, 3), (2, 32, 32, 32), _FLAT, "float16"),
+            dtype="float32",
+        ),
+    ),
+    "conv3d_contiguous_mps": Probe(
+        "Conv3d", _judged(*(OperationCase(partial(nn.Conv3d, n, n, 3), (1, n, 8, 8, 8)) for n in (4, 16, 32)))
+    ),
+    "batch_norm_backward_mps": Probe(
+        "BatchNorm2d", _judged(OperationCase(partial(nn.BatchNorm2d, 8), (4, 8, 16, 16), _FLAT))
+    ),
+    "convolution_layout_xpu": Probe(
+        "Conv2d with one input channel, or kernel 1",
+        _judged(
+            OperationCase(partial(nn.Conv2d, 1, 8, 3), (2, 1, 16, 16), _FLAT),
+            OperationCase(partial(nn.Conv2d, 8, 8, 1), (2, 8, 16, 16), _FLAT),
+        ),
+    ),
+    "conv3d_without_cudnn": Probe(
+        "Conv3d in 16 bits",
+        _timed(
+            2.0, "channels_last_3d",
+            OperationCase(_conv3d, _VOLUME, "contiguous", _BFLOAT16), format=_FLAT_3D,
+        ),
+    ),
+    "conv3d_large_16_bit": Probe("Conv3d in 16 bits at large sizes", _large_conv3d),
+    "conv3d_tf32": Probe("Conv3d with TF32", _tf32_conv3d),
+    "conv2d_engine_5": Probe("Conv2d, forward twice", _repeated_forward),
+    "conv2d_engine_5_off": Probe(
+        "depthwise Conv2d in bfloat16",
+        _timed(
+            2.0, "float32",
+            OperationCase(partial(nn.Conv2d, 96, 96, 3, groups=96), (16, 96, 56, 56), _FLAT, _BFLOAT16),
+            dtype="float32",
+        ),
+    ),
+    "group_norm_layout_cuda": Probe(
+        "GroupNorm", _kept(OperationCase(partial(nn.GroupNorm, 4, 8), (2, 8, 8, 8), _FLAT))
+    ),
+    "conv3d_dilated_bias": Probe(
+        "dilated Conv3d with a bias",
+        _timed(
+            2.0, "bias=False",
+            OperationCase(partial(_conv3d, dilation=2), _VOLUME, "contiguous", _BFLOAT16),
+            build=partial(_conv3d, dilation=2, bias=False),
+        ),
+    ),
+    "conv2d_grouped_channels_last": Probe(
+        "grouped Conv2d",
+        _timed(
+            2.0, "contiguous",
+            OperationCase(partial(nn.Conv2d, 128, 128, 3, groups=32), (8, 128, 56, 56), _FLAT, _BFLOAT16),
+            format="contiguous",
+        ),
+    ),
+    "upsample_nearest_channels_last": Probe(
+        "Upsample, nearest",
+        _timed(
+            1.25, "contiguous",
+            OperationCase(partial(nn.Upsample, scale_factor=2), (1, 192, 120, 208), _FLAT, _BFLOAT16),
+            format="contiguous",
+        ),
+    ),
+    "avg_pool2d_padded_backward": Probe(
+        "AvgPool2d with padding",
+        _judged(OperationCase(partial(nn.AvgPool2d, 2, stride=1, padding=1), (2, 8, 9, 9), _FLAT)),
+    ),
+    "conv_transpose2d_compiled": Probe("compiled ConvTranspose2d", _compiled_transposed, 100.0),
+    "batch_norm_statistics_float16": Probe("BatchNorm2d after an overflow", _overflow),
+    "channels_last_ignored_rocm": Probe(
+        "Conv2d", _kept(OperationCase(partial(nn.Conv2d, 8, 16, 3), (2, 8, 16, 16), _FLAT))
+    ),
+    "channels_last_slow_rocm": Probe(
+        "Conv2d",
+        _timed(
+            1.25, "contiguous",
+            OperationCase(partial(nn.Conv2d, 64, 64, 3, padding=1), (8, 64, 56, 56), _FLAT, _BFLOAT16),
+            format="contiguous",
+        ),
+    ),
+    "avg_pool2d_backward_mps": Probe(
+        "AvgPool2d", _judged(OperationCase(partial(nn.AvgPool2d, 2), (4, 3, 8, 8), _FLAT))
+    ),
+    "hardswish_backward_mps": Probe("Hardswish", _judged(OperationCase(nn.Hardswish, (4, 3, 8, 8), _FLAT))),
+}  # fmt: skip
+
+
+def _general(where: str, build: Callable[[], nn.Module], channels: int, *, rank: int = 2) -> Probe:
+    """Return a probe of one operation at several sizes, in every format and dtype, and of its pace."""
+    flat = _FLAT if rank == 2 else _FLAT_3D
+    sizes = ((1, 8), (2, 8), (3, 7), (1, 16), (2, 4)) if rank == 2 else ((1, 6), (2, 6), (2, 5))
+    cases = [
+        OperationCase(build, (batch, channels, *[size] * rank), format_, dtype)
+        for (batch, size), format_, dtype in product(
+            sizes, ("contiguous", flat), ("float32", _BFLOAT16)
+        )
+    ]
+    large = (4, channels, *[48 if rank == 2 else 12] * rank)
+
+    def run(device: str) -> Iterator[CaseOutcome]:
+        yield from (judge(case, device) for case in cases)
+        slow, fast = OperationCase(build, large, flat), OperationCase(build, large)
+        yield pace(slow, fast, device, factor=_GENERAL_FACTOR, than="contiguous", seconds=0.6)
+
+    return Probe(where, run)
+
+
+GENERAL: dict[str, Probe] = {
+    "conv2d": _general("Conv2d", partial(nn.Conv2d, 16, 32, 3, padding=1), 16),
+    "conv2d_kernel_1": _general("Conv2d, kernel 1", partial(nn.Conv2d, 16, 32, 1), 16),
+    "conv2d_strided": _general("Conv2d, stride 2", partial(nn.Conv2d, 16, 32, 3, 2, 1), 16),
+    "conv2d_depthwise": _general("depthwise Conv2d", partial(nn.Conv2d, 16, 16, 3, 1, 1, groups=16), 16),
+    "conv_transpose2d": _general("ConvTranspose2d", partial(nn.ConvTranspose2d, 16, 8, 2, 2), 16),
+    "conv3d": _general("Conv3d", partial(nn.Conv3d, 16, 16, 3, padding=1), 16, rank=3),
+    "batch_norm2d": _general("BatchNorm2d", partial(nn.BatchNorm2d, 16), 16),
+    "group_norm": _general("GroupNorm", partial(nn.GroupNorm, 4, 16), 16),
+    "max_pool2d": _general("MaxPool2d", partial(nn.MaxPool2d, 2), 16),
+    "avg_pool2d": _general("AvgPool2d", partial(nn.AvgPool2d, 2), 16),
+    "adaptive_avg_pool2d": _general("AdaptiveAvgPool2d", partial(nn.AdaptiveAvgPool2d, 1), 16),
+    "upsample_nearest": _general("Upsample, nearest", partial(nn.Upsample, scale_factor=2), 16),
+    "upsample_bilinear": _general(
+        "Upsample, bilinear", partial(nn.Upsample, scale_factor=2, mode="bilinear"), 16
+    ),
+    "silu": _general("SiLU", nn.SiLU, 16),
+}  # fmt: skip
+
+PROBES = KNOWN | GENERAL

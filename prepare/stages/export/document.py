@@ -1,0 +1,181 @@
+"""The document of an export: whether the artefact is right, what it takes, and how fast it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prepare.core.document import Advice, Answer, Document, Facts, Items, ReportContext, Table, Text
+from prepare.core.utils.numbers import doubt, seconds, small, verdict_text
+from prepare.core.utils.text import plural, size
+from prepare.stages.export.records import ARTEFACT
+
+if TYPE_CHECKING:
+    from prepare.core.document import Part
+    from prepare.stages.export.records import Export, TakenOut
+
+_SECTION = "export"
+
+
+def export_document(shown: ReportContext) -> Document | None:
+    """Return what is shown of the export of a run; None if it had none."""
+    export = shown.found.get("export")
+    if export is None:
+        return None
+    taken_out = tuple(map(_taken_out, export.taken_out))
+    return Document(
+        name=_SECTION,
+        title="Exported",
+        place=20,
+        line="; inputs ".join(filter(None, (export_sentence(export), _layouts(export)))),
+        head="exported",
+        answers=(_answer(export),),
+        advice=tuple(_advice(export)),
+        rows=(("exported", export_sentence(export)), *_size_rows(export)),
+        details=(("inputs", _layouts(export)), *(("taken out", text) for text in taken_out)),
+        parts=lambda: tuple(_parts(export, taken_out)),
+    )
+
+
+def export_sentence(export: Export) -> str:
+    """Return one sentence: `onnx pass: model.onnx, 1.2 MiB; largest error 3e-08 of 1e-05 allowed`."""
+    text = f"{export.exporter} {doubt(export.status)}"
+    if export.artefact:
+        text += f": {export.artefact}, {size(export.bytes)}"
+    if export.status != "fail" and (worst := export.worst) is not None:
+        text += f"; largest error {worst.error:.2g}, allowed {worst.allowed:.2g}"
+    return f"{text}; {export.reason}" if export.reason else text
+
+
+def _size_rows(export: Export) -> Iterator[tuple[str, str]]:
+    """Yield a row for each size of a workload; none for one size."""
+    times = {
+        each.size.name: each for each in (export.time.sizes if export.time else ()) if each.size
+    }
+    for check in export.checks:
+        if check.size:
+            text = f"{check.size} {doubt(check.answer)}"
+            text += f", error {small(check.error)}" if check.error is not None else ""
+            if check.size in times:
+                row = times[check.size].row(ARTEFACT)
+                text += f"; {verdict_text(row.verdict, row.ratio, row.ratio_interval)}"
+            yield "exported", text
+
+
+def _answer(export: Export) -> Answer:
+    kind, answer = {
+        "pass": ("good", "Right as"),
+        "fail": ("bad", "Wrong as"),
+        "refused": ("bad", "Not exported to"),
+        "cannot tell": ("warn", "Unclear if right as"),
+    }[export.status]
+    answer = f"{answer} {export.exporter}"
+    remark = export.reason or f"{export.artefact}, {size(export.bytes)}"
+    if "wrong" in export.contract.layouts.values():
+        remark = f"inputs {_layouts(export)}"
+    return Answer(
+        question="Exported",
+        kind=kind,
+        answer=answer,
+        remark=remark,
+        section=_SECTION,
+        line="; inputs ".join(filter(None, (export_sentence(export), _layouts(export)))),
+    )
+
+
+def _advice(export: Export) -> Iterator[Advice]:
+    known = {
+        "fail": (5, "bad", "Do not use the artefact", "the report has its answers"),
+        "refused": (5, "bad", "Choose another format", "the report has the stage that failed"),
+        "pass": (95, "good", f"Use {export.artefact}", "with the inputs that export.json lists"),
+    }
+    if export.status in known:
+        rank, kind, answer, remark = known[export.status]
+        yield Advice(rank=rank, kind=kind, answer=answer, remark=remark, section=_SECTION)
+
+
+def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
+    stages = ((s.name, doubt(s.status) + (f": {s.note}" if s.note else "")) for s in export.stages)
+    rows = [("inputs", _layouts(export)), *stages, *(("taken out", text) for text in taken_out)]
+    yield from (Text(text=f"{name}  {text}", where="terminal") for name, text in rows)
+    yield Text(text=export_sentence(export), where="page")
+    yield Facts(rows=tuple(_facts(export)), where="page")
+    took = [
+        (each.name, doubt(each.status), seconds(each.seconds), each.note) for each in export.stages
+    ]
+    yield _table("Stages of the export", "Stage Verdict #Time ~Note", took)
+    checks = [
+        (
+            c.layout,
+            c.size or c.batch or "",
+            doubt(c.answer),
+            doubt(c.status),
+            small(c.error),
+            small(c.allowed),
+            c.note,
+        )
+        for c in export.checks
+    ]
+    titles = "Input #Batch Answer Verdict #Error #Allowed ~Note"
+    yield _table("Answers of the artefact in another process", titles, checks)
+    inputs = [
+        (
+            each.name,
+            f"[{', '.join('any' if length is None else str(length) for length in each.shape)}]",
+            each.dtype,
+            str(list(each.strides)),
+        )
+        for each in export.contract.inputs
+    ]
+    yield _table("Inputs that it takes", "Name Shape Type Strides", inputs)
+    times = [
+        (
+            f"{row.name}, {each.size.name}" if each.size else row.name,
+            "" if row.seconds is None else seconds(row.seconds),
+            verdict_text(row.verdict, row.ratio, row.ratio_interval),
+        )
+        for each in ((export.time, *export.time.sizes) if export.time else ())
+        for row in each.rows
+    ]
+    yield _table("Time of one call", "Variant #Time #Against", times)
+    yield Items(texts=taken_out, title="Steps that do not go along", kind="note", where="page")
+
+
+def _table(title: str, columns: str, rows: list[tuple]) -> Table:
+    """Return a table; `#` before a column says that it holds numbers, `~` that it holds sentences."""
+    kinds = {"#": "number", "~": "prose"}
+    named = [(text.lstrip("#~"), kinds.get(text[0], "text")) for text in columns.split()]
+    named[0] = (named[0][0], "head")
+    return Table(label=title, title=title, columns=tuple(named), rows=rows, where="page")
+
+
+def _facts(export: Export) -> Iterator[tuple[str, str]]:
+    contract = export.contract
+    formats = "converts its inputs to the dtype and memory format of the model"
+    facts = [
+        ("Artefact", f"{export.artefact}, {size(export.bytes)}" if export.artefact else ""),
+        ("sha256", export.sha256),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in export.versions.items())),
+        ("Inputs", formats if contract.formats_inputs else "takes its inputs as they are"),
+        ("Contract", "give contiguous inputs only" if contract.requires_contiguous else ""),
+        ("Recipe", "in the artefact" if export.recipe_inside else "beside the artefact only"),
+        ("Environment", ", ".join(f"{key}={value}" for key, value in contract.environment.items())),
+    ]
+    return ((name, text) for name, text in facts if text)
+
+
+def _layouts(export: Export) -> str:
+    """Return the layouts of inputs by answer: `right: contiguous, channels_last; refused: gaps`."""
+    answers: dict[str, list[str]] = {}
+    for layout, answer in export.contract.layouts.items():
+        answers.setdefault(doubt(answer), []).append(layout)
+    parts = [f"{answer}: {', '.join(layouts)}" for answer, layouts in answers.items()]
+    if export.contract.requires_contiguous:
+        parts.append("give contiguous inputs only")
+    return "; ".join(parts)
+
+
+def _taken_out(item: TakenOut) -> str:
+    """Return `repair_layout in 3 modules: this format chooses layouts itself`."""
+    named = f" in {plural(len(item.modules), 'module')}" if item.modules else ""
+    return f"{item.step}{named}: {item.reason}"

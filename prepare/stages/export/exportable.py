@@ -1,0 +1,197 @@
+"""Make a copy of a prepared model that can be captured, capture it, and describe the inputs that it takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from prepare.core.forward.compiled import is_compiled
+from prepare.core.forward.input_formatter import FormatHook
+from prepare.core.forward.nested import map_tensors, tensors_in
+from prepare.core.model.tensors import name_of
+from prepare.core.utils.process_state import ignored_warnings
+from prepare.registry import STEPS
+from prepare.stages.export.layout_checks import contiguous
+from prepare.stages.export.records import InputContract, TakenOut
+from prepare.step import TensorStep
+
+if TYPE_CHECKING:
+    from prepare.core.forward.call import Call
+    from prepare.core.forward.input_formatter import Formatter
+    from prepare.pipeline import Pipeline
+    from prepare.stages.export.exporter import Exporter
+
+_CONTIGUOUS_WEIGHTS = (
+    "the format's operators take contiguous weights only; their values are the same"
+)
+_NO_LAYOUTS = "this format chooses layouts itself, and torch's own modules compute the same"
+
+
+class WithFormat(nn.Module):
+    """A model with the conversion of its inputs, which is captured together with the model.
+
+    It returns tensors in tuples, lists and dicts: the process that loads an artefact need not know the
+    classes of another package.
+    """
+
+    def __init__(self, model: nn.Module, formatter: Formatter, *, strides: bool) -> None:
+        super().__init__()
+        self.model = model
+
+        # torch.export names the inputs by the signature of this function.
+        @wraps(model.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            def convert(tensor: Tensor) -> Tensor:
+                return _converted(tensor, formatter, strides=strides)
+
+            output = model(*map_tensors(convert, args), **map_tensors(convert, kwargs))
+            return output if is_plain_output(output) else tuple(tensors_in(output))
+
+        # Of the bound method: `wraps` copies that of a function with `self`, if it was set.
+        forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
+        self.forward = forward
+
+
+def _converted(tensor: Tensor, formatter: Formatter, *, strides: bool) -> Tensor:
+    """Convert dtype and strides by operations whose result does not depend on the strides at capture."""
+    if formatter.dtype is not None and tensor.is_floating_point():
+        tensor = tensor.to(formatter.dtype)
+    wanted = formatter.format_of(tensor) if strides else None
+    if wanted is None:
+        return tensor
+    name = "contiguous_format" if wanted == "contiguous" else wanted
+    return tensor.contiguous(memory_format=getattr(torch, name))
+
+
+def take_out(model: nn.Module, exporter: Exporter, pipeline: Pipeline) -> Iterator[TakenOut]:
+    """Take out of `model`, in place, each step that cannot go along, and yield what was done."""
+    if any(isinstance(hook, FormatHook) for hook in model._forward_pre_hooks.values()):
+        FormatHook.remove(model)
+        reason = "a hook is not captured; the conversion of inputs is put into the program"
+        if FormatHook.step not in exporter.keeps:
+            reason = "a hook is not captured; the program converts the dtype of inputs, not their strides"
+        yield TakenOut(step=FormatHook.step, modules=("",), reason=reason)
+    compiled = [name for name, module in model.named_modules() if is_compiled(module)]
+    compiling = STEPS["compile"]
+    if compiled or compiling.name in pipeline.steps:
+        for module in model.modules():
+            compiling.undo(module)
+        reason = "a compiled call is not captured; the exporter compiles, or the format's runtime"
+        yield TakenOut(step=compiling.name, modules=tuple(compiled), reason=reason)
+    for step, cls in STEPS.items():
+        if step in exporter.keeps or not cls.only_layouts:
+            continue
+        before = {name: type(module) for name, module in model.named_modules()}
+        cls.undo(model)
+        after = dict(model.named_modules())
+        changed = tuple(name for name, cls in before.items() if type(after[name]) is not cls)
+        if changed:
+            yield TakenOut(step=step, modules=changed, reason=_NO_LAYOUTS)
+    if exporter.contiguous_weights and (changed := _made_contiguous(model)):
+        steps = [
+            name
+            for name, step in pipeline.steps.items()
+            if isinstance(step, TensorStep) and hasattr(step, "memory_format")
+        ]
+        step = ", ".join(steps) or "channels-last weights"
+        yield TakenOut(step=step, modules=changed, reason=_CONTIGUOUS_WEIGHTS)
+
+
+def _made_contiguous(model: nn.Module) -> tuple[str, ...]:
+    """Make all parameters and buffers contiguous, and return the names of the modules that changed."""
+    changed: dict[str, None] = {}
+    for name, module in model.named_modules():
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            fresh = contiguous(tensor)
+            if tensor.layout is torch.strided and fresh.stride() != tensor.stride():
+                tensor.data = fresh
+                changed[name] = None
+    return tuple(changed)
+
+
+def is_plain_output(value: Any) -> bool:
+    """Return whether an output consists of tensors, numbers, tuples, lists and dicts only."""
+    if type(value) in (tuple, list):
+        return all(map(is_plain_output, value))
+    if type(value) is dict:
+        return all(map(is_plain_output, value.values()))
+    return isinstance(value, Tensor | int | float | str | None)
+
+
+def with_format(
+    model: nn.Module, pipeline: Pipeline, call: Call, *, strides: bool
+) -> tuple[nn.Module, bool]:
+    """Return the model with the conversion of its inputs and outputs, and whether inputs are converted.
+
+    It is the model itself if nothing is to be converted.
+    """
+    formatter = pipeline.input_format()._formatter
+    wrapped = WithFormat(model, formatter, strides=strides)
+    if formatter.dtype is not None or (strides and formatter.formats):
+        return wrapped, True
+    with torch.no_grad():
+        plain = is_plain_output(model(*call.args, **call.kwargs))
+    return (model if plain else wrapped), False
+
+
+def capture(
+    model: nn.Module,
+    call: Call,
+    dynamic: Sequence[int],
+    *,
+    largest: Callable[[int], int] | None = None,
+) -> torch.export.ExportedProgram:
+    """Return the program of `model`; the dimensions `dynamic` of its inputs may change.
+
+    `largest` maps the size of such a dimension in `call` to the largest one that the program takes.
+    """
+
+    def marks(value: Any) -> dict[int, Any] | None:
+        if not isinstance(value, Tensor):
+            return None
+        hint: Any = torch.export.Dim.DYNAMIC
+        return {
+            each: hint(max=largest(value.shape[each])) if largest else hint
+            for each in _changing(value, call, dynamic)
+        } or None
+
+    shapes = pytree.tree_map(marks, _bound(model, call)) if dynamic else None
+    with ignored_warnings(), torch.no_grad():
+        return torch.export.export(
+            model, call.args, call.kwargs, dynamic_shapes=shapes, strict=False
+        )
+
+
+def inputs_of(model: nn.Module, call: Call, dynamic: Sequence[int]) -> tuple[InputContract, ...]:
+    """Return the name, shape, dtype and strides of each tensor in a call."""
+    inputs = []
+    for path, value in pytree.tree_flatten_with_path(_bound(model, call))[0]:
+        if isinstance(value, Tensor):
+            free = _changing(value, call, dynamic)
+            names = (str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+            inputs.append(
+                InputContract(
+                    name=".".join(names),
+                    shape=tuple(None if d in free else n for d, n in enumerate(value.shape)),
+                    dtype=name_of(value.dtype),
+                    strides=value.stride(),
+                )
+            )
+    return tuple(inputs)
+
+
+def _bound(model: nn.Module, call: Call) -> dict[str, Any]:
+    """Return the arguments of a call by the names of the parameters."""
+    return dict(inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments)
+
+
+def _changing(tensor: Tensor, call: Call, dynamic: Iterable[int]) -> list[int]:
+    """Return the dimensions of a tensor that may change; the first only if it is that of the batch."""
+    is_batch = tensor.dim() > 0 and len(tensor) == call.batch
+    return [each for each in dynamic if each < tensor.dim() and (each or is_batch)]

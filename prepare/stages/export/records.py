@@ -1,0 +1,146 @@
+"""Records of an export as plain data, saved to and loaded from `export.json` without torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prepare.core.utils import json_records
+from prepare.core.utils.json_records import Readable
+from prepare.core.utils.sizes import without_empty_sizes
+from prepare.errors import ExportError
+from prepare.stages.bench.records import Comparison, check_comparison
+
+_KIND = json_records.Kind("prepare.export", 1, "an export", "an export.json", ExportError)
+# The keys of the metadata in an artefact.
+METADATA = ("recipe.yaml", "versions.json")
+STATUSES = ("pass", "fail", "refused", "cannot tell")
+ARTEFACT = "artefact"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputContract:
+    """One tensor that the artefact takes; a size of the shape is None if it may change."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtefactContract:
+    """The promise of an artefact: its inputs, the layouts that it takes, and where it has to run.
+
+    `layouts` maps each layout that was tried to an answer. `formats_inputs`: the artefact converts inputs
+    to the dtype and memory format of the model. `environment` are variables that must be set.
+    `requires_contiguous`: only contiguous inputs may be given.
+    """
+
+    inputs: tuple[InputContract, ...] = ()
+    layouts: dict[str, str] = field(default_factory=dict)
+    formats_inputs: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    requires_contiguous: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportStage:
+    """One stage: its status (`pass`, `fail`, `refused`, `cannot tell`), and a note on it."""
+
+    name: str
+    status: str
+    seconds: float
+    note: str = ""
+    error: float | None = None
+    allowed: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutCheck:
+    """The artefact's answer to one input: its layout and batch, and the error of the outputs.
+
+    `answer` is `right`, `wrong`, `refused`, `crashed` or `cannot tell`. `status` is `pass`, `fail` or
+    `cannot tell`: a layout that is refused passes, except that of the contract. A wrong answer passes
+    only if the contract requires contiguous inputs, and this one is not. `size` is the name of a size of a
+    workload.
+    """
+
+    layout: str
+    batch: int | None
+    answer: str
+    status: str
+    error: float | None = None
+    allowed: float | None = None
+    note: str = ""
+    size: str = field(default="", metadata={"late": True})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenOut:
+    """A step that does not go along: the modules that it had changed, and the reason."""
+
+    step: str
+    modules: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Export(Readable):
+    """The result of an export: the artefact, whether it is right, and its contract.
+
+    `status` is `pass`; `fail` if the artefact answers wrongly; `refused` if a stage could not be done; or
+    `cannot tell`. `reason` says why. `artefact` is the name of the file in its folder, and `files` are all
+    of its files with their sha256. `bytes` is their size. `time` compares a call with the models.
+    """
+
+    status: str
+    reason: str
+    exporter: str
+    options: dict[str, Any]
+    artefact: str
+    sha256: str
+    bytes: int
+    files: dict[str, str]
+    recipe: str
+    recipe_inside: bool
+    versions: dict[str, str]
+    contract: ArtefactContract
+    taken_out: tuple[TakenOut, ...]
+    stages: tuple[ExportStage, ...]
+    checks: tuple[LayoutCheck, ...]
+    time: Comparison | None
+    seconds: float
+    environment: dict[str, Any]
+
+    @property
+    def worst(self) -> LayoutCheck | None:
+        """The check with the largest error for its tolerance, of inputs that the contract allows.
+
+        It is None if nothing was compared.
+        """
+        allowed = [c for c in self.checks if (c.answer, c.status) != ("wrong", "pass")]
+        compared = [check for check in allowed if check.error is not None and check.allowed]
+        return max(compared, key=lambda c: (c.error or 0) / (c.allowed or 1), default=None)
+
+    def save(self, path: str | Path) -> None:
+        """Write `export.json`. Raises FileError."""
+        written = asdict(self, dict_factory=without_empty_sizes)
+        json_records.write_json(path, _KIND.head | written, lines=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Export:
+        """Load an export from its JSON, without torch.
+
+        Raises:
+            ExportError: the file is not an export, or is of another version.
+        """
+        return json_records.load(cls, path, _KIND, check=_check_status)
+
+
+def _check_status(export: Export) -> None:
+    if export.status not in STATUSES:
+        raise ValueError(f"{export.status!r} is not a status")
+    if export.time is not None:
+        check_comparison(export.time)

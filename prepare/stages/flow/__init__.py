@@ -1,0 +1,17 @@
+"""Report where activations change layout in a forward pass, which operation does it, and what it costs."""
+
+from typing import TYPE_CHECKING
+
+from prepare.core.utils.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from prepare.stages.flow.follow import observe, predict
+    from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
+
+__all__ = ["Convolution", "Copy", "Event", "Flow", "ModuleLayout", "observe", "predict"]
+
+__getattr__ = lazy_names(
+    __name__,
+    records=("Convolution", "Copy", "Event", "Flow", "ModuleLayout"),
+    follow=("observe", "predict"),
+)

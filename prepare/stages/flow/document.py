@@ -1,0 +1,328 @@
+"""The document of a layout flow: whether the layout is kept, what loses it, and where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prepare.core.document import (
+    LAYOUT,
+    NEVER_TAKEN,
+    NOT_MEASURED,
+    UNCLEAR,
+    Advice,
+    Answer,
+    Document,
+    Folded,
+    Items,
+    ReportContext,
+    Strip,
+    Table,
+    Text,
+    columns,
+)
+from prepare.core.utils.numbers import doubt
+from prepare.core.utils.text import capitalized, plural, printable, size, times
+from prepare.core.utils.wording import step, words
+from prepare.stages.flow.causes import breaks_text, event_name, layout_causes, named
+from prepare.stages.flow.pictures import layout_strip, module_tree, style_of, styles_of
+from prepare.stages.flow.records import NOT_ASKED
+
+if TYPE_CHECKING:
+    from prepare.core.document import Part
+    from prepare.stages.bench.records import Bench
+    from prepare.stages.flow.records import Event, Flow
+
+_SECTION = "flow"
+# A sentence names at most so many classes of modules, a page so many notes.
+_NAMED, _NOTES = 3, 50
+# Named for operators outside all submodules.
+_ROOT = "the model itself"
+
+
+def flow_document(shown: ReportContext) -> Document | None:
+    """Return what is shown of the flow of a run; None if it has none."""
+    flow, before = shown.found.get("flow"), shown.found.get("flow_before")
+    if flow is None:
+        if not shown.had("flow"):
+            return None
+        missing = Answer(
+            question=LAYOUT, kind="plain", answer=NOT_MEASURED, remark=shown.without("flow"),
+            sentence="Layout not measured",
+        )  # fmt: skip
+        return Document(name=_SECTION, place=60, answers=(missing,))
+    return Document(
+        name=_SECTION,
+        title=LAYOUT,
+        place=60,
+        line=flow_sentence(flow),
+        head=f"layout ({flow.mode})",
+        answers=(_answer(flow, before),),
+        advice=tuple(_advice(flow, before, shown.found.get("bench"))),
+        rows=((LAYOUT.lower(), breaks_sentence(flow)),),
+        parts=lambda: (*_in_terminal(flow), *_on_page(flow, before)),
+    )
+
+
+def flow_sentence(flow: Flow) -> str:
+    """Return one sentence: `13 breaks, all InstanceNorm3d, 4.3 MiB copied per forward; add ...`."""
+    remedy = layout_remedy(flow) if flow.status == "ok" else ""
+    return breaks_sentence(flow) + (f"; {remedy}" if remedy else "")
+
+
+def breaks_sentence(flow: Flow) -> str:
+    """Return one sentence without the remedy: `13 breaks, all InstanceNorm3d, 4.3 MiB copied per forward`."""
+    if flow.status != "ok":
+        return f"{doubt(flow.status)}: {printable(flow.reason)}"
+    summary = flow.summary
+    copied = f"{size(summary['copied_bytes'])} copied per forward"
+    causes = layout_causes(flow)
+    if summary["copied_bytes"] and not summary["breaks"]:
+        # A copy without a break: the layout is the same before and after the operation.
+        copied += f" inside {', '.join(cause.name for cause in causes[:_NAMED] if cause.copied)}"
+    is_vacuous = NOT_ASKED in flow.notes and not summary["breaks"]
+    parts = [NOT_ASKED if is_vacuous else breaks_text(causes), copied]
+    backward = summary["backward"]
+    if backward["breaks"] or backward["copied_bytes"]:
+        parts.append(f"{breaks_text(layout_causes(flow, 'backward'))} in backward")
+        parts.append(f"{size(backward['copied_bytes'])} copied per backward")
+    return ", ".join(parts)
+
+
+def layout_remedy(flow: Flow) -> str:
+    """Return `add +steps.repair_layout={} (removes 12 of 13 breaks)`; empty if nothing was found."""
+    if flow.remedy is None:
+        return ""
+    total = flow.summary["breaks"] + flow.summary["backward"]["breaks"]
+    steps = words(cli=" ", python=", ").join(map(step, flow.remedy.steps))
+    return f"add {steps} (removes {total - flow.remedy.breaks:,} of {plural(total, 'break')})"
+
+
+def _answer(flow: Flow, before: Flow | None) -> Answer:
+    kind, answer, remark = _verdict(flow, before)
+    return Answer(
+        question=LAYOUT,
+        kind=kind,
+        answer=answer,
+        remark=remark,
+        section=_SECTION,
+        sentence=f"Layout {answer[0].lower()}{answer[1:]}",
+        line=_lost_line(answer, remark) if answer.startswith("Lost") else "",
+    )
+
+
+def _lost_line(answer: str, remark: str) -> str:
+    """Return `LOST at 13 places (13 InstanceNorm3d): 4.3 MiB copied per forward`."""
+    causes, _, rest = remark.partition("; ")
+    return f"LOST{answer[4:]} ({causes})" + (f": {rest}" if rest else "")
+
+
+def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
+    """Return the kind, the answer and the remark."""
+    summary = flow.summary
+    if flow.status != "ok":
+        return "warn", UNCLEAR, flow.reason
+    outputs = _outputs(flow)
+    if summary["breaks"]:
+        remark = f"{named(layout_causes(flow))}; {size(summary['copied_bytes'])} copied per forward"
+        if others := summary["convolutions"] - summary["in_layout"]:
+            of = plural(summary["convolutions"], "convolution")
+            remark += (
+                f"; {others:,} of {of} {'returns' if others == 1 else 'return'} another layout"
+            )
+        return "bad", f"Lost at {plural(summary['breaks'], 'place')}", remark
+    if summary["backward"]["breaks"]:
+        remark = named(layout_causes(flow, "backward"))
+        lost = plural(summary["backward"]["breaks"], "place")
+        return "bad", f"Lost at {lost} in backward", remark
+    if set(flow.wanted.values()) <= {"contiguous"}:
+        return "plain", "Contiguous", "channels-last was not requested"
+    if before is not None and before.summary["breaks"]:
+        outputs += f"; lost at {plural(before.summary['breaks'], 'place')} without the repairs"
+    return ("bad", NEVER_TAKEN, outputs) if _is_never_kept(flow) else ("good", "Kept", outputs)
+
+
+def why_not_kept(flow: Flow | None) -> str:
+    """Return why a flow does not show that the layout is kept; empty if it does."""
+    if flow is None:
+        return "layout not measured, without an example input or with flow=none"
+    answer = _answer(flow, None)
+    return (
+        ""
+        if answer.kind == "good"
+        else f"layout {answer.line or f'{answer.answer}: {answer.remark}'}"
+    )
+
+
+def _advice(flow: Flow, before: Flow | None, bench: Bench | None) -> Iterator[Advice]:
+    verdict = bench.headline.verdict if bench else ""
+    contiguous = "Leave it contiguous here"
+    if flow.status != "ok":
+        return
+    if before and before.summary["breaks"] and verdict in ("slower", "no difference"):
+        remark = "the repairs cost what the layout wins"
+        yield Advice(rank=18, kind="bad", answer=contiguous, remark=remark, section="bench")
+    elif remedy := layout_remedy(flow):
+        remark = "and time it: it costs time too" if verdict == "faster" else ""
+        answer = capitalized(remedy)
+        yield Advice(rank=20, kind="warn", answer=answer, remark=remark, section=_SECTION)
+    elif _is_never_kept(flow):
+        remark = _outputs(flow)
+        yield Advice(rank=69, kind="warn", answer=contiguous, remark=remark, section=_SECTION)
+
+
+def _is_never_kept(flow: Flow) -> bool:
+    """Return True if no convolution returned the layout that was asked for."""
+    summary, was_asked = flow.summary, set(flow.wanted.values()) - {"contiguous"}
+    return bool(was_asked and summary["convolutions"] and not summary["in_layout"])
+
+
+def _outputs(flow: Flow) -> str:
+    """Return `all 18 convolutions return channels_last_3d`, or `16 of 18 convolutions return ...`."""
+    gave, of = flow.summary["in_layout"], flow.summary["convolutions"]
+    formats = " and ".join(dict.fromkeys(flow.wanted.values()))
+    counted = "all" if gave == of > 1 else f"{gave:,} of"
+    return f"{counted} {plural(of, 'convolution')} {'returns' if of == 1 else 'return'} {formats}"
+
+
+def _in_terminal(flow: Flow) -> Iterator[Part]:
+    summary = flow.summary
+    yield Text(text=f"wanted: {_wanted(flow)}", where="terminal")
+    if summary["convolutions"]:
+        kinds = Counter(row.backend for row in flow.convolutions if row.backend)
+        backends = ", ".join(f"{name} {count}" for name, count in sorted(kinds.items()))
+        called = plural(summary["convolutions"], "convolution")
+        text = f"{summary['in_layout']} of {called} returned it ({backends})"
+        yield Text(text=text, where="terminal")
+    breaks = sorted((e for e in flow.events if e.kind == "break"), key=lambda e: -e.bytes)
+    yield Table(
+        label="Breaks",
+        columns=columns("lost in name, by text, at text, times number, size text"),
+        rows=list(map(_break, breaks)),
+        noun="place",
+        where="terminal",
+    )
+
+
+def _break(event: Event) -> tuple[str, str, str, int, str]:
+    cause = event_name(event) + ("" if event.phase == "forward" else ", backward")
+    operand = event.operand.rpartition("; ")[2] if "; " in event.operand else ""
+    place = ", ".join(filter(None, (event.source, operand)))
+    return event.module or _ROOT, cause, place, event.count, size(event.bytes)
+
+
+def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
+    figures = [("After the repairs" if before else "", flow)]
+    if before:
+        figures.insert(0, ("Before the repairs", before))
+    legend = styles_of([each for _, each in figures])
+    for label, each in figures:
+        text, file = flow_sentence(each), "flow.svg" if each is flow else ""
+        title = f"{label}: {text}" if label else capitalized(text)
+        strip = layout_strip(each, width=1000, style=style_of)
+        yield Strip(
+            title=title,
+            label=text,
+            **strip._asdict(),
+            legend=tuple(legend) if each is flow else (),
+            file=file,
+        )
+    titles = columns(
+        "Lost by head, Lost text, Copied there number, To bring it back number, First in code"
+    )
+    rows = [row for label, each in figures for row in _causes(each, label)]
+    yield Table(label="Causes", columns=titles, rows=rows, where="page")
+    if before:
+        yield Table(
+            label="Before and after",
+            columns=columns("Per forward head, Before number, After number"),
+            rows=_compared(before, flow),
+            form="narrow",
+            where="page",
+        )
+    how = "predicted without computing" if flow.mode == "predict" else "observed in a forward"
+    how += f", for {flow.device}" if flow.device else ""
+    text = f"Requested: {_wanted(flow)}; {how}. Bytes are those of one forward."
+    yield Text(text=text, kind="note", where="page")
+    notes = [note for note in flow.notes if note != NOT_ASKED]  # the sentence says it
+    if len(notes) > _NOTES:
+        more = plural(len(notes) - _NOTES, "more note")
+        notes = [*notes[:_NOTES], f"{more}; flow.json has them all."]
+    yield Items(texts=tuple(notes), kind="note")
+    yield module_tree(flow)
+    yield _events(flow)
+    yield _copies(flow)
+    yield _convolutions(flow)
+
+
+def _wanted(flow: Flow) -> str:
+    return ", ".join(f"{name} for {rank}-d tensors" for rank, name in flow.wanted.items())
+
+
+def _causes(flow: Flow, label: str) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield cause, how often, bytes at the breaks, bytes to bring the layout back, and first module."""
+    for phase in ("forward", "backward"):
+        when = label.lower(), "" if phase == "forward" else phase
+        for cause in layout_causes(flow, phase):
+            name = ", ".join(filter(None, (cause.name, *when)))
+            lost = times(cause.count) if cause.count else "copied only"
+            copied, regained = (size(n) if n else "" for n in (cause.copied, cause.regained))
+            yield name, lost, copied, regained, cause.first or _ROOT
+
+
+def _compared(before: Flow, after: Flow) -> list[tuple[str, str, str]]:
+    def figures(flow: Flow) -> list[str]:
+        summary = flow.summary
+        convolutions = f"{summary['in_layout']:,} of {summary['convolutions']:,}"
+        events = [f"{summary['breaks']:,}", f"{summary['regains']:,}"]
+        return [*events, size(summary["copied_bytes"]), convolutions]
+
+    titles = ["Layout lost", "Regained", "Copied per forward", "Convolutions in the layout"]
+    return list(zip(titles, figures(before), figures(after), strict=True))
+
+
+def _events(flow: Flow) -> Folded:
+    titles = (
+        "Event word, Phase text, Module name, Type text, Operation code, Cause text, Times number, "
+        "Output number, Shape number, Operands prose, Called at text"
+    )
+    kinds = {"break": "lost", "regain": "regained"}
+    rows = [
+        (
+            *(kinds.get(e.kind, e.kind), e.phase, e.module or _ROOT, e.type, e.operation, e.cause),
+            *(f"{e.count:,}", size(e.bytes), e.shape, e.operand, e.source),
+        )
+        for e in flow.events
+    ]
+    return _folded("Layout lost or regained", titles, rows)
+
+
+def _copies(flow: Flow) -> Folded:
+    titles = "Module name, Type text, Operation code, Times number, Bytes number, Cause prose, Phase text"
+    rows = [
+        (c.module or _ROOT, c.type, c.operation, f"{c.count:,}", size(c.bytes), c.why, c.phase)
+        for c in sorted(flow.copies, key=lambda copy: -copy.bytes)
+    ]
+    return _folded("Copied because of layouts", titles, rows)
+
+
+def _convolutions(flow: Flow) -> Folded:
+    titles = (
+        "Module name, Type text, Input text, Weight text, Output text, Kernel text, Calls number"
+    )
+    rows = [
+        (c.module or _ROOT, c.type, c.input, c.weight, c.output, c.backend, f"{c.calls:,}")
+        for c in flow.convolutions
+    ]
+    modules: dict[str, set[str]] = {}
+    for row in flow.convolutions:
+        modules.setdefault(row.backend or "an unknown kernel", set()).add(row.module)
+    ranked = sorted(modules, key=lambda name: -len(modules[name]))
+    by = ", ".join(f"{len(modules[name]):,} by {name}" for name in ranked[:4])
+    return _folded("Layouts and kernel of each convolution", titles, rows, f"Convolutions: {by}")
+
+
+def _folded(label: str, titles: str, rows: list[tuple], fold: str = "") -> Folded:
+    table = Table(label=label, columns=columns(titles), rows=rows, file="flow.json")
+    return Folded(title=fold or f"{label}: {plural(len(rows), 'place')}", parts=(table,))

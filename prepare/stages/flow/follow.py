@@ -1,0 +1,334 @@
+"""Follow the layout of activations through one forward, predicted or observed, and count what is found."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from prepare.core.forward.autocast import autocast, check_amp, device_of
+from prepare.core.forward.compiled import eager_if_compiled, is_compiled
+from prepare.core.forward.explain_error import explained
+from prepare.core.forward.nested import arguments, tensors_in
+from prepare.core.forward.stand_ins import (
+    copy_of,
+    lazy_parameter,
+    real_stand_in,
+    stand_ins_for,
+    standing_in,
+)
+from prepare.core.forward.torch_state import isolated
+from prepare.core.model.issues_here import CallIssues, describe
+from prepare.core.model.module_kinds import class_before_repair, is_repaired
+from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.errors import RefusedError
+from prepare.stages.flow.call_sites import CallSite, ModuleStack
+from prepare.stages.flow.fake_tensors import Target, explain_failure
+from prepare.stages.flow.layout_states import LayoutStates
+from prepare.stages.flow.layouts import choose_target_layouts, layout_of
+from prepare.stages.flow.operator_watcher import OperatorWatcher, is_followed
+from prepare.stages.flow.records import NOT_ASKED, Convolution, Copy, Event, Flow, ModuleLayout
+
+if TYPE_CHECKING:
+    from prepare.core.forward.autocast import Amp
+
+
+def predict(
+    model: nn.Module,
+    example: Any,
+    *,
+    backward: bool = False,
+    wanted: Mapping[int, str] | str | None = None,
+    amp: Amp = "none",
+    device: torch.device | str | None = None,
+) -> Flow:
+    """Predict the flow of one forward from shapes and strides, without computing any value.
+
+    Args:
+        model: in training or evaluation mode; it is not changed.
+        example: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
+        backward: also follow the gradients of the sum of all outputs.
+        wanted: a format, or `{4: "channels_last", 5: "channels_last_3d"}`; by default the layouts of the
+            model's convolution weights, see `prepare.stages.flow.layouts`. If none is in channels-last, there
+            is no break to find, and a note says that nothing was asked for.
+        amp: run the forward under `torch.autocast` to this dtype; casts of autocast keep the layout.
+        device: predict for this device, by default that of the model, and `cpu` for a model on the meta
+            device. `cuda` need not be here; a note then says what is not known.
+
+    If forward needs a value, or an operation cannot run without data, the flow has the status
+    `cannot predict`, the reason, and the events up to that point. torch's shape functions are wrong for a
+    few operations (in backward ReLU6); for these only `observe` is right.
+    The result holds for the current number of threads: with a single one, torch 2.13 runs 1x1x1
+    convolutions of float32 on its reference path, which returns a contiguous tensor.
+
+    Raises:
+        ConfigError: `wanted` does not name a layout, or `device` no device.
+        RefusedError: `amp` is unknown, or `device` is neither here nor `cuda`.
+    """
+    check_amp(amp)
+    watcher = _watcher_for(model, wanted)
+    layouts, builder = watcher.states.wanted, watcher.builder
+    present = device_of([model], tensors_in(example))
+    target = Target.of(present, device)
+    watcher.as_cuda, builder.device = target.is_elsewhere, str(target.device)
+    if target.note:
+        builder.add_note(target.note)
+    if name := lazy_parameter(model):
+        reason = f"{name} has no shape yet; run one forward first"
+        return builder.build(model, "predict", layouts, reason)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    # The cache is global to the process, and a convolution's strides depend on the number of threads.
+    fake.cache_enabled = False
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        if device is None and not tensor.is_meta:
+            return fake.from_tensor(tensor, static_shapes=True)
+        return target.stand_in(fake, tensor)
+
+    reason = ""
+    try:
+        with held_interrupts(may_hang=True), _watching(model, watcher, stand_in):
+            inputs = stand_ins_for(arguments(example), stand_in)
+            _run(model, inputs, watcher, backward=backward, fake=fake, amp=amp)
+    except Exception as error:  # the model's code may raise anything on tensors without data
+        if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            raise
+        reason = explain_failure(model, error)
+    return builder.build(model, "predict", layouts, reason)
+
+
+def observe(
+    model: nn.Module,
+    example: Any,
+    *,
+    backward: bool = False,
+    wanted: Mapping[int, str] | str | None = None,
+    amp: Amp = "none",
+) -> Flow:
+    """Observe the flow of one real forward; the arguments are those of `predict`.
+
+    Gradients are enabled only with `backward`. The model runs on the values of its own parameters, and on
+    copies of its buffers and of the example. Random states, gradients, attributes, hooks and training mode
+    are restored afterwards.
+
+    Raises:
+        ConfigError: `wanted` does not name a layout.
+        RefusedError: `amp` is unknown, or a lazy module has no parameters yet.
+        ModelError: the forward or backward raised; names the innermost module.
+    """
+    check_amp(amp)
+    watcher = _watcher_for(model, wanted)
+    watcher.builder.device = str(device_of([model], tensors_in(example)))
+    if name := lazy_parameter(model):
+        raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
+    try:
+        with held_interrupts(), _watching(model, watcher, real_stand_in):
+            inputs = stand_ins_for(arguments(example), copy_of)
+            _run(model, inputs, watcher, backward=backward, fake=None, amp=amp)
+    except Exception as error:
+        if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            raise
+        raise explained(model, error) from error
+    return watcher.builder.build(model, "observe", watcher.states.wanted)
+
+
+def _watcher_for(model: nn.Module, wanted: Mapping[int, str] | str | None) -> OperatorWatcher:
+    layouts, builder = choose_target_layouts(model, wanted), FlowBuilder()
+    if wanted is None and set(layouts.values()) == {"contiguous"}:
+        builder.add_note(NOT_ASKED)
+    return OperatorWatcher(ModuleStack(model), LayoutStates(layouts, builder), builder)
+
+
+@contextmanager
+def _watching(
+    model: nn.Module, watcher: OperatorWatcher, stand_in: Callable[[Tensor], Tensor]
+) -> Iterator[None]:
+    """Set up a run: isolated global state, stand-ins for the model's tensors, hooks on its modules."""
+    hooks = _ModuleHooks(watcher, CallIssues(watcher.builder.device.partition(":")[0]))
+    watcher.stack.on_enter, watcher.stack.on_exit = hooks.enter, hooks.exit
+    with ExitStack() as contexts:
+        contexts.enter_context(isolated())
+        contexts.enter_context(eager_if_compiled(model))
+        for tensor in (*model.parameters(), *model.buffers()):
+            watcher.states.register(tensor, "weight", "a parameter")
+        for tensor in contexts.enter_context(standing_in(model, stand_in)).values():
+            watcher.states.register(tensor, "weight", "a parameter")
+        contexts.enter_context(watcher.stack)
+        yield
+
+
+def _run(
+    model: nn.Module,
+    inputs: tuple[tuple, dict],
+    watcher: OperatorWatcher,
+    *,
+    backward: bool,
+    fake: FakeTensorMode | None,
+    amp: str,
+) -> None:
+    args, kwargs = inputs
+    given = list(tensors_in([*args, *kwargs.values()]))
+    for tensor in given:
+        watcher.states.register(tensor, "unknown", "the input")
+    # Without data it is quick, and torch's own code is not safe from an interrupt there.
+    call = _at_once if fake else interruptible
+    # The FakeTensorMode is below the watcher: it computes what the watcher dispatches.
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(backward):
+        cast = autocast(amp, device_of([model], given))
+        with fake or contextlib.nullcontext(), watcher, cast:
+            output = call(model, *args, **kwargs)
+        if not backward:
+            return
+        roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        if not roots:
+            watcher.builder.add_note("no output requires a gradient, so no backward was followed")
+            return
+        with fake or contextlib.nullcontext():
+            gradients = [torch.ones_like(root) for root in roots]
+            for gradient in gradients:
+                state = "in_layout" if watcher.states.is_in_layout(gradient) else "unknown"
+                watcher.states.register(gradient, state, "the loss", backward=True)
+            # torch.autograd.grad does not work here: reentrant checkpoints refuse it.
+            with watcher:
+                call(torch.autograd.backward, roots, gradients)
+
+
+def _at_once(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+class _ModuleHooks:
+    """Records each module's output layouts, and follows a compiled or repaired module as one operation.
+
+    A call that has a known issue because of its size becomes a note.
+    """
+
+    def __init__(self, watcher: OperatorWatcher, issues: CallIssues) -> None:
+        self.watcher, self.issues = watcher, issues
+        # The outermost module that is followed as one operation, its inputs and its call site.
+        self._opaque: tuple[nn.Module, list[Tensor], CallSite] | None = None
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        name = self.watcher.stack.name(module) or type(module).__name__
+        if isinstance(module, torch.jit.ScriptModule):
+            note = f"{name} is scripted: its operations are followed, but not attributed to its modules"
+            self.watcher.builder.add_note(note)
+        given = next(iter(tensors_in(args)), None)
+        for issue in self.issues.of(module, given.shape) if given is not None else ():
+            self.watcher.builder.add_note(f"{name} is {describe(issue)}")
+        # The forward of a repaired subclass is the user's, whose lines may lose a layout.
+        torchs = class_before_repair(type(module)).__module__.startswith("torch.")
+        compiled, repaired = is_compiled(module), torchs and is_repaired(module)
+        if (compiled or repaired) and self._opaque is None:
+            inputs = [tensor for tensor in tensors_in(args) if is_followed(tensor)]
+            site = self.watcher.stack.call_site()
+            site.operation = "torch.compile" if compiled else "repair_layout"
+            self._opaque = (module, inputs, site)
+            self.watcher.in_compiled, self.watcher.in_repaired = compiled, repaired
+        if compiled:
+            self.watcher.builder.add_note(f"{name} is compiled: its operations cannot be followed")
+
+    def exit(self, module: nn.Module, output: Any) -> None:
+        outputs = [tensor for tensor in tensors_in(output) if is_followed(tensor)]
+        if self._opaque is not None and self._opaque[0] is module:
+            _, inputs, site = self._opaque
+            self.watcher.in_compiled = self.watcher.in_repaired = False
+            self._opaque = None
+            self.watcher.follow_module(site, inputs, outputs)
+        name = self.watcher.stack.name(module)
+        # In backward a checkpointed segment runs again; its outputs were recorded in forward.
+        in_forward = torch._C._current_autograd_node() is None
+        if name is not None and in_forward and not self.watcher.in_compiled:
+            layouts = [layout_of(tensor) for tensor in outputs]
+            self.watcher.builder.add_module_call(name, [word for word in layouts if word != "none"])
+
+
+class FlowBuilder:
+    """Counts repeated events, copies and calls; keeps each in the order of its first occurrence.
+
+    `device` is the device that the flow is for.
+    """
+
+    device = ""
+
+    def __init__(self) -> None:
+        self._bytes: Counter[Any] = Counter()
+        self._counts: dict[type, Counter[Any]] = defaultdict(Counter)
+        self._layouts: dict[str, Counter[str]] = defaultdict(Counter)
+        self._calls: Counter[str] = Counter()
+        self._notes: dict[str, None] = {}
+
+    def add_event(self, kind: str, phase: str, site: CallSite, output: Tensor) -> None:
+        """Count a break or regain at `site`, where `output` is the result of the operation."""
+        shape, after = tuple(output.shape), output.stride()
+        key = (kind, phase, site.module, site.type, site.operation, site.operand, shape,
+               site.before, after, site.source, site.cause)  # fmt: skip
+        self._counts[Event][key] += 1
+        self._bytes[key] += output.nbytes
+
+    def add_copy(self, phase: str, site: CallSite, tensor: Tensor, why: str) -> None:
+        """Count a copy of `tensor` that was made only because of a layout."""
+        key = (site.module, site.type, site.operation, phase, why, site.source)
+        self._counts[Copy][key] += 1
+        self._bytes[key] += tensor.nbytes
+
+    def add_convolution(
+        self, site: CallSite, tensors: tuple[Tensor, Tensor, Tensor], backend: str
+    ) -> None:
+        """Count one call of a convolution; `tensors` are its input, weight and output."""
+        self._counts[Convolution][site.module, site.type, *map(layout_of, tensors), backend] += 1
+
+    def add_module_call(self, name: str, output_layouts: list[str]) -> None:
+        """Count one call of a module, and the layouts of its outputs."""
+        self._calls[name] += 1
+        self._layouts[name].update(output_layouts)
+
+    def add_note(self, text: str) -> None:
+        """Add a sentence for the user; a repeated sentence is kept once."""
+        self._notes[text] = None
+
+    def build(
+        self, model: nn.Module, mode: str, wanted: Mapping[int, str], reason: str = ""
+    ) -> Flow:
+        """Return the flow; `reason` says why the forward could not be followed to its end."""
+        return Flow(
+            mode=mode,
+            status="cannot predict" if reason else "ok",
+            reason=reason,
+            wanted=dict(wanted),
+            events=tuple(self._rows(Event)),
+            copies=tuple(self._rows(Copy)),
+            convolutions=tuple(self._rows(Convolution)),
+            modules=tuple(
+                ModuleLayout(
+                    name=name,
+                    type=type(module).__name__,
+                    depth=name.count(".") + 1 if name else 0,
+                    layout=_worst(self._layouts[name], wanted),
+                    calls=self._calls[name],
+                )
+                for name, module in model.named_modules()
+            ),
+            notes=tuple(self._notes),
+            device=self.device,
+        )
+
+    def _rows(self, cls: type[Any]) -> Iterator[Any]:
+        """Yield the records of a class: a key has all its fields but the totals, in their order."""
+        for key, count in self._counts[cls].items():
+            totals, rest = {"count": count, "calls": count, "bytes": self._bytes[key]}, iter(key)
+            names = (field.name for field in fields(cls))
+            yield cls(**{name: totals[name] if name in totals else next(rest) for name in names})
+
+
+def _worst(layouts: Mapping[str, int], wanted: Mapping[int, str]) -> str:
+    """Choose one layout for a module: one that is not wanted first, `ambiguous` and `none` last."""
+    fine = (*wanted.values(), "ambiguous", "none")
+    return min(layouts, key=lambda word: (word in fine, word in fine[-2:], word), default="none")

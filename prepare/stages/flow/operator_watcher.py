@@ -1,0 +1,232 @@
+"""Dispatch modes that record each operation of a forward and backward, or its casts alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from prepare.stages.flow.call_sites import CallSite, ModuleStack
+from prepare.stages.flow.fake_tensors import correct_strides
+from prepare.stages.flow.layout_states import Operand, Operation
+from prepare.stages.flow.layouts import describe_layout, dimension_order, layout_of
+from prepare.stages.flow.torch_operators import (
+    PARAMETERS,
+    backend_of,
+    cudnn_format,
+    hidden_copies,
+    is_convolution,
+    takes_values,
+)
+
+if TYPE_CHECKING:
+    from prepare.stages.flow.follow import FlowBuilder
+    from prepare.stages.flow.layout_states import LayoutStates
+
+
+# Operators of these namespaces take every layout.
+_ANY_LAYOUT = ("aten", "prims", "torchvision", "c10d", "_c10d_functional")
+KERNEL_NOTE = "it may need a contiguous tensor"
+
+
+class OperatorWatcher(TorchDispatchMode):
+    """While entered, follows all operations and adds what it records to a FlowBuilder.
+
+    While `in_compiled`, it records nothing; while `in_repaired`, only copies and convolutions. With
+    `as_cuda`, fake tensors on the CPU stand for those of a CUDA that is not here.
+    `internal_error` is an error of the watcher, which must not be reported as one of the model.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, stack: ModuleStack, states: LayoutStates, builder: FlowBuilder) -> None:
+        super().__init__()
+        self.stack, self.states, self.builder = stack, states, builder
+        self.in_compiled = False
+        self.in_repaired = False
+        self.as_cuda = False
+        self.internal_error: Exception | None = None
+        # The call sites of forward, by the autograd sequence number that the backward refers to.
+        self._forward_sites: dict[int, CallSite] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, OpOverload) or func.namespace == "prim":
+            return func(*args, **kwargs)
+        if _is_composite(func):  # inference_mode does not decompose these
+            with self:
+                return func.decompose(*args, **kwargs)
+        output = func(*args, **kwargs)
+        output = correct_strides(func._schema.name, args, output, as_cuda=self.as_cuda)
+        if not self.in_compiled:
+            try:
+                self._record(func, args, kwargs, output)
+            except Exception as error:
+                self.internal_error = error
+                raise
+        return output
+
+    def follow_module(self, site: CallSite, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Follow a compiled or repaired module as one operation."""
+        operands = [Operand(f"input {i}", t, self.states.of(t)) for i, t in enumerate(inputs)]
+        self.states.follow(Operation("compile", site), operands, list(enumerate(outputs)))
+
+    def _record(self, func: OpOverload, args: Any, kwargs: Any, output: Any) -> None:
+        name = func._schema.name.partition("::")[2]
+        arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        node = torch._C._current_autograd_node()
+        # Grad mode is off in backward, except in a checkpointed segment that runs again.
+        again = node is not None and torch.is_grad_enabled()
+        phase = "forward" if node is None else "again" if again else "backward"
+        site = self._site(node)
+        site.operation = f"aten.{name}"
+        if phase != "backward":
+            site.in_repaired = self.in_repaired
+            self._forward_sites.setdefault(torch.autograd._get_sequence_nr() - 1, site)
+        backend, memory_format = self._backend(arguments) if is_convolution(name) else ("", None)
+        if backend and phase == "forward":
+            tensors = arguments["input"], arguments["weight"], output
+            self.builder.add_convolution(site, tensors, backend)
+        operation = Operation(name, site, phase, backend, _is_view(func))
+        for operand, tensor, layout in hidden_copies(name, arguments, memory_format):
+            why = f"{operand} is {describe_layout(tensor)}, and the kernel works on {layout}"
+            self._add_copy(operation, tensor, why)
+        if name in ("clone", "_to_copy"):
+            self._record_reordering(operation, arguments["self"], output)
+        if site.in_repaired:
+            return
+        operands = [
+            Operand(label, tensor, self.states.of(tensor))
+            for label, tensor in _tensor_arguments(arguments)
+            if label not in PARAMETERS and takes_values(name, label)
+        ]
+        if func.namespace not in _ANY_LAYOUT or name == "as_strided":
+            self._note_kernel(func, operands)
+        self.states.follow(operation, operands, list(_tensor_outputs(output)))
+
+    def _backend(self, arguments: dict[str, Any]) -> tuple[str, torch.memory_format | None]:
+        if self.as_cuda and arguments["input"].dim() in (4, 5):
+            return "Cudnn", cudnn_format(arguments["input"], arguments["weight"])
+        return backend_of(arguments)
+
+    def _note_kernel(self, func: OpOverload, operands: list[Operand]) -> None:
+        for operand in operands:
+            if self.states.is_in_layout(operand.tensor):
+                layout = layout_of(operand.tensor)
+                text = f"{func.name()} is given {operand.label} in {layout}: {KERNEL_NOTE}"
+                self.builder.add_note(text)
+
+    def _site(self, node: Any) -> CallSite:
+        """Return the call site of this operation; in backward, that of its forward operation."""
+        if node is None or (self.stack and torch.is_grad_enabled()):
+            return self.stack.call_site()
+        site = self._forward_sites.get(node._sequence_nr())
+        return site.copy() if site else CallSite("", self.stack.root)
+
+    def _record_reordering(self, operation: Operation, source: Tensor, output: Tensor) -> None:
+        """Count a copy that only changed the order of the elements."""
+        if is_followed(source) and is_followed(output) and _is_reordered(source, output):
+            why = f"{describe_layout(source)} to {describe_layout(output)}"
+            cause = operation.cause
+            self._add_copy(operation, output, why if cause == "clone" else f"{cause}: {why}")
+
+    def _add_copy(self, operation: Operation, tensor: Tensor, why: str) -> None:
+        phase = "forward" if operation.phase == "forward" else "backward"
+        self.builder.add_copy(phase, operation.site, tensor, why)
+
+
+class CastSite(NamedTuple):
+    """A module, the line of code that casts (empty if a module of torch does), and both dtypes."""
+
+    module: str
+    source: str
+    dtypes: str
+
+
+class CastWatcher(TorchDispatchMode):
+    """While entered, counts the casts in forward; it must be entered outside of other dispatch modes."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.counts: Counter[CastSite] = Counter()
+        self._stack = ModuleStack(model)
+
+    def __enter__(self) -> Self:
+        self._stack.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
+        self._stack.__exit__(*raised)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and self._stack:
+            before, after = args[0].dtype, output.dtype
+            if before != after and before.is_floating_point and _is_activation(args[0], output):
+                site = self._stack.call_site()
+                dtypes = f"{before} to {after}".replace("torch.", "")
+                self.counts[CastSite(site.module, site.source, dtypes)] += 1
+        return output
+
+
+def is_followed(value: Any) -> bool:
+    """Return True if a value is a strided tensor of floating-point or complex numbers."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not value.is_nested
+        and (value.is_floating_point() or value.is_complex())
+    )
+
+
+@lru_cache(maxsize=4096)
+def _is_composite(func: OpOverload) -> bool:
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+@lru_cache(maxsize=4096)
+def _is_view(func: OpOverload) -> bool:
+    infos = [returned.alias_info for returned in func._schema.returns]
+    shares = any(info is not None and not info.is_write for info in infos)
+    # These two are views, although their schemas do not declare it.
+    return shares or func._schema.name in ("aten::_unsafe_view", "aten::_reshape_alias")
+
+
+def _tensor_arguments(arguments: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    for name, value in arguments.items():
+        if is_followed(value):
+            yield name, value
+        elif isinstance(value, list | tuple):
+            for index, item in enumerate(value):
+                if is_followed(item):
+                    yield f"{name}[{index}]", item
+
+
+def _tensor_outputs(output: Any) -> Iterator[tuple[int, Tensor]]:
+    for index, value in enumerate(output if isinstance(output, list | tuple) else [output]):
+        if is_followed(value):
+            yield index, value
+
+
+def _is_reordered(source: Tensor, output: Tensor) -> bool:
+    if (source.dtype, source.device) != (output.dtype, output.device) or source.dim() < 3:
+        return False
+    before, after = dimension_order(source), dimension_order(output)
+    # An expanded tensor must be copied in any order.
+    return len(before) == len(after) and before != after
+
+
+def _is_activation(before: Tensor, after: Tensor) -> bool:
+    is_float = after.is_floating_point() and torch._C._current_autograd_node() is None
+    return is_float and not isinstance(before, nn.Parameter)

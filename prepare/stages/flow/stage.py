@@ -1,0 +1,175 @@
+"""The stage `flow`: find where activations lose the layout, and which steps would keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from prepare.errors import Problem
+from prepare.stages.registry import stage
+from prepare.stages.stage import Stage, StageContext, Task, key
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from prepare.core.document import Document, ReportContext
+    from prepare.stages.flow.records import Flow
+
+Level = Literal["none", "predict", "observe"]
+
+
+@stage("flow")
+class FlowStage(Stage):
+    """The layout flow of the prepared model; with repairs also the one without them."""
+
+    noun: ClassVar[str] = "the layout flow"
+    order: ClassVar[int] = 20
+    default: ClassVar[bool] = True
+    imports: ClassVar[tuple[str, ...]] = ("prepare.stages.flow.follow",)
+    tasks: ClassVar[Mapping[str, Task]] = {
+        "flow": Task(
+            "show where the model would lose its layout with the steps; prepare nothing",
+            stages=("flow",),
+            prepares=False,
+        )
+    }
+    files: ClassVar[tuple[str, ...]] = ("flow.svg",)
+    fails: ClassVar[tuple[str, ...]] = ("breaks",)
+
+    level: Level = key("predict", "find where activations lose the layout")
+
+    @classmethod
+    def records(cls) -> Mapping[str, Any]:
+        from prepare.stages.flow.records import Flow
+
+        return {"flow.json": Flow, "flow_before.json": Flow}
+
+    def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
+        if config.get("task") == "flow" and self.level == "none":
+            wrong = "task=flow cannot run without a flow"
+            yield Problem("flow", wrong, "choose flow=predict or observe")
+
+    @classmethod
+    def failure(cls, word: str, found: Mapping[str, Any]) -> str:
+        from prepare.stages.flow.document import why_not_kept
+
+        return why_not_kept(found.get("flow"))
+
+    def run(self, work: StageContext) -> Mapping[str, Any]:
+        if work.settings.task == "flow":
+            work = _with_steps(work)
+        if self.level == "none" or not work.formatted:
+            return {}
+        from prepare.stages import flow
+
+        with work.progress("following the layout of activations"):
+            follow = flow.predict if self.level == "predict" else flow.observe
+            found = follow(work.model, work.formatted, backward=work.training, amp=work.amp)
+            work.notes += _batch_notes(work, found)
+            if not work.pipeline.steps:
+                return {"flow": found}
+            records = {"flow": _with_remedy(work, found)}
+            if bare := _without_repairs(work):
+                backward = work.model.training
+                before = flow.predict(bare, work.formatted, backward=backward, amp=work.amp)
+                records["flow_before"] = before
+        return records
+
+    @classmethod
+    def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:
+        flow = found.get("flow")
+        if flow is None:
+            return {}
+        summary = flow.summary
+        return {
+            "flow": flow.status,
+            "layout_breaks": summary["breaks"],
+            "layout_regains": summary["regains"],
+            "copied_bytes": summary["copied_bytes"],
+            "convolutions_called": summary["convolutions"],
+            "convolutions_kept": summary["in_layout"],
+        }
+
+    @classmethod
+    def document(cls, shown: ReportContext) -> Document | None:
+        from prepare.stages.flow.document import flow_document
+
+        return flow_document(shown)
+
+
+def _with_steps(work: StageContext) -> StageContext:
+    """Return the work of a copy of the model to which the declared steps are applied, but on its device."""
+    from prepare.core.forward.example_input import Example
+    from prepare.core.model.module_tree import clone_of, copy_tree
+    from prepare.pipeline import Pipeline
+
+    example, settings = work.needed_example(), work.settings
+    declared = Pipeline.from_config(settings.steps).steps.values()
+    left = ", ".join(step.name for step in declared if step.phase == "runtime")
+    pipeline = Pipeline(s for s in declared if s.phase != "runtime" and s.name != "device")
+    if left:
+        work.notes.append(
+            f"{left}: not applied: task=flow follows the operations of the model itself"
+        )
+    if not pipeline.steps:
+        return work
+    with work.progress("applying the steps to a copy"):
+        model = copy_tree(work.model, clone_of)
+        pipeline.apply(
+            model, strict=settings.strict, amp=work.amp, example=example, known_issues="ignore"
+        )
+    work.notes.append(f"{', '.join(pipeline.steps)}: applied to a copy, to follow its layout")
+    change = pipeline.input_format().format
+    formatted = Example(change(example.args), change(example.kwargs))
+    return replace(work, model=model, pipeline=pipeline, formatted=formatted)
+
+
+def _batch_notes(work: StageContext, found: Flow) -> list[str]:
+    """Return a note if convolutions run in torch's reference kernel that would not in a batch of two."""
+    from prepare.core.forward.call import call_of
+    from prepare.core.utils.text import plural
+    from prepare.stages.flow import predict
+
+    call = call_of(work.formatted)
+    slow = {each.module for each in found.convolutions if each.backend == "Slow3d"}
+    if not slow or call.batch != 1:
+        return []
+    twice = call.map(lambda x: x.repeat(2, *[1] * (x.dim() - 1)) if x.dim() and len(x) == 1 else x)
+    other = predict(work.model, twice, amp=work.amp)
+    left = {each.module for each in other.convolutions if each.backend == "Slow3d"}
+    if other.status != "ok" or not slow - left:
+        return []
+    which = f"{plural(len(slow - left), 'convolution')} in its slow reference kernel"
+    slower = f"in a batch of 1 torch runs {which}, in a batch of 2 not"
+    return [f"{slower}: two samples in one batch may take less time than one"]
+
+
+def _with_remedy(work: StageContext, flow: Flow) -> Flow:
+    """Return the flow with the steps that would remove breaks from it, if any would."""
+    if flow.status != "ok":
+        return flow
+    from prepare.stages.flow.find_remedy import find_remedy
+
+    bare = bare_tree(work, "runtime")  # a compiled model calls the original
+    remedy = find_remedy(
+        bare, work.formatted, flow, work.pipeline.steps, backward=work.training, amp=work.amp
+    )
+    return replace(flow, remedy=remedy)
+
+
+def _without_repairs(work: StageContext) -> nn.Module | None:
+    """Return a copy of the model without repairs and rewritten calls; None if it has neither."""
+    structure = [step for step in work.pipeline.steps.values() if step.phase == "structure"]
+    if not any(step.can_undo() for step in structure):
+        return None
+    return bare_tree(work, "structure", "runtime")
+
+
+def bare_tree(work: StageContext, *phases: str) -> nn.Module:
+    """Return a copy of the model that shares its tensors, without the steps of some phases."""
+    from prepare.core.model.module_tree import copy_tree
+
+    bare = copy_tree(work.model)
+    work.pipeline.undo(bare, phases=phases)
+    return bare

@@ -1,0 +1,286 @@
+"""The contract of a stage: one thing that a run does with its model, a plugin with options and records."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from copy import copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+
+from prepare.core.utils.options import as_written, plain, read_options
+from prepare.errors import ConfigError, raise_problems
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from prepare.core.document import Document, ReportContext
+    from prepare.core.forward.autocast import Amp
+    from prepare.core.forward.example_input import Example
+    from prepare.core.forward.workload import Workload
+    from prepare.core.utils.progress import Stage as Progress
+    from prepare.errors import Problem
+    from prepare.pipeline import Pipeline
+    from prepare.pipeline.plan import Plan
+
+# Whether a stage compares with a copy of the unprepared model: never, unless the model is large, or always.
+Mode = Literal["eval", "train"]
+NeedsReference = Literal["no", "small", "always"]
+EXAMPLE_REMEDY = "give one with input.shape=[...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A word of `task=`.
+
+    `help` says what it does. `stages` are the names of the stages that it runs, in the order of their
+    `order`; None for those of a plain run and the stage that brings the word. Without `prepares` the model
+    is left as it is.
+    """
+
+    help: str
+    stages: tuple[str, ...] | None = None
+    prepares: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The judgement of a stage on its run: the fields of its result, and its exit code."""
+
+    status: str
+    reason: str
+    error: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table of a sweep: its title, and the text of a row by its figures, empty if not known.
+
+    A narrow terminal leaves out the columns with the highest `spare` first, and never one with 0.
+    """
+
+    title: str
+    text: Callable[[Any], str]
+    spare: int = 0
+    number: bool = False
+
+
+def key(default: Any, text: str, example: str = "") -> Any:
+    """Return a field that is a key of the configuration.
+
+    `text` says in a few words what it is for, `example` what a user may write; both stand in `--help`.
+    """
+    about = {"help": text, "example": example}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: copy(default), metadata=about)
+    return field(default=default, metadata=about)
+
+
+class RunSettings(Protocol):
+    """The settings of a run that stages read."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def mode(self) -> Mode: ...
+    @property
+    def amp(self) -> Amp: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def strict(self) -> bool: ...
+    @property
+    def steps(self) -> dict[str, Any]: ...
+    @property
+    def input(self) -> dict[str, Any]: ...
+
+
+@dataclass(kw_only=True)
+class StageContext:
+    """The model of a run, and what is known of it so far: a stage works with it.
+
+    Attributes:
+        model: the model; prepared in place before the stages run.
+        settings: the settings of the run.
+        stages: every installed stage with its options, by name.
+        example: the example input as declared, of several sizes the one with the most weight; None if there
+            is none.
+        workload: the example, or a Workload of all sizes: for the functions that take one.
+        formatted: the example as the pipeline formats it.
+        pipeline: the pipeline that is applied, or was.
+        plan: its plan, made before.
+        reference: a copy of the unprepared model, the reason why there is none, or None if none is needed.
+        unchanged: whether the pipeline changes neither the model nor the example.
+        took: the seconds of a first forward of the prepared model; of several sizes those of each.
+        folder: the folder of the run.
+        build: builds the unprepared model again.
+        locate: returns the object with a dotted name, for the key that names it.
+        progress: is entered with a line on what begins.
+        found: the records of the stages that ran, by the name of their file without its suffix.
+        notes: sentences that the terminal shows.
+    """
+
+    model: torch.nn.Module
+    settings: RunSettings
+    stages: Mapping[str, Any]
+    example: Example | None
+    pipeline: Pipeline
+    plan: Plan
+    folder: Path
+    build: Callable[[], torch.nn.Module]
+    locate: Callable[[str, str], Callable[..., Any]]
+    workload: Example | Workload | None = None
+    formatted: Example | None = None
+    reference: torch.nn.Module | str | None = None
+    unchanged: bool = False
+    took: float | tuple[float, ...] = 0.0
+    progress: Progress = lambda _: nullcontext()
+    found: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.workload = self.workload or self.example
+
+    @property
+    def training(self) -> bool:
+        """Return whether the model is used in training mode."""
+        return self.settings.mode == "train"
+
+    @property
+    def amp(self) -> Amp:
+        """The autocast of every forward."""
+        return self.settings.amp
+
+    def needed_workload(self) -> Example | Workload:
+        """Return the example input as declared, or all sizes. Raises ConfigError if there is none."""
+        return self.workload or self.needed_example()
+
+    def needed_example(self) -> Example:
+        """Return the example input as declared. Raises ConfigError if there is none."""
+        if not self.example:
+            wrong = f"task={self.settings.task} needs an example input"
+            raise ConfigError("input", wrong, EXAMPLE_REMEDY)
+        return self.example
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One thing that a run does with its model.
+
+    A subclass is a frozen dataclass: its fields, made by `key`, are the keys of the configuration below its
+    name. A field `level` may be given as the name alone, `verify=short`. It is registered by
+    `prepare.stages.registry.stage`, and imports torch in its methods only.
+    """
+
+    name: ClassVar[str] = ""
+    noun: ClassVar[str] = ""
+    """The stage in a sentence: `not done: verification and timing`."""
+    order: ClassVar[int] = 100
+    """Stages of one run follow each other in this order."""
+    default: ClassVar[bool] = False
+    """True if a plain run has this stage."""
+    tasks: ClassVar[Mapping[str, Task]] = {}
+    """The words of `task=` that this stage brings."""
+    files: ClassVar[tuple[str, ...]] = ()
+    """The files that it may leave in the folder of a run, beside its records."""
+    columns: ClassVar[tuple[Column, ...]] = ()
+    """Columns of the table of a sweep."""
+    fails: ClassVar[tuple[str, ...]] = ()
+    """Words of `fail_on`: a run that asks for one fails if `failure` has a reason."""
+    imports: ClassVar[tuple[str, ...]] = ()
+    """Modules that `run` imports: a sweep loads those of a plain run once for all of its jobs."""
+    groups: ClassVar[bool] = False
+    """True if a config group of its name has the options, one file each."""
+
+    @classmethod
+    def records(cls) -> Mapping[str, Any]:
+        """Return the class of each record that it writes, by its file; a class has `save` and `load`."""
+        return {}
+
+    @classmethod
+    def has_level(cls) -> bool:
+        """Return whether the key `name` may be given a word, its level."""
+        return any(field.name == "level" for field in dataclasses.fields(cls))
+
+    @classmethod
+    def defaults(cls) -> Any:
+        """Return the value of the key `name` as a configuration holds it by default."""
+        values = {each.name: plain(getattr(cls(), each.name)) for each in dataclasses.fields(cls)}
+        return values["level"] if list(values) == ["level"] else values
+
+    @classmethod
+    def from_options(cls, options: Any, config: Mapping[str, Any]) -> Self:
+        """Check the value of the key `name`, and what it needs of the rest of `config`.
+
+        Raises:
+            ConfigError: with one problem for every error in it.
+        """
+        if not isinstance(options, Mapping):
+            if not cls.has_level():
+                word = next(iter(cls.tasks), "")
+                remedy = f"write task={word} to {word}" if word else "give its keys"
+                remedy += f", or set its keys as {cls.name}.KEY=value"
+                raise ConfigError(cls.name, f"{as_written(options)} is not a mapping", remedy)
+            options = {"level": options}
+        try:
+            read = cls(**read_options(cls, options, where=cls.name, noun="key"))
+        except ConfigError as error:
+            where = {f"{cls.name}.level": cls.name}
+            problems = error.problems
+            raise ConfigError.of(
+                dataclasses.replace(p, where=where.get(p.where, p.where)) for p in problems
+            ) from None
+        raise_problems(ConfigError, read.problems(config))
+        return read
+
+    def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what is wrong with the options together, and with the rest of the configuration."""
+        return ()
+
+    @classmethod
+    def files_in(cls, folder: Path) -> Iterable[str]:
+        """Return the names of the files in the folder of an earlier run that may be of this stage."""
+        return (*cls.records(), *cls.files)
+
+    def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
+        """Check, before the model is built, what needs imports. Raises PrepareError."""
+
+    def steps(self, settings: Any, steps: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the steps to apply in place of those declared. Raises ConfigError."""
+        return steps
+
+    def choose(self, work: StageContext) -> Pipeline | None:
+        """Return another pipeline to apply, found with the unprepared model; None to keep it."""
+        return None
+
+    def needs_reference(self) -> NeedsReference:
+        """Return whether this stage compares with a copy of the unprepared model."""
+        return "no"
+
+    def run(self, work: StageContext) -> Mapping[str, Any]:
+        """Do it; return the records by name. The model is prepared, and left as it is."""
+        raise NotImplementedError
+
+    @classmethod
+    def verdict(cls, found: Mapping[str, Any]) -> Verdict | None:
+        """Return what the records mean for the status of the run and its exit code; None for nothing."""
+        return None
+
+    @classmethod
+    def failure(cls, word: str, found: Mapping[str, Any]) -> str:
+        """Return why a run with `fail_on=word` fails; empty if it does not."""
+        return ""
+
+    @classmethod
+    def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the figures of the records as plain values, for `result.json` and sweeps."""
+        return {}
+
+    @classmethod
+    def document(cls, shown: ReportContext) -> Document | None:
+        """Return what is shown of it; None for nothing."""
+        return None

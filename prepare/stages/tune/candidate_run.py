@@ -1,0 +1,155 @@
+"""One candidate on a copy of the model: prepare it, time it, and verify it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from operator import mul
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from prepare.core.model.devices import free_memory
+from prepare.core.utils.process_state import ignored_warnings
+from prepare.core.utils.text import first_line, size
+from prepare.errors import PrepareError
+from prepare.pipeline import Pipeline
+from prepare.stages.bench.samples import Series
+from prepare.stages.bench.variant import Variant
+from prepare.stages.tune.compare_candidates import CandidateError, CheckResult
+from prepare.stages.tune.records import UNPREPARED
+from prepare.stages.verify import verify
+from prepare.stages.verify.inputs import user_formatter
+
+if TYPE_CHECKING:
+    from prepare.pipeline.known_issue_checks import KnownIssues
+    from prepare.stages.tune.candidates import Candidate
+    from prepare.stages.tune.session import TuningSession
+
+# Seconds: longer calls need no untimed call first: the state of the caches matters less.
+_WARM_BELOW = 0.05
+# A verification may use half of the free memory and as many seconds as the tuning, but at least these.
+_MIN_CHECK_MEMORY, _MIN_CHECK_SECONDS, _MEMORY_PART = 4 * 2**30, 30.0, 0.5
+
+
+class PreparedCandidate:
+    """A copy of the tuned model, prepared by a candidate; `turn` times it on one of the inputs of each size.
+
+    `pools` are the inputs of each size. With `like`, a turn times as many calls in a row as one of that
+    candidate. `parts` are the seconds of a call of each size, in the last turn.
+
+    Raises:
+        CandidateError: the candidate cannot be prepared, or does not run.
+    """
+
+    def __init__(
+        self,
+        tuning: TuningSession,
+        candidate: Candidate,
+        pools: list[list[Any]],
+        *,
+        like: PreparedCandidate | None = None,
+    ) -> None:
+        self._tuning, self._pools, train = tuning, pools, tuning.mode == "train"
+        with _as_candidate_error(None), ignored_warnings():
+            self.pipeline = Pipeline.from_config(candidate.steps)
+            self.model = tuning.copied()
+            # In training a known issue would make wrong gradients.
+            known_issues: KnownIssues = "error" if train else "ignore"
+            self.pipeline.apply(self.model, known_issues=known_issues, amp=tuning.amp)
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        formatter = user_formatter(self.pipeline)
+        # One for each size: the gradients of outputs are made once, for their shape.
+        variants = [
+            Variant(candidate.name, self.model, formatter=formatter, train=train, amp=tuning.amp)
+            for _ in pools
+        ]
+        self._variant, self.parts = variants[0], tuple[float, ...]()
+        self._series = list(map(Series, variants))
+        with _as_candidate_error(self._variant), ignored_warnings():
+            self._warm_up(like)
+        # The unprepared model stays: all others are compared with it, and it may win.
+        most = None if candidate.name == UNPREPARED else tuning.max_memory
+        if most is not None and (self.peak or 0) > most:
+            reason = f"a call needs {size(self.peak or 0)}, and max_memory is {size(most)}"
+            raise CandidateError(reason)
+
+    def turn(self, number: int) -> float:
+        """Return the seconds of one call, with its share of the first one if the number of calls is known.
+
+        Of a workload it is the mean of all calls.
+        """
+        calls, clock, weights = self._tuning.options.calls, self._tuning.clock, self._tuning.weights
+        share = self.first_seconds / calls if calls else 0.0
+        with _as_candidate_error(self._variant):
+            self.parts = tuple(
+                share + series.sample(pool[number % len(pool)], clock)
+                for series, pool in zip(self._series, self._pools, strict=True)
+            )
+        return sum(map(mul, weights, self.parts)) / sum(weights)
+
+    def check(self, exact: dict[Any, Any]) -> CheckResult:
+        """Verify the prepared copy, with its buffers as they were before it was timed.
+
+        `exact` caches results of the unprepared model for the next candidate.
+        """
+        with torch.no_grad():
+            for buffer, values in self._buffers:
+                buffer.copy_(values)
+        free, tuning = free_memory(torch.device("cpu")) or 0, self._tuning
+        try:
+            with ignored_warnings():
+                verification = verify(
+                    tuning.model,
+                    self.model,
+                    tuning.batch,
+                    pipeline=self.pipeline,
+                    mode=tuning.mode,
+                    gradients=tuning.mode == "train",
+                    seconds=max(_MIN_CHECK_SECONDS, tuning.options.budget),
+                    memory=max(_MIN_CHECK_MEMORY, int(_MEMORY_PART * free)),
+                    _exact_runs=exact,
+                    amp=tuning.amp,
+                    metric=tuning.limit.metric if tuning.limit else None,
+                    max_drop=tuning.limit.max_drop if tuning.limit else None,
+                )
+        except Exception as error:  # out of memory, or a candidate that no check anticipates
+            reason = f"it raised {type(error).__name__}: {first_line(error)}"
+            return CheckResult("cannot tell", reason)
+        outputs = [check for check in verification.checks if check.what == "outputs"]
+        worst = max(outputs, key=lambda check: check.error or 0.0, default=None)
+        figures = (worst.error, worst.allowed) if worst else ()
+        return CheckResult(verification.status, verification.reason, *figures)
+
+    def _warm_up(self, like: PreparedCandidate | None) -> None:
+        self.first_seconds, self.seconds, clock = 0.0, 0.0, self._tuning.clock
+        for index, (series, (first, *_)) in enumerate(zip(self._series, self._pools, strict=True)):
+            series.device = series.variant.device(first)
+            self.first_seconds += series.first_call(first, clock)
+            series.warm_up(first, clock)
+            series.warm = series.call_seconds < _WARM_BELOW
+            if like is not None:
+                series.like(like._series[index])
+            self.seconds += series.call_seconds * (series.calls + series.warm)
+        self.peak = max((s.peak for s in self._series if s.peak is not None), default=None)
+
+
+def capacity(model: nn.Module, device: torch.device) -> int:
+    """Return how many copies, each with gradients, fit into half of the free memory."""
+    size = sum(t.nbytes for each in (model.parameters(), model.buffers()) for t in each)
+    free = free_memory(device)
+    return 1000 if free is None else int(_MEMORY_PART * free / max(1, 2 * size))
+
+
+@contextlib.contextmanager
+def _as_candidate_error(variant: Variant | None) -> Iterator[None]:
+    """Turn any exception into a CandidateError with a one-line reason."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, PrepareError) or variant is None:
+            reason = first_line(error) or type(error).__name__
+        else:
+            reason = variant.explain(error)
+        raise CandidateError(reason) from None

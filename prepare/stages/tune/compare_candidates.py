@@ -1,0 +1,282 @@
+"""The candidates of a race, and how they compare by their times in the same rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+from prepare.core.utils.numbers import interval_text, verdict_text
+from prepare.stages.bench import statistics
+from prepare.stages.bench.statistics import Estimate, Scatter
+
+if TYPE_CHECKING:
+    from prepare.stages.tune.candidate_run import PreparedCandidate
+    from prepare.stages.tune.candidates import Candidate
+    from prepare.stages.tune.records import KeptModule
+
+CONFIDENCE = 0.95
+# Ratios that are closer than this count as equal, and the simpler recipe wins.
+PRECISION = 0.02
+# By more than this the recipe for a workload may not be slower than the best one at a size.
+TOLERANCE = 0.03
+# The confidence with which one recipe is slower than another. To keep the wrong one of two recipes that
+# are both faster than the unprepared model costs little, and an elimination leaves time for the others.
+_RIVAL_CONFIDENCE = 0.8
+# The standings are evaluated repeatedly: so many evaluations hold together with CONFIDENCE.
+_LOOKS = 6
+# From so many rounds on, an interval may rest on the scatter of all ratios; an exact one needs more.
+_FEW_ROUNDS, _EXACT_ROUNDS = 3, 20
+_UNKNOWN = Estimate(math.inf, None)
+
+
+class CandidateError(Exception):
+    """A candidate cannot be prepared or run; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The verification of a candidate: its status (pass, fail, cannot tell) and the error of the outputs."""
+
+    status: str
+    reason: str = ""
+    error: float | None = None
+    allowed: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Contestant:
+    """A candidate in the race, with its time in each round.
+
+    `parts` are those of each size of a workload. `seconds` is the shortest time of a turn so far. `status`
+    is empty while it can still win; then `reason` says why it lost, and `eliminated_by` is the faster
+    contestant, if it lost to one. `kept` are the modules that were found to need float32.
+    """
+
+    candidate: Candidate
+    runner: PreparedCandidate | None = None
+    seconds: float = 0.0
+    times: dict[int, float] = field(default_factory=dict)
+    parts: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    checked: CheckResult | None = None
+    status: str = ""
+    reason: str = ""
+    eliminated_by: Contestant | None = None
+    peak: int | None = None
+    first_seconds: float | None = None
+    kept: tuple[KeptModule, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the candidate."""
+        return self.candidate.name
+
+    def timed(self, size: int | None) -> dict[int, float]:
+        """Return its time in each round: of one call of a size, or of the whole."""
+        if size is None:
+            return self.times
+        return {number: parts[size] for number, parts in self.parts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Standings:
+    """All contestants, the unprepared model first; `control` is its second run in each round (A/A).
+
+    `weights` are those of the sizes of a workload; empty for one size.
+    """
+
+    contestants: list[Contestant]
+    control: Contestant
+    weights: tuple[float, ...] = ()
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes that count."""
+        return [index for index, weight in enumerate(self.weights) if weight]
+
+    @property
+    def base(self) -> Contestant:
+        """The unprepared model."""
+        return self.contestants[0]
+
+    @property
+    def confidence(self) -> float:
+        """The confidence of each interval against the unprepared model, so that all hold together."""
+        return statistics.bonferroni(CONFIDENCE, _LOOKS * (len(self.contestants) - 1))
+
+    def live(self) -> list[Contestant]:
+        """Return the contestants that run and can still win."""
+        return [each for each in self.contestants if each.runner and not each.status]
+
+    def waiting(self) -> list[Contestant]:
+        """Return the contestants that have not been started, or were brought back."""
+        return [each for each in self.contestants if not each.runner and not each.status]
+
+    def running(self) -> list[Contestant]:
+        """Return all that take a turn in a round: the unprepared model twice, and the live recipes."""
+        return [self.base, self.control, *(each for each in self.live() if each is not self.base)]
+
+    def control_ratio(self) -> Estimate:
+        """Estimate the ratio of the unprepared model to itself."""
+        return self._ratio(self.control, self.base, CONFIDENCE)
+
+    def ratio(self, contestant: Contestant, size: int | None = None) -> Estimate:
+        """Estimate the ratio of a contestant's time to the unprepared model's; inf if it was not timed.
+
+        It is that of the whole, or of one size.
+        """
+        return self._ratio(contestant, self.base, self.confidence, size)
+
+    def final_ratio(self, contestant: Contestant, winner: Contestant) -> Estimate:
+        """Estimate the same ratio at the end of the race.
+
+        For a recipe that was eliminated early, this is its ratio to the winner times the winner's ratio:
+        its own few early rounds may not be representative, but in these it was compared with others.
+        """
+        to_winner = self._ratio(contestant, winner, self.confidence)
+        early = contestant.times and len(contestant.times) < len(winner.times)
+        if self.base in (winner, contestant) or not early or to_winner == _UNKNOWN:
+            return self.ratio(contestant)
+        value, interval = self.ratio(winner).value, to_winner.interval
+        scaled = interval and (interval[0] * value, interval[1] * value)
+        return Estimate(to_winner.value * value, scaled)
+
+    def compared(self, contestant: Contestant, other: Contestant) -> Estimate:
+        """Estimate the ratio of two times, with more confidence if it can eliminate the unprepared model."""
+        confidence = self.confidence if contestant is self.base else _RIVAL_CONFIDENCE
+        return self._ratio(contestant, other, confidence)
+
+    def speed(self, contestant: Contestant) -> float:
+        """Return the median ratio to the unprepared model's time: the lower, the faster."""
+        return self.ratio(contestant).value
+
+    def is_better(self, contestant: Contestant) -> bool:
+        """Return whether it is significantly faster than the unprepared model."""
+        noise = statistics.noise(self.control_ratio())
+        return statistics.verdict(self.ratio(contestant), noise) == "faster"
+
+    def is_slower(self, contestant: Contestant, best: Contestant) -> bool:
+        """Return whether it is probably slower; if it is the simpler recipe, by more than 2 %."""
+        if contestant in (best, self.base):
+            return False
+        ratio = self.compared(contestant, best)
+        simpler = best is not self.base and contestant.candidate.cost < best.candidate.cost
+        slower = ratio.interval is not None and ratio.interval[0] > 1
+        slower = slower and (ratio.value > 1 + PRECISION or not simpler)
+        return slower and not self._is_spared(contestant, best)
+
+    def _is_spared(self, contestant: Contestant, best: Contestant) -> bool:
+        """Return whether it may be needed at a size, or in place of a best that is too slow at one."""
+        at_sizes = [self._ratio(contestant, best, _RIVAL_CONFIDENCE, size) for size in self.sizes]
+        if any(not r.interval or r.interval[0] < 1 / (1 + TOLERANCE) for r in at_sizes):
+            return True
+        return bool(self._lags(best)) and not self._lags(contestant)
+
+    def _lags(self, contestant: Contestant, confidence: float = _RIVAL_CONFIDENCE) -> list[int]:
+        """Return the sizes at which another one is faster by more than 3 %."""
+        found = []
+        for size in self.sizes:
+            ratio = self._ratio(contestant, self.leader(size), confidence, size)
+            if ratio.value > 1 + TOLERANCE and ratio.interval and ratio.interval[0] > 1:
+                found.append(size)
+        return found
+
+    def leader(self, size: int) -> Contestant:
+        """Return the fastest at a size, among the live contestants and the unprepared model."""
+        return min((self.base, *self.live()), key=lambda each: self.ratio(each, size).value)
+
+    def second(self, winner: Contestant) -> Contestant | None:
+        """Return the one that makes the whole fastest beside a winner that is too slow at a size."""
+        late = self._lags(winner, self.confidence)
+        found = {id(each): each for each in map(self.leader, late)}
+        return min(found.values(), key=lambda each: self._together(winner, each), default=None)
+
+    def _together(self, *recipes: Contestant) -> float:
+        """Return the time of the whole if each size runs with the faster of the recipes."""
+        return sum(
+            self.weights[size]
+            * median(self.base.timed(size).values())
+            * min(self.ratio(each, size).value for each in recipes)
+            for size in self.sizes
+        )
+
+    def is_clear(self) -> bool:
+        """Return whether all live contestants are compared so precisely that more rounds add nothing."""
+        live = self.live()
+        best = min(live, key=self.speed)
+        others = [each for each in {*live, self.base} if each is not best]
+        if any(len(_ratios(each, best)) < _EXACT_ROUNDS for each in others):
+            return False
+        at_sizes = (
+            self._ratio(each, best, _RIVAL_CONFIDENCE, size).precision <= TOLERANCE
+            for each in others
+            for size in self.sizes
+        )
+        whole = all(self.compared(each, best).precision <= PRECISION for each in others)
+        return whole and all(at_sizes)
+
+    def simplest(self) -> Contestant:
+        """Return the unprepared model while it is live, else the simplest within 2 % of the fastest.
+
+        Of a workload it is one of those that are not slower than another one at a size, if there is one.
+        """
+        live = self.live()
+        if self.base in live or not live:
+            return self.base
+        live = [each for each in live if not self._lags(each)] or live
+        fastest = min(map(self.speed, live))
+        near = [each for each in live if self.speed(each) <= fastest * (1 + PRECISION)]
+        return min(near, key=lambda each: (each.candidate.cost, self.speed(each)))
+
+    def summary(self) -> str:
+        """Say which live contestant is ahead; empty before the first round."""
+        timed = [each for each in self.live() if each.times]
+        if not timed:
+            return ""
+        return f"{self.best_text(min(timed, key=self.speed))}, "
+
+    def best_text(self, best: Contestant) -> str:
+        """Return `best so far channels_last (1.8x faster)`."""
+        speed = "" if best is self.base else f" ({pace(self.speed(best))})"
+        return f"best so far {best.name}{speed}"
+
+    def _ratio(
+        self,
+        contestant: Contestant,
+        other: Contestant,
+        confidence: float,
+        size: int | None = None,
+    ) -> Estimate:
+        """Estimate the median ratio of their times; from few rounds, with the scatter of all ratios."""
+        if contestant is other and contestant.times:
+            return Estimate(1.0, None)
+        ratios = _ratios(contestant, other, size)
+        if not ratios:
+            return _UNKNOWN
+        if _FEW_ROUNDS <= len(ratios) < _EXACT_ROUNDS and (scatter := self._scatter(size)):
+            return statistics.estimate_of_few(ratios, confidence, scatter)
+        return statistics.estimate(ratios, confidence)
+
+    def _scatter(self, size: int | None) -> Scatter | None:
+        """Return how ratios to the unprepared model scatter between rounds, over all contestants."""
+        others = (self.control, *self.contestants[1:])
+        return statistics.scatter([_ratios(each, self.base, size) for each in others])
+
+
+def pace(ratio: float) -> str:
+    """Return a ratio of times in words, `1.3x faster` or `1.2x slower`, whatever it is worth."""
+    return verdict_text("faster" if ratio < 1 else "slower", ratio)
+
+
+def pace_text(estimate: Estimate) -> str:
+    """Return the ratio with its interval: `1.3x slower (1.22x to 1.37x slower)`."""
+    shown = interval_text(estimate.interval, "faster" if estimate.value < 1 else "slower")
+    return pace(estimate.value) + (f" ({shown})" if shown else "")
+
+
+def _ratios(contestant: Contestant, other: Contestant, size: int | None = None) -> list[float]:
+    """Return the ratio in each round that both ran in: what slows a round down cancels out."""
+    times = [each.timed(size) for each in (contestant, other)]
+    both = [number for number in times[0] if number in times[1]]
+    return statistics.ratios(*([each[number] for number in both] for each in times))

@@ -1,0 +1,402 @@
+"""The document of a tuning: the fastest correct recipe, and why each other one lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from prepare.core.document import (
+    FASTER,
+    RIGHT,
+    UNCLEAR,
+    USE_RECIPE,
+    Advice,
+    Answer,
+    Axis,
+    Bar,
+    Bars,
+    Chart,
+    Charts,
+    Document,
+    Folded,
+    Items,
+    Plane,
+    Point,
+    ReportContext,
+    Table,
+    Text,
+    Where,
+    columns,
+)
+from prepare.core.utils.machine import busy_sentence, disturbed_times
+from prepare.core.utils.numbers import (
+    doubt,
+    interval_text,
+    noise_text,
+    seconds,
+    small,
+    speed_text,
+    verdict_text,
+)
+from prepare.core.utils.sizes import place
+from prepare.core.utils.text import capitalized, plural, printable, size
+from prepare.stages.tune.records import UNPREPARED
+from prepare.stages.verify.document import share_text
+
+if TYPE_CHECKING:
+    from prepare.core.document import Part
+    from prepare.stages.tune.records import CandidateResult, Tuning
+
+_SECTION = "tune"
+_MARKS = {"winner": "better", "wrong": "wrong"}
+# What the statuses of recipes mean; others say it themselves.
+_RESULTS = {"slower": "slower than another recipe", "not faster": "unclear against the winner"}
+# Statuses that the figures in the table do not explain.
+_EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
+_TITLES = ("recipe", "speed", "time", "interval", "error", "result")
+# More bars do not fit on the first screen.
+_BARS = 6
+
+
+class KeptRow(NamedTuple):
+    """A module, the 16-bit dtype, its errors in that and kept, and by how much it changes the time."""
+
+    module: str
+    dtype: str
+    low: str
+    kept: str
+    time: str
+
+    @property
+    def sentence(self) -> str:
+        """Return `head stays in float32: its error is 0.5 in bfloat16, 0.002 kept; +3 % time of a call`."""
+        text = f"{self.module} stays in float32: its error is {self.low} in {self.dtype}, {self.kept} kept"
+        return f"{text}; {self.time} time of a call" if self.time else text
+
+
+def tune_document(shown: ReportContext) -> Document | None:
+    """Return what is shown of the tuning of a run; None if it had none."""
+    tuning = shown.found.get("tune")
+    if tuning is None:
+        return None
+    step = "training step" if tuning.mode == "train" else "inference"
+    return Document(
+        name=_SECTION,
+        title="Recipes",
+        place=10,
+        line=tune_sentence(tuning),
+        head=f"tune ({step})",
+        answers=(_faster(tuning), _right(tuning)),
+        advice=tuple(_advice(tuning)),
+        parts=lambda: (*_in_terminal(tuning, shown), *_on_page(tuning)),
+        lead=(Charts(charts=tuple(map(_first_bars, tune_charts(tuning)[:1]))),),
+        is_whole=True,
+    )
+
+
+def tune_sentence(tuning: Tuning) -> str:
+    """Return one sentence: `channels_last is 1.3x faster, 163 instead of 214 ms; 3 of 6 recipes timed`."""
+    winner = tuning.row(tuning.winner)
+    timed = sum(row.rounds > 0 for row in tuning.rows)
+    counted = f"{timed} of {plural(len(tuning.rows), 'recipe')} timed"
+    if winner.name != UNPREPARED:
+        return f"{winner.name} is {_speed(winner, tuning)}; {counted}"
+    if tuning.is_clear:
+        return f"{winner.name}, as no correct recipe is faster; {counted}"
+    why = disturbed_times(tuning.environment, tuning.noise) or "give it more time (tune.budget)"
+    return f"unclear, as no recipe was shown to be correct and faster; {counted}; {why}"
+
+
+def better_text(tuning: Tuning) -> str:
+    """Return the two recipes with the sizes that each is for: `unprepared at batch 1; half at batch 4`."""
+    every = sorted(tuning.sizes, key=lambda size: size.elements)
+    return "; ".join(
+        f"{each.recipe} {place([size for size in every if size.name in each.sizes], every)}"
+        for each in tuning.better
+    )
+
+
+def kept_rows(tuning: Tuning) -> list[KeptRow]:
+    """Return a row for each module that stays in float32; recipes of one dtype keep the same modules."""
+    found: dict[tuple[str, str], KeptRow] = {}
+    for row in tuning.rows:
+        dtype = str(next((o["dtype"] for o in row.steps.values() if "keep" in o), ""))
+        for each in row.kept:
+            low = "infinite" if each.error is None else f"{each.error:.2g}"
+            ratio = each.time_ratio
+            cost = "" if ratio is None else f"{100 * (ratio - 1):+.0f} %"
+            kept = KeptRow(each.module, dtype, low, f"{each.kept_error:.2g}", cost)
+            found.setdefault((dtype, each.module), kept)
+    return list(found.values())
+
+
+def _faster(tuning: Tuning) -> Answer:
+    row, sentence, line = tuning.row(tuning.winner), "", ""
+    if tuning.better:
+        text = f"Two recipes are better: {better_text(tuning)}"
+        alone = f"the best alone is {tune_sentence(tuning)}"
+        return Answer(
+            question=FASTER, kind="warn", answer=text, remark=alone, section=_SECTION, line=text
+        )
+    if row.name == UNPREPARED and not tuning.is_clear:
+        kind, answer, remark = "warn", UNCLEAR, "no recipe was shown to be correct and faster"
+        sentence = "Speed unclear"
+    elif row.name == UNPREPARED or row.ratio is None:
+        kind, answer, remark = "plain", "No recipe is faster", row.reason
+    else:
+        answer = f"{row.name} is {_speed(row, tuning, confidence=None)}"
+        between = interval_text(row.ratio_interval, tuning.verdict(row))
+        kind, remark = "good", f"95 % interval: {between}" if between else ""
+        line = f"{_speed(row, tuning)}, with {row.name}"
+    if busy := busy_sentence(tuning.environment, tuning.noise):
+        sentence = f"{sentence or answer}. {capitalized(busy)}"
+    return Answer(
+        question=FASTER,
+        kind=kind,
+        answer=answer,
+        remark=remark,
+        section=_SECTION,
+        sentence=sentence,
+        line=line,
+    )
+
+
+def _right(tuning: Tuning) -> Answer:
+    row, sentence = tuning.row(tuning.winner), ""
+    if row.name == UNPREPARED:
+        kind, answer, remark = "plain", "Unchanged", "the model as it is"
+    elif row.verified == "pass":
+        kind, answer, remark, sentence = "good", "Yes", "", "Right"
+        if row.error is not None and row.allowed:
+            remark = f"outputs at {share_text(row.error / row.allowed)} of the tolerance"
+    else:
+        kind, answer, sentence = "warn", UNCLEAR, "Unclear if right"
+        remark = doubt(row.verified) or "not measured"
+    return Answer(
+        question=RIGHT, kind=kind, answer=answer, remark=remark, section=_SECTION, sentence=sentence
+    )
+
+
+def _advice(tuning: Tuning) -> Iterator[Advice]:
+    if tuning.winner != UNPREPARED:
+        yield replace(USE_RECIPE, rank=65)
+    elif not tuning.is_clear:
+        answer, remark = "Tune it longer with tune.budget", "best on an idle machine"
+        yield Advice(rank=80, kind="warn", answer=answer, remark=remark, section=_SECTION)
+    else:
+        answer, remark = "Leave the model as it is", "no correct recipe is faster"
+        yield Advice(rank=90, kind="plain", answer=answer, remark=remark, section=_SECTION)
+
+
+def _in_terminal(tuning: Tuning, shown: ReportContext) -> Iterator[Part]:
+    ranked = [row for row in _ranked(tuning) if row.ratio is not None]
+    compiled = any(row.first_seconds is not None for row in ranked)
+    titles = [*_TITLES, *(["first call"] if compiled else [])]
+    rows = [[*_short_cells(row, tuning), *([_first(row)] if compiled else [])] for row in ranked]
+    numbers = ("time", "error", "first call")
+    yield Table(
+        label="Timed recipes",
+        columns=tuple((title, "number" if title in numbers else "text") for title in titles),
+        rows=rows,
+        most=len(rows),
+        where="terminal",
+    )
+    yield from _by_size(tuning, "terminal")
+    if tuning.better:
+        yield Text(text=f"two recipes are better: {better_text(tuning)}", where="terminal")
+    reasons: dict[str, list[str]] = {}
+    for row in tuning.rows:
+        if row.status in _EXPLAINED:
+            reasons.setdefault(f"{doubt(row.status)}: {row.reason}", []).append(row.name)
+    for reason, names in reasons.items():
+        yield Text(text=f"{', '.join(names)}: {reason}", where="terminal")
+    for kept in kept_rows(tuning):
+        yield Text(text=kept.sentence, where="terminal")
+    yield Text(text=_measured(tuning), where="terminal")
+    for note in tuning.notes:
+        yield Text(text=f"note: {note}", where="terminal")
+    if shown.folder:
+        yield Text(text=f"details are in {shown.file('tune.json')}", where="terminal")
+
+
+def _on_page(tuning: Tuning) -> Iterator[Part]:
+    yield Text(text=f"{tune_sentence(tuning)}.", where="page")
+    charts = tuple(tune_charts(tuning))
+    yield Charts(charts=charts, file="tune.svg", where="file")
+    titles = columns(
+        "Recipe head, Result text, Time number, Speed text, Interval text, First call number, "
+        "Rounds number, Peak memory number, Verified text, Error number, Allowed number"
+    )
+    rows = [_cells(row, tuning) for row in _ranked(tuning)]
+    yield Table(label="All recipes", columns=titles, rows=rows, where="page")
+    # The first screen has the bars, or the first of them.
+    bars = [chart for chart in charts[:1] if chart != _first_bars(chart)]
+    text = "A whisker is the interval of the ratio; together they have 95 % confidence. Recipes that were "
+    note = Text(text=text + "eliminated early ran fewer rounds.", kind="note")
+    yield Folded(title="Pictures of all recipes", parts=(Charts(charts=(*bars, *charts[1:])), note))
+    yield from _by_size(tuning, "page")
+    title = "Modules that have to stay in float32, with the largest error of their results alone and the "
+    yield Table(
+        label="Modules in float32",
+        title=f"{title}time of a call",
+        columns=columns("Module name, Error in 16 bits number, Error kept number, Time number"),
+        rows=[(k.module, f"{k.low} in {k.dtype}", k.kept, k.time) for k in kept_rows(tuning)],
+        where="page",
+    )
+    lost = [row for row in _ranked(tuning) if row.status != "winner" and row.reason]
+    texts = tuple(f"{row.name}: {row.reason}" for row in lost)
+    yield Folded(title="Why the other recipes lost", parts=(Items(texts=texts, kind="note"),))
+    notes = (_measured(tuning), *tuning.notes)
+    yield Items(texts=notes, kind="note", where="page")
+
+
+def _by_size(tuning: Tuning, where: Where) -> Iterator[Part]:
+    """Yield a table of the recipes that were timed at each size of a workload; none for one size."""
+    if not tuning.sizes:
+        return
+    rows = [
+        (row.name, *(_at_size(row, index, tuning) for index in range(len(tuning.sizes))))
+        for row in _ranked(tuning)
+        if row.ratio is not None
+    ]
+    titles = [(f"{size.name}, weight {size.weight:g}", "text") for size in tuning.sizes]
+    title = "Each size against the unprepared model"
+    table = Table(label=title, title=title, columns=(("Recipe", "head"), *titles), rows=rows)
+    yield replace(table, most=len(rows), where=where)
+
+
+def _at_size(row: CandidateResult, size: int, tuning: Tuning) -> str:
+    """Return `1.2x faster (1.16x to 1.25x)`; of the unprepared model its time."""
+    at_size = row.sizes[size]
+    if row.name == UNPREPARED or at_size.ratio is None:
+        return "" if at_size.seconds is None else seconds(at_size.seconds)
+    verdict = row.verdict(size, tuning.noise)
+    text = verdict_text(verdict, at_size.ratio, at_size.ratio_interval)
+    between = interval_text(at_size.ratio_interval, verdict)
+    return f"{text} ({between})" if between else text
+
+
+def tune_charts(tuning: Tuning) -> list[Chart]:
+    """Return bars of the time ratios, and a plane of time against error for at least three points."""
+    timed = [row for row in _ranked(tuning) if row.ratio is not None]
+    step = "training step" if tuning.mode == "train" else "inference"
+    if not timed:
+        return []
+    bars = tuple(_bar(row, tuning) for row in timed)
+    charts: list[Chart] = [
+        Bars(title=f"Time of one {step}, against the unprepared model", rows=bars)
+    ]
+    verified = [row for row in timed if row.error is not None]
+    if len(verified) > 2:
+        limits = {row.allowed for row in verified if row.allowed is not None}
+        allowed = limits.pop() if len(limits) == 1 else None
+        points = tuple(_point(row, tuning) for row in verified)
+        title = "Speed against error of verified recipes"
+        charts.append(_error_plane(title, points, step, allowed))
+    return charts
+
+
+def _error_plane(title: str, points: tuple[Point, ...], what: str, allowed: float | None) -> Plane:
+    """Return a plane of the time of one `what` against the error of its outputs."""
+    lines = ((allowed, "allowed"),) if allowed else ()
+    x = Axis(label=f"time of one {what}, against the unprepared model")
+    y = Axis(label="largest error of the outputs", log=True, lines=lines)
+    return Plane(title=title, points=points, x=x, y=y)
+
+
+def _first_bars(chart: Chart) -> Chart:
+    """Return the chart with as many bars as fit on the first screen; the section has them all."""
+    return replace(chart, rows=chart.rows[:_BARS]) if isinstance(chart, Bars) else chart
+
+
+def _ranked(tuning: Tuning) -> list[CandidateResult]:
+    """Return the winner, then the others from the fastest to the slowest, then those without a time."""
+    return sorted(
+        tuning.rows, key=lambda row: (row.name != tuning.winner, row.ratio is None, row.ratio or 0)
+    )
+
+
+def _bar(row: CandidateResult, tuning: Tuning) -> Bar:
+    return Bar(
+        label=row.name,
+        value=row.ratio,
+        interval=row.ratio_interval,
+        text=_verdict(row, tuning),
+        mark=_mark(row, tuning),
+    )
+
+
+def _point(row: CandidateResult, tuning: Tuning) -> Point:
+    return Point(
+        label=row.name,
+        x=float(row.ratio or 0.0),
+        y=float(row.error or 0.0),
+        x_interval=row.ratio_interval,
+        text=f"{_verdict(row, tuning)}, error {row.error:.2g}",
+        mark=_mark(row, tuning),
+    )
+
+
+def _verdict(row: CandidateResult, tuning: Tuning) -> str:
+    """Return the verdict on a recipe against the unprepared model: `1.3x faster`."""
+    return verdict_text(tuning.verdict(row), row.ratio, row.ratio_interval)
+
+
+def _speed(row: CandidateResult, tuning: Tuning, *, confidence: float | None = 0.95) -> str:
+    """Return the verdict with the times: `1.3x faster, 163 instead of 214 ms (95 % interval: ...)`."""
+    unprepared = tuning.row(UNPREPARED).seconds
+    time = None if row.ratio is None or unprepared is None else row.ratio * unprepared
+    verdict, interval = tuning.verdict(row), row.ratio_interval
+    return speed_text(verdict, row.ratio, interval, time=time, confidence=confidence)
+
+
+def _mark(row: CandidateResult, tuning: Tuning) -> str:
+    """Return the colour: as on other pages, slower is than the unprepared model, not than the winner."""
+    if row.name == UNPREPARED:
+        return "baseline"
+    return _MARKS.get(row.status, "worse" if tuning.verdict(row) == "slower" else "same")
+
+
+def _short_cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
+    is_baseline = row.name == UNPREPARED
+    return (
+        row.name,
+        "" if is_baseline else _verdict(row, tuning),
+        "" if row.seconds is None else seconds(row.seconds),
+        interval_text(row.ratio_interval, tuning.verdict(row)),
+        small(row.error),
+        _result(row, tuning),
+    )
+
+
+def _cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
+    return (
+        row.name,
+        _result(row, tuning),
+        "" if row.seconds is None else seconds(row.seconds),
+        "" if row.name == UNPREPARED else _verdict(row, tuning),
+        interval_text(row.ratio_interval, tuning.verdict(row)),
+        _first(row),
+        str(row.rounds or ""),
+        "" if row.peak_bytes is None else size(row.peak_bytes),
+        doubt(row.verified),
+        small(row.error),
+        small(row.allowed),
+    )
+
+
+def _first(row: CandidateResult) -> str:
+    return "" if row.first_seconds is None else seconds(row.first_seconds)
+
+
+def _result(row: CandidateResult, tuning: Tuning) -> str:
+    """Return the result of one recipe in a few words: `winner`, `slower than another recipe`."""
+    if row.name == UNPREPARED == tuning.winner and not tuning.is_clear:
+        return "kept, as no other is clearly faster"
+    return printable(_RESULTS.get(row.status, doubt(row.status)))
+
+
+def _measured(tuning: Tuning) -> str:
+    rounds = f"{plural(tuning.rounds, 'round')} in {seconds(tuning.seconds)}"
+    return "; ".join(filter(None, (rounds, noise_text(tuning.noise))))

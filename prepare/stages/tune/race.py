@@ -1,0 +1,376 @@
+"""The race: time candidates in rounds, eliminate the slower ones, and verify the leaders."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prepare.errors import ModelError
+from prepare.stages.bench import statistics
+from prepare.stages.tune.compare_candidates import (
+    CandidateError,
+    CheckResult,
+    Contestant,
+    Standings,
+    pace,
+    pace_text,
+)
+
+if TYPE_CHECKING:
+    from prepare.core.utils.progress import Stage
+    from prepare.stages.bench.variant import Clock
+    from prepare.stages.tune.candidate_run import PreparedCandidate
+    from prepare.stages.tune.candidates import Candidate
+    from prepare.stages.tune.keep_modules import KeepInFloat32
+
+# Rounds between two eliminations: to test after each round would favour recipes that are fast by chance.
+_ROUNDS_PER_BLOCK = 3
+# The fraction of the budget that is reserved for recipes with a compiler, while one waits.
+_COMPILE_PART = 0.6
+# Verifications that do not pass are given back to the budget, up to this fraction of it.
+_REFUND_PART = 0.5
+# The part of the remaining budget that a search for modules to keep in float32 may use.
+_CORRECT_PART = 0.5
+# There has to be time for so many rounds before another contestant is started.
+_WORTHWHILE_ROUNDS = 3
+
+
+class Race:
+    """One race; call `run` once.
+
+    The first candidate is the unprepared model. It runs twice in every round, as the reference of the
+    others and as their control, and needs no verification. `start` prepares a candidate and makes its
+    first calls; `check` verifies one that runs; `correct` may return a recipe that is right in place of one
+    whose verification failed. `weights` are those of the sizes of a workload, none for one size. `second` is
+    then the better recipe for some of them, if none is as good as the best at all. At most `capacity`
+    candidates run at a time, but at least three.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        start: Callable[[Candidate], PreparedCandidate],
+        check: Callable[[Candidate, PreparedCandidate], CheckResult],
+        budget: float,
+        clock: Clock,
+        capacity: int = 1000,
+        seed: int = 0,
+        progress: Stage = lambda _: nullcontext(),
+        correct: KeepInFloat32 | None = None,
+        weights: tuple[float, ...] = (),
+    ) -> None:
+        self.contestants = [Contestant(candidate) for candidate in candidates]
+        self.standings = Standings(self.contestants, Contestant(candidates[0]), weights)
+        self.rounds = 0
+        self.second: Contestant | None = None
+        self._start, self._check, self._capacity = start, check, max(capacity, 3)
+        self._budget, self._clock, self._began = budget, clock, clock()
+        self._order, self._progress = random.Random(seed), progress  # noqa: S311
+        self._start_order = StartOrder(self.standings, budget * _COMPILE_PART)
+        self._refundable = budget * _REFUND_PART
+        self._corrector = correct
+
+    def run(self) -> Contestant:
+        """Run the race and return the winner: a recipe that passed its verification, or the unprepared model.
+
+        Raises:
+            CandidateError: the unprepared model itself does not run.
+        """
+        base, control = self.standings.base, self.standings.control
+        self._enter(base)
+        if base.status:
+            raise CandidateError(base.reason)
+        control.runner, control.seconds = base.runner, base.seconds
+        while self._left() > 0:
+            self._admit()
+            if not self.standings.is_clear():
+                self._run_block()
+                self._eliminate_slower()
+            elif self._start_order.next(self._left()):
+                self._settle()  # makes room
+            elif self._passes(self.standings.simplest()):
+                break
+        return self._conclude()
+
+    def stop(self) -> Contestant:
+        """End the race where it is; return the fastest recipe that is known to be right, or the base."""
+        base = self.standings.base
+        right = [each for each in self.standings.live() if each.checked and each.times]
+        right = [each for each in right if each.checked and each.checked.status == "pass"]
+        winner = min(right, key=self.standings.speed, default=base)
+        for each in self.contestants:
+            if not each.status:
+                self._eliminate(each, "not measured", "the tuning was stopped before its verdict")
+        winner.status, winner.reason = "winner", self._win_reason(winner)
+        return winner
+
+    def _left(self) -> float:
+        return self._budget - (self._clock() - self._began)
+
+    def _admit(self) -> None:
+        """Start candidates while there is room and time; with a compiler, one at a time."""
+        while len(self.standings.running()) - 1 < self._capacity:
+            contestant = self._start_order.next(self._left())
+            if contestant is None:
+                return
+            self._enter(contestant)
+            if contestant.candidate.compiles and not contestant.status:
+                return
+
+    def _enter(self, contestant: Contestant) -> None:
+        began = self._clock()
+        with self._progress(f"trying {contestant.name}; {self._state()}"):
+            try:
+                runner = self._start(contestant.candidate)
+            except CandidateError as error:
+                self._eliminate(contestant, "failed", str(error))
+            else:
+                contestant.runner = runner
+                contestant.seconds, contestant.peak = runner.seconds, runner.peak
+                contestant.first_seconds = runner.first_seconds
+        if contestant.candidate.compiles:
+            order, took = self._start_order, self._clock() - began
+            order.longest_compilation = max(order.longest_compilation, took)
+            self._extend_budget_for(contestant)
+
+    def _extend_budget_for(self, contestant: Contestant) -> None:
+        """Leave enough rounds to a contestant whose compilation or verification took long."""
+        needed = statistics.min_values(self.standings.confidence) + 1 - len(contestant.times)
+        seconds = needed * self._start_order.round_seconds()
+        self._budget = max(self._budget, self._budget - self._left() + seconds)
+
+    def _run_block(self) -> None:
+        live = len(self.standings.live())
+        with self._progress(f"timing {live} recipes; {self._state()}"):
+            for _ in range(_ROUNDS_PER_BLOCK):
+                began, running = self._clock(), self.standings.running()
+                for contestant in self._order.sample(running, len(running)):
+                    self._turn(contestant)
+                self.rounds += 1
+                if self._left() < self._clock() - began:
+                    return
+
+    def _turn(self, contestant: Contestant) -> None:
+        began, runner = self._clock(), contestant.runner
+        assert runner is not None
+        try:
+            contestant.times[self.rounds] = runner.turn(self.rounds)
+            if self.standings.weights:
+                contestant.parts[self.rounds] = runner.parts
+            contestant.seconds = min(contestant.seconds, self._clock() - began)
+        except CandidateError as error:
+            if contestant.candidate is self.standings.base.candidate:
+                raise
+            self._disqualify(contestant, "failed", str(error))
+
+    def _eliminate_slower(self) -> None:
+        """Eliminate the contestants that are slower than the best.
+
+        A recipe is verified before it eliminates the unprepared model or a verified recipe. It may
+        eliminate an unverified recipe at once; that comes back if the winner later fails its verification.
+        """
+        standings, base = self.standings, self.standings.base
+        while True:
+            live = standings.live()
+            best = min(live, key=standings.speed)
+            losers = {each: best for each in live if standings.is_slower(each, best)}
+            better = [each for each in live if standings.is_better(each)]
+            if base in live and better:
+                losers[base] = min(better, key=standings.speed)
+            need_proof = [by for each, by in losers.items() if each is base or each.checked]
+            unverified = [by for by in need_proof if by is not base and by.checked is None]
+            if not unverified:
+                break
+            self._passes(min(unverified, key=standings.speed))
+        for each, faster in losers.items():
+            ratio = standings.compared(each, faster)
+            self._eliminate(each, "slower", f"{pace_text(ratio)} than {faster.name}", faster)
+
+    def _eliminate(
+        self, contestant: Contestant, status: str, reason: str, by: Contestant | None = None
+    ) -> None:
+        contestant.status, contestant.reason, contestant.eliminated_by = status, reason, by
+        if contestant is not self.standings.base:
+            contestant.runner = None  # releases its copy of the model
+
+    def _restore(self, contestant: Contestant) -> None:
+        contestant.status, contestant.reason, contestant.eliminated_by = "", "", None
+
+    def _disqualify(self, contestant: Contestant, status: str, reason: str) -> None:
+        """Drop a contestant that cannot win, and restore those that it had eliminated.
+
+        Restore the unprepared model as well, unless its elimination still holds: the recipe that
+        eliminated it is live, or the one that eliminated that recipe, and so on.
+        """
+        self._eliminate(contestant, status, reason)
+        for each in self.contestants:
+            if each.eliminated_by is contestant:
+                self._restore(each)
+        proof = self.standings.base
+        while proof.eliminated_by:
+            proof = proof.eliminated_by
+        if proof not in self.standings.live():
+            self._restore(self.standings.base)
+
+    def _passes(self, contestant: Contestant) -> bool:
+        """Return whether it passes its verification, which runs once; disqualify it if not."""
+        if contestant is self.standings.base:
+            return True
+        if contestant.checked is None:
+            assert contestant.runner is not None
+            began = self._clock()
+            with self._progress(f"verifying {contestant.name}; {self._state()}"):
+                contestant.checked = self._check(contestant.candidate, contestant.runner)
+            if contestant.candidate.compiles:
+                self._extend_budget_for(contestant)
+            if contestant.checked.status != "pass":
+                self._refund(self._clock() - began)
+        checked = contestant.checked
+        if checked.status == "fail":
+            self._disqualify(contestant, "wrong", f"its verification failed: {checked.reason}")
+        elif checked.status != "pass":
+            reason = f"it could not be verified: {checked.reason}"
+            self._disqualify(contestant, "cannot tell", reason)
+        if self._corrector and self._corrector.may_help(checked):
+            self._correct(contestant, self._corrector)
+        return checked.status == "pass"
+
+    def _correct(self, contestant: Contestant, corrector: KeepInFloat32) -> None:
+        """Enter the recipe that is right in place of one whose results are wrong, if there is one."""
+        began = self._clock()
+        if contestant.kept:  # it is the corrected recipe itself
+            return
+        try:
+            corrected = corrector(contestant.candidate, self._left() * _CORRECT_PART)
+        except ModelError as error:  # a module cannot be run by itself; the others stay in the race
+            contestant.reason += f"; its modules cannot be measured: {error}"
+            return
+        if corrected:
+            contestant.reason += f"; {corrected.reason}"
+            if corrected.candidate:
+                twin = Contestant(
+                    corrected.candidate, checked=corrected.checked, kept=corrected.kept
+                )
+                self.contestants.insert(self.contestants.index(contestant) + 1, twin)
+        self._refund(self._clock() - began)
+
+    def _refund(self, seconds: float) -> None:
+        """Give the time of a failed verification to the recipes that come back because of it."""
+        refund = min(seconds, self._refundable)
+        self._budget, self._refundable = self._budget + refund, self._refundable - refund
+
+    def _settle(self) -> Contestant:
+        """Keep the simplest of the contestants that are about as fast as the fastest."""
+        self._eliminate_slower()
+        while True:
+            winner = self.standings.simplest()
+            self.second = self.standings.second(winner)
+            if self._passes(winner) and (self.second is None or self._passes(self.second)):
+                break
+        for each in self.standings.live():
+            if each not in (winner, self.second):
+                value = self.standings.compared(each, winner).value
+                why = "simpler" if each.candidate.cost > winner.candidate.cost else "faster so far"
+                reason = f"{pace(value)} than {winner.name}, which is {why}"
+                self._eliminate(each, "not faster", reason)
+        return winner
+
+    def _conclude(self) -> Contestant:
+        for each in self.standings.live():
+            if each is not self.standings.base and not each.times:
+                self._eliminate(each, "not measured", "no time was left to time it")
+        winner = self._settle()
+        if self.second and not self.second.status:
+            reason = f"better than {winner.name} at some sizes, and not on the whole"
+            self._eliminate(self.second, "not faster", reason)
+        for each in self.standings.waiting():
+            # A contestant that has times was eliminated once, and then restored.
+            again = " again, after the recipe that had eliminated it was dropped"
+            reason = f"no time was left to try it{again if each.times else ''}"
+            self._eliminate(each, "not measured", reason)
+        winner.status, winner.reason = "winner", self._win_reason(winner)
+        return winner
+
+    def _win_reason(self, winner: Contestant) -> str:
+        if winner is self.standings.base:
+            return "no recipe was shown to be correct and faster"
+        ratio = self.standings.ratio(winner)
+        return f"{pace_text(ratio)} than the unprepared model"
+
+    def _state(self) -> str:
+        """Say which contestant is ahead and how much time is left."""
+        return f"{self.standings.summary()}{max(self._left(), 0):.0f} s left"
+
+
+@dataclass(slots=True)
+class StartOrder:
+    """Chooses the next contestant to start.
+
+    `compile_seconds` of the budget are reserved while a candidate with a compiler waits: only the first
+    candidate in each precision may use them. `longest_compilation` is the longest start so far.
+    """
+
+    standings: Standings
+    compile_seconds: float
+    longest_compilation: float = 0.0
+
+    def next(self, left: float) -> Contestant | None:
+        """Return the contestant to start if there is room, with `left` seconds of the budget left."""
+        waiting = self.standings.waiting()
+        eager = [each for each in waiting if not each.candidate.compiles]
+        compiled = [each for each in waiting if each.candidate.compiles]
+        reserved = self.compile_seconds if compiled else 0.0
+        first = self._first_in_precision(eager)
+        nothing_runs = len(self.standings.running()) == 2
+        if eager and (nothing_runs or self._has_time(left - reserved)):
+            return first or eager[0]
+        if first and self._has_time(left):
+            return first
+        if compiled and (self.standings.is_clear() or left <= reserved):
+            fits = self._has_time(left - self.longest_compilation)
+            return min(compiled, key=self._compile_order) if fits else None
+        return None
+
+    def round_seconds(self) -> float:
+        """Return the seconds of a round, about."""
+        return sum(each.seconds for each in self.standings.running())
+
+    def _first_in_precision(self, eager: list[Contestant]) -> Contestant | None:
+        """Return the first contestant in a precision that was not tried without a compiler."""
+        tried = {
+            each.candidate.precision
+            for each in self.standings.contestants[1:]
+            if not each.candidate.compiles and (each.runner or each.status)
+        }
+        return next((each for each in eager if each.candidate.precision not in tried), None)
+
+    def _has_time(self, left: float) -> bool:
+        """Return whether enough rounds with one more contestant fit into `left` seconds."""
+        return _WORTHWHILE_ROUNDS * (self.round_seconds() + self.standings.base.seconds) < left
+
+    def _compile_order(self, contestant: Contestant) -> tuple[float, int, float]:
+        """Return a key by which contestants with a compiler are started, the lowest first.
+
+        Each compiler is tried once, on the recipe that is fastest without it, in the order of these
+        candidates; then the fastest compiler is tried on the other recipes.
+        """
+        standings, compiler = self.standings, contestant.candidate.compiler
+        same = [each for each in standings.contestants if each.candidate.compiler == compiler]
+        tried = [standings.speed(each) for each in same if each.runner or each.status]
+        place = standings.contestants.index(min(same, key=self._eager_speed))
+        return min(tried, default=0.0), place, self._eager_speed(contestant)
+
+    def _eager_speed(self, contestant: Contestant) -> float:
+        """Return the speed of the same recipe without a compiler, 1 if unknown."""
+        eager_twins = (
+            each
+            for each in self.standings.contestants
+            if each.candidate.eager == contestant.candidate.eager
+            and each.times
+            and not each.candidate.compiles
+        )
+        return next(map(self.standings.speed, eager_twins), 1.0)

@@ -1,0 +1,88 @@
+"""Records of what a race found: the row of each recipe, the recipes for some sizes, and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from prepare.core.utils.machine import busy_sentence
+from prepare.core.utils.numbers import finite
+from prepare.core.utils.text import plural
+from prepare.core.utils.wording import words
+from prepare.stages.bench import statistics
+from prepare.stages.tune.records import CandidateResult, ForSizes, SizeTime
+
+if TYPE_CHECKING:
+    from prepare.core.utils.sizes import Size
+    from prepare.stages.tune.compare_candidates import Contestant
+    from prepare.stages.tune.race import Race
+
+
+def row_of(race: Race, winner: Contestant, contestant: Contestant) -> CandidateResult:
+    """Return what a race found of one of its contestants."""
+    ratio = race.standings.final_ratio(contestant, winner)
+    times, checked = list(contestant.times.values()), contestant.checked
+    error, allowed = (checked.error, checked.allowed) if checked else (None, None)
+    return CandidateResult(
+        name=contestant.name,
+        steps=contestant.candidate.steps,
+        status=contestant.status,
+        reason=contestant.reason,
+        cost=contestant.candidate.cost,
+        seconds=statistics.estimate(times, 0.95).value if times else None,
+        ratio=finite(ratio.value),
+        ratio_interval=ratio.interval,
+        rounds=len(times),
+        peak_bytes=contestant.peak,
+        first_seconds=contestant.first_seconds,
+        verified=checked.status if checked else "",
+        error=0.0 if contestant is race.standings.base else error,
+        allowed=allowed,
+        kept=contestant.kept,
+        sizes=tuple(
+            _at_size(race, contestant, index) for index in range(len(race.standings.weights))
+        ),
+    )
+
+
+def _at_size(race: Race, contestant: Contestant, size: int) -> SizeTime:
+    times, ratio = contestant.timed(size).values(), race.standings.ratio(contestant, size)
+    seconds = median(times) if times else None
+    return SizeTime(seconds, finite(ratio.value), ratio.interval)
+
+
+def better_for_sizes(race: Race, winner: Contestant, sizes: Sequence[Size]) -> tuple[ForSizes, ...]:
+    """Return the winner and the second recipe with the sizes that each is the faster one for."""
+    if race.second is None:
+        return ()
+    names: dict[str, list[str]] = {winner.name: [], race.second.name: []}
+    for index, size in enumerate(sizes):
+        faster = min((winner, race.second), key=lambda e: race.standings.ratio(e, index).value)
+        names[faster.name].append(size.name)
+    return tuple(ForSizes(name, tuple(own)) for name, own in names.items())
+
+
+def _more_time() -> str:
+    return f"give it more time with {words(cli='tune.budget=SECONDS', python='budget=SECONDS')}"
+
+
+def notes_on(race: Race, machine: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what limits the result."""
+    measured = race.standings.control_ratio()
+    if busy := busy_sentence(machine, finite(statistics.noise(measured))):
+        yield busy
+    control = measured.interval
+    needed = statistics.min_values(race.standings.confidence)
+    unmeasured = sum(each.status == "not measured" for each in race.contestants)
+    if unmeasured:
+        yield f"not measured: {plural(unmeasured, 'candidate')}; {_more_time()}"
+    if 0 < race.rounds < needed:
+        yield (
+            f"too few rounds for small differences: {plural(race.rounds, 'round')} of {needed}; "
+            f"{_more_time()}"
+        )
+    if control and not control[0] <= 1 <= control[1]:
+        yield (
+            "the unprepared model differs significantly from itself (A/A): the machine was not steady"
+        )

@@ -1,0 +1,228 @@
+"""The result of a tuning as plain data; `tune.json` is written and read without torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from prepare.core.utils.environment import check_environment
+from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
+from prepare.core.utils.sizes import Size, without_empty_sizes
+from prepare.errors import TuneError
+from prepare.patterns import NORMS, exactly
+from prepare.stages.bench import statistics
+from prepare.stages.bench.records import check_ratios
+
+if TYPE_CHECKING:
+    from prepare.pipeline import Pipeline
+
+UNPREPARED = "unprepared"
+STATUSES = (
+    "winner",
+    "not faster",  # than the winner, by more than 2 % or significantly
+    "slower",
+    "wrong",  # its verification failed
+    "cannot tell",  # its verification came to no conclusion
+    "failed",
+    "not measured",
+)
+Steps = dict[str, dict[str, Any]]
+Interval = tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptModule:
+    """A module that has to stay in float32, and what that avoids and costs.
+
+    `error` is the error of its results alone in 16 bits, as a fraction of their scale, None if it overflows
+    or does not run; `kept_error` that in float32 with 16-bit inputs and results. `time_ratio` is the time of
+    a call with it kept to that without, None if there was no time to measure it.
+    """
+
+    module: str
+    error: float | None
+    kept_error: float
+    time_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SizeTime:
+    """The time of a recipe at one size of a workload, and its ratio to that of the unprepared model."""
+
+    seconds: float | None
+    ratio: float | None
+    ratio_interval: Interval = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForSizes:
+    """A recipe, and the names of the sizes that it is the better one for."""
+
+    recipe: str
+    sizes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """The modules that have to stay in float32 in a 16-bit model.
+
+    `status` is the verification with these kept: `pass`, also if nothing has to be kept; `fail` or
+    `cannot tell` if no set of modules helps, or no time was left. `reason` says why.
+    """
+
+    dtype: str
+    status: str
+    reason: str
+    kept: tuple[KeptModule, ...] = ()
+
+    @property
+    def steps(self) -> Steps:
+        """The step `half` with these modules kept, as plain data."""
+        names = (exactly(each.module) for each in self.kept)
+        return {"half": {"dtype": self.dtype, "keep": [NORMS, *names]}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateResult:
+    """The result for one candidate; unknown values are None.
+
+    `steps` is its pipeline with every option, and `cost` its complexity (see
+    `prepare.stages.tune.candidates`). `ratio` is the median ratio of its time to the unprepared model's, over
+    the `rounds` in which it ran, with its interval; below 1 is faster. The ratio of an eliminated recipe is
+    computed through the winner, because its own few early rounds may not be representative. `verified`
+    is the status of its verification, empty if it was not verified; `error` is the largest error of the
+    outputs relative to their scale, and `allowed` the tolerance. `reason` says why it won or lost.
+    `first_seconds` is the time of its first call, with a compilation; `seconds` includes a share of it if the
+    tuning was given a number of calls. `kept` are the modules that a search found to need float32. `sizes`
+    are its times at each size of a workload; times and ratios are then those of the whole.
+    """
+
+    name: str
+    steps: Steps
+    status: str
+    reason: str
+    cost: int
+    seconds: float | None = None
+    ratio: float | None = None
+    ratio_interval: Interval = None
+    rounds: int = 0
+    peak_bytes: int | None = None
+    verified: str = ""
+    error: float | None = None
+    allowed: float | None = None
+    first_seconds: float | None = field(default=None, metadata={"late": True})
+    kept: tuple[KeptModule, ...] = field(default=(), metadata={"late": True})
+    sizes: tuple[SizeTime, ...] = field(default=(), metadata={"late": True})
+
+    def verdict(self, size: int, noise: float | None) -> str:
+        """Return the verdict on it against the unprepared model at a size of a workload."""
+        at_size = self.sizes[size]
+        if at_size.ratio is None:
+            return "not compared"
+        measured = statistics.Estimate(at_size.ratio, at_size.ratio_interval)
+        return statistics.verdict(measured, noise or math.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Tuning(JsonRecord, Readable):
+    """The winner of a tuning and the result for each candidate; the row of the winner comes first.
+
+    A `noise` of 1.03 means that ratios between 1/1.03 and 1.03 are not significant; it is None if there
+    were too few rounds. `conditions` are all that the result depends on; `made` is the time of the
+    measurement, and `from_cache` says that it was an earlier call. `notes` say what limits the result.
+    `amp` is the autocast of every forward. `from_file` says that it was read, and may be a stranger's.
+
+    `sizes` are those of a workload. `better` are two recipes with the sizes that each is for, if no recipe is
+    as good as the best, up to 3 %, at every size that carries weight; the winner is one of them.
+    """
+
+    KIND: ClassVar[Kind] = Kind("prepare.tune", 1, "a tuning", "a tune.json", TuneError)
+
+    rows: tuple[CandidateResult, ...]
+    winner: str
+    mode: str
+    allow: tuple[str, ...]
+    budget: float
+    seconds: float
+    rounds: int
+    noise: float | None
+    made: str
+    from_cache: bool
+    conditions: dict[str, Any]
+    environment: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    amp: str = field(default="none", metadata={"late": True})
+    from_file: bool = field(default=False, compare=False, metadata={"late": True})
+    sizes: tuple[Size, ...] = field(default=(), metadata={"late": True})
+    better: tuple[ForSizes, ...] = field(default=(), metadata={"late": True})
+
+    def row(self, name: str) -> CandidateResult:
+        """Return the row of a candidate; raise KeyError if there is no such candidate."""
+        return {row.name: row for row in self.rows}[name]
+
+    def verdict(self, row: CandidateResult) -> str:
+        """Return `faster`, `slower`, `no difference` or `unclear`: a recipe against the unprepared model.
+
+        The unprepared model is the `baseline`, and a recipe that was not timed is `not compared`.
+        """
+        if row.name == UNPREPARED:
+            return "baseline"
+        if row.ratio is None:
+            return "not compared"
+        measured = statistics.Estimate(row.ratio, row.ratio_interval)
+        return statistics.verdict(measured, self.noise or math.inf)
+
+    @property
+    def is_clear(self) -> bool:
+        """True if each recipe was shown to be wrong, or not to be faster than the unprepared model."""
+        known = ("baseline", "slower", "no difference")
+        lost = ("slower", "wrong", "failed")
+        return all(row.status in lost or self.verdict(row) in known for row in self.rows)
+
+    @property
+    def recipe(self) -> Steps:
+        """The winner's pipeline as plain data, as in `recipe.yaml` under `steps`."""
+        return self.row(self.winner).steps
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The winner's pipeline; of a tuning that was read, only if it is known to be harmless."""
+        from prepare.pipeline import Pipeline
+
+        make = Pipeline.from_recipe if self.from_file else Pipeline.from_config
+        return make(self.recipe)
+
+    @property
+    def table(self) -> str:
+        """All candidates as text, one per line: name, ratio to the unprepared model, status and reason."""
+        width = max(len(row.name) for row in self.rows)
+        return "\n".join(
+            f"{row.name.ljust(width)}  {'' if row.ratio is None else format(row.ratio, '.3f'):>6}  "
+            f"{row.status}: {row.reason}"
+            for row in self.rows
+        )
+
+    def content(self) -> dict[str, Any]:
+        written = asdict(self, dict_factory=without_empty_sizes)
+        return {key: value for key, value in written.items() if key != "from_file"}
+
+    def as_read(self) -> Self:
+        return replace(self, from_file=True)
+
+    def check(self) -> None:
+        check_environment(self.environment)
+        check_values(self.conditions, {"accelerator": dict[str, Any] | None})
+        check_ratios(self.noise)
+        for row in self.rows:
+            check_ratios(row.ratio, *(row.ratio_interval or ()))
+            for each in row.sizes:
+                check_ratios(each.ratio, *(each.ratio_interval or ()))
+            if len(row.sizes) not in (0, len(self.sizes)):
+                raise ValueError(f"{row.name} has not one time for each size")
+        if self.made:
+            datetime.fromisoformat(self.made)
+        if unknown := {row.status for row in self.rows} - {*STATUSES}:
+            raise ValueError(f"{min(unknown)!r} is not a status")
+        self.row(self.winner)

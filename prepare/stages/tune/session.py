@@ -1,0 +1,479 @@
+"""One tuning: look into the cache, else race the candidates, and record the result of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from prepare.core.forward.autocast import Amp, check_amp, device_of
+from prepare.core.forward.explain_error import explained
+from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.workload import Workload, head_of, sizes_of
+from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.core.utils.environment import environment
+from prepare.core.utils.machine import MachineWatch
+from prepare.core.utils.numbers import finite
+from prepare.core.utils.options import read_size
+from prepare.core.utils.suggest import choose
+from prepare.errors import (
+    ConfigError,
+    ModelError,
+    PrepareError,
+    Problem,
+    RefusedError,
+    raise_problems,
+)
+from prepare.pipeline import Pipeline
+from prepare.pipeline.collect_wants import make_table
+from prepare.pipeline.preconditions import lazy_problems, precondition_problems
+from prepare.stages.bench import statistics
+from prepare.stages.bench.variant import make_pool
+from prepare.stages.tune.cache import Cache, age, conditions
+from prepare.stages.tune.candidate_run import PreparedCandidate, capacity
+from prepare.stages.tune.candidates import Candidate, calls_to_keep, candidates
+from prepare.stages.tune.compare_candidates import CandidateError, CheckResult
+from prepare.stages.tune.keep_modules import KeepInFloat32, ModuleError, errors_of
+from prepare.stages.tune.race import Race
+from prepare.stages.tune.race_results import better_for_sizes, notes_on, row_of
+from prepare.stages.tune.records import (
+    STATUSES,
+    UNPREPARED,
+    Keep,
+    Tuning,
+)
+from prepare.stages.tune.stage import TuneStage
+from prepare.stages.verify.metric import limit_of
+from prepare.steps.input_format import InputFormat
+
+if TYPE_CHECKING:
+    from prepare.core.utils.progress import Stage
+    from prepare.stages.bench.variant import Clock
+    from prepare.stages.verify.metric import Limit
+
+
+_Result = TypeVar("_Result")
+
+
+def tune(
+    model: nn.Module,
+    batch: Any,
+    *,
+    allow: Iterable[str] = (),
+    mode: Literal["eval", "train"] = "eval",
+    amp: Amp = "none",
+    budget: float = 60.0,
+    declared: Mapping[str, Any] | None = None,
+    cache: bool | str | Path = True,
+    metric: Callable[[nn.Module, Any], float] | None = None,
+    max_drop: float | None = None,
+    max_memory: int | str | None = None,
+    calls: int | None = None,
+    seed: int = 0,
+    progress: Stage = lambda _: nullcontext(),
+    build: Callable[[], nn.Module] | None = None,
+    _clock: Clock = time.perf_counter,
+) -> Tuning:
+    """Time recipes against each other on copies of `model`, and return the best; `model` is not changed.
+
+    All candidates run in every round, in random order, and are compared by the ratios of their times
+    within rounds (see `prepare.bench`). A recipe that is probably slower than the best one is eliminated;
+    the unprepared model only if a recipe is significantly faster. The race ends when the ratios of the
+    remaining candidates are precise, or when the budget is spent.
+
+    A recipe can only win if its results are correct. It is verified against the unprepared model (see
+    `prepare.verify`) before it eliminates that model, and before it wins; if it fails, it is dropped, and
+    the recipes that it had eliminated are timed again. For a recipe in 16 bits that fails, the fewest modules
+    that have to stay in float32 are searched for (see `prepare.stages.tune.keep_modules`), and the recipe
+    with these kept joins the race. Of the recipes within 2 % of the fastest the simplest wins (see
+    `prepare.stages.tune.candidates`). The winner may be the unprepared model.
+
+    Args:
+        model: on the device where it will run, not compiled and not wrapped (DDP).
+        batch: a tensor, a tuple of positional arguments, a mapping of named arguments, or an Example; or a
+            Workload: the winner is then the best for the weighted whole among the recipes that are nowhere
+            slower than the best by more than 3 %, or two are better, see
+            `prepare.stages.tune.records.Tuning`.
+        allow: what may be tried besides float32 without a compiler: `bfloat16`, `half`, `compile`
+            (inductor; in `eval` also with freezing), `quantize` (weights in 8 bits).
+        mode: `eval` times the forward and verifies outputs; `train` times forward and backward, and
+            verifies gradients as well.
+        amp: run the forward of every candidate under `torch.autocast` to this dtype.
+        budget: seconds, for all sizes together. A compilation or verification that has begun is finished, and
+            the winner is always verified.
+        declared: a pipeline of your own, as one more candidate; all candidates run on its `device`.
+        cache: whether the result is cached, or the folder for it. A cached winner is verified again.
+        metric: a function of (model, batch) to a number, more is better, as for `verify`. A recipe whose
+            metric is lower than the unprepared model's by more than `max_drop` is wrong.
+        max_drop: the limit for `metric`.
+        max_memory: bytes, or a text as `8GiB`. A recipe whose call needs more, without model and input, is
+            dropped; the unprepared model is not.
+        calls: how often the model will be called in one process. Each call then takes its share of the first
+            one, which compiles; without it only calls after the first count.
+        seed: seed of the order and of the inputs.
+        progress: called with a description of each stage; the context manager that it returns is
+            entered for the duration of the stage.
+        build: a function that builds an equal model, for a model that cannot be copied.
+
+    If torch.distributed is initialised, rank 0 tunes, and every rank returns its result.
+
+    Raises:
+        ConfigError: an argument is invalid; one problem for each.
+        RefusedError: `mode` or `amp` is unknown, one of `metric` and `max_drop` is missing, or the model
+            cannot be copied or prepared in its present state.
+        ModelError: the unprepared model itself does not run.
+        KeyboardInterrupt: the tuning was stopped; after the first round `error.tuning` is what was measured.
+
+    Examples:
+        >>> from torch import nn, randn
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+        >>> tuning = tune(model, randn(1, 3, 32, 32), budget=2.0, cache=False)
+        >>> tuning.winner in {row.name for row in tuning.rows}
+        True
+        >>> prepared = tuning.pipeline.apply(model)
+    """
+    check_amp(amp)
+    options = {
+        "allow": allow if isinstance(allow, str) else list(allow),
+        "budget": budget,
+        "cache": cache if isinstance(cache, bool) else str(cache),
+        "max_memory": max_memory,
+        "calls": calls,
+    }
+    session = TuningSession(
+        model=model,
+        batch=batch,
+        options=_options(mode, options),
+        mode=mode,
+        amp=amp,
+        limit=limit_of(metric, max_drop),
+        declared=dict(declared or {}),
+        seed=seed,
+        progress=progress,
+        build=build,
+        clock=_clock,
+    )
+    return _on_rank_zero(session.run)
+
+
+def keep_in_float32(
+    model: nn.Module,
+    batch: Any,
+    *,
+    dtype: Literal["float16", "bfloat16"] = "bfloat16",
+    mode: Literal["eval", "train"] = "eval",
+    budget: float = 60.0,
+    metric: Callable[[nn.Module, Any], float] | None = None,
+    max_drop: float | None = None,
+    seed: int = 0,
+    progress: Stage = lambda _: nullcontext(),
+    build: Callable[[], nn.Module] | None = None,
+) -> Keep:
+    """Find the fewest modules that have to stay in float32 for `model` to be right in a 16-bit dtype.
+
+    The search of `tune` for a recipe that fails, without a race: the arguments are those of `tune`, and
+    `dtype` is that of the step `half`. Modules that do not run in 16 bits are kept too. `model` is not
+    changed.
+
+    Raises:
+        RefusedError: `mode` is unknown, one of `metric` and `max_drop` is missing, or the model cannot be
+            copied or prepared in its present state.
+        ConfigError: `dtype` or `budget` is invalid, or float16 is to be trained.
+        ModelError: the model itself does not run.
+    """
+    session = TuningSession(
+        model=model,
+        batch=batch,
+        options=_options(mode, {"budget": budget, "cache": False}),
+        mode=mode,
+        limit=limit_of(metric, max_drop),
+        seed=seed,
+        progress=progress,
+        build=build,
+    )
+    return _on_rank_zero(lambda: session.keep(dtype))
+
+
+def _options(mode: str, options: Mapping[str, Any]) -> TuneStage:
+    """Check the mode and the options. Raises RefusedError, ConfigError."""
+    if mode not in ("eval", "train"):
+        raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
+    return TuneStage.from_options(options, {"mode": mode})
+
+
+def _on_rank_zero(work: Callable[[], _Result]) -> _Result:
+    """Run `work` on rank 0 and return its result on every rank; without torch.distributed, just run it.
+
+    Ranks that are prepared differently would train wrong numbers silently.
+
+    Raises:
+        PrepareError: the error of rank 0; the other ranks raise a RefusedError that names rank 0.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return work()
+    if distributed.get_world_size() == 1:
+        return work()
+    message: list[Any] = [None, None]  # the result, and the error as text
+    if distributed.get_rank() == 0:
+        try:
+            message[0] = work()
+        except Exception as error:
+            text = str(error) if isinstance(error, PrepareError) else repr(error)
+            distributed.broadcast_object_list([None, text])
+            raise
+    distributed.broadcast_object_list(message)
+    if message[1] is not None:
+        raise RefusedError("rank 0", message[1], "see the output of rank 0")
+    return message[0]
+
+
+class StoppedTuning(KeyboardInterrupt):
+    """A tuning that was stopped in its race; `tuning` is what was measured until then."""
+
+    def __init__(self, text: str, tuning: Tuning) -> None:
+        super().__init__(text)
+        self.tuning = tuning
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningSession:
+    """The checked arguments of one call of `tune`."""
+
+    model: nn.Module
+    batch: Any
+    options: TuneStage
+    mode: Literal["eval", "train"]
+    amp: Amp = "none"
+    limit: Limit | None = None
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    seed: int
+    progress: Stage
+    clock: Clock = time.perf_counter
+    build: Callable[[], nn.Module] | None = None
+
+    def run(self) -> Tuning:
+        """Return the cached tuning if its winner still passes its verification; otherwise run a race."""
+        _check_model(self.model)
+        with isolated():
+            recipes = candidates(
+                self.copied(),
+                declared=self.declared,
+                allow=self.options.allow,
+                mode=self.mode,
+                amp=self.amp,
+                calls=self._calls_to_keep(),
+            )
+            under = conditions(self.model, self.batch, recipes, mode=self.mode, amp=self.amp)
+            under |= self._limits()
+            cache = Cache(self.options.cache)
+            cached = cache.find(under, budget=self.options.budget)
+            tuning = cached and self._verified_again(cached, cache)
+            if not tuning:
+                tuning = self._race(recipes, under)
+                cache.store(tuning)
+        return replace(tuning, notes=(*tuning.notes, *cache.notes))
+
+    def keep(self, dtype: str) -> Keep:
+        """Find the modules that have to stay in float32 for the step `half` alone to be right."""
+        _check_model(self.model)
+        recipe = Pipeline.from_config({"half": {"dtype": dtype}, "input_format": {"attach": True}})
+        if self.mode == "train":
+            unfit = [problem for step in recipe.steps.values() for problem in step.in_training()]
+            raise_problems(ConfigError, unfit)
+        candidate = Candidate(dtype, recipe.to_config())
+        with isolated():
+            pools = self._pools(candidate)
+            correct = self._corrector(pools, lambda each: PreparedCandidate(self, each, pools))
+            try:
+                with self.progress(f"verifying {dtype}"):
+                    checked = correct.check(candidate, correct.start(candidate))
+            except CandidateError as error:
+                checked = CheckResult("fail", str(error))
+            if not correct.may_help(checked):
+                reason = checked.reason or "it is right with norms in float32 alone"
+                return Keep(dtype=dtype, status=checked.status, reason=reason)
+            found = correct(candidate, self.options.budget)
+        assert found is not None
+        reason = found.reason if found.kept else f"{checked.reason}; {found.reason}"
+        status = "pass" if found.kept else checked.status
+        return Keep(dtype=dtype, status=status, reason=reason, kept=found.kept)
+
+    def _corrector(
+        self, pools: list[list[Any]], start: Callable[[Candidate], PreparedCandidate]
+    ) -> KeepInFloat32:
+        exact: dict[Any, Any] = {}
+        head = pools[self.weights.index(max(self.weights))][0]
+
+        def check(_: Candidate, runner: PreparedCandidate) -> CheckResult:
+            return runner.check(exact)
+
+        def measure(candidate: Candidate) -> dict[str, ModuleError]:
+            try:
+                return errors_of(candidate.steps, self.copied, head, mode=self.mode)
+            except Exception as error:
+                raise explained(self.model, error) from None
+
+        return KeepInFloat32(measure, start, check, self.clock, self.progress)
+
+    def _calls_to_keep(self) -> tuple[str, ...]:
+        example = make_pool(head_of(self.batch), seed=self.seed)[0]
+        try:
+            return calls_to_keep(self.copied(), example, mode=self.mode, amp=self.amp)
+        except PrepareError:
+            return ()
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The weight of each size of a workload; of one example that of the only size."""
+        return tuple(size.weight for size, _ in sizes_of(self.batch))
+
+    @property
+    def max_memory(self) -> int | None:
+        """The most bytes that a call of a recipe may need, without model and input."""
+        limit = self.options.max_memory
+        return None if limit is None else read_size(limit)
+
+    def copied(self) -> nn.Module:
+        """Return a copy of the model without gradients, in the mode of the tuning.
+
+        In `train`, a model that is in training mode keeps the mode of each submodule.
+
+        Raises:
+            RefusedError: the model cannot be copied.
+        """
+        try:
+            duplicate = copy_or_build(self.model, self.build)
+        except CopyError as error:
+            remedy = "give build=, a function that builds an equal model"
+            if self.build is not None:
+                remedy = "let its code draw all numbers from torch's generator, after the same seed"
+            raise RefusedError("the model", f"cannot be copied: {error}", remedy) from error
+        train = self.mode == "train"
+        return duplicate if train and duplicate.training else duplicate.train(train)
+
+    def _verified_again(self, cached: Tuning, cache: Cache) -> Tuning | None:
+        """Return a cached tuning if its winner is correct with the present values of the model."""
+        row, winner = cached.rows[0], Candidate(cached.winner, cached.recipe)
+        if winner.name != UNPREPARED:
+            with self.progress(f"verifying {winner.name}, the cached winner"):
+                checked = self._check_again(winner)
+            if checked.status != "pass":
+                cache.notes.append(
+                    f"the cached winner {winner.name} was not used: {checked.reason}"
+                )
+                return None
+            row = replace(row, error=checked.error, allowed=checked.allowed)
+        again = "" if winner.name == UNPREPARED else ", and verified again"
+        note = f"from the cache{again}: measured {age(cached.made)}, on {cached.made}"
+        notes = (note, *cached.notes)
+        return replace(cached, rows=(row, *cached.rows[1:]), from_cache=True, notes=notes)
+
+    def _check_again(self, winner: Candidate) -> CheckResult:
+        try:
+            return PreparedCandidate(self, winner, self._pools(winner)).check({})
+        except CandidateError as error:
+            return CheckResult("cannot tell", str(error))
+
+    def _race(self, recipes: list[Candidate], under: dict[str, Any]) -> Tuning:
+        began, pools, watch = self.clock(), self._pools(recipes[0]), MachineWatch()
+        first: PreparedCandidate | None = None
+
+        def start(candidate: Candidate) -> PreparedCandidate:
+            nonlocal first
+            runner = PreparedCandidate(self, candidate, pools, like=first)
+            first = first or runner  # the unprepared model
+            return runner
+
+        correct = self._corrector(pools, start)
+        several = isinstance(self.batch, Workload)
+        race = Race(
+            recipes,
+            start=start,
+            check=correct.check,
+            budget=self.options.budget,
+            clock=self.clock,
+            capacity=capacity(self.model, _device(recipes[0], self.model)),
+            seed=self.seed,
+            progress=self.progress,
+            correct=correct,
+            weights=self.weights if several else (),
+        )
+        stopped: KeyboardInterrupt | None = None
+        try:
+            winner = race.run()
+        except CandidateError as error:
+            raise ModelError("the unprepared model", str(error)) from None
+        except KeyboardInterrupt as error:
+            if not race.rounds:
+                raise
+            winner, stopped = race.stop(), error
+        noise = finite(statistics.noise(race.standings.control_ratio()))
+        machine = watch.conditions() | {"threads": torch.get_num_threads()}
+        # The winner comes first; within a status the contestants stay in the order of the candidates.
+        ranked = sorted(race.contestants, key=lambda each: STATUSES.index(each.status))
+        tuning = Tuning(
+            rows=tuple(row_of(race, winner, each) for each in ranked),
+            winner=winner.name,
+            mode=self.mode,
+            amp=self.amp,
+            allow=self.options.allow,
+            budget=self.options.budget,
+            seconds=round(self.clock() - began, 3),
+            rounds=race.rounds,
+            noise=noise,
+            made=datetime.now().astimezone().isoformat(timespec="seconds"),
+            from_cache=False,
+            conditions=under,
+            environment=environment() | machine,
+            notes=tuple(notes_on(race, machine)),
+            sizes=self.batch.sizes if several else (),
+            better=better_for_sizes(race, winner, self.batch.sizes) if several else (),
+        )
+        if stopped is not None:
+            what = str(stopped) or "stopped by Ctrl-C"
+            so_far = race.standings.best_text(winner)
+            raise StoppedTuning(f"{what}; {so_far}", tuning) from None
+        return tuning
+
+    def _limits(self) -> dict[str, Any]:
+        """Return the user's own limits, and the number of calls, as a part of the conditions."""
+        limits: dict[str, Any] = {}
+        if self.limit is not None:
+            limits |= {"metric": self.limit.identity, "max_drop": self.limit.max_drop}
+        if self.max_memory is not None:
+            limits["max_memory"] = self.max_memory
+        if self.options.calls is not None:
+            limits["calls"] = self.options.calls
+        return limits
+
+    def _pools(self, base: Candidate) -> list[list[Any]]:
+        """Return inputs of each size, on the device of the model: no timing has their transfer."""
+        to_device = InputFormat(device=str(_device(base, self.model)))
+        pools = (make_pool(example, seed=self.seed) for _, example in sizes_of(self.batch))
+        return [[to_device.format(batch) for batch in pool] for pool in pools]
+
+
+def _check_model(model: nn.Module) -> None:
+    """Raise RefusedError if no candidate could be prepared, or nothing would be measured."""
+    table = make_table(model, [])
+    problems = [*lazy_problems(table), *precondition_problems(model, table)]
+    if any(parameter.is_meta for parameter in model.parameters()):
+        remedy = "build it on a device, or load it first"
+        problems.append(Problem("the model", "meta holds no data, and computes nothing", remedy))
+    if problems:
+        raise RefusedError.of(problems)
+
+
+def _device(base: Candidate, model: nn.Module) -> torch.device:
+    """Return the device of all candidates: that of the step `device`, else that of the model."""
+    if declared := base.steps.get("device", {}).get("device"):
+        return torch.device(declared)
+    return device_of([model])

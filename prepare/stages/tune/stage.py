@@ -1,0 +1,151 @@
+"""The stage `tune`: find the fastest correct recipe on this machine, and prepare the model with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from prepare.core.utils.numbers import finite
+from prepare.core.utils.options import read_size
+from prepare.core.utils.wording import argument, words
+from prepare.errors import Problem
+from prepare.stages.registry import stage
+from prepare.stages.stage import Stage, StageContext, Task, key
+
+if TYPE_CHECKING:
+    from prepare.core.document import Document, ReportContext
+    from prepare.pipeline import Pipeline
+
+Allowed = Literal["bfloat16", "half", "compile", "quantize"]
+_INFERENCE_ONLY = {
+    "half": "parameters in float16 cannot be trained",
+    "quantize": "weights in 8 bits cannot be trained",
+}
+
+
+def _check_memory(value: int | str | None) -> None:
+    if value is not None:
+        read_size(value)
+
+
+def _check_calls(calls: int | None) -> None:
+    if calls is not None and calls < 1:
+        raise ValueError(f"{calls} is not a number of calls", "give one from 1 on, as in 1000")
+
+
+def _check_budget(budget: float) -> None:
+    if not 0 < budget < math.inf:
+        raise ValueError(f"{budget} is not a time", "give seconds, as in 60")
+
+
+@stage("tune")
+class TuneStage(Stage):
+    """A race of recipes; the declared one is one more of them."""
+
+    noun: ClassVar[str] = "the tuning"
+    order: ClassVar[int] = 10
+    tasks: ClassVar[Mapping[str, Task]] = {
+        # No bench: the race has timed the recipe, and a second look at the same question may differ.
+        "tune": Task(
+            "find the fastest correct recipe, and prepare with it",
+            stages=("tune", "flow", "verify"),
+        )
+    }
+    files: ClassVar[tuple[str, ...]] = ("tune.svg",)
+
+    allow: tuple[Allowed, ...] = key(
+        (), "what to try beyond float32 without a compiler", "[bfloat16]"
+    )
+    budget: Annotated[float, "seconds, as in 60", _check_budget] = key(
+        60.0, "seconds for preparing, timing and verifying recipes"
+    )
+    cache: Annotated[bool | str, "true, false, or a folder"] = key(
+        True, "save the result: true, false or a folder"
+    )
+    max_memory: Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory] = key(
+        None,
+        "peak memory of a call, without model and input, beyond which a recipe cannot win",
+        "8GiB",
+    )
+    calls: Annotated[int | None, "a whole number, as in 1000", _check_calls] = key(
+        None, "calls that the model will get, to weigh the first, which may compile", "1000"
+    )
+
+    @classmethod
+    def records(cls) -> Mapping[str, Any]:
+        from prepare.stages.tune.records import Tuning
+
+        return {"tune.json": Tuning}
+
+    def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
+        for word in self.allow if config.get("mode") == "train" else ():
+            if word in _INFERENCE_ONLY:
+                amp = argument("amp", "float16")
+                remedy = f"allow bfloat16, or tune under autocast with {amp}"
+                yield Problem(
+                    words(cli="tune.allow", python="allow"),
+                    f"{_INFERENCE_ONLY[word]}, and this is {argument('mode', 'train')}",
+                    remedy if word == "half" else "allow compile",
+                )
+
+    def choose(self, work: StageContext) -> Pipeline:
+        from prepare.stages.tune import tune
+        from prepare.stages.tune.session import StoppedTuning
+
+        settings, verify = work.settings, work.stages["verify"]
+        try:
+            found = tune(
+                work.model,
+                work.needed_workload(),
+                allow=self.allow,
+                mode=settings.mode,
+                amp=work.amp,
+                budget=self.budget,
+                declared={**settings.steps, **_chosen_options(work)},
+                cache=self.cache,
+                metric=verify.located(work.locate),
+                max_drop=verify.max_drop,
+                max_memory=self.max_memory,
+                calls=self.calls,
+                seed=settings.seed,
+                progress=work.progress,
+                build=work.build,
+            )
+        except StoppedTuning as stop:
+            stop.tuning.save(work.folder / "tune.json")
+            raise
+        work.found["tune"] = found
+        return found.pipeline
+
+    def run(self, work: StageContext) -> Mapping[str, Any]:
+        return {}
+
+    @classmethod
+    def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:
+        tuning = found.get("tune")
+        if tuning is None:
+            return {}
+        values = {
+            "winner": tuning.winner,
+            "tune_rounds": tuning.rounds,
+            "winner_time_ratio": finite(tuning.row(tuning.winner).ratio),
+        }
+        if tuning.better:
+            values["second_recipe"] = tuning.better[1].recipe
+        return values
+
+    @classmethod
+    def document(cls, shown: ReportContext) -> Document | None:
+        from prepare.stages.tune.document import tune_document
+
+        return tune_document(shown)
+
+
+def _chosen_options(work: StageContext) -> dict[str, Any]:
+    """Return the declared steps whose options were found with the example."""
+    return {
+        name: step.to_options()
+        for name, step in work.pipeline.steps.items()
+        if name in work.settings.steps and "for_example" in vars(type(step))
+    }

@@ -1,0 +1,155 @@
+"""Records of a verification as plain data, saved to and loaded from `verify.json` without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from prepare.core.utils.json_records import JsonRecord, Kind, Readable
+from prepare.core.utils.sizes import Size  # noqa: TC001  read at run time
+from prepare.errors import VerificationError
+
+STATUSES = ("pass", "fail", "cannot tell")
+_WORST = ("fail", "cannot tell", "pass")
+# The note of a check of outputs, for example of a diffusion model whose last convolution starts with zeros.
+ALL_ZERO = "they are all zero, so nothing can be compared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """The result of one check, in one case.
+
+    `what` is values, casts, layout, flags, forward, outputs, input gradients, parameter gradients,
+    buffers, module outputs, module gradients, metric, batch (changed in place) or output memory (overwritten
+    by the next call); the last two only where they fail. In a check of modules, which ran alone, `worst`
+    is a module and `compared` counts modules. `mode`, `batch` and `inputs` describe the case; they
+    are empty for a check without a forward. `dtype` is the coarsest dtype of the prepared model. `error` is
+    the largest difference from the reference and `allowed` the tolerance, both of the tensor `worst` among
+    `compared` tensors and as a fraction of its scale (see `prepare.stages.verify.tolerance`); None if there
+    is no such number. `status` is `pass`, `fail` or `cannot tell`; `wrong` for a failure that does not count
+    in this mode; `skipped` if there is nothing to compare, or the comparison cannot run or would be
+    meaningless. `sensitivity` is the smallest systematic error (all numbers of one module's tensors too
+    large by this fraction) that exceeds the tolerance in every module, and `least_sensitive` the module or
+    output with that tolerance.
+    """
+
+    what: str
+    status: str
+    mode: str = ""
+    batch: int | None = None
+    inputs: str = ""
+    dtype: str = ""
+    error: float | None = None
+    allowed: float | None = None
+    worst: str = ""
+    compared: int = 0
+    note: str = ""
+    sensitivity: float | None = field(default=None, metadata={"late": True})
+    least_sensitive: str = field(default="", metadata={"late": True})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """Numbers of one tensor that a cast to another dtype lost.
+
+    `overflowed` counts those that became infinite, `flushed` those that became zero, and `rounded` those
+    that changed in a tensor of whole numbers.
+    """
+
+    tensor: str
+    before: str
+    after: str
+    elements: int
+    overflowed: int
+    flushed: int
+    rounded: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Verification(JsonRecord, Readable):
+    """The result of a verification: does the prepared model compute what the unprepared one does?
+
+    `status` is `pass`, `fail` or `cannot tell`; `reason` says why. `culprit` is the first module that is
+    wrong, `advice` the probable causes and remedies; both may be empty. `lost` is sorted, the worst tensor
+    first. `reference` is the dtype of the exact run. `amp` is the autocast of the prepared model's forward.
+    `environment` says where it ran; files of earlier versions have none.
+
+    Of a workload it is the worst of `sizes`, the verification of each `size`, with the checks of all.
+    """
+
+    KIND: ClassVar[Kind] = Kind(
+        "prepare.verify", 1, "a verification", "a verify.json", VerificationError
+    )
+    status: str
+    reason: str
+    level: str
+    mode: str
+    reference: str
+    checks: tuple[Check, ...]
+    lost: tuple[Lost, ...]
+    culprit: str
+    advice: str
+    seconds: float
+    environment: dict[str, Any] = field(default_factory=dict, metadata={"late": True})
+    amp: str = field(default="none", metadata={"late": True})
+    size: Size | None = field(default=None, metadata={"late": True})
+    sizes: tuple[Verification, ...] = field(default=(), metadata={"late": True})
+
+    @classmethod
+    def merged(cls, found: Sequence[tuple[Size, Verification]]) -> Verification:
+        """Return one verification for those of all sizes."""
+        each = tuple(replace(verification, size=size) for size, verification in found)
+        worst = max(each, key=lambda e: (-_WORST.index(e.status), e.excess))
+        checks = {
+            replace(check, inputs=", ".join(filter(None, (size.name, check.inputs))))
+            if check.mode
+            else check: None
+            for size, verification in found
+            for check in verification.checks
+        }
+        reason = f"at {worst.size.name}: {worst.reason}" if worst.size and worst.reason else ""
+        seconds = round(sum(verification.seconds for verification in each), 3)
+        return replace(worst, reason=reason, checks=tuple(checks), seconds=seconds, sizes=each)
+
+    @property
+    def excess(self) -> float:
+        """The largest error of outputs as a fraction of what is allowed; 0 if nothing was compared."""
+        outputs = (check for check in self.checks if check.what == "outputs")
+        return max((c.error / c.allowed for c in outputs if c.error and c.allowed), default=0.0)
+
+    def sensitivity(self, kind: str) -> tuple[float, str] | None:
+        """Return the smallest systematic error found in `outputs` or `gradients`, and where.
+
+        Of the whole model the largest of all checks of that kind, or that of the modules alone if it is
+        smaller; None if nothing was measured.
+        """
+        found = [
+            (check.what, (check.sensitivity, check.least_sensitive))
+            for check in self.checks
+            if check.what.endswith(kind) and check.sensitivity is not None
+        ]
+        alone = [item for what, item in found if what == f"module {kind}"]
+        whole = [item for what, item in found if what != f"module {kind}"]
+        return min([*alone, *([max(whole)] if whole else [])], default=None)
+
+    def check(self) -> None:
+        """Raise ValueError if the status is none."""
+        if self.status not in STATUSES:
+            raise ValueError(f"{self.status!r} is not a status")
+
+
+def unknown(reason: str, *, level: str, mode: str) -> Verification:
+    """Return a verification that could not compare anything, and the reason."""
+    return Verification(
+        status="cannot tell",
+        reason=reason,
+        level=level,
+        mode=mode,
+        reference="",
+        checks=(),
+        lost=(),
+        culprit="",
+        advice="",
+        seconds=0.0,
+    )

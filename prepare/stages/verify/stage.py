@@ -1,0 +1,167 @@
+"""The stage `verify`: are the outputs and the gradients of the prepared model still right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from prepare.core.utils.options import as_written, read_size
+from prepare.errors import Problem
+from prepare.stages.registry import stage
+from prepare.stages.stage import NeedsReference, RunSettings, Stage, StageContext, Verdict, key
+
+if TYPE_CHECKING:
+    from prepare.core.document import Document, ReportContext
+    from prepare.stages.verify.records import Check
+
+Level = Literal["none", "short", "full"]
+NOT_VERIFIED = 3
+
+
+def _check_seconds(seconds: float | None) -> None:
+    if seconds is not None and not 0 < seconds < 1e9:
+        raise ValueError(f"{as_written(seconds)} is not a time", "give seconds, as in 60")
+
+
+def _check_memory(memory: int | str | None) -> None:
+    if memory is not None:
+        read_size(memory)
+
+
+def _check_metric(metric: str | None) -> None:
+    if metric is not None and not (
+        "." in metric and all(p.isidentifier() for p in metric.split("."))
+    ):
+        remedy = "give the dotted name of a function, as in my_package.metrics.accuracy"
+        raise ValueError(f"{metric!r} is not a dotted name", remedy)
+
+
+def _check_drop(drop: float | None) -> None:
+    if drop is not None and not 0 <= drop < math.inf:
+        raise ValueError(
+            f"{as_written(drop)} is not a drop", "give a number from 0 on, as in 0.001"
+        )
+
+
+@stage("verify")
+class VerifyStage(Stage):
+    """The verification of outputs and gradients against the unprepared model."""
+
+    noun: ClassVar[str] = "verification"
+    order: ClassVar[int] = 40
+    default: ClassVar[bool] = True
+    imports: ClassVar[tuple[str, ...]] = ("prepare.stages.verify.check_model",)
+    groups: ClassVar[bool] = True
+
+    level: Level = key("short", "check outputs and gradients")
+    seconds: Annotated[float | None, "seconds, as in 60", _check_seconds] = key(
+        None, "seconds that it may use; null: 30, more for a large model", "60"
+    )
+    memory: Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory] = key(
+        None, "memory that it may use; null: half of what is free", "8GiB"
+    )
+    metric: Annotated[str | None, "a dotted name", _check_metric] = key(
+        None, "also compare this number of (model, batch) on both models", "package.function"
+    )
+    max_drop: Annotated[float | None, "a number from 0 on, as in 0.001", _check_drop] = key(
+        None, "how much lower the metric of the prepared model may be", "0.001"
+    )
+
+    @classmethod
+    def records(cls) -> Mapping[str, Any]:
+        from prepare.stages.verify.records import Verification
+
+        return {"verify.json": Verification}
+
+    def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
+        if self.metric is not None and self.max_drop is None:
+            yield Problem("verify.max_drop", "is missing", "give one, as in verify.max_drop=0.001")
+        if self.metric is None and self.max_drop is not None:
+            remedy = "give verify.metric=package.function"
+            yield Problem("verify.max_drop", "limits a metric, and there is none", remedy)
+
+    def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
+        self.located(locate)
+
+    def located(self, locate: Callable[[str, str], Any]) -> Callable[[Any, Any], float] | None:
+        """Return the function that `metric` names. Raises ConfigError if it does not exist."""
+        return None if self.metric is None else locate(self.metric, "verify.metric")
+
+    def needs_reference(self) -> NeedsReference:
+        return {"none": "no", "short": "small", "full": "always"}[self.level]  # type: ignore[return-value]
+
+    def run(self, work: StageContext) -> Mapping[str, Any]:
+        if self.level == "none" or work.reference is None or not work.example:
+            return {}
+        if isinstance(work.reference, str):
+            from prepare.stages.verify.records import unknown
+
+            mode = work.settings.mode
+            return {"verify": unknown(work.reference, level=self.level, mode=mode)}
+        from prepare.stages.verify import verify
+
+        with work.progress("verifying outputs and gradients"):
+            found = verify(
+                work.reference,
+                work.model,
+                work.workload,
+                level=self.level,
+                pipeline=work.pipeline,
+                mode=work.settings.mode,
+                seconds=self.seconds,
+                memory=None if self.memory is None else read_size(self.memory),
+                amp=work.amp,
+                metric=self.located(work.locate),
+                max_drop=self.max_drop,
+            )
+        return {"verify": found}
+
+    @classmethod
+    def verdict(cls, found: Mapping[str, Any]) -> Verdict | None:
+        verification = found.get("verify")
+        if verification is None or verification.status != "fail":
+            return None
+        reason, wrong = verification.reason.partition(":")[0], verification.reason
+        return Verdict(status="verification_failed", reason=reason, error=wrong, code=NOT_VERIFIED)
+
+    @classmethod
+    def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:
+        verification = found.get("verify")
+        if verification is None:
+            return {}
+        judged = [c for c in verification.checks if c.status not in ("wrong", "skipped")]
+        measured = [check for check in judged if _finite(check.error) is not None]
+        outputs = [check for check in measured if check.what == "outputs"]
+        worst = max(outputs or measured, key=_excess, default=None)
+        values: dict[str, Any] = {
+            "verified": verification.status,
+            "verified_reason": "" if verification.status == "pass" else verification.reason,
+            "verified_wrong": sum(check.status == "wrong" for check in verification.checks),
+            "verified_what": worst.what if worst else "",
+            "verified_error": _finite(worst.error) if worst else None,
+            "verified_allowed": _finite(worst.allowed) if worst else None,
+        }
+        values |= {f"verified_{v.size.key}": v.status for v in verification.sizes if v.size}
+        for name in ("outputs", "input gradients", "parameter gradients"):
+            if checks := [check for check in measured if check.what == name]:
+                largest = max(checks, key=lambda check: check.error or 0.0)
+                key = name.replace(" ", "_")
+                values[f"{key}_error"] = largest.error
+                values[f"{key}_allowed"] = _finite(largest.allowed)
+        return values
+
+    @classmethod
+    def document(cls, shown: ReportContext) -> Document | None:
+        from prepare.stages.verify.document import verify_document
+
+        return verify_document(shown)
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _excess(check: Check) -> float:
+    error, allowed = float(check.error or 0.0), _finite(check.allowed)
+    return error / allowed if allowed else math.inf * bool(error)
