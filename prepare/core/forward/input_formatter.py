@@ -105,11 +105,10 @@ class FormatHook(NotScriptable):
     ) -> tuple[Any, Any] | None:
         if output:
             return take_back(module)
-        # A compiler chooses layouts itself, and could not tell whether a copy was written into.
-        compiled = torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
-        return lend(
-            module, self.formatter.cast if compiled else self.formatter.tensor, args, kwargs
-        )
+        change, cast = self.formatter.tensor, self.formatter.cast
+        # A compiler chooses layouts itself; a program that is exported gets them.
+        traced = change if torch.compiler.is_exporting() else cast
+        return lend(module, args, kwargs, change=change, change_in_trace=traced)
 
     def is_on(self, model: nn.Module) -> bool:
         """Return whether `model` has a hook equal to this one."""

@@ -33,10 +33,12 @@ class Loan:
     mappings are made anew.
     """
 
-    def __init__(self, module: nn.Module, change: _Change) -> None:
+    def __init__(self, module: nn.Module, change: _Change, change_in_trace: _Change) -> None:
         self.module = module
-        self.depth = 0 if is_dynamo_compiling() else _depth()
-        self._change = change
+        # torch.compile may run one part of a hook as it is, and trace another: this says what began.
+        self.is_traced = is_dynamo_compiling()
+        self.depth = 0 if self.is_traced else _depth()
+        self._change = change_in_trace if self.is_traced else change
         self._lent: list[tuple[Tensor, Tensor, int]] = []
         self._to_return: list[tuple[Tensor, Tensor]] = []
         self._containers: list[Any] = []
@@ -67,17 +69,15 @@ class Loan:
         """Give the caller its tensors back, and write into them what the call has written into lent ones."""
         for container in self._containers:
             self._release(container)
-        if is_dynamo_compiling():  # it does not know whether a tensor was written into
-            return
         for before, after, version in self._lent:
-            if after._version != version:
+            if not self.is_traced and after._version != version:
                 _write_back(before, after, self._change)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         for before, after, _ in self._lent:
             if before is tensor:
                 return after
-        if is_dynamo_compiling():
+        if self.is_traced:  # then a tensor does not tell whether it was written into
             after, version = self._change(tensor), 0
         else:
             with ExitStack() as stack:
@@ -95,13 +95,13 @@ class Loan:
 
     def _hold(self, container: Any) -> None:
         self._containers.append(container)
-        if not is_dynamo_compiling():
+        if not self.is_traced:
             with _LOCK:
                 _HOLDERS.setdefault(id(container), []).append(self)
 
     def _release(self, container: Any) -> None:
         """Put the caller's tensors back, unless a call in another thread has the same container."""
-        if is_dynamo_compiling():
+        if self.is_traced:
             _put_back(container, self._to_return)
             return
         with _LOCK:
@@ -129,31 +129,44 @@ _HOLDERS: dict[int, list[Loan]] = {}
 
 
 def lend(
-    module: nn.Module, change: _Change, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    change: _Change,
+    change_in_trace: _Change,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call of `module` with `change` applied to each tensor, until `take_back`."""
-    loan = Loan(module, change)
-    loans = _loans()
-    # A call that ended with KeyboardInterrupt has run no hook: it was not inside of this one.
-    while not is_dynamo_compiling() and loans and loans[-1].depth >= loan.depth:
-        loans.pop().end()
-    loans.append(loan)
+    """Return the arguments of a call of `module` with `change` applied to each tensor, until `take_back`.
+
+    What a call that torch.compile traces writes into a tensor of `change_in_trace` is lost.
+    """
+    loan = Loan(module, change, change_in_trace)
+    if loan.is_traced:
+        _TRACED.append(loan)
+    else:
+        loans = _OPEN.loans
+        # A call that ended with KeyboardInterrupt has run no hook: it was not inside of this one.
+        while loans and loans[-1].depth >= loan.depth:
+            loans.pop().end()
+        loans.append(loan)
     return tuple([loan.give(arg) for arg in args]), {k: loan.give(v) for k, v in kwargs.items()}
 
 
 def take_back(module: nn.Module) -> None:
-    """End the loan of the innermost call of `module`."""
-    loans = _loans()
-    # None if an earlier hook of the module has raised; those above its own were interrupted.
-    while any(loan.module is module for loan in loans):
+    """End the loan of the innermost call of `module`, if there is one."""
+    if not _end_last(_TRACED, module):
+        _end_last(_OPEN.loans, module)
+
+
+def _end_last(loans: list[Loan], module: nn.Module) -> bool:
+    """End the last loan to `module` and those after it, whose calls were interrupted; False without one."""
+    if not any(loan.module is module for loan in loans):
+        return False
+    while True:
         loan = loans.pop()
         loan.end()
         if loan.module is module:
-            return
-
-
-def _loans() -> list[Loan]:
-    return _TRACED if is_dynamo_compiling() else _OPEN.loans
+            return True
 
 
 def _depth() -> int:
@@ -194,5 +207,7 @@ def _write_back(before: Tensor, after: Tensor, change: _Change) -> None:
         before.resize_(after.shape)
     elif before.dtype != after.dtype:  # the other elements keep their precision
         same = (change(before) == after).to(before.device)
-        after = torch.where(same, before, after.to(before.device, before.dtype))
+        after = after.to(before.device, before.dtype)
+        with torch.no_grad():  # the gradient is that of the lent tensor in all elements
+            after.copy_(torch.where(same, before, after))
     before.copy_(after)
