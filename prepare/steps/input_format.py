@@ -93,6 +93,15 @@ class InputFormat(InputStep):
     def undo(cls, model: torch.nn.Module) -> None:
         undo(model)
 
+    @classmethod
+    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
+        from prepare.core.forward.input_formatter import FormatHook
+
+        for hook in reference._forward_pre_hooks.values():
+            if isinstance(hook, FormatHook):
+                hook.install(model)
+                return
+
     @cached_property
     def _formatter(self) -> Formatter:
         import torch

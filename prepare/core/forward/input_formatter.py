@@ -91,20 +91,17 @@ class Formatter:
 
 @dataclasses.dataclass(frozen=True)
 class FormatHook(NotScriptable):
-    """A hook before and after forward that formats positional and keyword arguments, and takes them back.
+    """A forward pre-hook that formats positional and keyword arguments; it holds configuration only.
 
-    It holds configuration only: as plain data it survives pickle and deepcopy, and an equal hook on the
-    model is recognised.
+    As plain data it survives pickle and deepcopy, and an equal hook on the model is recognised.
     """
 
     step = "input_format"
     formatter: Formatter
 
     def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any
-    ) -> tuple[Any, Any] | None:
-        if output:
-            return take_back(module)
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
         change, cast = self.formatter.tensor, self.formatter.cast
         # A compiler chooses layouts itself; a program that is exported gets them.
         traced = change if torch.compiler.is_exporting() else cast
@@ -112,19 +109,28 @@ class FormatHook(NotScriptable):
 
     def is_on(self, model: nn.Module) -> bool:
         """Return whether `model` has a hook equal to this one."""
-        tables = (model._forward_pre_hooks, model._forward_hooks)
-        return all(self in table.values() for table in tables)
+        return self in model._forward_pre_hooks.values()
 
     def install(self, model: nn.Module) -> None:
         """Register the hook before all others, and remove any other formatting hook."""
         FormatHook.remove(model)
         model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
-        model.register_forward_hook(self, with_kwargs=True, always_call=True)
+        model.register_forward_hook(TakeBackHook(), always_call=True)
 
     @staticmethod
     def remove(model: nn.Module) -> None:
         """Remove every formatting hook from `model`."""
-        remove_hooks(model, FormatHook)
+        remove_hooks(model, FormatHook, TakeBackHook)
+
+
+@dataclasses.dataclass(frozen=True)
+class TakeBackHook(NotScriptable):
+    """A forward hook that gives the caller its arguments back, with what forward has written into them."""
+
+    step = "input_format"
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        take_back(module)
 
 
 def _channels_are_last(shape: torch.Size) -> bool:
