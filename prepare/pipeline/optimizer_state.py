@@ -32,17 +32,26 @@ class RestrideLoadedState:
 
 
 def unwrap_optimizer(optimizer: Any) -> Optimizer:
-    """Return the innermost optimizer, which holds the state, if Accelerate or Lightning wraps it.
+    """Return the innermost optimizer, which holds the state, if Accelerate, Lightning or Lookahead wraps it.
 
     Raises:
         ConfigError: it is not an optimizer.
     """
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+    while inner := _wrapped(optimizer):
         optimizer = inner
     if not hasattr(optimizer, "param_groups"):
         wrong = f"{optimizer!r:.60} is not an optimizer"
         raise ConfigError("optimizer", wrong, "give the one that holds the parameters of the model")
     return optimizer
+
+
+def _wrapped(optimizer: Any) -> Optimizer | None:
+    """Return the optimizer in a wrapper: called so, or one with the same groups of parameters."""
+    if isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        return inner
+    held = vars(optimizer).values() if isinstance(optimizer, Optimizer) else ()
+    same = (each for each in held if isinstance(each, Optimizer))
+    return next((each for each in same if each.param_groups is optimizer.param_groups), None)
 
 
 def relayout(optimizer: Optimizer) -> Optimizer:
