@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prepare.app.report.model_report import report
+    from prepare.app.model_report import report
     from prepare.audit import audit
     from prepare.core.forward.calling import calling
     from prepare.core.forward.workload import Workload
@@ -36,7 +36,7 @@ _HOMES = {
     "predict": "stages.flow",
     "prepare": "pipeline.shortcut",
     "register": "registry",
-    "report": "app.report.model_report",
+    "report": "app.model_report",
     "tune": "stages.tune",
     "verify": "stages.verify",
 }

@@ -27,9 +27,9 @@ from prepare.stages.verify.compare_modules import MODULE_FIELDS
 from prepare.stages.verify.execution.single_run import RESULT_FIELDS
 from prepare.stages.verify.records import STATUSES as VERIFY_STATUSES
 
-# What looks up, and why: a stage is given a pipeline and its plan (names for type checkers), and the step
-# keep_layout asks the predicted flow of an example which calls to replace. A pipeline returns a guard.
-LOOKS_UP = {"steps/": {"stages"}, "pipeline/": {"guard", "app"}, "registry.py": {"stages"}}
+# What looks up, and why: the step keep_layout asks the predicted flow of an example which calls to replace, and
+# a pipeline returns a guard.
+LOOKS_UP = {"steps/": {"stages"}, "pipeline/": {"guard"}}
 
 
 def layers() -> list[set[str]]:
@@ -57,6 +57,15 @@ def test_imports_point_down_in_the_layer_table(level):
             known = {name.split(".")[1] for name in imported if name.startswith("prepare.")}
             wrong += [f"{file.name} imports {name}" for name in sorted(known & above - looks_up)]
     assert wrong == []
+
+
+def test_every_file_that_the_architecture_names_exists():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    files = [
+        file for file in re.findall(r"`([a-z_]+/[a-z_/]+\.(?:py|yaml))`", text) if "conf/" not in file
+    ]
+    assert len(files) > 20
+    assert [file for file in files if not (ROOT / "prepare" / file).is_file()] == []
 
 
 def listed(page: str) -> set[str]:

@@ -102,6 +102,5 @@ SIZES = {
     "over_2_31": SizePredicate("from 2^31 elements on", _is_over_2_31, in_plan=False),
     "compiled": SizePredicate("with torch.compile", _is_unknown, in_plan=False),
     "overflow": SizePredicate("after an overflow", _is_unknown, in_plan=False),
-    "crowded_machine": SizePredicate("where other programs use the cores", _is_unknown),
     "unknown": SizePredicate("at sizes that are not known", _is_unknown),
 }
