@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prepare.core.utils.wording import step, words
 from prepare.errors import Problem
@@ -82,10 +82,11 @@ class ConvolutionFormat(TensorStep):
         """Return the names of convolution weights that hold no data, as DeepSpeed's ZeRO-3 leaves them."""
         from torch.nn.parameter import is_lazy
 
+        classes: tuple[Any, ...] = _classes(self.spatial)
         weights = {
             f"{name}.weight".lstrip("."): module._parameters.get("weight")
             for name, module in model.named_modules()
-            if isinstance(module, _classes(self.spatial))
+            if isinstance(module, classes)
         }
         return [
             path

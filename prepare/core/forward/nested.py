@@ -102,7 +102,7 @@ def replace_items(value: Any, items: dict[Any, Any], changed: dict[Any, Any]) ->
 
 def set_item(container: Any, key: Any, item: Any) -> None:
     """Set the item of a list, a mapping or a dataclass, also of a frozen one."""
-    if isinstance(container, list | Mapping):
+    if isinstance(container, list | MutableMapping):
         container[key] = item
     else:  # not dataclasses.replace: it runs __init__ again, and cannot set every field
         object.__setattr__(container, key, item)
