@@ -129,6 +129,13 @@ class KeepLayout(ForChannelsLast):
         for module in model.modules():
             put_back(module)
 
+    @classmethod
+    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
+        for name, module in model.named_modules():
+            same = reference.get_submodule(name)
+            if _original(same) is _original(module):
+                module.__class__ = type(same)
+
     def _check_names(self, model: torch.nn.Module) -> None:
         known = {call.name for module in model.modules() for call in _calls(module)}
         problems = []

@@ -64,8 +64,8 @@ def _converted(tensor: Tensor, formatter: Formatter, *, strides: bool) -> Tensor
     """Convert dtype and strides by operations whose result does not depend on the strides at capture."""
     if formatter.dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(formatter.dtype)
-    wanted = formatter._format(tensor.dim()) if strides else None
-    if wanted is None or tensor.layout is not torch.strided:
+    wanted = formatter.format_of(tensor) if strides else None
+    if wanted is None:
         return tensor
     name = "contiguous_format" if wanted == "contiguous" else wanted
     return tensor.contiguous(memory_format=getattr(torch, name))
