@@ -114,7 +114,8 @@ def identity_of(config: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
     in the current folder, and the accelerator: CUDA, cuDNN, driver, architectures, HIP, macOS. It does
     not cover other files that this code imports, or the processor.
     """
-    points = [point for point in metadata.entry_points() if point.group.startswith(_PLUGINS)]
+    groups = [each for each in metadata.entry_points().groups if each.startswith(_PLUGINS)]
+    points = [point for group in groups for point in metadata.entry_points(group=group)]
     packages = {"torch", "torch-prepare", *(point.dist.name for point in points if point.dist)}
     facts = {
         "config": {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT},
